@@ -20,19 +20,19 @@ from typing import Final
 
 import uvicorn
 
-from edge.app import EdgeApp
-from edge.assembly import load_parts, open_node
-from edge.certification import CertificationReload, files_of
-from edge.express import bounded_express
-from edge.loading import Loading
-from edge.lossy import LossyDoor
-from edge.node import EdgeNode
-from hawkvision import logs
-from hawkvision.arguments import EDGE_UP, parse_arguments
-from hawkvision.clock import MonotonicClock
-from hawkvision.config import EdgeConfig, is_loopback
-from hawkvision.errors import ConfigError, HawkVisionError
-from hawkvision.metrics import EdgeMetrics
+from edge.factory import load_parts, open_node
+from edge.inference.loading import Loading
+from edge.monitoring.certification import CertificationReload, files_of
+from edge.servers.datagram import LossyDoor
+from edge.servers.fast_path import bounded_express
+from edge.servers.http import EdgeApp
+from edge.serving.node import EdgeNode
+from hawkvision.core import logs
+from hawkvision.core.arguments import EDGE_UP, parse_arguments
+from hawkvision.core.clock import MonotonicClock
+from hawkvision.core.config import EdgeConfig, is_loopback
+from hawkvision.core.errors import ConfigError, HawkVisionError
+from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.servers.access import datacenter_certificates, server_certificates
 from hawkvision.servers.bodies import bodies_limit
 from hawkvision.servers.cors import check_origins, with_cors
@@ -41,7 +41,7 @@ from hawkvision.servers.keys import Keys
 from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.reload import Reloads
 from hawkvision.servers.tls import Certificates
-from hawkvision.telemetry import warn_if_allowed
+from hawkvision.system.telemetry import warn_if_allowed
 from hawkvision.transport.settings import DatagramSettings
 
 log = logging.getLogger("hawkvision.edge")

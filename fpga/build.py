@@ -37,10 +37,10 @@ from fpga.reports.pages import TITLES
 from fpga.simulation.cell_layout import LANES
 from fpga.simulation.netlist_simulation import NetlistRun, NetlistSimulation, Words
 from fpga.simulation.rtl_simulation import Simulation
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
+from hawkvision.core.types import Pixels
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
-from hawkvision.types import Pixels
 
 IMAGES_PER_LANE: Final = 4
 """Through the netlist, back to back, so that the pipeline is in its steady state during the second."""

@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 from fpga.backends.factory import open_fpga
 from fpga.reports.design_info import DesignFiles
 from fpga.settings import FpgaSettings
-from hawkvision.clock import Clock
-from hawkvision.vision.backend import Backend
+from hawkvision.core.clock import Clock
+from hawkvision.inference.backend import Backend
 
 NodeBackendKind: TypeAlias = Literal["fpga-ref", "fpga-sim", "fpga-device", "fpga-offload"]
 

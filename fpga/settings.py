@@ -8,9 +8,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from hawkvision.config import EdgeConfig, Millis, Word
-from hawkvision.errors import ConfigError
-from hawkvision.feature_settings import SettingsGroup
+from hawkvision.core.config import EdgeConfig, Millis, Word
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.feature_settings import SettingsGroup
 
 
 class FpgaSettings(
@@ -54,4 +54,4 @@ def _check(config: EdgeConfig, fpga: FpgaSettings) -> None:
 
 
 SETTINGS: Final = SettingsGroup(section="edge", kind=FpgaSettings, check=_check)
-"""Named by the entry point `fpga` of `hawkvision.settings`."""
+"""Named by the entry point `fpga` of `hawkvision.core.settings`."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-import hawkvision.telemetry  # noqa: F401  before any library that would report to its maker
+import hawkvision.system.telemetry  # noqa: F401  before any library that would report to its maker
 
 if TYPE_CHECKING:
     from hawkvision.client import AsyncClient, Client, Health
     from hawkvision.client.batch import Outcome
     from hawkvision.client.response import BadReply, Unreachable
-    from hawkvision.errors import (
+    from hawkvision.core.errors import (
         BadField,
         BadImage,
         ConfigError,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         Unauthorized,
         UnsupportedMedia,
     )
-    from hawkvision.types import AccuracyPromise, Answer, OnMiss, Prediction, Quality, Tier, Timing
+    from hawkvision.core.types import AccuracyPromise, Answer, OnMiss, Prediction, Quality, Tier, Timing
 
 __version__ = "0.1.0"
 
@@ -37,7 +37,7 @@ _FROM: Final = {
     "hawkvision.client": ("AsyncClient", "Client", "Health"),
     "hawkvision.client.batch": ("Outcome",),
     "hawkvision.client.response": ("BadReply", "Unreachable"),
-    "hawkvision.errors": (
+    "hawkvision.core.errors": (
         "BadField",
         "BadImage",
         "ConfigError",
@@ -52,7 +52,7 @@ _FROM: Final = {
         "Unauthorized",
         "UnsupportedMedia",
     ),
-    "hawkvision.types": ("AccuracyPromise", "Answer", "OnMiss", "Prediction", "Quality", "Tier", "Timing"),
+    "hawkvision.core.types": ("AccuracyPromise", "Answer", "OnMiss", "Prediction", "Quality", "Tier", "Timing"),
 }
 _MODULE_OF: Final = {name: module for module, names in _FROM.items() for name in names}
 

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hawkvision.errors import BackendError
-from hawkvision.types import Pixels
-from hawkvision.vision.backend import Backend
+from hawkvision.core.errors import BackendError
+from hawkvision.core.types import Pixels
+from hawkvision.inference.backend import Backend
 
 
 def random_pictures(backend: Backend, n: int, seed: int = 0) -> Pixels:

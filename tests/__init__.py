@@ -1,3 +1,3 @@
 """Tests, and benches."""
 
-import hawkvision.opencv  # noqa: F401  before OpenCV, which some of them import first
+import hawkvision.system.opencv_env  # noqa: F401  before OpenCV, which some of them import first

@@ -16,8 +16,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from hawkvision.core.types import Pixels
 from hawkvision.transport.coding.jpeg import STANDARD_CODES
-from hawkvision.types import Pixels
 
 RESTART: Final = re.compile(rb"\xff[\xd0-\xd7]")
 FACTORS: Final = (

@@ -266,7 +266,7 @@ def test_uvicorns_protocol_and_cycle_have_all_that_our_subclasses_use_of_them() 
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
     from uvicorn.server import ServerState
 
-    from edge.express import ExpressProtocol
+    from edge.servers.fast_path import ExpressProtocol
     from hawkvision.servers.protocol import BoundedProtocol
 
     ours = (BoundedProtocol, ExpressProtocol)

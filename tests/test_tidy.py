@@ -16,46 +16,46 @@ PACKAGES = ("hawkvision", "edge", "fpga", "loadgen")
 # DESIGN §7, innermost name first found wins. A module may import its own package and what its row lists.
 L0 = frozenset(
     {
-        "hawkvision.types",
-        "hawkvision.errors",
-        "hawkvision.clock",
-        "hawkvision.telemetry",
-        "hawkvision.text",
-        "hawkvision.advice",
+        "hawkvision.core.types",
+        "hawkvision.core.errors",
+        "hawkvision.core.clock",
+        "hawkvision.system.telemetry",
+        "hawkvision.core.text",
+        "hawkvision.system.advice",
     }
 )
 L1 = frozenset(
     {
-        "hawkvision.manifest",
-        "hawkvision.arguments",
-        "hawkvision.config",
-        "hawkvision.settings",
-        "hawkvision.feature_settings",
-        "hawkvision.metrics",
-        "hawkvision.trace",
-        "hawkvision.logs",
-        "hawkvision.log_relay",
-        "hawkvision.fingerprints",
-        "hawkvision.hop",
-        "hawkvision.artifacts",
-        "hawkvision.memory",
-        "hawkvision.command",
-        "hawkvision.compiled",
-        "hawkvision.pictures",
-        "hawkvision.pictures_idx",
-        "hawkvision.process",
+        "hawkvision.models.manifest",
+        "hawkvision.core.arguments",
+        "hawkvision.core.config",
+        "hawkvision.core.settings",
+        "hawkvision.core.feature_settings",
+        "hawkvision.core.metrics",
+        "hawkvision.core.trace",
+        "hawkvision.core.logs",
+        "hawkvision.system.log_relay",
+        "hawkvision.models.fingerprints",
+        "hawkvision.core.escalation_api",
+        "hawkvision.models.artifacts",
+        "hawkvision.system.memory",
+        "hawkvision.system.subprocess_runner",
+        "hawkvision.system.native_build",
+        "hawkvision.models.datasets",
+        "hawkvision.models.idx_reader",
+        "hawkvision.system.process",
         "hawkvision.reports",
-        "hawkvision.service_links",
-        "hawkvision.terminal",
+        "hawkvision.system.service_links",
+        "hawkvision.system.terminal",
         "hawkvision.servers",
-        "hawkvision.onnx_graph",
-        "hawkvision.onnx_runtime",
-        "hawkvision.opencv",
+        "hawkvision.models.onnx_graph",
+        "hawkvision.system.onnx_runtime",
+        "hawkvision.system.opencv_env",
     }
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
 CLIENT = frozenset({"hawkvision.client"})
-FPGA = L0 | L1 | {"hawkvision.integer", "hawkvision.vision.backend"}
+FPGA = L0 | L1 | {"hawkvision.integer", "hawkvision.inference.backend"}
 PROTOCOL, CONGESTION, CODING = (f"hawkvision.transport.{name}" for name in ("protocol", "congestion", "coding"))
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
@@ -95,15 +95,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "loadgen.__main__": L0 | L1 | {"loadgen.commands", "loadgen.host"},
     "edge": L0 | L1 | L2 | {"hawkvision.control"},
     # The only module that loads a backend by name.
-    "edge.assembly": L0 | L1 | L2 | {"edge", "fpga"},
-    "hawkvision.testing": L0 | L1 | {"hawkvision.vision.backend"},
-    "hawkvision.answer_table": L0,
-    "hawkvision.samples": L0 | L1,
-    "hawkvision.up": L0 | L1 | CLIENT | {"hawkvision.samples", "hawkvision.zoo"},
-    "hawkvision.demo": L0
+    "edge.factory": L0 | L1 | L2 | {"edge", "fpga"},
+    "hawkvision.testing": L0 | L1 | {"hawkvision.inference.backend"},
+    "hawkvision.cli.answer_table": L0,
+    "hawkvision.models.sample_images": L0 | L1,
+    "hawkvision.cli.up": L0 | L1 | CLIENT | {"hawkvision.models.sample_images", "hawkvision.zoo"},
+    "hawkvision.cli.demo": L0
     | L1
     | CLIENT
-    | {"hawkvision.answer_table", "hawkvision.samples", "hawkvision.up", "hawkvision.zoo"},
+    | {"hawkvision.cli.answer_table", "hawkvision.models.sample_images", "hawkvision.cli.up", "hawkvision.zoo"},
     "hawkvision.doctor": L0 | L1 | L2 | {"edge", "hawkvision.datacenter"},
     "hawkvision.cli": frozenset({*PACKAGES}),
     "hawkvision": L0 | CLIENT,
@@ -113,9 +113,9 @@ ONLY_IMPORTERS_OF = {
     "torch": ("hawkvision.zoo",),
     "torchvision": ("hawkvision.zoo",),
     # The first forbids reports before it imports; the second does the same in other servers' environments.
-    "onnxruntime": ("hawkvision.onnx_runtime", "tests.bench.servers.handlers.work"),
+    "onnxruntime": ("hawkvision.system.onnx_runtime", "tests.bench.servers.handlers.work"),
     # It keeps the reports out that the package would make.
-    "openvino": ("hawkvision.vision.openvino_backend",),
+    "openvino": ("hawkvision.inference.openvino_backend",),
 }
 
 

@@ -13,20 +13,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from edge.answers import from_datacenter, from_edge
-from edge.call import Call
+from edge.inference.edge_stage import EdgeResult, Look, Looked, Rung
+from edge.inference.worker_pool import WorkerPool
+from edge.policies.baseline import FallbackCall, ended
 from edge.policies.registration import Registration
 from edge.policies.residency import Residency
-from edge.policies.rival import FallbackCall, ended
 from edge.policies.routes import DIGITS, Registered
-from edge.rung import EdgeResult, Look, Looked, Rung
-from edge.workers import WorkerPool
+from edge.serving.request_handler import Call
+from edge.serving.response import from_datacenter, from_edge
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS
-from hawkvision.metrics import EdgeMetrics
-from hawkvision.types import Answer, OnMiss, Reason
+from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.types import Answer, OnMiss, Reason
 
 if TYPE_CHECKING:
-    from edge.node import EdgeNode
+    from edge.serving.node import EdgeNode
 
 GAIN: Final = 0.1
 """Weight of the newest picture, or load, in what is smoothed."""

@@ -13,14 +13,14 @@ from typing import Final
 
 import numpy as np
 
+from edge.inference.edge_stage import Rung
 from edge.policies.routes import Registered, Rule, to_best, to_edge
-from edge.rung import Rung
-from hawkvision.advice import advise
 from hawkvision.cascade.policy import Policy
-from hawkvision.config import EdgeConfig
-from hawkvision.errors import ArtifactError, ConfigError, ManifestError
-from hawkvision.manifest import Manifest, MeasuredAccuracy, artifact_path
-from hawkvision.vision.backend import Backend
+from hawkvision.core.config import EdgeConfig
+from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError
+from hawkvision.inference.backend import Backend
+from hawkvision.models.manifest import Manifest, MeasuredAccuracy, artifact_path
+from hawkvision.system.advice import advise
 
 RESIDENT_MEMORY_MB: Final = 16.0
 """Room for three quantised networks of 5 MB beside one another: more models than HawkVision keeps at the edge."""

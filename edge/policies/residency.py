@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from edge.rung import Rung
-from hawkvision.errors import Overloaded
+from edge.inference.edge_stage import Rung
+from hawkvision.core.errors import Overloaded
 
 
 @dataclass(slots=True, eq=False)

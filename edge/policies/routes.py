@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hawkvision.cascade.certification.profile import Pair, Profile, SiteCertificates, threshold_value
 from hawkvision.cascade.policy import Policy, Route
-from hawkvision.cascade.profile import Pair, Profile, SiteCertificates, threshold_value
-from hawkvision.types import (
+from hawkvision.core.types import (
     WHOLE,
     AccuracyPromise,
     Basis,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from edge.inference.edge_stage import Rung
 from edge.policies import routes
+from edge.policies.baseline import FallbackCall, PatientCall, Rival
 from edge.policies.infaas import InfaasCall, Worker
 from edge.policies.registration import Registration
-from edge.policies.rival import FallbackCall, PatientCall, Rival
 from edge.policies.routes import Rule
-from edge.rung import Rung
 from hawkvision.cascade.policy import Policy
-from hawkvision.config import EdgeConfig
-from hawkvision.metrics import EdgeMetrics
+from hawkvision.core.config import EdgeConfig
+from hawkvision.core.metrics import EdgeMetrics
 
 
 def rule_of(config: EdgeConfig, registration: Registration | None) -> Callable[[Policy], Rule] | None:

@@ -14,11 +14,11 @@ from prometheus_client.registry import Collector
 
 from fpga.backends.metrics import CycleBasis, FpgaCollector, FpgaCounts, TimeBasis
 from fpga.reports.design_info import UNKNOWN_DESIGN, DesignInfo
-from hawkvision.errors import BackendError
+from hawkvision.core.errors import BackendError
+from hawkvision.core.types import Logits, Pixels
+from hawkvision.inference.backend import check_batch, check_open
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import Mask
-from hawkvision.types import Logits, Pixels
-from hawkvision.vision.backend import check_batch, check_open
 
 NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
@@ -77,7 +77,7 @@ class FpgaBackend(ABC):
             return FpgaCounts(self._images, dict(self._cycles), dict(self._seconds), joules, self.emulated)
 
     def collectors(self) -> Iterable[Collector]:
-        """See `hawkvision.metrics.Instrumented`."""
+        """See `hawkvision.core.metrics.Instrumented`."""
         return (FpgaCollector(self.counts),)
 
     @property

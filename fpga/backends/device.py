@@ -18,12 +18,12 @@ from fpga.device.device_connection import DeviceConnection, PendingImage, Piece
 from fpga.device.device_link import open_link
 from fpga.device.host_session import MAX_ATTEMPTS, HostSession, ImageAnswered
 from fpga.reports.design_info import UNKNOWN_DESIGN, DesignInfo
-from hawkvision.errors import BackendError, BackendUnavailable
+from hawkvision.core.errors import BackendError, BackendUnavailable
+from hawkvision.core.types import Logits, Pixels
+from hawkvision.inference.backend import check_open
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import Mask
-from hawkvision.types import Logits, Pixels
-from hawkvision.vision.backend import check_open
 
 log = logging.getLogger("hawkvision.fpga")
 

@@ -11,7 +11,7 @@ from fpga.backends.base import FpgaBackend
 from fpga.compiler.devices import device
 from fpga.compiler.folding_search import fastest
 from fpga.reports.design_info import DesignFiles, read_design
-from hawkvision.errors import BackendError, ConfigError
+from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.integer.artifact import graph_of
 
 FpgaKind: TypeAlias = Literal["fpga-ref", "fpga-sim", "fpga-device"]

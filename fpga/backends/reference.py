@@ -12,9 +12,9 @@ from fpga.backends.base import FpgaBackend
 from fpga.backends.metrics import CycleBasis, FpgaCounts, TimeBasis
 from fpga.reports.design_info import UNKNOWN_DESIGN, DesignInfo
 from fpga.simulation.integer_kernel import IntegerKernel, KernelKind
+from hawkvision.core.types import Pixels
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import Mask
-from hawkvision.types import Pixels
 
 
 class ReferenceBackend(FpgaBackend):

@@ -11,11 +11,11 @@ from fpga.backends.base import FpgaBackend
 from fpga.backends.metrics import TimeBasis
 from fpga.reports.design_info import DesignInfo
 from fpga.simulation.rtl_simulation import Simulation
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
+from hawkvision.core.types import Pixels
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import Mask
-from hawkvision.types import Pixels
 
 
 class SimulatedBackend(FpgaBackend):

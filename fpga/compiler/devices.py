@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 
 TABLE: Final = Path(__file__).with_name("devices.toml")
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga.compiler.folding import OUTPUT_ROOM, Folding, StageFolding, check_folding, packs, row_slots
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import MULTIPLIER_BITS, ConvStage
 

@@ -13,10 +13,10 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
+from hawkvision.core.text import decode_text
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import ConvStage
-from hawkvision.text import decode_text
 
 Count = Annotated[int, Meta(ge=1, le=4096)]
 MIN_ROW: Final = 3

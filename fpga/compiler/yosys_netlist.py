@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 
 Bit = int | str
 

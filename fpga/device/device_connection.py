@@ -30,8 +30,8 @@ from fpga.device.host_session import (
     SessionOpened,
     SessionRefused,
 )
-from hawkvision.clock import MonotonicClock
-from hawkvision.errors import BackendError, BackendUnavailable
+from hawkvision.core.clock import MonotonicClock
+from hawkvision.core.errors import BackendError, BackendUnavailable
 
 log = logging.getLogger("hawkvision.fpga")
 

@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
 from fpga.device.framing import MAX_FRAME, DeviceFrame, FrameDecoder, decode, session_of
-from hawkvision.errors import BackendError, ConfigError
+from hawkvision.core.errors import BackendError, ConfigError
 
 DEFAULT_BAUD: Final = 3_000_000
 """Common USB bridges (FT2232H, CH347) and a small UART in logic support it; 300 KB/s."""

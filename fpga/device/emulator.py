@@ -25,8 +25,8 @@ from fpga.device.device_session import DeviceSession, ReceivedImage
 from fpga.device.framing import DeviceFrame, DeviceWelcome, encode
 from fpga.reports.design_info import DesignFiles, read_design
 from fpga.simulation.integer_kernel import IntegerKernel
-from hawkvision.clock import MonotonicClock
-from hawkvision.errors import HawkVisionError
+from hawkvision.core.clock import MonotonicClock
+from hawkvision.core.errors import HawkVisionError
 from hawkvision.integer.artifact import graph_of
 from hawkvision.integer.ir import IntegerGraph
 

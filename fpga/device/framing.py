@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.errors import BackendError
+from hawkvision.core.errors import BackendError
 
 VERSION: Final = 1
 MAGIC: Final = b"HV"

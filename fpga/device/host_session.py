@@ -28,7 +28,7 @@ from fpga.device.framing import (
     encode,
     pixels_of_a_run,
 )
-from hawkvision.errors import BackendError
+from hawkvision.core.errors import BackendError
 from hawkvision.integer.ir import IntegerGraph
 
 FIRST_TIMEOUT_S: Final = 0.25

@@ -17,8 +17,8 @@ from fpga.offload.fpga_profiles import transfer_bytes
 from fpga.offload.plan_search import search
 from fpga.offload.runtime import OffloadBackend, OffloadSettings, offload_of
 from fpga.reports.design_info import DesignFiles, DesignInfo, read_design
-from hawkvision.clock import Clock
-from hawkvision.errors import ConfigError
+from hawkvision.core.clock import Clock
+from hawkvision.core.errors import ConfigError
 from hawkvision.integer.artifact import graph_of
 from hawkvision.integer.ir import IntegerGraph
 

@@ -26,7 +26,7 @@ from fpga.offload.cost_model import (
     shortage,
     watts,
 )
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 
 Objective: TypeAlias = Literal["cpu", "energy"]
 """What to minimise: CPU seconds per second, or watts (mid estimate) of cores and FPGA together."""

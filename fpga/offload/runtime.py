@@ -31,10 +31,10 @@ from fpga.offload.controller import Observation, ShareController
 from fpga.offload.cost_model import Machine, idle_latency_s, service_s
 from fpga.offload.metrics import OffloadCollector, OffloadCounts
 from fpga.offload.plan_search import OffloadPlan, ShareSchedule, schedule
-from hawkvision.clock import Clock
-from hawkvision.errors import BackendError, ConfigError
-from hawkvision.types import Logits, Pixels
-from hawkvision.vision.backend import Backend, check_batch, check_open
+from hawkvision.core.clock import Clock
+from hawkvision.core.errors import BackendError, ConfigError
+from hawkvision.core.types import Logits, Pixels
+from hawkvision.inference.backend import Backend, check_batch, check_open
 
 T = TypeVar("T")
 
@@ -138,7 +138,7 @@ class OffloadBackend:
         return FpgaCounts(self._tally.fpga, {}, {}, None, None)
 
     def collectors(self) -> Iterable[Collector]:
-        """See `hawkvision.metrics.Instrumented`."""
+        """See `hawkvision.core.metrics.Instrumented`."""
         return (FpgaCollector(self.counts), OffloadCollector(self.offloaded))
 
     def offloaded(self) -> OffloadCounts:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from fpga.compiler.devices import FamilyName, Resources, devices
 from fpga.compiler.folding import Folding
 from fpga.reports.energy import EnergyEstimate
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from hawkvision.integer.ir import IntegerGraph
 
 Positive = Annotated[float, Meta(gt=0)]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga.compiler.yosys_netlist import Bit, NetlistCell, NetlistModule
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 
 LANES: Final = 64
 """Copies of the chip that run side by side: the bits of a word."""

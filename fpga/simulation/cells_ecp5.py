@@ -33,7 +33,7 @@ from fpga.simulation.cell_layout import (
     PendingCell,
     RamPort,
 )
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 
 WRITE_MODES: Final = {"NORMAL": 0, "WRITETHROUGH": 1, "READBEFOREWRITE": 2}
 

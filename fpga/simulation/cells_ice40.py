@@ -27,7 +27,7 @@ from fpga.simulation.cell_layout import (
     PendingCell,
     RamPort,
 )
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 
 INVERT: Final = 0x5555
 BOTH: Final = 0x8888

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga.simulation.build_cache import mark_used, tidy
-from hawkvision.compiled import Recipe, open_library
-from hawkvision.errors import BackendError, CompileError
+from hawkvision.core.errors import BackendError, CompileError
+from hawkvision.core.types import Pixels
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import Conv, ConvStage
 from hawkvision.integer.reference import Mask
-from hawkvision.manifest import cache_dir
-from hawkvision.types import Pixels
+from hawkvision.models.manifest import cache_dir
+from hawkvision.system.native_build import Recipe, open_library
 
 log = logging.getLogger("hawkvision.fpga")
 

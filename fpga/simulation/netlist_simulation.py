@@ -32,9 +32,9 @@ from fpga.simulation.cell_layout import (
     FlipFlop,
     Multiplier,
 )
-from hawkvision.compiled import Recipe, open_library
-from hawkvision.errors import CompileError
-from hawkvision.manifest import cache_dir
+from hawkvision.core.errors import CompileError
+from hawkvision.models.manifest import cache_dir
+from hawkvision.system.native_build import Recipe, open_library
 
 SOURCE: Final = Path(__file__).with_name("netlist_kernel.c")
 FLAGS: Final = ("-std=gnu11", "-O3", "-fPIC", "-shared")

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from fpga.compiler import emit
 from fpga.compiler.folding import Folding, interval
 from fpga.simulation.verilator import VerilatorDesign, library
-from hawkvision.artifacts import check_ours
-from hawkvision.errors import BackendError
+from hawkvision.core.errors import BackendError
+from hawkvision.core.types import Pixels
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import Mask
-from hawkvision.types import Pixels
+from hawkvision.models.artifacts import check_ours
 
 DRIVER: Final = emit.RTL / "sim" / "stream_driver.cpp"
 PATIENCE: Final = 8

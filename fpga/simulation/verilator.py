@@ -22,11 +22,11 @@ from typing import Final
 import msgspec
 
 from fpga.simulation.build_cache import mark_used, tidy
-from hawkvision.artifacts import sha256_of
-from hawkvision.command import run
-from hawkvision.compiled import is_sound
-from hawkvision.errors import CompileError
-from hawkvision.manifest import cache_dir
+from hawkvision.core.errors import CompileError
+from hawkvision.models.artifacts import sha256_of
+from hawkvision.models.manifest import cache_dir
+from hawkvision.system.native_build import is_sound
+from hawkvision.system.subprocess_runner import run
 
 log = logging.getLogger("hawkvision.fpga")
 

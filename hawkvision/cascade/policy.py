@@ -1,7 +1,7 @@
 """Who answers: from a target and a profile to a route, and from a score, a deadline and a prediction to a decision.
 
 Everything here is pure. A `Route` says what the target means on this ladder; `decide` is asked once the edge has its
-score. What happens after a decision (uploads, timers) is `edge.node`'s affair.
+score. What happens after a decision (uploads, timers) is `edge.serving.node`'s affair.
 """
 
 from __future__ import annotations
@@ -11,17 +11,23 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hawkvision.advice import advise
-from hawkvision.cascade.monitor import Claim, Claims, claims_of
-from hawkvision.cascade.profile import Certificate, Condition, Pair, Profile, SiteCertificates, threshold_value
-from hawkvision.cascade.received import ReceivedRoutes
+from hawkvision.cascade.certification.profile import (
+    Certificate,
+    Condition,
+    Pair,
+    Profile,
+    SiteCertificates,
+    threshold_value,
+)
+from hawkvision.cascade.degraded_input import ReceivedRoutes
+from hawkvision.cascade.drift.monitor import Claim, Claims, claims_of
 from hawkvision.cascade.route import INTERVAL_DELTA, Controls, MiddleRoute, certificates_name, promised, terms
 from hawkvision.cascade.route import Route as Route
 from hawkvision.cascade.route import uncertified as uncertified
 from hawkvision.cascade.route import unmonitored as unmonitored
 from hawkvision.cascade.route import weakened as weakened
-from hawkvision.errors import ManifestError, TargetUnreachable
-from hawkvision.types import (
+from hawkvision.core.errors import ManifestError, TargetUnreachable
+from hawkvision.core.types import (
     WHOLE,
     AccuracyPromise,
     Basis,
@@ -35,6 +41,7 @@ from hawkvision.types import (
     Received,
     Target,
 )
+from hawkvision.system.advice import advise
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
-from hawkvision.cascade.monitor import Claims
-from hawkvision.cascade.online import Terms
-from hawkvision.cascade.profile import Certificate, ScoreCurve, Watch
+from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Watch
+from hawkvision.cascade.drift.monitor import Claims
+from hawkvision.cascade.drift.online import Terms
 from hawkvision.cascade.scores import Score
-from hawkvision.types import AccuracyPromise, Basis, PromiseStatus, Target
+from hawkvision.core.types import AccuracyPromise, Basis, PromiseStatus, Target
 
 INTERVAL_DELTA: Final = 0.025
 """Probability that an accuracy lies below the lower end of its 95 % interval."""

@@ -12,8 +12,8 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.types import Logits
-from hawkvision.types import Score as Score
+from hawkvision.core.types import Logits
+from hawkvision.core.types import Score as Score
 
 Floats: TypeAlias = NDArray[np.float64]
 ROUNDING: Final = 1e-4

@@ -1,8 +1,9 @@
 """Which computations a profile's certificates are about: the set that each answer's fingerprint is looked up in.
 
 A certificate names a stage by its models' fingerprint, and was made with ONNX Runtime on a CPU. So the set of a stage
-holds that fingerprint with every execution that gives the same answers (`hawkvision.fingerprints.EXACT`), and those
-that have passed an equivalence check (`hawkvision.cascade.equivalence`), which is about whole images only.
+holds that fingerprint with every execution that gives the same answers (`hawkvision.models.fingerprints.EXACT`), and
+those that have passed an equivalence check (`hawkvision.cascade.certification.equivalence`), which is about whole
+images only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from hawkvision.fingerprints import EXACT, parts_of
+from hawkvision.models.fingerprints import EXACT, parts_of
 
 _REMEMBERED: Final = 256
 """Fingerprints whose verdict is kept; a datacenter states a handful."""

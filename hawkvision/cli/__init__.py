@@ -10,13 +10,14 @@ from typing import Annotated, Final
 
 import typer
 
-from hawkvision import __version__, logs
+from hawkvision import __version__
 from hawkvision.cli import certification, classify, keys, models, servers, tools
 from hawkvision.cli.options import PASS_ON
-from hawkvision.errors import HawkVisionError
-from hawkvision.logs import LogFormat, LogLevel
-from hawkvision.process import exit_on_sigterm
-from hawkvision.terminal import write_anything
+from hawkvision.core import logs
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.logs import LogFormat, LogLevel
+from hawkvision.system.process import exit_on_sigterm
+from hawkvision.system.terminal import write_anything
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -39,10 +39,10 @@ def calibrate(
     cache_dir: CacheDir = None,
 ) -> None:
     """Measure a ladder on your own labelled pictures: temperatures, accuracies, certificates."""
-    from hawkvision import manifest
-    from hawkvision.errors import ConfigError
-    from hawkvision.zoo.calibrate import calibrate as run
-    from hawkvision.zoo.certification import certify_design
+    from hawkvision.core.errors import ConfigError
+    from hawkvision.model_zoo.calibration.calibrate import calibrate as run
+    from hawkvision.model_zoo.calibration.certification import certify_design
+    from hawkvision.models import manifest
 
     if design is not None:
         if data is not None or certify_data is None or edge or best or middle:
@@ -95,8 +95,8 @@ def certify(
     from rich.console import Console
     from rich.table import Table
 
-    from hawkvision import manifest
-    from hawkvision.zoo.certify import certify_site
+    from hawkvision.model_zoo.calibration.certify import certify_site
+    from hawkvision.models import manifest
 
     path = out or Path("certificates.json")
     site = certify_site(
@@ -133,8 +133,8 @@ def seal_file(
     files: Annotated[list[Path], typer.Argument(help="Profiles or a site's certificates, written in place.")],
 ) -> None:
     """Vouch for profiles or certificates as they are: made by an earlier version, or changed on purpose."""
-    from hawkvision.artifacts import write_atomic
-    from hawkvision.cascade.profile import seal
+    from hawkvision.cascade.certification.profile import seal
+    from hawkvision.models.artifacts import write_atomic
 
     for path in files:
         write_atomic(path, seal(path))
@@ -151,8 +151,8 @@ def report_calibration(
     cache_dir: CacheDir = None,
 ) -> None:
     """Write a page on a ladder's promises: what they cost, and whether they are kept."""
-    from hawkvision import manifest
-    from hawkvision.zoo.report import report_calibration as run
+    from hawkvision.model_zoo.reports.report import report_calibration as run
+    from hawkvision.models import manifest
 
     models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
     run(task, data, out, profile=profile, models=models, cache=cache)

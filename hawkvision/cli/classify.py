@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hawkvision.answer_table import AnswerTable, CsvRows
+    from hawkvision.cli.answer_table import AnswerTable, CsvRows
     from hawkvision.client.batch import Outcome
 
 ASK: Final = "What to ask"
@@ -103,9 +103,9 @@ def classify(
     from rich.console import Console
     from rich.progress import track
 
-    from hawkvision.answer_table import AnswerTable, csv_rows
+    from hawkvision.cli.answer_table import AnswerTable, csv_rows
     from hawkvision.client import Client, Transport
-    from hawkvision.pictures import picture_files
+    from hawkvision.models.datasets import picture_files
 
     files = picture_files(expanded(images))
     on_stderr = Console(stderr=True)

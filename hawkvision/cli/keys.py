@@ -23,7 +23,7 @@ def keys_add(
     rate: Annotated[float | None, typer.Option(help="Requests a second; default: any number.")] = None,
 ) -> None:
     """Make a key and print it, this once; the file keeps only what it can be recognised by."""
-    from hawkvision.errors import ConfigError
+    from hawkvision.core.errors import ConfigError
     from hawkvision.servers.keyfile import Scope, add_key
 
     unknown = sorted(set(scope) - set(Scope))

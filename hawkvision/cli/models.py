@@ -10,7 +10,7 @@ import typer
 from hawkvision.cli.options import CacheDir, ModelsDir, Profile, Task
 
 if TYPE_CHECKING:
-    from hawkvision.zoo.build import Artifact
+    from hawkvision.model_zoo.building.build import Artifact
 
 models_app = typer.Typer(no_args_is_help=True, help="Build, train, list and verify models.")
 
@@ -27,19 +27,19 @@ def models_build(
     cache_dir: CacheDir = None,
 ) -> None:
     """Fetch weights, check them, and build the ladder's ONNX files; compile the kernels that run the quantised ones."""
-    from hawkvision import manifest
-    from hawkvision.vision.int8.library import why_not
+    from hawkvision.inference.int8.library import why_not
+    from hawkvision.models import manifest
 
     models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
     if from_ is not None:
         library, _, name = from_.partition(":")
         if library != "torchvision" or not name:
             raise typer.BadParameter(f"expected torchvision:NAME, such as torchvision:resnet50, got {from_!r}")
-        from hawkvision.zoo.torchvision_export import export_torchvision
+        from hawkvision.model_zoo.building.torchvision_export import export_torchvision
 
         built: tuple[Artifact, ...] = (export_torchvision(name, task, models, cache, weights),)
     else:
-        from hawkvision.zoo.build import build
+        from hawkvision.model_zoo.building.build import build
 
         files = {name: Path(path) for name, _, path in (word.partition("=") for word in from_file or ())}
         built = build(task, names or (), models=models, cache=cache, wheels=wheels, files=files)
@@ -63,9 +63,9 @@ def models_train(
     from rich.console import Console
     from rich.table import Table
 
-    from hawkvision import manifest
-    from hawkvision.advice import advise
-    from hawkvision.zoo.ladder import train_ladder
+    from hawkvision.model_zoo.training.train_cascade import train_ladder
+    from hawkvision.models import manifest
+    from hawkvision.system.advice import advise
 
     models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
     trained = train_ladder(task, data, models=models, cache=cache, only=only or (), epochs=epochs, out=out)
@@ -97,8 +97,8 @@ def models_list(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir
     from rich.console import Console
     from rich.table import Table
 
-    from hawkvision import manifest
-    from hawkvision.zoo.build import list_variants
+    from hawkvision.model_zoo.building.build import list_variants
+    from hawkvision.models import manifest
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("variant", "precision", "MB", "top-1", "95 % interval", "ladder", "state"):
@@ -120,8 +120,8 @@ def models_list(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir
 @models_app.command("verify")
 def models_verify(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir: CacheDir = None) -> None:
     """Check every built file of the ladder against its hash."""
-    from hawkvision import manifest
-    from hawkvision.zoo.build import verify
+    from hawkvision.model_zoo.building.build import verify
+    from hawkvision.models import manifest
 
     verified = verify(task, models=manifest.models_dir(models_dir), cache=manifest.cache_dir(cache_dir))
     typer.echo(f"verified: {', '.join(artifact.variant for artifact in verified)}")
@@ -147,8 +147,8 @@ def models_equivalence(
     from rich.console import Console
     from rich.table import Table
 
-    from hawkvision import manifest
-    from hawkvision.zoo.equivalence import check_equivalence
+    from hawkvision.model_zoo.calibration.equivalence import check_equivalence
+    from hawkvision.models import manifest
 
     results = check_equivalence(
         task,

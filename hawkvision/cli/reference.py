@@ -23,8 +23,8 @@ MADE_BY: Final = "<!-- Made by `python -m hawkvision.cli.reference docs/referenc
 
 def settings_page() -> str:
     """Every setting of both servers."""
-    from hawkvision.config import DatacenterConfig, EdgeConfig, section_of, structs_of
-    from hawkvision.settings import settings_of, topics_of
+    from hawkvision.core.config import DatacenterConfig, EdgeConfig, section_of, structs_of
+    from hawkvision.core.settings import settings_of, topics_of
 
     lines = [
         "# Settings",
@@ -62,7 +62,7 @@ def cli_page() -> str:
 
 def api_page() -> str:
     """The HTTP API of an edge node."""
-    from edge import openapi
+    from edge.servers import openapi
 
     document = openapi.document()
     lines = ["# HTTP API of an edge node", "", MADE_BY, "", document["info"]["description"], ""]
@@ -91,8 +91,8 @@ def api_page() -> str:
 
 def metrics_page() -> str:
     """The metrics of both servers."""
+    from hawkvision.core.metrics import EdgeMetrics
     from hawkvision.datacenter.metrics import DatacenterMetrics
-    from hawkvision.metrics import EdgeMetrics
 
     lines = ["# Metrics", "", MADE_BY, "", "`GET /metrics` shows them for Prometheus. Features that are off, such as"]
     lines[-1] += " datagrams, TLS or an FPGA, have none."

@@ -76,8 +76,8 @@ def demo(
     images: Annotated[Path | None, typer.Option(help="A folder of images; default: scikit-image's.")] = None,
 ) -> None:
     """Start both tiers on this machine, classify real images at several targets, stop."""
-    from hawkvision import demo as demonstration
-    from hawkvision import manifest
+    from hawkvision.cli import demo as demonstration
+    from hawkvision.models import manifest
 
     program = Path(sys.argv[0]).name
     with contextlib.suppress(ValueError):  # as it was called, seen from here

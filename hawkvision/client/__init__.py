@@ -1,11 +1,11 @@
-"""The client of an edge node: send a picture and what is needed of the answer, get a `hawkvision.types.Answer`.
+"""The client of an edge node: send a picture and what is needed of the answer, get a `hawkvision.core.types.Answer`.
 
     with Client("http://127.0.0.1:8080") as client:
         answer = client.classify("cat.jpg", max_accuracy_drop=0.01, deadline_ms=80)
 
 `AsyncClient` is the implementation; `Client` runs one on an event loop of its own, so both behave alike. Pictures
 travel unchanged, as the raw body, and fields as query parameters. A refusal is raised as the very class of
-`hawkvision.errors` that the node raised; two more (`hawkvision.client.response`) can happen only on this side:
+`hawkvision.core.errors` that the node raised; two more (`hawkvision.client.response`) can happen only on this side:
 
     ServiceError
     ├── Unreachable   no connection, a broken one, or no answer within `timeout_s`

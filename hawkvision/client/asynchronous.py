@@ -36,10 +36,10 @@ from hawkvision.client.response import (
     error_from_reply,
     object_of,
 )
-from hawkvision.errors import ConfigError, DeadlineMissed, NotReady
-from hawkvision.hop import TRANSPORT_PATH
+from hawkvision.core.errors import ConfigError, DeadlineMissed, NotReady
+from hawkvision.core.escalation_api import TRANSPORT_PATH
+from hawkvision.core.types import Answer, Pixels
 from hawkvision.servers.key_text import clean_key
-from hawkvision.types import Answer, Pixels
 
 if TYPE_CHECKING:
     from hawkvision.client.datagram import LossyWay

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Final, TypeAlias
 
 from hawkvision.client.request import Picture
-from hawkvision.errors import ConfigError, HawkVisionError
-from hawkvision.types import Answer
+from hawkvision.core.errors import ConfigError, HawkVisionError
+from hawkvision.core.types import Answer
 
 Outcome: TypeAlias = Answer | HawkVisionError | OSError
 """The answer to one picture, or why there is none."""

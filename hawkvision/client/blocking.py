@@ -10,7 +10,7 @@ from hawkvision.client.asynchronous import LATE_S, AsyncClient, Health, Transpor
 from hawkvision.client.batch import Outcome
 from hawkvision.client.loop import BackgroundLoop
 from hawkvision.client.request import ClassifyFields, Color, Encoding, Picture
-from hawkvision.types import Answer
+from hawkvision.core.types import Answer
 
 
 class Client:

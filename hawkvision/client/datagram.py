@@ -12,14 +12,14 @@ import msgspec
 
 from hawkvision.client.request import Question, TimeLimit
 from hawkvision.client.response import BadReply, Reply, Unreachable, error_from_reply
-from hawkvision.errors import MALFORMED, ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
-from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
+from hawkvision.core.errors import MALFORMED, ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
+from hawkvision.core.escalation_api import TRANSPORT_PATH, LossyOffer, Transports
+from hawkvision.core.types import Pixels
 from hawkvision.transport.client.connection_manager import NotConnectedInTime
 from hawkvision.transport.client.datagram_client import LossyLink
 from hawkvision.transport.coding.jpeg_header import cut
 from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.types import Pixels
 
 MAY_MISS: Final = 0.05
 """Of pictures that travel as they are, where one sent again later will do: it is small, and answered below what is

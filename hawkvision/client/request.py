@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from hawkvision.errors import BadField
-from hawkvision.types import OnMiss, Pixels, Quality
+from hawkvision.core.errors import BadField
+from hawkvision.core.types import OnMiss, Pixels, Quality
 
 Picture: TypeAlias = bytes | str | os.PathLike[str] | Pixels
 """An encoded image, the path of one, or uint8 pixels (height, width, 3)."""

@@ -7,10 +7,10 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from hawkvision import errors
 from hawkvision.client.request import TARGETS, TimeLimit
-from hawkvision.errors import MALFORMED, HawkVisionError, Overloaded, ServiceError, TargetUnreachable
-from hawkvision.types import (
+from hawkvision.core import errors
+from hawkvision.core.errors import MALFORMED, HawkVisionError, Overloaded, ServiceError, TargetUnreachable
+from hawkvision.core.types import (
     AccuracyPromise,
     Answer,
     Basis,

@@ -21,13 +21,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: stopping.set())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     # Imported once the signals are heard, for importing takes a second.
-    from hawkvision import logs
-    from hawkvision.arguments import DC_UP, parse_arguments
-    from hawkvision.config import DatacenterConfig
+    from hawkvision.core import logs
+    from hawkvision.core.arguments import DC_UP, parse_arguments
+    from hawkvision.core.config import DatacenterConfig
+    from hawkvision.core.errors import HawkVisionError
     from hawkvision.datacenter.launch.supervisor import launch
-    from hawkvision.errors import HawkVisionError
-    from hawkvision.process import stop_with_parent
-    from hawkvision.telemetry import warn_if_allowed
+    from hawkvision.system.process import stop_with_parent
+    from hawkvision.system.telemetry import warn_if_allowed
 
     words = list(sys.argv[1:] if argv is None else argv)
     if WITH_PARENT in words:

@@ -24,16 +24,16 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hawkvision.config import DatacenterConfig, load_config
+from hawkvision.core.config import DatacenterConfig, load_config
+from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady, Overloaded
+from hawkvision.core.logs import LogFormat, LogLevel, adopt, current_request
 from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
-from hawkvision.datacenter.direct import PROBE_S, Address, HungUp, Question, Replicas, no_replica
-from hawkvision.datacenter.door import make_door, max_in_flight
-from hawkvision.datacenter.opinions import Errand, VariantAnswer
-from hawkvision.datacenter.replica import GroupSettings, Replica, settings_of
-from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
-from hawkvision.log_relay import configure_worker
-from hawkvision.logs import LogFormat, LogLevel, adopt, current_request
+from hawkvision.datacenter.execution.ensemble import Errand, VariantAnswer
+from hawkvision.datacenter.execution.replica import GroupSettings, Replica, settings_of
+from hawkvision.datacenter.servers.http_server import make_door, max_in_flight
+from hawkvision.datacenter.servers.local_socket import PROBE_S, Address, HungUp, Question, Replicas, no_replica
 from hawkvision.servers.reload import Reloads
+from hawkvision.system.log_relay import configure_worker
 from hawkvision.transport.settings import DatagramSettings
 
 APP_NAME = "hawkvision"

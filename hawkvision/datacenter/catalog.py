@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hawkvision.config import DatacenterConfig
-from hawkvision.errors import ConfigError, ManifestError
-from hawkvision.fingerprints import stage_fingerprint
-from hawkvision.hop import Rung, RungMember, Rungs
-from hawkvision.manifest import Manifest, Variant, load_manifest, models_dir
-from hawkvision.vision.backends import ON_THE_CPU
+from hawkvision.core.config import DatacenterConfig
+from hawkvision.core.errors import ConfigError, ManifestError
+from hawkvision.core.escalation_api import Rung, RungMember, Rungs
+from hawkvision.inference.backend_registry import ON_THE_CPU
+from hawkvision.models.fingerprints import stage_fingerprint
+from hawkvision.models.manifest import Manifest, Variant, load_manifest, models_dir
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import yaml
 
-from hawkvision.config import DatacenterConfig, is_loopback
+from hawkvision.core.config import DatacenterConfig, is_loopback
+from hawkvision.core.errors import ConfigError
 from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.datacenter.run import TUNING
-from hawkvision.errors import ConfigError
 
 SECRET = "hawkvision-dc"  # noqa: S105  the name of a Secret, not its content
 _BUILDER = "hawkvision.datacenter.app:build"

@@ -20,7 +20,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from hawkvision.metrics import (
+from hawkvision.core.metrics import (
     LATENCY_BUCKETS_S,
     Instrumented,
     KeyRequests,

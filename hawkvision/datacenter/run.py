@@ -41,27 +41,27 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import uvicorn
 
-from hawkvision import logs
-from hawkvision.artifacts import load_variant
-from hawkvision.config import DatacenterConfig
+from hawkvision.core import logs
+from hawkvision.core.config import DatacenterConfig
+from hawkvision.core.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.datacenter.catalog import Catalog, load_catalog
-from hawkvision.datacenter.direct import Replicas
-from hawkvision.datacenter.door import Door, make_door
+from hawkvision.datacenter.execution.ensemble import errands_of
+from hawkvision.datacenter.launch.messages import ALIVE, BEAT_S, LEAVING, LISTENING, RAY_DIED, READY
 from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import PublicSockets
-from hawkvision.datacenter.launch.words import ALIVE, BEAT_S, LEAVING, LISTENING, RAY_DIED, READY
-from hawkvision.datacenter.lossy import LossyDoor
-from hawkvision.datacenter.opinions import errands_of
-from hawkvision.datacenter.tier import Tier
-from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
-from hawkvision.log_relay import relaying
-from hawkvision.manifest import cache_dir
+from hawkvision.datacenter.servers.datagram_server import LossyDoor
+from hawkvision.datacenter.servers.http_server import Door, make_door
+from hawkvision.datacenter.servers.local_socket import Replicas
+from hawkvision.datacenter.service import Tier
+from hawkvision.models.artifacts import load_variant
+from hawkvision.models.manifest import cache_dir
 from hawkvision.servers.access import server_certificates
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, bounded, connections_for, raise_open_files
 from hawkvision.servers.reload import Reloads
 from hawkvision.servers.tls import Certificates
-from hawkvision.telemetry import SILENCED
+from hawkvision.system.log_relay import relaying
+from hawkvision.system.telemetry import SILENCED
 from hawkvision.transport.settings import DatagramSettings
 
 if TYPE_CHECKING:

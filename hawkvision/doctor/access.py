@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterator
 from typing import Final
 
-from hawkvision.config import DatacenterConfig, EdgeConfig, is_loopback
+from hawkvision.core.config import DatacenterConfig, EdgeConfig, is_loopback
 from hawkvision.doctor.findings import Finding, ok, problem, warning
 from hawkvision.servers.access import server_certificates
 from hawkvision.servers.keys import Keys

@@ -8,16 +8,16 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from edge.rung import check_rung
-from edge.state import APPLICATION_ID
-from hawkvision.advice import advise
-from hawkvision.artifacts import check_writable, load_variant
+from edge.inference.edge_stage import check_rung
+from edge.monitoring.state_store import APPLICATION_ID
+from hawkvision.cascade.certification.profile import load_profile_of, load_site
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.profile import load_profile_of, load_site
-from hawkvision.config import EdgeConfig
+from hawkvision.core.config import EdgeConfig
+from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError
 from hawkvision.doctor.findings import Finding, ok, problem, warning
-from hawkvision.errors import ArtifactError, ConfigError, ManifestError
-from hawkvision.manifest import Manifest, Variant
+from hawkvision.models.artifacts import check_writable, load_variant
+from hawkvision.models.manifest import Manifest, Variant
+from hawkvision.system.advice import advise
 
 
 def models(task: str, variants: Iterable[Variant], cache: Path) -> Iterator[Finding]:

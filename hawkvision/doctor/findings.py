@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hawkvision.errors import HawkVisionError
+from hawkvision.core.errors import HawkVisionError
 
 
 class Level(StrEnum):

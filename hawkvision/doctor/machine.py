@@ -9,9 +9,9 @@ import resource
 from typing import Final
 
 from hawkvision.doctor.findings import Finding, ok, problem, warning
-from hawkvision.memory import Room, room
+from hawkvision.inference.int8.library import TILES, told, unable, why_not
 from hawkvision.servers.protocol import MIN_CONNECTIONS, RESERVED_FILES
-from hawkvision.vision.int8.library import TILES, told, unable, why_not
+from hawkvision.system.memory import Room, room
 
 OLDEST_LINUX: Final = (4, 18)
 """Of those that are still maintained anywhere (RHEL 8)."""
@@ -54,7 +54,9 @@ def kernels() -> Finding:
     reason = why_not()
     if reason is None:
         return ok("kernels", "compiled, and loaded")
-    advice = "install a C++ compiler (Debian: g++); in an image, run python -m hawkvision.vision.int8 when it is built"
+    advice = (
+        "install a C++ compiler (Debian: g++); in an image, run python -m hawkvision.inference.int8 when it is built"
+    )
     if "compiler" not in reason:
         advice = "mend that, or go without: ONNX Runtime gives the same answers more slowly"
     return warning("kernels", reason, advice)

@@ -15,10 +15,10 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.advice import advise
 from hawkvision.cascade.versions import CertifiedVersions
+from hawkvision.core.escalation_api import INFER_PATH, RUNGS_PATH, Rungs
 from hawkvision.doctor.findings import Finding, ok, problem, warning
-from hawkvision.hop import INFER_PATH, RUNGS_PATH, Rungs
+from hawkvision.system.advice import advise
 
 TIMEOUT_S: Final = 5.0
 MAX_LISTING_BYTES: Final = 2**20

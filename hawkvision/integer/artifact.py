@@ -10,9 +10,9 @@ import binascii
 from pathlib import Path
 from typing import Final
 
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from hawkvision.integer.ir import IntegerGraph, from_bytes
-from hawkvision.onnx_runtime import ort
+from hawkvision.system.onnx_runtime import ort
 
 GRAPH_KEY: Final = "hawkvision.fpga.graph"
 """Metadata key of the graph: `hawkvision.integer.ir.to_bytes` in base64."""

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from hawkvision.integer.nodes import (
     MAX_SIDE,
     MAX_WEIGHTS,

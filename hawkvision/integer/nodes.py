@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 
 MAX_SIDE: Final = 512
 MAX_CHANNELS: Final = 4096

@@ -22,7 +22,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import MAX_KERNEL, WEIGHT_BITS, ActivationShape, Conv, MaxPool, Node
 from hawkvision.integer.qonnx_chain import QonnxChain, Quant, described

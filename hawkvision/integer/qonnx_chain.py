@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from hawkvision.integer.nodes import ACTIVATION_BITS, MAX_WEIGHTS
 from hawkvision.integer.requantise import Reals
 

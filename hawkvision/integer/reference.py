@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hawkvision.core.types import Pixels
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import KEPT_BITS, Conv, Requantise
-from hawkvision.types import Pixels
 
 Maps = NDArray[np.int64]
 """(n, height, width, channels)."""

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from hawkvision.integer.nodes import KEPT_BITS, MULTIPLIER_BITS, Conv, Requantise
 
 WORST_ERROR: Final = 1 / 16

@@ -16,8 +16,8 @@ from typing import Any, Final
 from prometheus_client import Counter
 from starlette.types import Receive
 
-from hawkvision.errors import BadImage, Overloaded, RequestTimeout, TooLarge
-from hawkvision.memory import Parts
+from hawkvision.core.errors import BadImage, Overloaded, RequestTimeout, TooLarge
+from hawkvision.system.memory import Parts
 
 MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
 """All request bodies in memory together, so that many large uploads cannot exhaust a small device."""

@@ -16,7 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 
 ANY: Final = "*"
 EXPOSED: Final = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 
 MIN_KEY_CHARACTERS: Final = 16
 """Of a key that a server asks for: 64 bits where it is hexadecimal. Their hashes are stored and proofs of them sent, so

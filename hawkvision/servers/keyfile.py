@@ -32,7 +32,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Meta
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 
 KEY_PREFIX: Final = "hv_"
 """Makes a key that leaked recognisable to scanners."""

@@ -22,8 +22,8 @@ from typing import Final, TypeAlias
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from hawkvision.errors import Forbidden, Overloaded, Unauthorized
-from hawkvision.hop import INFER_PATH, RUNGS_PATH, TRANSPORT_PATH
+from hawkvision.core.errors import Forbidden, Overloaded, Unauthorized
+from hawkvision.core.escalation_api import INFER_PATH, RUNGS_PATH, TRANSPORT_PATH
 from hawkvision.servers.key_text import own_key
 from hawkvision.servers.keyfile import (
     ANYBODY,

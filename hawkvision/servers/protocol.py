@@ -39,7 +39,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.utils import get_remote_addr
 
-from hawkvision.errors import (
+from hawkvision.core.errors import (
     BadField,
     HawkVisionError,
     HeadersTooLarge,

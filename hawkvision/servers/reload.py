@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from hawkvision.servers.keys import Keys
 from hawkvision.servers.tls import Certificates
 

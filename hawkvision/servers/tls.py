@@ -20,8 +20,8 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
-from hawkvision.errors import ConfigError
-from hawkvision.metrics import TlsState
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.metrics import TlsState
 
 log = logging.getLogger("hawkvision.tls")
 

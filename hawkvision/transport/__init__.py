@@ -1,3 +1,3 @@
 """Pictures over bad links as datagrams that decode alone."""
 
-import hawkvision.opencv  # noqa: F401
+import hawkvision.system.opencv_env  # noqa: F401

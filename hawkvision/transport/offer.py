@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hawkvision.hop import LossyOffer, Transports
+from hawkvision.core.escalation_api import LossyOffer, Transports
 from hawkvision.transport.endpoint.server import LossyServer
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.identity import Identity, identity_for

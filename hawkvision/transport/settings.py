@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.config import DatacenterConfig, EdgeConfig, Port, Word
-from hawkvision.feature_settings import Section, SettingsGroup
+from hawkvision.core.config import DatacenterConfig, EdgeConfig, Port, Word
+from hawkvision.core.feature_settings import Section, SettingsGroup
 from hawkvision.servers.access import together
 
 
@@ -40,4 +40,4 @@ def _check(section: Section, _: EdgeConfig | DatacenterConfig, datagrams: Datagr
 
 EDGE: Final = SettingsGroup(section="edge", kind=DatagramSettings, check=partial(_check, "edge"))
 DATACENTER: Final = SettingsGroup(section="dc", kind=DatagramSettings, check=partial(_check, "dc"))
-"""Named by entry points of `hawkvision.settings`."""
+"""Named by entry points of `hawkvision.core.settings`."""

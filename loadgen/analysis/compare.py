@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from loadgen.analysis.bootstrap import Floats, Places, bootstrap, interval, quantiles
 from loadgen.analysis.samples import CountedRequests, counted_of
 from loadgen.workload.record import Run

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.types import (
+from hawkvision.core.types import (
     Answer,
     PromiseStatus,
     Quality,

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from hawkvision.errors import ConfigError
-from hawkvision.types import PromiseStatus
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.types import PromiseStatus
 from loadgen.analysis.bootstrap import Floats, Places, block_length, occasions, quantiles
 from loadgen.workload.record import Outcome, Run, TargetClass
 

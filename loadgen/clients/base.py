@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from hawkvision.types import PromiseStatus
+from hawkvision.core.types import PromiseStatus
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 import httptools
 
 from hawkvision.client.response import Unreachable
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from loadgen.clients.base import RequestTimes
 
 MAX_REPLY_BYTES: Final = 4 << 20

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hawkvision.client import AsyncClient
 from hawkvision.client.response import BadReply, Unreachable
-from hawkvision.errors import HawkVisionError
+from hawkvision.core.errors import HawkVisionError
 from loadgen.clients.base import Reply, RequestTimes
 from loadgen.workload.record import UNANSWERED
 

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from hawkvision.client import CLASSIFY_PATH
-from hawkvision.types import PromiseStatus
+from hawkvision.core.types import PromiseStatus
 from loadgen.clients.base import Reply, RequestTimes
 from loadgen.clients.connections import ConnectionBroken, ConnectionPool, HttpReply
 from loadgen.workload.record import UNANSWERED

@@ -17,8 +17,8 @@ import numpy as np
 import uvloop
 
 from hawkvision.client import CLASSIFY_PATH
-from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
-from hawkvision.process import running
+from hawkvision.core.escalation_api import TRANSPORT_PATH, LossyOffer, Transports
+from hawkvision.system.process import running
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.server import LossyServer
 from hawkvision.transport.endpoint.session import Incoming

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from hawkvision.types import PromiseStatus
+from hawkvision.core.types import PromiseStatus
 from loadgen.clients.base import Reply, RequestTimes
 from loadgen.clients.connections import ConnectionPool, HttpReply
 from loadgen.clients.http import WARM, exchanged, refused

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from hawkvision.client.response import Unreachable
-from hawkvision.errors import ConfigError, InternalError
+from hawkvision.core.errors import ConfigError, InternalError
 from loadgen.clients.engine import GRACE_S, Job, Tally
 from loadgen.clients.messages import (
     REALTIME,

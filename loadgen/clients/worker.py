@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import uvloop
 
-from hawkvision.errors import ConfigError, HawkVisionError
+from hawkvision.core.errors import ConfigError, HawkVisionError
 from loadgen.clients.engine import Engine, Job, SharedImages, client_for
 from loadgen.clients.messages import (
     ORDERS,

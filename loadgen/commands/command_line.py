@@ -19,7 +19,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand
 
-from hawkvision.errors import HawkVisionError
+from hawkvision.core.errors import HawkVisionError
 from loadgen.host import idle_prevention
 
 words: Final[ContextVar[Sequence[str]]] = ContextVar("words", default=())

@@ -23,12 +23,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.artifacts import write_atomic
 from hawkvision.client import AsyncClient
-from hawkvision.errors import ConfigError, HawkVisionError, TargetUnreachable
-from hawkvision.manifest import models_dir
-from hawkvision.pictures import LabelledPictures
-from hawkvision.types import (
+from hawkvision.core.errors import ConfigError, HawkVisionError, TargetUnreachable
+from hawkvision.core.types import (
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
@@ -36,6 +33,9 @@ from hawkvision.types import (
     Target,
     target_fields,
 )
+from hawkvision.models.artifacts import write_atomic
+from hawkvision.models.datasets import LabelledPictures
+from hawkvision.models.manifest import models_dir
 from loadgen.analysis.evaluation import (
     EvaluatedImage,
     EvaluatedImages,

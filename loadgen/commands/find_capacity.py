@@ -23,8 +23,8 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from hawkvision.artifacts import write_atomic
-from hawkvision.errors import ConfigError, HawkVisionError, NotReady
+from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady
+from hawkvision.models.artifacts import write_atomic
 from loadgen.analysis.capacity import (
     CapacityGoal,
     Confirmation,

@@ -26,8 +26,8 @@ from typing import Annotated, Final
 import aiohttp
 import msgspec
 
-from hawkvision.errors import ConfigError, NotReady
-from hawkvision.hop import TRANSPORT_PATH, Transports
+from hawkvision.core.errors import ConfigError, NotReady
+from hawkvision.core.escalation_api import TRANSPORT_PATH, Transports
 from loadgen.clients.connections import check_server
 from loadgen.clients.processes import LEAD_S
 from loadgen.commands.command_line import MeasurementOptions, option

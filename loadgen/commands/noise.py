@@ -8,9 +8,9 @@ from typing import Annotated
 
 import msgspec
 
-from hawkvision.artifacts import write_atomic
-from hawkvision.errors import ConfigError
-from hawkvision.manifest import models_dir
+from hawkvision.core.errors import ConfigError
+from hawkvision.models.artifacts import write_atomic
+from hawkvision.models.manifest import models_dir
 from loadgen.clients import noise_floor
 from loadgen.clients.engine import Protocol, ServerAddress
 from loadgen.clients.processes import WorkerProcesses

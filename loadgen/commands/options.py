@@ -12,9 +12,9 @@ from typing import Annotated, Final
 
 from hawkvision import __version__
 from hawkvision.client import CLASSIFY_PATH
-from hawkvision.errors import ConfigError
-from hawkvision.manifest import models_dir
-from hawkvision.types import OnMiss
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.types import OnMiss
+from hawkvision.models.manifest import models_dir
 from loadgen.clients.connections import check_server
 from loadgen.clients.engine import Job, Protocol, ServerAddress
 from loadgen.commands import command_line

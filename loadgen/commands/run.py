@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hawkvision.client import AsyncClient
-from hawkvision.errors import ArtifactError, ConfigError, HawkVisionError, NotReady
-from hawkvision.types import Answer, Quality
+from hawkvision.core.errors import ArtifactError, ConfigError, HawkVisionError, NotReady
+from hawkvision.core.types import Answer, Quality
 from loadgen.analysis.steady_state import is_steady
 from loadgen.clients import noise_floor
 from loadgen.clients.engine import Job, Tally, client_for

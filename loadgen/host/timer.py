@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from hawkvision.errors import NotReady
+from hawkvision.core.errors import NotReady
 
 _ABSOLUTE: Final = 1
 """TFD_TIMER_ABSTIME of timerfd_settime(2)."""

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 
 MAX_SEED: Final = 2**53
 DEFAULT_QUEUE_BYTES: Final = 100_000

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Literal, TypeAlias
 
-from hawkvision.errors import HawkVisionError, NotReady
+from hawkvision.core.errors import HawkVisionError, NotReady
 
 Side: TypeAlias = Literal["client", "server"]
 SIDES: Final[tuple[Side, Side]] = ("client", "server")

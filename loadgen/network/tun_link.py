@@ -31,8 +31,8 @@ from typing import IO, Annotated, Final
 import msgspec
 import typer
 
-from hawkvision.errors import ConfigError, HawkVisionError, NotReady
-from hawkvision.process import ended, stop_with_parent
+from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady
+from hawkvision.system.process import ended, stop_with_parent
 from loadgen.network.link_model import PacketCounts
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import (

@@ -21,7 +21,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 import typer
 
-from hawkvision.errors import ConfigError, HawkVisionError
+from hawkvision.core.errors import ConfigError, HawkVisionError
 from loadgen.host.timer import Timer
 from loadgen.network.link_model import BATCH, LinkPipe, PacketCounts
 from loadgen.network.link_spec import LinkSpec

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from hawkvision.artifacts import write_atomic
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
+from hawkvision.models.artifacts import write_atomic
 from hawkvision.reports.pages import Markup, joined, render, script_hash, source
 from hawkvision.reports.svg import DASHES, marker
 from hawkvision.reports.tables import Cell, Table, table

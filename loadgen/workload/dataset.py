@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.errors import ConfigError
-from hawkvision.manifest import load_labels, load_manifest
-from hawkvision.pictures import LabelledPictures, read_pictures, read_unlabelled
-from hawkvision.pictures_idx import holds_idx_files
+from hawkvision.core.errors import ConfigError
+from hawkvision.models.datasets import LabelledPictures, read_pictures, read_unlabelled
+from hawkvision.models.idx_reader import holds_idx_files
+from hawkvision.models.manifest import load_labels, load_manifest
 from loadgen.workload.class_names import directory_classes
 from loadgen.workload.held_out import HeldOutIndices, read_indices, thin
 

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.errors import ConfigError
-from hawkvision.pictures import LabelledPictures
+from hawkvision.core.errors import ConfigError
+from hawkvision.models.datasets import LabelledPictures
 
 
 class HeldOutIndices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

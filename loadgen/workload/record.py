@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.artifacts import check_writable, write_atomic
-from hawkvision.errors import ConfigError
-from hawkvision.types import PromiseStatus
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.types import PromiseStatus
+from hawkvision.models.artifacts import check_writable, write_atomic
 
 FORMAT: Final = 1
 

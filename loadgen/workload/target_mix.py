@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.errors import ConfigError
-from hawkvision.types import OnMiss, Quality
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.types import OnMiss, Quality
 from loadgen.workload.record import TargetClass
 
 DEFAULT: Final = "default"

@@ -2,10 +2,10 @@
 
     python models/imagenet/measure.py --data ../shared/data/imagenet_eval.npz [--ranges] [--wheels FOLDER]
 
-The data are a labelled set as `hawkvision calibrate` takes it (`hawkvision.pictures`), split in the same way: what is
-fitted, temperatures and with `--ranges` activation ranges, is fitted on the profile part; accuracies are measured on
-the other two. So neither a committee's votes nor an int8 graph has seen a picture that certifies or tests it.
-Prints the table of CARD.md. Two cores take about three minutes.
+The data are a labelled set as `hawkvision calibrate` takes it (`hawkvision.models.datasets`), split in the same way:
+what is fitted, temperatures and with `--ranges` activation ranges, is fitted on the profile part; accuracies are
+measured on the other two. So neither a committee's votes nor an int8 graph has seen a picture that certifies or tests
+it. Prints the table of CARD.md. Two cores take about three minutes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from hawkvision.artifacts import sha256_of, write_atomic
-from hawkvision.cascade.calibration import fit_temperature
-from hawkvision.cascade.profiling import Split, measure_accuracy, split_indices
+from hawkvision.cascade.certification.calibration import fit_temperature
+from hawkvision.cascade.certification.profiling import Split, measure_accuracy, split_indices
 from hawkvision.cascade.scores import average, log_probabilities, softmax, unsure
-from hawkvision.manifest import (
+from hawkvision.core.types import Logits, Pixels
+from hawkvision.imaging.preprocessing import load_input
+from hawkvision.model_zoo.building.build import emit_variant, weights_of
+from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
+from hawkvision.model_zoo.building.ranges import Ranges, measure_ranges, save_ranges
+from hawkvision.model_zoo.training.architectures import emit
+from hawkvision.model_zoo.training.manifest_writer import format_manifest
+from hawkvision.models.artifacts import sha256_of, write_atomic
+from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.manifest import (
     Committee,
     InputSpec,
     Manifest,
@@ -37,15 +45,7 @@ from hawkvision.manifest import (
     load_labels,
     load_manifest,
 )
-from hawkvision.onnx_runtime import ort
-from hawkvision.pictures import LabelledPictures, read_pictures
-from hawkvision.types import Logits, Pixels
-from hawkvision.vision.image import load_input
-from hawkvision.zoo.architectures import emit
-from hawkvision.zoo.build import emit_variant, weights_of
-from hawkvision.zoo.checkpoint import parse_checkpoint
-from hawkvision.zoo.manifest_text import format_manifest
-from hawkvision.zoo.ranges import Ranges, measure_ranges, save_ranges
+from hawkvision.system.onnx_runtime import ort
 
 TASK = "imagenet"
 SEED = 2405

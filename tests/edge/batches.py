@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hawkvision.errors import BadImage
+from hawkvision.core.errors import BadImage
 
 
 class Batches:

@@ -13,33 +13,33 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from edge.admission import Admission
-from edge.audits import Auditor
-from edge.node import EdgeNode
+from edge.escalation.client import Uplink
+from edge.inference.edge_stage import EdgeResult, Model, Others, Rung
+from edge.inference.worker_pool import WorkerPool
+from edge.monitoring.audits import Auditor
+from edge.monitoring.state_store import StateFile
+from edge.monitoring.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.policies.registration import Registration
 from edge.policies.routes import RivalPolicy
 from edge.policies.selection import open_rival, rule_of
-from edge.rung import EdgeResult, Model, Others, Rung
-from edge.state import StateFile
-from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
-from edge.uplink import Uplink
-from edge.workers import WorkerPool
+from edge.serving.admission import Admission
+from edge.serving.node import EdgeNode
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
-from hawkvision.clock import MonotonicClock
-from hawkvision.config import EdgeConfig
-from hawkvision.manifest import InputSpec
-from hawkvision.memory import divided
-from hawkvision.metrics import EdgeMetrics
+from hawkvision.core.clock import MonotonicClock
+from hawkvision.core.config import EdgeConfig
+from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.trace import start_trace
+from hawkvision.core.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
+from hawkvision.imaging.decoding_cost import Rates, Scales
+from hawkvision.imaging.downscale import Reducer
+from hawkvision.inference.backend import Backend
+from hawkvision.models.manifest import InputSpec
 from hawkvision.network.response_time import ResponseTimes
-from hawkvision.trace import start_trace
-from hawkvision.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
-from hawkvision.vision.backend import Backend
-from hawkvision.vision.cost import Rates, Scales
-from hawkvision.vision.reduce import Reducer
+from hawkvision.system.memory import divided
 from tests.edge.peer import Peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile, make_received_profile
-from tests.pictures import encoded
+from tests.images import encoded
 from tests.waiting import until
 
 T = TypeVar("T")

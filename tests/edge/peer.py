@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
-from hawkvision.errors import Overloaded
-from hawkvision.hop import (
+from hawkvision.core.errors import Overloaded
+from hawkvision.core.escalation_api import (
     PROGRESSIVE_HEADER,
     PROGRESSIVE_TYPE,
     HopClass,

@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.assembly import load_parts
+from edge.factory import load_parts
 from fpga.compiler.folding import Folding, StageFolding, format_folding, interval
 from fpga.device.framing import MAX_FRAME
 from fpga.device.host_session import MAX_ATTEMPTS
-from hawkvision.arguments import parse_arguments
-from hawkvision.config import EdgeConfig
-from hawkvision.errors import ConfigError, HawkVisionError, ManifestError
+from hawkvision.core.arguments import parse_arguments
+from hawkvision.core.config import EdgeConfig
+from hawkvision.core.errors import ConfigError, HawkVisionError, ManifestError
 from hawkvision.integer.artifact import graph_of
-from hawkvision.manifest import artifact_path
-from hawkvision.pictures_idx import grey_png
-from hawkvision.process import running
-from hawkvision.zoo.build import build
-from hawkvision.zoo.calibrate import calibrate
+from hawkvision.model_zoo.building.build import build
+from hawkvision.model_zoo.calibration.calibrate import calibrate
+from hawkvision.models.idx_reader import grey_png
+from hawkvision.models.manifest import artifact_path
+from hawkvision.system.process import running
 from tests.edge.conftest import Caller
 from tests.edge.peer import running_peer
-from tests.hawkvision.zoo.synthetic_task import LABELS, write_ladder
+from tests.hawkvision.model_zoo.synthetic_task import LABELS, write_ladder
 
 
 @dataclass(frozen=True)

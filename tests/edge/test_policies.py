@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 
-from edge.certification import rung_of
+from edge.inference.edge_stage import Model, Others
+from edge.monitoring.certification import rung_of
 from edge.policies import routes
 from edge.policies.routes import Registered, RivalPolicy, expected_escalation
-from edge.rung import Model, Others
+from hawkvision.cascade.certification.profile import threshold_value
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.profile import threshold_value
-from hawkvision.config import EdgeConfig, PolicyName, load_config
-from hawkvision.errors import ConfigError, DeadlineMissed, TargetUnreachable
-from hawkvision.manifest import load_manifest, models_dir
-from hawkvision.process import running
-from hawkvision.trace import start_trace
-from hawkvision.types import (
+from hawkvision.core.config import EdgeConfig, PolicyName, load_config
+from hawkvision.core.errors import ConfigError, DeadlineMissed, TargetUnreachable
+from hawkvision.core.trace import start_trace
+from hawkvision.core.types import (
     Answer,
     ClassifyRequest,
     MaxAccuracyDrop,
@@ -32,11 +30,13 @@ from hawkvision.types import (
     Target,
     Tier,
 )
+from hawkvision.models.manifest import load_manifest, models_dir
+from hawkvision.system.process import running
 from tests.edge.bench import SPEC, SURE, UNSURE, GatedBackend, bench, known, run
 from tests.edge.conftest import Caller
 from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.hawkvision.cascade.synthetic import make_profile
-from tests.pictures import encoded
+from tests.images import encoded
 from tests.waiting import until
 
 LADDER = Policy(make_profile(), "small", "large")

@@ -15,21 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from edge.inference.edge_stage import Model as Loaded
+from edge.inference.edge_stage import Rung
 from edge.policies.infaas import Option, Worker, choose
 from edge.policies.registration import Profiled, Registration, register
 from edge.policies.residency import Residency, first_to_leave
-from edge.rung import Model as Loaded
-from edge.rung import Rung
-from hawkvision.config import EdgeConfig
-from hawkvision.errors import ArtifactError, ManifestError, NotReady, Overloaded
-from hawkvision.manifest import artifact_path, load_manifest, models_dir
-from hawkvision.process import running
-from hawkvision.types import Answer, MaxAccuracyDrop, MinAccuracy, PromiseStatus, Quality, Reason, Score, Tier
+from hawkvision.core.config import EdgeConfig
+from hawkvision.core.errors import ArtifactError, ManifestError, NotReady, Overloaded
+from hawkvision.core.types import Answer, MaxAccuracyDrop, MinAccuracy, PromiseStatus, Quality, Reason, Score, Tier
+from hawkvision.models.manifest import artifact_path, load_manifest, models_dir
+from hawkvision.system.process import running
 from tests.edge.bench import SPEC, SURE, GatedBackend, bench, known, run
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer
 from tests.hawkvision.cascade.synthetic import SHA
-from tests.pictures import encoded
+from tests.images import encoded
 from tests.waiting import until
 
 SIZES = {"small": 5, "mid": 6, "big": 8}

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.artifacts import load_variant
-from hawkvision.errors import ArtifactError
-from hawkvision.manifest import cache_dir, load_manifest, models_dir
-from hawkvision.process import running
-from hawkvision.vision.int8 import library
+from hawkvision.core.errors import ArtifactError
+from hawkvision.inference.int8 import library
+from hawkvision.models.artifacts import load_variant
+from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
+from hawkvision.system.process import running
 from tests.edge.conftest import Caller
-from tests.pictures import encoded
+from tests.images import encoded
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow

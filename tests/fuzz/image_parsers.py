@@ -18,11 +18,11 @@ import cv2
 import numpy as np
 
 with atheris.instrument_imports(include=["hawkvision.vision"]):
-    from hawkvision.errors import RequestError
-    from hawkvision.vision.header import probe_begun
-    from hawkvision.vision.image import decode, probe
-    from hawkvision.vision.jpeg_repair import scans, taken_apart
-    from hawkvision.vision.png_repair import rewritten_png, sound_png, sound_webp
+    from hawkvision.core.errors import RequestError
+    from hawkvision.imaging.image_header import probe_begun
+    from hawkvision.imaging.jpeg_repair import scans, taken_apart
+    from hawkvision.imaging.png_repair import rewritten_png, sound_png, sound_webp
+    from hawkvision.imaging.preprocessing import decode, probe
 
 from tests.odd_images import odd_jpegs, odd_pngs
 

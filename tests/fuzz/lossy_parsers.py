@@ -19,9 +19,9 @@ import atheris
 import cv2
 import numpy as np
 
-with atheris.instrument_imports(include=["hawkvision.transport", "hawkvision.hop"]):
-    from hawkvision.errors import HawkVisionError
-    from hawkvision.hop import HopRequest, parse_hop_datagram
+with atheris.instrument_imports(include=["hawkvision.transport", "hawkvision.core.escalation_api"]):
+    from hawkvision.core.errors import HawkVisionError
+    from hawkvision.core.escalation_api import HopRequest, parse_hop_datagram
     from hawkvision.transport.coding.image_coding import Plan, decode, encode, reframe
     from hawkvision.transport.coding.jpeg_header import cut, parse_header
     from hawkvision.transport.protocol import frames
@@ -30,7 +30,7 @@ with atheris.instrument_imports(include=["hawkvision.transport", "hawkvision.hop
     from hawkvision.transport.protocol.packet_protection import peek
     from hawkvision.transport.protocol.wire import WireError
 
-from hawkvision.trace import start_trace
+from hawkvision.core.trace import start_trace
 
 
 def _frames(data: bytes) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.hawkvision.client_node import Start, starter
+from tests.hawkvision.client.client_node import Start, starter
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hawkvision.process import ServerProcess, running
+from hawkvision.system.process import ServerProcess, running
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hawkvision.types import PromiseStatus
+from hawkvision.core.types import PromiseStatus
 from loadgen.workload.record import LinkSample, NoiseFloor, Origin, Outcome, Run, TargetClass
 
 FIVE = (

@@ -1,4 +1,4 @@
-"""Callers, a link and the rule of waiting, in simulated time: what `edge.uplink` does, without sockets."""
+"""Callers, a link and the rule of waiting, in simulated time: what `edge.escalation.client` does, without sockets."""
 
 from __future__ import annotations
 

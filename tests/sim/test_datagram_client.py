@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from edge.lossy import RECEIVE_TIMEOUTS
-from hawkvision.errors import DeadlineMissed
+from edge.servers.datagram import RECEIVE_TIMEOUTS
+from hawkvision.core.errors import DeadlineMissed
 from hawkvision.transport.client.datagram_client import MAX_LATE, MOST_TWICE, LossyLink
 from hawkvision.transport.coding.image_coding import Arrived, Coded, Complete, Partial
 from hawkvision.transport.endpoint.receiver import Picture, Status
 from loadgen.network.link_model import LinkPipe
 from loadgen.network.profiles import load_profile
-from tests.pictures import encoded
+from tests.images import encoded
 from tests.sim.client_world import LinkWorld, quantile
 from tests.sim.transport_world import seeded
 

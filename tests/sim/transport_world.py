@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hawkvision.clock import Deadline
+from hawkvision.core.clock import Deadline
 from hawkvision.transport.coding.image_coding import Coded, opaque
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant

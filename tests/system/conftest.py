@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from hawkvision.client import Client
-from hawkvision.errors import ArtifactError
-from hawkvision.manifest import cache_dir, load_manifest, models_dir
-from hawkvision.process import ServerProcess, running
-from hawkvision.zoo.build import verify
+from hawkvision.core.errors import ArtifactError
+from hawkvision.model_zoo.building.build import verify
+from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
+from hawkvision.system.process import ServerProcess, running
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,11 @@ from time import monotonic
 import cv2
 import pytest
 
-from hawkvision.cascade.profile import seal
+from hawkvision.cascade.certification.profile import seal
 from hawkvision.client import Client
-from hawkvision.errors import BadImage, TargetUnreachable
-from hawkvision.process import ServerProcess, running
-from hawkvision.types import PromiseStatus, Reason, Tier
+from hawkvision.core.errors import BadImage, TargetUnreachable
+from hawkvision.core.types import PromiseStatus, Reason, Tier
+from hawkvision.system.process import ServerProcess, running
 from tests.processors import confined_to_one
 
 pytestmark = pytest.mark.slow

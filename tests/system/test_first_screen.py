@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.process import ended
+from hawkvision.system.process import ended
 
 pytestmark = pytest.mark.slow
 

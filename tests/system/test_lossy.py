@@ -23,7 +23,7 @@ from cryptography import x509
 
 from hawkvision.client import AsyncClient, Client
 from hawkvision.client.response import Unreachable
-from hawkvision.errors import (
+from hawkvision.core.errors import (
     BadField,
     BadImage,
     ConfigError,
@@ -35,12 +35,12 @@ from hawkvision.errors import (
     Unauthorized,
     UnsupportedMedia,
 )
-from hawkvision.process import ServerProcess, running
-from hawkvision.types import Answer, PromiseStatus, Tier
+from hawkvision.core.types import Answer, PromiseStatus, Tier
+from hawkvision.system.process import ServerProcess, running
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.protocol.test_identity import files
-from tests.pictures import encoded
+from tests.images import encoded
 from tests.system.test_both_tiers import CAT, wait_for_certificates
 from tests.waiting import PATIENCE_S
 

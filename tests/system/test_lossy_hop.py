@@ -12,10 +12,10 @@ from time import monotonic
 import pytest
 
 from hawkvision.client import Client
-from hawkvision.process import ServerProcess, running
-from hawkvision.types import Tier
+from hawkvision.core.types import Tier
+from hawkvision.system.process import ServerProcess, running
 from tests.edge.peer import running_peer
-from tests.pictures import encoded
+from tests.images import encoded
 
 pytestmark = pytest.mark.slow
 PICTURE = encoded(height=400, width=500)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hawkvision.client import Client
-from hawkvision.manifest import cache_dir
-from hawkvision.process import ServerProcess, running
-from tests.pictures import encoded
+from hawkvision.models.manifest import cache_dir
+from hawkvision.system.process import ServerProcess, running
+from tests.images import encoded
 from tests.tracing import Trace, traced
 from tests.waiting import until
 

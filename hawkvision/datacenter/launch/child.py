@@ -20,7 +20,7 @@ from hawkvision.datacenter.launch.network import enter_private_network
 from hawkvision.datacenter.launch.sockets import take_over
 
 if TYPE_CHECKING:
-    from hawkvision.config import DatacenterConfig
+    from hawkvision.core.config import DatacenterConfig
 
 LAUNCHER_DIED: Final = signal.SIGUSR1
 """The signal by which the kernel says so (prctl(2), PR_SET_PDEATHSIG)."""
@@ -40,9 +40,9 @@ def main(number: int) -> int:
         if config.ray_network == "private":
             enter_private_network()
         # Imported only now: NumPy starts threads, and a process that has several cannot enter a user namespace.
-        from hawkvision import logs
+        from hawkvision.core import logs
+        from hawkvision.core.errors import HawkVisionError
         from hawkvision.datacenter.run import serve
-        from hawkvision.errors import HawkVisionError
 
         logs.configure(config.log_level, config.log_format)
         try:

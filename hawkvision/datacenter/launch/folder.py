@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 
 log = logging.getLogger("hawkvision.datacenter")
 

@@ -10,7 +10,7 @@ import importlib.metadata
 import re
 from typing import Final
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 
 OLDEST: Final = (2, 58, 1)
 BEFORE: Final = (2, 61, 0)

@@ -30,17 +30,17 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.config import DatacenterConfig
+from hawkvision.core.config import DatacenterConfig
+from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.datacenter.launch.child import LAUNCHER_DIED
 from hawkvision.datacenter.launch.folder import private_folder
-from hawkvision.datacenter.launch.gap import Gap
 from hawkvision.datacenter.launch.listening import family, listeners, network_of, uninvited
+from hawkvision.datacenter.launch.messages import LEAVING, LISTENING, RAY_DIED, READY
 from hawkvision.datacenter.launch.network import why_not_private
 from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import PublicSockets, hand_over, open_sockets
-from hawkvision.datacenter.launch.words import LEAVING, LISTENING, RAY_DIED, READY
-from hawkvision.errors import BackendError, ConfigError
-from hawkvision.process import stop_with_parent
+from hawkvision.datacenter.launch.standby_listener import Gap
+from hawkvision.system.process import stop_with_parent
 
 log = logging.getLogger("hawkvision.datacenter")
 

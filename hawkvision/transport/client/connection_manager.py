@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from hawkvision.errors import ConfigError, HawkVisionError
-from hawkvision.hop import LossyOffer
+from hawkvision.core.errors import ConfigError, HawkVisionError
+from hawkvision.core.escalation_api import LossyOffer
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.endpoint.connection import LossyClient
 from hawkvision.transport.endpoint.pending_responses import ConnectionLost

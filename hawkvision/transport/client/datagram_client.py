@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hawkvision.errors import DeadlineMissed, HawkVisionError
+from hawkvision.core.errors import DeadlineMissed, HawkVisionError
+from hawkvision.imaging.preprocessing import probe
 from hawkvision.transport.client.connection_manager import Connection, Connections, Discover
 from hawkvision.transport.client.encoding_plan import (
     ANSWER_S,
@@ -39,7 +40,6 @@ from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.sender import BURSTY, PARITY_SPREAD_S
 from hawkvision.transport.protocol.frames import MAX_META, fragment_room
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
-from hawkvision.vision.image import probe
 
 MAX_ASKS: Final = 3
 """Connections that one question is asked on, one after the other."""

@@ -15,13 +15,13 @@ from typing import Final, TypeAlias
 import cv2
 import numpy as np
 
-from hawkvision.errors import BadField, TooLarge
+from hawkvision.core.errors import BadField, TooLarge
+from hawkvision.core.types import Pixels
+from hawkvision.imaging.preprocessing import decode, probe
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque, reframe
 from hawkvision.transport.coding.rate_fec_control import FINE, FINE_SIZE, LinkState, choose
 from hawkvision.transport.endpoint.receiver import MAX_NACKS, REPAIR_GROWTH
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
-from hawkvision.types import Pixels
-from hawkvision.vision.image import decode, probe
 
 Picture: TypeAlias = bytes | Pixels
 """An encoded picture, or RGB pixels (height, width, 3)."""
@@ -29,7 +29,7 @@ Picture: TypeAlias = bytes | Pixels
 SMALL_FRAGMENTS: Final = 3
 """Pictures of so few fragments go as they are: coding them anew would not save one, and lose quality."""
 OVERSAMPLING: Final = 2
-"""How much larger than useful a JPEG is at least decoded before areas are averaged, as `vision.image` does."""
+"""How much larger than useful a JPEG is at least decoded before areas are averaged, as `imaging.preprocessing` does."""
 MAX_PIXELS: Final = 50_000_000
 """Of a picture that is decoded here; what nodes accept unless told otherwise."""
 INLINE_PIXELS: Final = 400_000

@@ -19,8 +19,8 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from hawkvision.core.types import Pixels
 from hawkvision.transport.coding.jpeg import Layout, compress
-from hawkvision.types import Pixels
 
 MAX_FILLED_BYTES: Final = 4 << 20
 """Of a picture with holes. 255 datagrams carry 0.3 MB; copying one large segment into 65,000 holes would make 70 MB."""

@@ -26,7 +26,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.errors import TooLarge
+from hawkvision.core.errors import TooLarge
+from hawkvision.core.types import Pixels
 from hawkvision.transport.coding.concealment import blocks, copied, decoded, redrawn
 from hawkvision.transport.coding.fec import parity_count, protect, recover
 from hawkvision.transport.coding.interleaving import MAX_COUNT, deinterleave, interleave
@@ -41,7 +42,6 @@ from hawkvision.transport.protocol.image_format import (
     PictureFormat,
 )
 from hawkvision.transport.protocol.wire import MAX_DATAGRAM, WireError
-from hawkvision.types import Pixels
 
 INTERVALS: Final = (4, 5, 3, 6, 2, 7, 8)
 """MCUs per segment in the order in which they are tried: the first that divides a row. Else 4, across rows."""

@@ -17,7 +17,7 @@ from typing import Final
 
 import cv2
 
-from hawkvision.types import Pixels
+from hawkvision.core.types import Pixels
 
 SOI: Final = b"\xff\xd8"
 EOI: Final = b"\xff\xd9"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Final
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from hawkvision.transport.congestion.bbr import Bbr
 from hawkvision.transport.congestion.controller import CongestionController
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from aioquic.quic.connection import QuicConnection
 
-from hawkvision.clock import Deadline
-from hawkvision.errors import BadField, Unauthorized
+from hawkvision.core.clock import Deadline
+from hawkvision.core.errors import BadField, Unauthorized
 from hawkvision.servers.keys import prove
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.controller import CongestionFactory

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hawkvision.errors import HawkVisionError
+from hawkvision.core.errors import HawkVisionError
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.sender import Sender
 

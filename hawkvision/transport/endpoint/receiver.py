@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.clock import Deadline
+from hawkvision.core.clock import Deadline
 from hawkvision.transport.coding.image_coding import Arrived, Complete, Expired, decode, missing
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.response_delivery import MAX_ANSWER_BYTES, Interims, Part, ResponseDelivery

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from hawkvision.clock import Deadline
+from hawkvision.core.clock import Deadline
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.endpoint.channel import Channel

@@ -20,7 +20,7 @@ from typing import Final
 
 from aioquic.quic.connection import QuicConnection
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from hawkvision.servers.keys import Caller, Keys
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant

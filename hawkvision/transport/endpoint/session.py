@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from hawkvision.clock import Deadline
-from hawkvision.errors import HawkVisionError, InternalError
+from hawkvision.core.clock import Deadline
+from hawkvision.core.errors import HawkVisionError, InternalError
 from hawkvision.servers.keys import NOBODY_ASKED, Caller
 from hawkvision.transport.coding.image_coding import Arrived
 from hawkvision.transport.congestion.controller import CongestionFactory

@@ -12,7 +12,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from hawkvision.errors import MALFORMED
+from hawkvision.core.errors import MALFORMED
 from hawkvision.transport.protocol.wire import WireError
 
 ALPN: Final = "hawkvision/1"

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 
 SERVER_NAME: Final = "hawkvision.invalid"
 """What our own certificates are made out to; RFC 2606 keeps the name out of any real use."""

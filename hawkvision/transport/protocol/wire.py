@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from hawkvision.errors import HawkVisionError
+from hawkvision.core.errors import HawkVisionError
 
 MAX_DATAGRAM: Final = 1200
 """UDP payload, the least that every path of QUIC carries (RFC 9000 §14)."""

@@ -38,8 +38,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from hawkvision.errors import ConfigError
-from hawkvision.text import read_text
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.text import read_text
 from loadgen.network.link_spec import IidLoss, LinkSpec, LinkTrace, Loss, NoLoss, Outages, TraceStep
 from loadgen.workload.record import LinkSample
 

@@ -19,12 +19,12 @@ from typing import Final
 
 import numpy as np
 
-from edge.streams import StageScore, Streams
-from hawkvision.cascade.online import AUDIT_SHARE
+from edge.monitoring.streams import StageScore, Streams
+from hawkvision.cascade.certification.profile import load_profile
+from hawkvision.cascade.drift.online import AUDIT_SHARE
 from hawkvision.cascade.policy import Accept, Policy, decide
-from hawkvision.cascade.profile import load_profile
-from hawkvision.metrics import EdgeMetrics
-from hawkvision.types import MaxAccuracyDrop, OnMiss, Quality, Target
+from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.types import MaxAccuracyDrop, OnMiss, Quality, Target
 
 PROFILE: Final = Path(__file__).parents[3] / "models" / "imagenet" / "profile.json"
 TARGETS: Final[tuple[Target, ...]] = (Quality.BALANCED, MaxAccuracyDrop(0.02), MaxAccuracyDrop(0.033))
@@ -44,7 +44,7 @@ def without_control(policy: Policy) -> Decide:
 
 
 def with_control(policy: Policy, streams: Streams, draws: random.Random) -> Decide:
-    """As `edge.call` and `edge.audits` do, except for carrying out what was decided."""
+    """As `edge.serving.request_handler` and `edge.monitoring.audits` do, except for carrying out what was decided."""
 
     def run(target: Target, stream: str | None, score: float) -> None:
         route = policy.route(target)

@@ -29,12 +29,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hawkvision.artifacts import write_atomic
-from hawkvision.cascade.certificate import Method
-from hawkvision.cascade.online import StreamControl
-from hawkvision.cascade.policy import Policy, Route
-from hawkvision.cascade.profile import Pair, Profile, ProfileData
-from hawkvision.cascade.profiling import (
+from hawkvision.cascade.certification.certificate import Method
+from hawkvision.cascade.certification.profile import Pair, Profile, ProfileData
+from hawkvision.cascade.certification.profiling import (
     Looked,
     certify_condition,
     costs_of,
@@ -42,13 +39,13 @@ from hawkvision.cascade.profiling import (
     profile_pair,
     profile_rung,
 )
+from hawkvision.cascade.drift.online import StreamControl
+from hawkvision.cascade.policy import Policy, Route
 from hawkvision.cascade.scores import softmax
-from hawkvision.errors import HawkVisionError
-from hawkvision.manifest import cache_dir, load_labels, load_manifest, models_dir
-from hawkvision.pictures import read_pictures
-from hawkvision.types import Quality
-from hawkvision.zoo.calibrate import middle_rung
-from hawkvision.zoo.drift import (
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.types import Quality
+from hawkvision.model_zoo.calibration.calibrate import middle_rung
+from hawkvision.model_zoo.calibration.drift import (
     SETTLING,
     SHIFT_SEVERITY,
     MakeControl,
@@ -62,8 +59,11 @@ from hawkvision.zoo.drift import (
     subset,
     summarise,
 )
-from hawkvision.zoo.looking import Looks, look
-from hawkvision.zoo.splits import SPLIT_SEED, split_pictures
+from hawkvision.model_zoo.calibration.model_runner import Looks, look
+from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_pictures
+from hawkvision.models.artifacts import write_atomic
+from hawkvision.models.datasets import read_pictures
+from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 
 DELTA: Final = 0.05
 MOST_AUDITS: Final = 0.02

@@ -29,12 +29,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hawkvision.errors import HawkVisionError
-from hawkvision.hop import INFER_PATH, RUNGS_PATH, HopReply, HopRequest, Middle, Rungs
-from hawkvision.manifest import load_labels, load_manifest, models_dir
-from hawkvision.pictures import LabelledPictures, read_pictures
-from hawkvision.trace import start_trace
-from hawkvision.types import Score
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.escalation_api import INFER_PATH, RUNGS_PATH, HopReply, HopRequest, Middle, Rungs
+from hawkvision.core.trace import start_trace
+from hawkvision.core.types import Score
+from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 
 MODEL_TIME: Final = "hawkvision_dc_inference_duration_seconds_sum"
 WARM_UP: Final = 20

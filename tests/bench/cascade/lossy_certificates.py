@@ -36,18 +36,18 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binom
 
+from hawkvision.cascade.certification.profile import load_profile_of
 from hawkvision.cascade.policy import Policy, Route
-from hawkvision.cascade.profile import load_profile_of
 from hawkvision.cascade.scores import Score, score, softmax
-from hawkvision.errors import HawkVisionError
-from hawkvision.manifest import cache_dir, load_labels, load_manifest, models_dir
-from hawkvision.pictures import LabelledPictures, read_pictures
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.types import Logits, MaxAccuracyDrop, PromiseStatus, Quality, Received, Target
+from hawkvision.model_zoo.calibration.loss_simulation import decoded, transcoded
+from hawkvision.model_zoo.calibration.model_runner import look
+from hawkvision.model_zoo.calibration.splits import split_pictures
+from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.transport.coding.image_coding import Coded, Plan
 from hawkvision.transport.coding.rate_fec_control import LinkState, choose
-from hawkvision.types import Logits, MaxAccuracyDrop, PromiseStatus, Quality, Received, Target
-from hawkvision.zoo.looking import look
-from hawkvision.zoo.lossy import decoded, transcoded
-from hawkvision.zoo.splits import split_pictures
 
 RATES: Final = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 BURST: Final = 4.0

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hawkvision.cascade.profiling import profile_rung, split_indices
-from hawkvision.zoo.drift import PHASES, Replay, Seen, summarise
+from hawkvision.cascade.certification.profiling import profile_rung, split_indices
+from hawkvision.model_zoo.calibration.drift import PHASES, Replay, Seen, summarise
 from tests.bench.cascade.drift import CONTROLS, SETTLED, DriftCell, Ladder, certified_route, study, write
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 

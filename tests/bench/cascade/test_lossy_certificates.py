@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hawkvision.cascade.policy import Policy
+from hawkvision.core.types import MaxAccuracyDrop, Received
 from hawkvision.transport.coding.image_coding import Plan
-from hawkvision.types import MaxAccuracyDrop, Received
 from tests.bench.cascade.lossy_certificates import (
     RATES,
     TARGETS,

@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.cascade.profiling import measure_accuracy
-from hawkvision.errors import HawkVisionError
+from hawkvision.cascade.certification.profiling import measure_accuracy
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.types import Logits, Pixels
+from hawkvision.imaging.preprocessing import load_input
+from hawkvision.inference.backend_registry import open_backend
 from hawkvision.integer import reference
 from hawkvision.integer.artifact import graph_of
-from hawkvision.manifest import InputSpec, MeasuredAccuracy, Variant, load_labels, load_manifest, models_dir
-from hawkvision.pictures import read_pictures
-from hawkvision.types import Logits, Pixels
-from hawkvision.vision.backends import open_backend
-from hawkvision.vision.image import load_input
-from hawkvision.zoo.build import emit_variant, weights_of
-from hawkvision.zoo.recipe import load_recipe
+from hawkvision.model_zoo.building.build import emit_variant, weights_of
+from hawkvision.model_zoo.training.recipe import load_recipe
+from hawkvision.models.datasets import read_pictures
+from hawkvision.models.manifest import InputSpec, MeasuredAccuracy, Variant, load_labels, load_manifest, models_dir
 
 WORST_POINTS: Final = 1.0
 BATCH: Final = 500

@@ -21,8 +21,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.errors import HawkVisionError
-from hawkvision.process import running
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.system.process import running
 from loadgen.__main__ import main as loadgen
 from loadgen.analysis.evaluation import TargetRow
 from loadgen.commands.evaluate import EvaluationReport

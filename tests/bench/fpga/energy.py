@@ -3,9 +3,9 @@
     python -m tests.bench.fpga.energy --report FILE…
 
 The CPU runs one thread and one image at a time, the same network in four forms: the float network and its int8 form
-(`hawkvision.zoo.quantize`) in ONNX Runtime, the integer network in ONNX Runtime, and the integer network compiled
-(`fpga-ref`). CPU seconds are measured; watts per core are an assumed range. The FPGA's side is a build's report. Three
-comparisons, each low / mid / high, where low takes the CPU's least and the FPGA's most:
+(`hawkvision.model_zoo.building.quantize`) in ONNX Runtime, the integer network in ONNX Runtime, and the integer network
+compiled (`fpga-ref`). CPU seconds are measured; watts per core are an assumed range. The FPGA's side is a build's
+report. Three comparisons, each low / mid / high, where low takes the CPU's least and the FPGA's most:
 
     chip             the CPU's core against the FPGA's chip
     chip and board   the same with the board's power on the FPGA's side; the CPU's board, memory and supply left out
@@ -34,12 +34,12 @@ from fpga.offload.cli import CORE_W
 from fpga.reports.build_report import BuildReport, read
 from fpga.reports.energy import BOARD_W
 from fpga.reports.pages import table
+from hawkvision.core.types import Pixels
 from hawkvision.integer.artifact import graph_of
-from hawkvision.manifest import artifact_path, cache_dir
-from hawkvision.onnx_runtime import ort
-from hawkvision.types import Pixels
-from hawkvision.zoo.quantize import quantise_model
-from hawkvision.zoo.ranges import measure_ranges
+from hawkvision.model_zoo.building.quantize import quantise_model
+from hawkvision.model_zoo.building.ranges import measure_ranges
+from hawkvision.models.manifest import artifact_path, cache_dir
+from hawkvision.system.onnx_runtime import ort
 
 Infer = Callable[[Pixels], object]
 

@@ -27,14 +27,14 @@ from fpga.compiler.devices import device
 from fpga.compiler.folding import Folding, check_folding, interval, parse_folding
 from fpga.compiler.folding_search import fastest
 from fpga.simulation.rtl_simulation import Simulation, Stalls
-from hawkvision.errors import HawkVisionError
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.types import Pixels
+from hawkvision.imaging.preprocessing import load_input
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.qonnx import read_qonnx
-from hawkvision.manifest import load_labels, load_manifest, models_dir
-from hawkvision.pictures import read_pictures
-from hawkvision.types import Pixels
-from hawkvision.vision.image import load_input
+from hawkvision.models.datasets import read_pictures
+from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 
 BATCH: Final = 250
 MAX_PIXELS: Final = 1_000_000

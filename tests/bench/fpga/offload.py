@@ -53,10 +53,10 @@ from fpga.offload.plan_search import SchedulePoint, ShareSchedule, search
 from fpga.offload.queueing import ServiceTime
 from fpga.offload.runtime import OffloadBackend, OffloadSettings, offload_of
 from fpga.reports.design_info import DesignInfo
-from hawkvision.clock import MonotonicClock
+from hawkvision.core.clock import MonotonicClock
+from hawkvision.core.types import Pixels
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.onnx_writer import write
-from hawkvision.types import Pixels
 from tests.hawkvision.integer.graphs import random_graph
 
 CLOCK_HZ: Final = 120e6

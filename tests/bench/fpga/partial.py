@@ -24,7 +24,7 @@ from rich.table import Table
 
 from fpga.compiler.folding import Folding, latency
 from fpga.simulation.rtl_simulation import Simulation
-from hawkvision.errors import HawkVisionError
+from hawkvision.core.errors import HawkVisionError
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from tests.bench.fpga.exact import chosen_folding, graph_of

@@ -28,7 +28,7 @@ from fpga.reports.energy import constants
 from fpga.reports.pages import table as markdown_table
 from fpga.simulation.cell_layout import LANES
 from fpga.simulation.netlist_simulation import NetlistSimulation, SwitchingActivity, Words
-from hawkvision.command import run
+from hawkvision.system.subprocess_runner import run
 
 CIRCUITS: Final = Path(__file__).with_name("power")
 GOAL: Final = 0.30

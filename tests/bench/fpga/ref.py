@@ -25,19 +25,19 @@ from rich.console import Console
 from rich.table import Table
 
 from fpga.backends.reference import ReferenceBackend
-from hawkvision.artifacts import load_variant
-from hawkvision.errors import HawkVisionError
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.types import Logits, Pixels
+from hawkvision.imaging.preprocessing import load_input
+from hawkvision.inference.backend import Backend
+from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.integer import reference
 from hawkvision.integer.artifact import graph_of
 from hawkvision.integer.onnx_writer import write
-from hawkvision.manifest import cache_dir, load_labels, load_manifest, models_dir
-from hawkvision.pictures import read_pictures
-from hawkvision.types import Logits, Pixels
-from hawkvision.vision.backend import Backend
-from hawkvision.vision.image import load_input
-from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
-from hawkvision.zoo.quantize import quantise_model
-from hawkvision.zoo.ranges import measure_ranges
+from hawkvision.model_zoo.building.quantize import quantise_model
+from hawkvision.model_zoo.building.ranges import measure_ranges
+from hawkvision.models.artifacts import load_variant
+from hawkvision.models.datasets import read_pictures
+from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape
 
 REF: Final = "fpga-ref"

@@ -12,14 +12,14 @@ from fpga.compiler.devices import device
 from fpga.compiler.folding import interval, latency
 from fpga.reports.build_report import read
 from fpga.reports.energy import BOARD_W
-from hawkvision.types import PromiseStatus
+from hawkvision.core.types import PromiseStatus
 from loadgen.analysis.evaluation import TargetRow
 from tests.bench.fpga import exact, partial
 from tests.bench.fpga.accuracy import Rung, measure, missed
 from tests.bench.fpga.cascade import is_kept, margin
 from tests.bench.fpga.energy import WATTS_A_CORE, Cpu, ratios
 from tests.fpga.designs import CASES
-from tests.hawkvision.zoo.synthetic_task import TESTED, write_ladder
+from tests.hawkvision.model_zoo.synthetic_task import TESTED, write_ladder
 
 
 @pytest.fixture(scope="module")

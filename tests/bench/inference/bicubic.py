@@ -18,8 +18,8 @@ from typing import Final
 import cv2
 import numpy as np
 
-from hawkvision.types import Pixels
-from hawkvision.vision import bicubic
+from hawkvision.core.types import Pixels
+from hawkvision.imaging import bicubic
 
 SIDES: Final = ((227, 224), (256, 224), (256, 240), (256, 260), (400, 224))
 """Before and after: ImageNet's pictures here, and the ladder's inputs."""

@@ -2,9 +2,9 @@
 kernel and kept apart.
 
 As many threads as there are cores look at a picture of noise with all models, each on one thread, the first with the
-first; in random order with the other way, after a pause. Apart is as `hawkvision.datacenter.replica` runs them. Compare
-with and without `--prevent-cpu-idle`: where processors halt, the kernel of a virtual machine places threads
-differently.
+first; in random order with the other way, after a pause. Apart is as `hawkvision.datacenter.execution.replica` runs
+them. Compare with and without `--prevent-cpu-idle`: where processors halt, the kernel of a virtual machine places
+threads differently.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.types import Pixels
-from hawkvision.vision.apart import Apart, ApartThreads
-from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
-from hawkvision.vision.wide import usable_cores
+from hawkvision.core.types import Pixels
+from hawkvision.inference.adaptive_parallelism import usable_cores
+from hawkvision.inference.core_placement import Apart, ApartThreads
+from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
 from loadgen.host.idle_prevention import prevented
 
 

@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.table import Table
 
 from hawkvision.cascade.scores import softmax
-from hawkvision.errors import HawkVisionError
-from hawkvision.manifest import Manifest, cache_dir, load_labels, load_manifest, models_dir
-from hawkvision.pictures import LabelledPictures, read_pictures
-from hawkvision.types import Logits
-from hawkvision.vision.image import decode, probe
-from hawkvision.vision.reduce import DETAIL, QUALITY, Reducer
-from hawkvision.zoo.looking import MAX_PIXELS, look
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.types import Logits
+from hawkvision.imaging.downscale import DETAIL, QUALITY, Reducer
+from hawkvision.imaging.preprocessing import decode, probe
+from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, look
+from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.manifest import Manifest, cache_dir, load_labels, load_manifest, models_dir
 
 SETTINGS: Final = ((DETAIL, QUALITY), (2.0, 90), (1.5, 90), (1.0, 90), (1.0, 85))
 """Detail and quality."""

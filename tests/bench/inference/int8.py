@@ -14,14 +14,14 @@ from contextlib import ExitStack, closing
 
 import numpy as np
 
-from hawkvision.artifacts import load_variant
-from hawkvision.manifest import cache_dir, load_manifest, models_dir
+from hawkvision.inference.adaptive_parallelism import usable_cores
+from hawkvision.inference.backend import Backend
+from hawkvision.inference.backend_registry import open_backend
+from hawkvision.inference.int8 import library
+from hawkvision.inference.int8.backend import Int8Backend
+from hawkvision.models.artifacts import load_variant
+from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
 from hawkvision.testing import random_pictures
-from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import open_backend
-from hawkvision.vision.int8 import library
-from hawkvision.vision.int8.backend import Int8Backend
-from hawkvision.vision.wide import usable_cores
 
 NETWORKS = ("mobilenet_v2_int8", "efficientnet_lite0_int8", "efficientnet_lite1_int8", "efficientnet_lite2_int8")
 RUNS = 20

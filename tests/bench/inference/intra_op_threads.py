@@ -5,7 +5,7 @@ Each way runs the models one after another on a picture of noise, in random orde
 
 - `one thread`;
 - `kernel's`: helpers run where the kernel puts them, and sleep between layers;
-- `aside`: they are kept off their caller's processor (`hawkvision.vision.helpers`);
+- `aside`: they are kept off their caller's processor (`hawkvision.inference.intra_op_threads`);
 - `spinning`: they run where the kernel puts them, and spin;
 - `aside, spinning`: as `OnnxRuntimeBackend` runs them.
 
@@ -29,10 +29,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.onnx_runtime import ort
-from hawkvision.types import Pixels
-from hawkvision.vision.helpers import Helpers, can_step_aside, helpers_started
-from hawkvision.vision.onnxruntime_backend import SPIN_US
+from hawkvision.core.types import Pixels
+from hawkvision.inference.intra_op_threads import Helpers, can_step_aside, helpers_started
+from hawkvision.inference.onnxruntime_backend import SPIN_US
+from hawkvision.system.onnx_runtime import ort
 from loadgen.host.idle_prevention import prevented
 
 AFTER_S: Final = 0.003

@@ -35,18 +35,18 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from hawkvision.artifacts import load_variant, write_atomic
-from hawkvision.errors import HawkVisionError
-from hawkvision.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
-from hawkvision.pictures import read_pictures
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.types import Pixels
+from hawkvision.imaging.preprocessing import decode as decode_picture
+from hawkvision.imaging.preprocessing import preprocess, probe
+from hawkvision.inference.backend import Backend
+from hawkvision.inference.backend_registry import open_backend
+from hawkvision.models.artifacts import load_variant, write_atomic
+from hawkvision.models.datasets import read_pictures
+from hawkvision.models.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Plan, decode, encode
 from hawkvision.transport.coding.rate_fec_control import LinkState, choose
 from hawkvision.transport.protocol.wire import FRAGMENT_ROOM, MAX_DATAGRAM, OVERHEAD
-from hawkvision.types import Pixels
-from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import open_backend
-from hawkvision.vision.image import decode as decode_picture
-from hawkvision.vision.image import preprocess, probe
 
 LOSSES: Final = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 BURST: Final = 4.0

@@ -34,19 +34,19 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.artifacts import sha256_of
-from hawkvision.errors import ConfigError, HawkVisionError
-from hawkvision.manifest import InputSpec, cache_dir, models_dir
-from hawkvision.pictures import LabelledPictures, read_pictures
+from hawkvision.core.errors import ConfigError, HawkVisionError
+from hawkvision.core.types import Pixels
+from hawkvision.imaging.preprocessing import load_input
+from hawkvision.model_zoo.calibration.loss_simulation import BURST, decoded, loss_order
+from hawkvision.model_zoo.calibration.measure import input_spec, training_of, weight_path
+from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_training
+from hawkvision.model_zoo.training.convnet import CONVNETS
+from hawkvision.model_zoo.training.recipe import Network, Recipe, load_recipe, recipe_labels, training_mask
+from hawkvision.models.artifacts import sha256_of
+from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.manifest import InputSpec, cache_dir, models_dir
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode
 from hawkvision.transport.protocol.wire import OVERHEAD
-from hawkvision.types import Pixels
-from hawkvision.vision.image import load_input
-from hawkvision.zoo.convnet import CONVNETS
-from hawkvision.zoo.lossy import BURST, decoded, loss_order
-from hawkvision.zoo.measure import input_spec, training_of, weight_path
-from hawkvision.zoo.recipe import Network, Recipe, load_recipe, recipe_labels, training_mask
-from hawkvision.zoo.splits import SPLIT_SEED, split_after_training
 from tests.bench.inference.lossy_accuracy import LossyLink
 
 TASK: Final = "cifar10"
@@ -142,7 +142,7 @@ def main() -> int:
 
 
 def trainer() -> ModuleType:
-    """`hawkvision.zoo.train`, on one thread.
+    """`hawkvision.model_zoo.training.train`, on one thread.
 
     Raises:
         ConfigError: if torch is not installed, naming the extra.
@@ -150,7 +150,7 @@ def trainer() -> ModuleType:
     try:
         import torch
 
-        from hawkvision.zoo import train
+        from hawkvision.model_zoo.training import train
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

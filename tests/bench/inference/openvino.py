@@ -18,13 +18,13 @@ from contextlib import ExitStack, closing
 
 import numpy as np
 
-from hawkvision.artifacts import load_variant
-from hawkvision.errors import BackendError
-from hawkvision.manifest import cache_dir, load_manifest, models_dir
-from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import BackendKind, open_backend
-from hawkvision.vision.image import load_inputs
-from tests.pictures import encoded
+from hawkvision.core.errors import BackendError
+from hawkvision.imaging.preprocessing import load_inputs
+from hawkvision.inference.backend import Backend
+from hawkvision.inference.backend_registry import BackendKind, open_backend
+from hawkvision.models.artifacts import load_variant
+from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
+from tests.images import encoded
 
 NETWORKS = ("mobilenet_v2_int8", "efficientnet_lite0_int8", "efficientnet_lite2_int8")
 KINDS: tuple[BackendKind, ...] = ("onnxruntime", "openvino", "int8")

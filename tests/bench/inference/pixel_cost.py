@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hawkvision.process import ServerProcess, running
-from tests.pictures import encoded, flat_png
+from hawkvision.system.process import ServerProcess, running
+from tests.images import encoded, flat_png
 
 TIMEOUT_S: Final = 600.0
 WIDE: Final = (

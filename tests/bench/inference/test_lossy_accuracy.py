@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import simplejpeg
 
+from hawkvision.core.types import Pixels
 from hawkvision.transport.coding.image_coding import Plan
 from hawkvision.transport.protocol.wire import OVERHEAD
-from hawkvision.types import Pixels
 from tests.bench.inference.lossy_accuracy import (
     BURST,
     LossCell,

@@ -10,9 +10,9 @@ import cv2
 import numpy as np
 import pytest
 
-from hawkvision.manifest import InputSpec
+from hawkvision.core.types import Pixels
+from hawkvision.models.manifest import InputSpec
 from hawkvision.transport.coding.image_coding import Coded, encode
-from hawkvision.types import Pixels
 from tests.bench.inference.lossy_accuracy import LossyLink
 from tests.bench.inference.lossy_finetune import (
     PLAN,

@@ -34,9 +34,9 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
-from hawkvision.artifacts import write_atomic
-from hawkvision.errors import ConfigError, HawkVisionError, NotReady
-from hawkvision.manifest import models_dir
+from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady
+from hawkvision.models.artifacts import write_atomic
+from hawkvision.models.manifest import models_dir
 from loadgen.analysis.steady_state import is_steady
 from loadgen.analysis.summary import summarise
 from loadgen.clients import noise_floor

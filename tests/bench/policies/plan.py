@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from loadgen.analysis.compare import MOST_RUNS
 from loadgen.clients.engine import Protocol
 from loadgen.clients.processes import LEAD_S

@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from loadgen.network.namespaces import available
 from loadgen.network.profiles import load_profile
 from loadgen.workload.record import load
 from tests.bench.policies.compare_policies import rotated, samples
 from tests.bench.policies.goal_checks import PolicyReport
 from tests.bench.policies.plan import PolicyPlan, add_arguments, contenders, read_plan
-from tests.pictures import encoded
+from tests.images import encoded
 
 needs_a_link = pytest.mark.skipif(available() is not None, reason=f"no TUN link here: {available()}")
 

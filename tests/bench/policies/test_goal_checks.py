@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from hawkvision.types import PromiseStatus
+from hawkvision.core.types import PromiseStatus
 from loadgen.analysis.compare import RatioVerdict
 from loadgen.workload.record import LinkSample, Outcome, Run, TargetClass
 from tests.bench.policies.goal_checks import (

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hawkvision import Answer, AsyncClient, HawkVisionError
-from hawkvision.manifest import cache_dir, models_dir
+from hawkvision.models.manifest import cache_dir, models_dir
 from tests.bench.robustness.fault_world import Server, photographs
 
 OFFSETS: Final = ("-1d", "+1d", "-3d", "+800d")

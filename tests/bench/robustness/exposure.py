@@ -37,7 +37,7 @@ import grpc
 
 from hawkvision.datacenter.launch.listening import Listener, family, listeners, network_of
 from hawkvision.datacenter.launch.network import enter_private_network
-from hawkvision.process import running, stop_with_parent
+from hawkvision.system.process import running, stop_with_parent
 
 CALL_S: Final = 5.0
 JOIN_S: Final = 20.0

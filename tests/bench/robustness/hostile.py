@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from hawkvision.process import ServerProcess, running
+from hawkvision.system.process import ServerProcess, running
 
 MIB: Final = 1 << 20
 GOOD_TIMEOUT_S: Final = 60.0
@@ -448,7 +448,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help=f"some of: {'; '.join(ATTACKS)} (parts of their names, by commas)")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long connections are held")
     options = parser.parse_args()
-    from tests.pictures import encoded
+    from tests.images import encoded
 
     wanted = [part.strip() for part in options.only.split(",")]
     names = [name for name in ATTACKS if any(part in name for part in wanted)]

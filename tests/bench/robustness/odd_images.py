@@ -34,10 +34,10 @@ from PIL import Image, ImageFile, ImageOps
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.errors import RequestError, TooLarge, UnsupportedMedia
-from hawkvision.process import running
-from hawkvision.types import Pixels
-from hawkvision.vision.image import decode, probe
+from hawkvision.core.errors import RequestError, TooLarge, UnsupportedMedia
+from hawkvision.core.types import Pixels
+from hawkvision.imaging.preprocessing import decode, probe
+from hawkvision.system.process import running
 from tests.odd_images import bad_chunk, chunk, odd_jpegs, odd_pngs, profile, scan_start, segment
 
 MAX_PIXELS: Final = 50_000_000

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from hawkvision import Answer, AsyncClient, HawkVisionError
 from tests.bench.robustness.fault_world import BackgroundLoad, SentRequest, World, descendants, errors_of
-from tests.pictures import encoded
+from tests.images import encoded
 
 RESET_EVERY_S: Final = 45.0
 BESIDE_EVERY_S: Final = 0.5

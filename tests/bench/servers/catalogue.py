@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 
 HandlerWork: TypeAlias = Literal["model", "decode", "nothing"]
 """As `tests.bench.servers.handlers.work` describes."""

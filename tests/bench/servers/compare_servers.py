@@ -15,9 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from hawkvision.artifacts import load_variant
-from hawkvision.errors import ConfigError
-from hawkvision.manifest import artifact_path, cache_dir, load_manifest, models_dir
+from hawkvision.core.errors import ConfigError
+from hawkvision.models.artifacts import load_variant
+from hawkvision.models.manifest import artifact_path, cache_dir, load_manifest, models_dir
 from loadgen.commands.options import origin
 from loadgen.commands.terminal import terminal
 from loadgen.workload.dataset import read_dataset

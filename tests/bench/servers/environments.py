@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from hawkvision.artifacts import write_atomic
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
+from hawkvision.models.artifacts import write_atomic
 
 SHARED: Final = ("onnxruntime", "opencv-python-headless", "pillow", "simplejpeg")
 INSTALL_TIMEOUT_S: Final = 900.0

@@ -7,8 +7,8 @@ from typing import Final
 import cv2
 import numpy as np
 
-from hawkvision.errors import ConfigError
-from hawkvision.types import Pixels
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.types import Pixels
 
 JPEG: Final = b"\xff\xd8\xff"
 QUALITY: Final = 90

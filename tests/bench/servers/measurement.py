@@ -19,8 +19,8 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.errors import ConfigError, HawkVisionError, NotReady
-from hawkvision.process import running
+from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady
+from hawkvision.system.process import running
 from loadgen.clients.base import RequestTimes
 from loadgen.clients.engine import Engine, Job, ServerAddress, SharedImages
 from loadgen.workload.arrivals import PoissonArrivals

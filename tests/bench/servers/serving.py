@@ -18,9 +18,9 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.errors import NotReady
-from hawkvision.manifest import InputSpec
-from hawkvision.process import ended
+from hawkvision.core.errors import NotReady
+from hawkvision.models.manifest import InputSpec
+from hawkvision.system.process import ended
 from loadgen.clients.base import Reply, RequestTimes
 from loadgen.clients.connections import ConnectionBroken, ConnectionPool
 from loadgen.workload.record import UNANSWERED

@@ -23,8 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hawkvision.errors import ConfigError, NotReady
-from hawkvision.manifest import InputSpec, cache_dir
+from hawkvision.core.errors import ConfigError, NotReady
+from hawkvision.models.manifest import InputSpec, cache_dir
 from loadgen.clients.base import RequestTimes
 from loadgen.commands.options import origin
 from tests.bench.servers import environments, results, tables

@@ -36,9 +36,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hawkvision.client import AsyncClient
-from hawkvision.errors import HawkVisionError
-from hawkvision.manifest import load_labels, load_manifest, models_dir
-from hawkvision.pictures import read_pictures
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.models.datasets import read_pictures
+from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from hawkvision.transport.coding.rate_fec_control import FINE
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.tun_link import TunLink

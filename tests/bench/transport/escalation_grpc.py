@@ -33,12 +33,12 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from starlette.requests import Request
 from starlette.types import Message
 
-from hawkvision.config import DatacenterConfig
+from hawkvision.core.config import DatacenterConfig
+from hawkvision.core.escalation_api import INFER_PATH
 from hawkvision.datacenter.catalog import load_catalog
-from hawkvision.datacenter.door import make_door, max_in_flight
 from hawkvision.datacenter.run import TUNING
-from hawkvision.hop import INFER_PATH
-from hawkvision.process import running, stop_with_parent
+from hawkvision.datacenter.servers.http_server import make_door, max_in_flight
+from hawkvision.system.process import running, stop_with_parent
 
 METHOD: Final = "/hawkvision.bench.Hop/infer"
 APPLICATION: Final = "hop"

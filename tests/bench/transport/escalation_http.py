@@ -29,8 +29,8 @@ import cv2
 import msgspec
 import numpy as np
 
-from hawkvision.hop import INFER_PATH, VARIANT_HEADER, HopReply
-from hawkvision.process import ended
+from hawkvision.core.escalation_api import INFER_PATH, VARIANT_HEADER, HopReply
+from hawkvision.system.process import ended
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 60.0

@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from edge.hops import RUN_OUT_S, HopBroken, HopLate, HttpHop
-from hawkvision.hop import INFER_PATH, HopRequest
-from hawkvision.trace import start_trace
+from edge.escalation.http_transport import RUN_OUT_S, HopBroken, HopLate, HttpHop
+from hawkvision.core.escalation_api import INFER_PATH, HopRequest
+from hawkvision.core.trace import start_trace
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.profiles import LinkProfile, load_profile
 from loadgen.network.tun_link import TunLink

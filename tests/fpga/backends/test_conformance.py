@@ -24,12 +24,12 @@ from fpga.offload.runtime import OffloadBackend, OffloadSettings
 from fpga.reports.build_report import BuildReport, NetlistProof, SwitchingCounts
 from fpga.reports.design_info import DesignFiles, DesignInfo, read_design
 from fpga.reports.energy import EnergyEstimate, ImageEnergy
-from hawkvision.clock import ManualClock, MonotonicClock
-from hawkvision.errors import BackendError, CompileError, ConfigError
+from hawkvision.core.clock import ManualClock, MonotonicClock
+from hawkvision.core.errors import BackendError, CompileError, ConfigError
+from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.inference.backend import Backend
 from hawkvision.integer import reference
-from hawkvision.metrics import EdgeMetrics
 from hawkvision.testing import BackendConformance
-from hawkvision.vision.backend import Backend
 from tests.fpga.small_model import FOLDING, GRAPH, emulated, expected, images
 from tests.hawkvision.integer.graphs import random_graph
 

@@ -22,10 +22,10 @@ from fpga.device.device_link import UdpLink, open_link
 from fpga.device.device_session import DeviceSession
 from fpga.device.framing import DeviceFrame, DeviceWelcome, HostHello, ImageTrouble, PixelRun, RefusalReason, encode
 from fpga.device.host_session import MAX_ATTEMPTS, MAX_PAUSE_S
-from hawkvision.errors import BackendError, BackendUnavailable, ConfigError
+from hawkvision.core.errors import BackendError, BackendUnavailable, ConfigError
+from hawkvision.inference.backend import Backend
 from hawkvision.integer import reference
 from hawkvision.testing import BackendConformance
-from hawkvision.vision.backend import Backend
 from tests.fpga.small_model import GRAPH, emulated, expected, images
 from tests.hawkvision.integer.graphs import random_graph
 

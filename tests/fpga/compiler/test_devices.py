@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fpga.compiler.devices import Resources, device, devices
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 
 
 def test_larger_devices_have_more_of_everything() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fpga.compiler.emit import MODULES, emit, sources, weight_memory
 from fpga.compiler.folding import Folding, StageFolding, check_folding, dsp_blocks, packs
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from hawkvision.integer.ir import from_bytes, to_bytes
 from tests.fpga.designs import CASES, FASHION, Case
 from tests.hawkvision.integer.graphs import random_graph

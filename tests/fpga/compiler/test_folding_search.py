@@ -13,7 +13,7 @@ from fpga.compiler.folding import Folding, check_folding, interval, parse_foldin
 from fpga.compiler.folding import format_folding as formatted
 from fpga.compiler.folding_search import ROUTABLE, cost, fastest, foldings, slowest_that_keeps_up
 from fpga.compiler.resource_model import of_graph
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph
 
 SMALL = device("lfe5u-25f")

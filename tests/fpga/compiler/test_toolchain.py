@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fpga.compiler.toolchain import PACKAGES, find, locate
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 
 
 def test_missing_tool_is_named_with_its_package(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from fpga.device.host_session import (
     SessionRefused,
 )
 from fpga.simulation.integer_kernel import IntegerKernel
-from hawkvision.errors import BackendError
+from hawkvision.core.errors import BackendError
 from hawkvision.integer import reference
 from tests.hawkvision.integer.graphs import random_graph, random_images
 

@@ -27,7 +27,7 @@ from fpga.device.framing import (
     encode,
     pixels_of_a_run,
 )
-from hawkvision.errors import BackendError
+from hawkvision.core.errors import BackendError
 
 U8, U16, U32 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32))
 MODELS = st.binary(min_size=32, max_size=32)

@@ -14,9 +14,9 @@ from fpga.compiler.folding_search import FoundFolding, slowest_that_keeps_up
 from fpga.offload.cli import app
 from fpga.offload.fpga_profiles import cuts, profile_of_folding
 from fpga.offload.queueing import ServiceTime
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from hawkvision.integer.onnx_writer import write
-from hawkvision.manifest import artifact_path
+from hawkvision.models.manifest import artifact_path
 from tests.hawkvision.integer.graphs import fashion_shape
 
 GRAPH = fashion_shape()

@@ -24,7 +24,7 @@ from fpga.offload.cost_model import (
 )
 from fpga.offload.plan_search import SHARES, Objective, schedule, search
 from fpga.offload.queueing import ServiceTime
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 
 MS = 1e-3
 SMALL = Resources(luts=5_000, ffs=5_000, multipliers=30, block_rams=20)

@@ -32,13 +32,13 @@ from fpga.offload.calibration import (
 from fpga.offload.cost_model import CpuWork
 from fpga.offload.plan_search import SchedulePoint, ShareSchedule
 from fpga.offload.runtime import OffloadBackend, OffloadSettings
-from hawkvision.clock import ManualClock
-from hawkvision.errors import BackendError, ConfigError
+from hawkvision.core.clock import ManualClock
+from hawkvision.core.errors import BackendError, ConfigError
+from hawkvision.core.types import Logits, Pixels
+from hawkvision.inference.backend import Backend, check_batch, check_open
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.testing import BackendConformance, random_pictures
-from hawkvision.types import Logits, Pixels
-from hawkvision.vision.backend import Backend, check_batch, check_open
 from tests.hawkvision.integer.graphs import random_graph
 
 GRAPH = random_graph(side=8, planes=3)

@@ -10,7 +10,7 @@ import pytest
 from fpga.compiler.devices import devices
 from fpga.reports.build_report import read
 from fpga.reports.pages import markdown, summary, table
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 
 REPORTS = Path(__file__).parents[3] / "fpga" / "reports"
 COMMITTED = sorted(path for name in devices() for path in REPORTS.glob(f"*-{name}.json"))

@@ -18,7 +18,7 @@ from fpga.compiler.folding import Folding, StageFolding
 from fpga.compiler.resource_model import of_graph
 from fpga.compiler.synthesis import pack, place_and_route, routed, synthesise
 from fpga.simulation.netlist_simulation import NetlistSimulation
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from hawkvision.integer import reference
 from tests.fpga.simulation.test_netlist_simulation import cell, netlist
 from tests.hawkvision.integer.graphs import random_graph, random_images

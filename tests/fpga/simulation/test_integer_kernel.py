@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fpga.simulation.integer_kernel import IntegerKernel, KernelKind
-from hawkvision.errors import BackendError, CompileError
+from hawkvision.core.errors import BackendError, CompileError
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph, random_images

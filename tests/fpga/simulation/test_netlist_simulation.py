@@ -16,7 +16,7 @@ from fpga.compiler.emit import emit
 from fpga.compiler.folding import Folding, StageFolding
 from fpga.compiler.synthesis import synthesise
 from fpga.simulation.netlist_simulation import NetlistSimulation, Words
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from hawkvision.integer import reference
 from tests.hawkvision.integer.graphs import random_graph, random_images
 

@@ -11,7 +11,7 @@ import pytest
 from fpga.compiler.folding import interval, latency
 from fpga.simulation.rtl_simulation import Simulation, Stalls
 from fpga.simulation.verilator import VerilatorDesign, library
-from hawkvision.errors import BackendError, CompileError
+from hawkvision.core.errors import BackendError, CompileError
 from hawkvision.integer import reference
 from tests.fpga.designs import CASES, FASHION, Case
 from tests.hawkvision.integer.graphs import random_images

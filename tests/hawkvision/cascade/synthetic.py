@@ -7,10 +7,10 @@ import functools
 import msgspec
 import numpy as np
 
-from hawkvision.cascade.profile import Profile, ProfileData, ReceivedCondition, RungProfile
-from hawkvision.cascade.profiling import Looked, profile_pair, profile_rung, split_indices
-from hawkvision.cascade.profiling_received import ReceivedLooks, profile_received
-from hawkvision.types import Logits, Score
+from hawkvision.cascade.certification.profile import Profile, ProfileData, ReceivedCondition, RungProfile
+from hawkvision.cascade.certification.profiling import Looked, profile_pair, profile_rung, split_indices
+from hawkvision.cascade.certification.profiling_received import ReceivedLooks, profile_received
+from hawkvision.core.types import Logits, Score
 
 SHA = "a" * 64
 

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.monitor import Claim
-from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Escalate, Miss, Policy, Route, decide, weakened
-from hawkvision.cascade.profile import (
+from hawkvision.cascade.certification.profile import (
     Certificate,
     Pair,
     Profile,
@@ -21,9 +19,10 @@ from hawkvision.cascade.profile import (
     SiteRung,
     threshold_value,
 )
-from hawkvision.errors import ManifestError, TargetUnreachable
-from hawkvision.manifest import MeasuredAccuracy
-from hawkvision.types import (
+from hawkvision.cascade.drift.monitor import Claim
+from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Escalate, Miss, Policy, Route, decide, weakened
+from hawkvision.core.errors import ManifestError, TargetUnreachable
+from hawkvision.core.types import (
     AccuracyPromise,
     Basis,
     MaxAccuracyDrop,
@@ -35,6 +34,7 @@ from hawkvision.types import (
     Reason,
     Score,
 )
+from hawkvision.models.manifest import MeasuredAccuracy
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 
 PROFILE = make_profile()

@@ -20,8 +20,8 @@ import cv2
 import numpy as np
 import pytest
 
-from hawkvision.config import DatacenterConfig
-from hawkvision.manifest import Manifest, parse_manifest
+from hawkvision.core.config import DatacenterConfig
+from hawkvision.models.manifest import Manifest, parse_manifest
 
 ROOT = Path(__file__).parents[3]
 KEY = "a-key-for-all-tests"

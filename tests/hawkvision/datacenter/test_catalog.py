@@ -3,11 +3,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hawkvision.config import DatacenterConfig
+from hawkvision.core.config import DatacenterConfig
+from hawkvision.core.errors import ConfigError
 from hawkvision.datacenter.catalog import Catalog, catalog_of
-from hawkvision.errors import ConfigError
-from hawkvision.manifest import Committee, Manifest
-from hawkvision.vision.backends import BackendKind
+from hawkvision.inference.backend_registry import BackendKind
+from hawkvision.models.manifest import Committee, Manifest
 
 
 def test_members_are_loaded_once_however_many_rungs_use_them(manifest: Manifest) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hawkvision.hop import HopReply, Rungs
+from hawkvision.core.escalation_api import HopReply, Rungs
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, free_port, marked_processes, picture
 from tests.hawkvision.datacenter.test_service import ask
 

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 import yaml
 
-from hawkvision.config import DatacenterConfig
+from hawkvision.core.config import DatacenterConfig
+from hawkvision.core.errors import ConfigError
 from hawkvision.datacenter.manifests import rayservice, serve_config
-from hawkvision.errors import ConfigError
 from tests.hawkvision.datacenter.conftest import ROOT, START_LIMIT_S, free_port, picture
 
 

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from hawkvision.hop import HopReply, HopRequest, Rungs, Transports
-from hawkvision.trace import start_trace
+from hawkvision.core.escalation_api import HopReply, HopRequest, Rungs, Transports
+from hawkvision.core.trace import start_trace
 from hawkvision.transport.coding.image_coding import opaque
 from hawkvision.transport.endpoint.connection import LossyClient
 from hawkvision.transport.endpoint.receiver import Status

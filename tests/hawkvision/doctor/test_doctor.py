@@ -18,15 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.state import StateFile
-from hawkvision.cascade.profile import seal
-from hawkvision.config import EdgeConfig
+from edge.monitoring.state_store import StateFile
+from hawkvision.cascade.certification.profile import seal
+from hawkvision.core.config import EdgeConfig
 from hawkvision.doctor import access, files, machine, network
 from hawkvision.doctor.checks import examine_datacenter, examine_edge
 from hawkvision.doctor.findings import Finding, Level
-from hawkvision.manifest import artifact_path, cache_dir, load_manifest, models_dir
-from hawkvision.memory import room
-from hawkvision.process import running
+from hawkvision.models.manifest import artifact_path, cache_dir, load_manifest, models_dir
+from hawkvision.system.memory import room
+from hawkvision.system.process import running
 from tests.authority import Authority
 from tests.edge.peer import Peer, running_peer
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fpga.compiler.folding import Folding, StageFolding, check_folding, cycles_of, format_folding, parse_folding
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph, from_bytes, to_bytes
 from hawkvision.integer.nodes import ActivationShape, Conv, Node, Requantise

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
+from hawkvision.core.types import Logits, Pixels
+from hawkvision.inference.numpy_backend import NumpyBackend
+from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.integer import reference
 from hawkvision.integer.artifact import GRAPH_KEY, graph_of
 from hawkvision.integer.ir import IntegerGraph, to_bytes
 from hawkvision.integer.nodes import Conv
 from hawkvision.integer.onnx_writer import exact_in_float32, write
-from hawkvision.types import Logits, Pixels
-from hawkvision.vision.numpy_backend import NumpyBackend
-from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph
 
 

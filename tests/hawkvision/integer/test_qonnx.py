@@ -17,13 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from hawkvision.errors import CompileError
+from hawkvision.core.errors import CompileError
+from hawkvision.core.types import Logits, Pixels
 from hawkvision.integer import reference
 from hawkvision.integer.ir import from_bytes, to_bytes
 from hawkvision.integer.qonnx import MAX_BYTES, read_qonnx
 from hawkvision.integer.qonnx_chain import QUANT_DOMAIN
-from hawkvision.types import Logits, Pixels
-from hawkvision.zoo.qonnx_export import QuantisedNet, write_qonnx
+from hawkvision.model_zoo.training.qonnx_export import QuantisedNet, write_qonnx
 from tests.hawkvision.integer.quantised_nets import random_net
 
 

@@ -18,7 +18,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import Receive, Scope, Send
 
-from hawkvision.errors import HawkVisionError
+from hawkvision.core.errors import HawkVisionError
 from hawkvision.servers.bodies import Bodies, Body, CallerGone, Pace
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.protocol import Limits, bounded

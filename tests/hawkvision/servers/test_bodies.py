@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import Message
 
-from hawkvision.errors import Overloaded, RequestTimeout, TooLarge
+from hawkvision.core.errors import Overloaded, RequestTimeout, TooLarge
 from hawkvision.servers.bodies import MAX_BUFFERED_BYTES, Bodies, Body, Pace
 from tests.hawkvision.servers.instantly import run_instantly
 

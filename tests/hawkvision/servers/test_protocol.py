@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hawkvision.process import ServerProcess, running
 from hawkvision.servers.protocol import (
     MAX_DRAINED_BYTES,
     MAX_HEAD_BYTES,
@@ -28,9 +27,10 @@ from hawkvision.servers.protocol import (
     address_of,
     connections_for,
 )
+from hawkvision.system.process import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.hawkvision.servers.impatient import PER_ADDRESS
-from tests.pictures import encoded
+from tests.images import encoded
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 KEY = "a-key-of-the-node"

@@ -21,11 +21,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hawkvision.client import Client
-from hawkvision.errors import ConfigError, NotReady, ServiceError
-from hawkvision.process import ServerProcess, running
+from hawkvision.core.errors import ConfigError, NotReady, ServiceError
 from hawkvision.servers.tls import Certificates, TlsFiles
+from hawkvision.system.process import ServerProcess, running
 from tests.authority import Authority, Pair, replace
-from tests.pictures import encoded
+from tests.images import encoded
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 WAIT_S = 60.0

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hawkvision.errors import ConfigError
-from hawkvision.types import PromiseStatus
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.types import PromiseStatus
 from loadgen.analysis.bootstrap import exact_interval
 from loadgen.analysis.summary import ClassSummary, RunSummary, TargetVerdict, show, summarise, targets_kept
 from loadgen.workload.record import Outcome, Run, TargetClass

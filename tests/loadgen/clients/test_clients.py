@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.errors import Overloaded, TargetUnreachable
-from hawkvision.process import ServerProcess
-from hawkvision.types import PromiseStatus
+from hawkvision.core.errors import Overloaded, TargetUnreachable
+from hawkvision.core.types import PromiseStatus
+from hawkvision.system.process import ServerProcess
 from loadgen.clients.base import Reply, RequestTimes
 from loadgen.clients.connections import HttpReply
 from loadgen.clients.engine import ServerAddress, client_for

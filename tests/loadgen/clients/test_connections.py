@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.client.response import Unreachable
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from loadgen.clients.base import RequestTimes
 from loadgen.clients.connections import MAX_REPLY_BYTES, ConnectionBroken, ConnectionPool, HttpReply
 from tests.loadgen.scripted import Asked, Say, Scripted, reply, scripted

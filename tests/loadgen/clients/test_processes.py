@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.client.response import Unreachable
-from hawkvision.errors import ConfigError, InternalError
-from hawkvision.process import ServerProcess
+from hawkvision.core.errors import ConfigError, InternalError
+from hawkvision.system.process import ServerProcess
 from loadgen.__main__ import main
 from loadgen.clients.engine import Job, ServerAddress, Tally
 from loadgen.clients.processes import WorkerProcesses, parts

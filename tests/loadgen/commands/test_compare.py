@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from loadgen.analysis.compare import (
     FIGURES,
     ComparisonReport,

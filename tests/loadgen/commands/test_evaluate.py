@@ -19,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.client import AsyncClient
-from hawkvision.errors import BadImage, ConfigError, NotReady, TargetUnreachable
-from hawkvision.pictures import LabelledPictures
-from hawkvision.types import (
+from hawkvision.core.errors import BadImage, ConfigError, NotReady, TargetUnreachable
+from hawkvision.core.types import (
     AccuracyPromise,
     Answer,
     Basis,
@@ -34,6 +33,7 @@ from hawkvision.types import (
     Tier,
     target_fields,
 )
+from hawkvision.models.datasets import LabelledPictures
 from loadgen.__main__ import main
 from loadgen.analysis.bootstrap import exact_interval
 from loadgen.analysis.evaluation import (

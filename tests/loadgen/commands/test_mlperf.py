@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.errors import ConfigError, NotReady
-from hawkvision.process import ServerProcess
+from hawkvision.core.errors import ConfigError, NotReady
+from hawkvision.system.process import ServerProcess
 from loadgen.commands.mlperf import Options, Scenario, figures, rules, score, verdict
 from tests.loadgen.command import command
 from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set

@@ -16,7 +16,7 @@ from typing import get_type_hints
 import msgspec
 import pytest
 
-from hawkvision.process import ServerProcess
+from hawkvision.system.process import ServerProcess
 from loadgen.__main__ import COMMANDS, main
 from loadgen.analysis.summary import RunSummary, summarise
 from loadgen.commands.command_line import stated, words

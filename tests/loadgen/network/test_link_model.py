@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from loadgen.network.link_model import MAX_IN_FLIGHT_BYTES, Direction, LinkPipe
 from loadgen.network.link_spec import GilbertElliott, IidLoss, LinkSpec, LinkTrace, NoLoss, Outages, TraceStep
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from loadgen.network.link_model import Direction
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.profiles import LinkProfile, Way, load_profile, names

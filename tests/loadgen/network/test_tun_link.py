@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.errors import ConfigError, NotReady
-from hawkvision.process import running
+from hawkvision.core.errors import ConfigError, NotReady
+from hawkvision.system.process import running
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import Side, available, sweep
 from loadgen.network.tun_link import TunLink

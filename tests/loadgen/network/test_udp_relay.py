@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import pytest
 import typer
 
-from hawkvision.errors import ConfigError
-from hawkvision.process import running
+from hawkvision.core.errors import ConfigError
+from hawkvision.system.process import running
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UDP_OVERHEAD_BYTES, UdpRelay, main
 from tests.waiting import until

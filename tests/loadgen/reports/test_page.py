@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from hawkvision.reports.svg import Kind, Scale, linear_scale, log_scale, path, ticks
 from loadgen.analysis.compare import compare_all
 from loadgen.analysis.samples import counted_of

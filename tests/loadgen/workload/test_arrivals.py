@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from loadgen.workload.arrivals import (
     BurstyArrivals,
     ClosedLoop,

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hawkvision.errors import ConfigError
-from hawkvision.manifest import load_labels, load_manifest, models_dir
+from hawkvision.core.errors import ConfigError
+from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from loadgen.workload.class_names import directory_classes
 from loadgen.workload.dataset import read_labelled
-from tests.pictures import encoded
+from tests.images import encoded
 
 MODELS = models_dir(None)
 LABELS = ("cat", "dog", "grey owl")

@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.errors import ConfigError
-from hawkvision.manifest import models_dir
-from hawkvision.pictures import read_pictures
+from hawkvision.core.errors import ConfigError
+from hawkvision.models.datasets import read_pictures
+from hawkvision.models.manifest import models_dir
 from loadgen.workload.dataset import GENERATED, Dataset, generated, photographs, read_dataset
 from loadgen.workload.held_out import HeldOutIndices
+from tests.images import encoded
 from tests.loadgen.commands.test_evaluate import write_set
-from tests.pictures import encoded
 
 MODELS = models_dir(None)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from loadgen.analysis.summary import RunSummary, summarise
 from loadgen.workload.record import load, save
 from tests.loadgen.runs import answer, plausible, refusal, run_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.fields import FIELDS
-from hawkvision.errors import ConfigError
+from edge.servers.request_fields import FIELDS
+from hawkvision.core.errors import ConfigError
 from loadgen.workload.record import TargetClass
 from loadgen.workload.target_mix import deal, draws, parse
 

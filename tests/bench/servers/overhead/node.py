@@ -37,10 +37,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.errors import HawkVisionError
-from hawkvision.manifest import InputSpec, artifact_path, cache_dir, load_manifest, models_dir
-from hawkvision.onnx_runtime import ort
-from hawkvision.process import ServerProcess, running
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.models.manifest import InputSpec, artifact_path, cache_dir, load_manifest, models_dir
+from hawkvision.system.onnx_runtime import ort
+from hawkvision.system.process import ServerProcess, running
 from tests.bench.servers.overhead.wire import WireClient, WireClientError
 
 TASK: Final = "imagenet"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from hawkvision.errors import BadField, BadImage, ConfigError, HawkVisionError, Unauthorized, UnsupportedMedia
-from hawkvision.hop import LossyOffer
+from hawkvision.core.errors import BadField, BadImage, ConfigError, HawkVisionError, Unauthorized, UnsupportedMedia
+from hawkvision.core.escalation_api import LossyOffer
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.connection_manager import is_gone
 from hawkvision.transport.client.datagram_client import LinkView, LossyLink, answer_among
@@ -27,7 +27,7 @@ from hawkvision.transport.protocol.control import MAX_TEMPLATE, VERSION
 from hawkvision.transport.protocol.identity import Identity, own_identity
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
-from tests.pictures import encoded, with_restarts
+from tests.images import encoded, with_restarts
 from tests.waiting import until
 
 T = TypeVar("T")

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.errors import BadField, BadImage, UnsupportedMedia
+from hawkvision.core.errors import BadField, BadImage, UnsupportedMedia
+from hawkvision.core.types import Pixels
+from hawkvision.imaging.preprocessing import decode as decode_picture
+from hawkvision.imaging.preprocessing import probe
 from hawkvision.transport.client.encoding_plan import (
     ANSWER_S,
     CALM_S,
@@ -27,11 +30,8 @@ from hawkvision.transport.coding.image_coding import Complete, Plan, decode
 from hawkvision.transport.coding.rate_fec_control import FINE_SIZE, QUALITIES, LinkState, choose
 from hawkvision.transport.endpoint.receiver import MAX_NACKS
 from hawkvision.transport.protocol.image_format import Kind
-from hawkvision.types import Pixels
-from hawkvision.vision.image import decode as decode_picture
-from hawkvision.vision.image import probe
+from tests.images import encoded, with_restarts
 from tests.odd_images import odd_jpegs
-from tests.pictures import encoded, with_restarts
 
 ROOM = 1150
 FINE, COARSE = Plan(80, 0.5), Plan(27, 2.0)

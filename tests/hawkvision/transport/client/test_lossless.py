@@ -12,18 +12,18 @@ import numpy as np
 from hawkvision.client.datagram import LossyWay
 from hawkvision.client.request import TimeLimit, lossy_question, query_fields
 from hawkvision.client.response import Reply
-from hawkvision.hop import Transports
+from hawkvision.core.escalation_api import Transports
+from hawkvision.core.types import Quality
 from hawkvision.transport.client.datagram_client import LossyLink
 from hawkvision.transport.client.encoding_plan import SMALL_FRAGMENTS
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.coding.rate_fec_control import FINE, QUALITIES
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
-from hawkvision.types import Quality
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.client.test_datagram_client import serving
 from tests.hawkvision.transport.client.test_encoding_plan import ROOM
-from tests.pictures import with_restarts
+from tests.images import with_restarts
 
 SIDE: Final = 256
 KNOWN_AFTER: Final = 12

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from hawkvision.errors import TooLarge
+from hawkvision.core.errors import TooLarge
+from hawkvision.core.types import Pixels
 from hawkvision.transport.coding.concealment import MAX_FILLED_BYTES
 from hawkvision.transport.coding.image_coding import (
     Arrived,
@@ -30,7 +31,6 @@ from hawkvision.transport.coding.image_coding import (
 )
 from hawkvision.transport.protocol.image_format import MAX_PIXELS, MAX_REDRAWN_PIXELS, Kind, PictureFormat
 from hawkvision.transport.protocol.wire import MAX_DATAGRAM, WireError
-from hawkvision.types import Pixels
 
 ROOM = 1150
 

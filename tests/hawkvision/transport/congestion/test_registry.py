@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from hawkvision.errors import ConfigError
+from hawkvision.core.errors import ConfigError
 from hawkvision.transport.congestion import registry
 from hawkvision.transport.congestion.bbr import Bbr
 from hawkvision.transport.congestion.registry import CONTROLLERS, DEFAULT, controller_class

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hawkvision.errors import Unauthorized
+from hawkvision.core.errors import Unauthorized
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import NOBODY_ASKED, Caller, Keys, prove
 from hawkvision.transport.endpoint.connection import LossyClient

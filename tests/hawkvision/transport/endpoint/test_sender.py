@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.clock import Deadline
+from hawkvision.core.clock import Deadline
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.endpoint.sender import (
     MAX_PICTURES,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.errors import ConfigError, Overloaded
+from hawkvision.core.errors import ConfigError, Overloaded
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.congestion.controller import CongestionController
 from hawkvision.transport.congestion.registry import CONTROLLERS

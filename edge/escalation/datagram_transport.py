@@ -1,0 +1,179 @@
+"""The hop over the lossy transport: pictures as datagrams, and probes that tell what the link is like without them.
+
+The peer is found by asking over HTTP once. Probes are single small datagrams, each of which asks for a report: 10 a
+second while pictures are escalated, one a second while none are, some 80 bytes each way with headers (13 kbit/s, or
+1.3). A hundred of them in the ten seconds that losses are counted over tell one percent from none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from edge.escalation.http_transport import HopBroken, HopLate, HttpHop
+from hawkvision.core.errors import (
+    MALFORMED,
+    BadImage,
+    EscalationFailed,
+    HawkVisionError,
+    Overloaded,
+    TooLarge,
+    UnsupportedMedia,
+)
+from hawkvision.core.escalation_api import HopRequest, LossyOffer
+from hawkvision.core.trace import TraceContext
+from hawkvision.network.circuit_breaker import CircuitBreaker
+from hawkvision.network.response_time import ResponseTimes
+from hawkvision.transport.client.datagram_client import LinkView, LossyLink
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost, ignore_interim
+from hawkvision.transport.endpoint.receiver import Status
+
+log = logging.getLogger("hawkvision.edge")
+
+PROBE_S: Final = 0.1
+IDLE_PROBE_S: Final = 1.0
+ACTIVE_S: Final = 30.0
+"""How long after an escalation probes are frequent: as long as it takes to return to TCP."""
+RETRY_S: Final = 15.0
+"""Between attempts to find a peer that is not there, or does not offer datagrams."""
+CONNECT_S: Final = 10.0
+"""For one attempt: asking where, over a TCP connection that may be losing packets, and the handshake."""
+SILENT_S: Final = 2.0
+"""Of a peer that leaves probes unanswered before it counts as gone. Outages of radio links are shorter."""
+
+MAY_MISS: Final = 0.05
+"""Of pictures that travel as they are, where the edge's answer is one, too: one in twenty gets that; coded anew, all of
+them would be answered below what is promised of the picture itself."""
+
+_STATUSES: Final = {
+    Status.OK: 200,
+    Status.OVERLOADED: Overloaded.status,
+    Status.EXPIRED: 504,
+    Status.NO_TEMPLATE: 504,
+}
+"""As HTTP says it; what is not here is a defect of this end or of the wire."""
+
+
+class _Refusal(msgspec.Struct):
+    status: int
+
+
+_refusal_decoder = msgspec.json.Decoder(_Refusal)
+
+
+class TooLargeForDatagrams(EscalationFailed):
+    """The picture does not fit the lossy transport; it may go another way."""
+
+
+class LossyHop:
+    """The datacenter over the lossy transport. Unavailable until `probe` has found it."""
+
+    def __init__(self, http: HttpHop, api_key: str | None, congestion: CongestionFactory = LossTolerant) -> None:
+        """Prepare; the peer is found through `http`, at the same host."""
+        self.breaker = CircuitBreaker(ResponseTimes(), connected=False)
+        self.rest = ResponseTimes()
+        self._http = http
+        self._complained = False
+        self._lossy = LossyLink(
+            urlsplit(http.url).hostname or "",
+            self._discover,
+            api_key=api_key,
+            may_miss=MAY_MISS,
+            congestion=congestion,
+        )
+
+    @property
+    def view(self) -> LinkView:
+        """What is known of the link."""
+        return self._lossy.state()
+
+    @property
+    def available(self) -> bool:
+        """Whether the peer is connected and answers."""
+        view = self.view
+        return view.connected and view.silent_s < SILENT_S
+
+    def carries_whole(self, body: bytes, deadline_s: float, *, surely: bool) -> bool:
+        """See `LossyLink.carries_whole`."""
+        return self._lossy.carries_whole(body, deadline_s, surely=surely)
+
+    async def send(
+        self,
+        body: bytes,
+        request: HopRequest,
+        trace: TraceContext,
+        timeout_s: float,
+        *,
+        exact: bool,
+        hear: Callable[[bytes], None] = ignore_interim,
+    ) -> tuple[int, bytes]:
+        """See `Hop.send`. Without a deadline the very bytes are sent in any case: there is time to repair all losses.
+
+        Raises:
+            TooLargeForDatagrams: as its name says.
+        """
+        deadline_s = None if request.deadline_ms is None else min(request.deadline_ms * 1e-3, timeout_s)
+        asking = self._lossy.ask(
+            request.template(),
+            body,
+            meta=request.meta(trace),
+            deadline_s=deadline_s,
+            timeout_s=timeout_s,
+            exact=exact or deadline_s is None,
+            on_interim=hear,
+        )
+        try:
+            status, payload = await asking
+        except (BadImage, UnsupportedMedia):
+            raise
+        except TooLarge as error:
+            raise TooLargeForDatagrams(str(error)) from None
+        except TimeoutError:
+            raise HopLate(f"{self._http.url} had not answered datagrams after {timeout_s * 1e3:.0f} ms") from None
+        except HawkVisionError as error:
+            raise HopBroken(f"{self._http.url} cannot be reached by datagrams: {error}") from None
+        if status is Status.REFUSED:
+            try:
+                return _refusal_decoder.decode(payload).status, payload
+            except MALFORMED:
+                raise HopBroken(f"{self._http.url} refused with a body that says nothing: {payload[:80]!r}") from None
+        return _STATUSES.get(status, 500), payload
+
+    async def probe(self) -> bool:
+        """Connect if there is no connection, send one probe, and say whether there is anybody to probe."""
+        try:
+            await self._lossy.probe(CONNECT_S)
+        except HawkVisionError as error:
+            self.breaker.connected = False
+            if not self._complained:
+                log.warning("pictures go to %s over TCP: no datagrams, %s", self._http.url, error)
+                self._complained = True
+            return False
+        self._complained = False
+        self.breaker.connected = self.available
+        return True
+
+    async def close(self) -> None:
+        """End the connection."""
+        await self._lossy.close()
+
+    async def _discover(self) -> LossyOffer:
+        """Where the peer listens.
+
+        Raises:
+            ConnectionLost: if it does not say just now.
+            EscalationFailed: if it listens to no datagrams.
+        """
+        try:
+            offer = (await self._http.transports()).lossy
+        except EscalationFailed as error:
+            raise ConnectionLost(str(error)) from None
+        if offer is None:
+            raise EscalationFailed(f"{self._http.url} does not offer the lossy transport (dc.lossy_port)")
+        return offer

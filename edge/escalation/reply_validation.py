@@ -1,0 +1,91 @@
+"""What the datacenter's replies say, and whether they can be true: nothing is believed before it is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from hawkvision.core import errors
+from hawkvision.core.errors import MALFORMED, EscalationFailed, RequestError
+from hawkvision.core.escalation_api import HopReply, HopRequest
+
+CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.UnsupportedMedia)}
+"""What is wrong with the picture itself. A datacenter's own limits (413, 429) are not the caller's fault."""
+
+_reply_decoder = msgspec.json.Decoder(HopReply)
+
+
+class _ErrorBody(msgspec.Struct):
+    error: str = ""
+    code: str = ""
+
+
+_error_decoder = msgspec.json.Decoder(_ErrorBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Escalated:
+    """The datacenter's answer and the whole round trip in milliseconds."""
+
+    reply: HopReply
+    round_trip_ms: float
+
+    @property
+    def until_first_ms(self) -> float:
+        """When there was an answer to be had, though perhaps not yet of all of the rung's members."""
+        timing = self.reply.timing_ms
+        return self.round_trip_ms - (0.0 if timing.first is None else max(0.0, timing.total - timing.first))
+
+
+def checked(payload: bytes, request: HopRequest, classes: int, url: str) -> HopReply:
+    """The reply to a request.
+
+    Args:
+        payload: of a reply with status 200.
+        request: what was asked.
+        classes: what its indices must stay below.
+        url: whose reply it is, for errors.
+
+    Raises:
+        EscalationFailed: if it is none, cannot be true, or comes from a rung that was not to answer.
+    """
+    try:
+        reply = _reply_decoder.decode(payload)
+    except MALFORMED as error:
+        raise EscalationFailed(f"{url} sent a reply that is none: {error}") from None
+    seen = [(c.index, c.confidence) for c in reply.top_k]
+    if reply.passed_over is not None:
+        seen.append((reply.passed_over.index, reply.passed_over.score))
+    sound = all(0 <= index < classes and 0.0 <= sure <= 1.0 for index, sure in seen)
+    sound = sound and 0.0 <= reply.received_fraction <= 1.0 and (reply.quality is None or 0 < reply.quality <= 100)
+    if not reply.top_k or not sound or not (reply.complete or request.progressive) or not _answers(reply, request):
+        raise EscalationFailed(f"{url} sent a reply that cannot be: {payload[:200]!r}")
+    return reply
+
+
+def refused(status: int, payload: bytes) -> tuple[RequestError | None, str]:
+    """Of a reply other than 200: what is wrong with the caller's picture, if that was the reason, and what it said."""
+    try:
+        body = _error_decoder.decode(payload)
+    except MALFORMED:
+        body = _ErrorBody(error=f"HTTP {status}")
+    fault = CALLERS_FAULT.get(body.code)
+    return (fault(body.error) if fault is not None and fault.status == status else None), body.error
+
+
+def _answers(reply: HopReply, request: HopRequest) -> bool:
+    """Whether the rung that answered was allowed to: the one asked for, or the middle one if it was sure enough.
+
+    A tier that does not know of middle rungs states no score, and its answer would void the certificate.
+    """
+    middle = request.middle
+    if middle is None:
+        return reply.model == request.variant
+    if reply.score is None or not 0.0 <= reply.score <= 1.0:
+        return False
+    if reply.model == request.variant:
+        return reply.score >= middle.accept_score
+    passed_over = reply.passed_over
+    return reply.model == middle.otherwise and passed_over is not None and passed_over.score < middle.accept_score

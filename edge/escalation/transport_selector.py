@@ -1,0 +1,141 @@
+"""The ways to one datacenter, TCP and datagrams, and which of them the next picture goes.
+
+LossyHop.probe ─► what the link loses ─┐
+escalations that were late over TCP ───┴─► transport_choice ─► way in use
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, TypeAlias
+
+from edge.escalation.datagram_transport import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, LossyHop
+from edge.escalation.http_transport import Hop, HttpHop
+from hawkvision.core.clock import Clock
+from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.network.transport_choice import LATE_AMONG, Choice, LinkReading, Transport
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
+
+Wanted: TypeAlias = Literal["tcp", "lossy", "auto"]
+"""How pictures are to travel; `lossy` and `auto` fall back to TCP where datagrams are not answered."""
+
+
+class Ways:
+    """Both hops, and the choice between them, which is made anew with every probe."""
+
+    def __init__(
+        self,
+        http: HttpHop,
+        api_key: str | None,
+        wanted: Wanted,
+        clock: Clock,
+        switched: Callable[[], None],
+        noticed: Callable[[], None],
+        metrics: EdgeMetrics | None,
+        congestion: CongestionFactory = LossTolerant,
+    ) -> None:
+        """Prepare, and look for the lossy transport in the background if it is wanted.
+
+        Args:
+            http: the way over TCP.
+            api_key: of the ingress.
+            wanted: as its name says.
+            clock: for probes.
+            switched: called when pictures go another way from now on.
+            noticed: called after every probe.
+            metrics: where to count.
+            congestion: makes the congestion controller of datagrams.
+        """
+        self.http = http
+        self.lossy = None if wanted == "tcp" else LossyHop(http, api_key, congestion)
+        self._wanted = wanted
+        self._clock = clock
+        self._switched = switched
+        self._noticed = noticed
+        self._metrics = metrics
+        self._choice = Choice()
+        self._late: deque[bool] = deque(maxlen=LATE_AMONG)
+        """Of the last escalations over TCP that had a deadline: whether it was missed for no fault of the tier's."""
+        self._asked_at = -math.inf
+        if metrics is not None:
+            self._expose(metrics)
+        self._tending = None if self.lossy is None else asyncio.create_task(self._tend(self.lossy))
+
+    @property
+    def transport(self) -> Transport:
+        """What the next picture goes over."""
+        return self._choice.transport
+
+    @property
+    def hop(self) -> Hop:
+        """The way that the next picture goes."""
+        return self.http if self.lossy is None or self.transport is Transport.TCP else self.lossy
+
+    @property
+    def loss(self) -> float | None:
+        """Share of datagrams that the link loses; None while that is not known, or nobody measures it."""
+        view = None if self.lossy is None else self.lossy.view
+        return view.loss if view is not None and view.known else None
+
+    @property
+    def rtt_s(self) -> float | None:
+        """The link's own round trip, without the datacenter's work; None as for `loss`."""
+        return None if self.lossy is None else self.lossy.view.rtt_s
+
+    def asked(self, now: float) -> None:
+        """A picture is sent: what the link is like matters, and is probed more often for a while."""
+        self._asked_at = now
+
+    def over_tcp(self, *, late: bool) -> None:
+        """What came of an escalation that should have been in time over TCP; late for no fault of the tier's."""
+        self._late.append(late)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._tending is not None:
+            self._tending.cancel()
+            await asyncio.gather(self._tending, return_exceptions=True)
+        if self.lossy is not None:
+            await self.lossy.close()
+        await self.http.close()
+
+    async def _tend(self, lossy: LossyHop) -> None:
+        """Keep the lossy link known, and choose."""
+        while True:
+            self._choose(lossy)  # before a probe that may have to connect first, as well
+            found = await lossy.probe()
+            self._choose(lossy)
+            self._noticed()
+            active = self._clock.now() - self._asked_at < ACTIVE_S
+            await asyncio.sleep(PROBE_S if found and active else IDLE_PROBE_S if found else RETRY_S)
+
+    def _choose(self, lossy: LossyHop) -> None:
+        before, view, now = self._choice, lossy.view, self._clock.now()
+        if self._wanted == "lossy":
+            wanted = Transport.LOSSY if lossy.available else Transport.TCP
+            self._choice = before if before.transport is wanted else Choice(wanted, now)
+        else:
+            loss = view.loss if view.known else None
+            self._choice = before.next(LinkReading(lossy.available, loss, view.outcomes, sum(self._late)), now)
+        if self._choice.transport is before.transport:
+            return
+        self._late.clear()
+        self.hop.breaker.times.forget()
+        self.hop.rest.forget()
+        self._switched()
+        if self._metrics is not None:
+            self._metrics.uplink_switches.labels(self.transport.value).inc()
+
+    def _uses(self, transport: Transport) -> float:
+        return float(self.transport is transport)
+
+    def _expose(self, metrics: EdgeMetrics) -> None:
+        for transport in Transport:
+            metrics.uplink_transport.labels(transport.value).set_function(partial(self._uses, transport))
+        metrics.uplink_loss_ratio.set_function(lambda: math.nan if self.loss is None else self.loss)
+        metrics.uplink_rtt.set_function(lambda: math.nan if self.rtt_s is None else self.rtt_s)

@@ -1,0 +1,1 @@
+"""The node's own stages: loading, warming up, and the workers that run them."""

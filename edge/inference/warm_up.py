@@ -1,0 +1,55 @@
+"""A node's first pictures, looked at before anybody's: whoever comes first after `/readyz` waits no longer than others.
+
+They take the way of callers' pictures: decoded from each format, scaled, inferred by every model of the rung, on one
+thread and on several, and ranked.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Final
+
+import cv2
+import numpy as np
+
+from edge.inference.edge_stage import Look, Others, Pace, Rung
+from hawkvision.core.clock import Clock
+from hawkvision.core.types import Pixels
+from hawkvision.imaging.preprocessing import probe
+
+FORMATS: Final = (".jpg", ".png", ".webp")
+OVERSIZE: Final = 1.5
+"""Of a sample's sides over the model's input: what is decoded is scaled, as most pictures are."""
+
+
+def samples(side: int) -> tuple[bytes, ...]:
+    """A picture of noise in each format, encoded; `side` is the input's, in pixels."""
+    size = max(16, round(OVERSIZE * side))
+    pixels: Pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
+    encoded = []
+    for suffix in FORMATS:
+        made, data = cv2.imencode(suffix, pixels)
+        if made:  # an OpenCV that writes no WebP reads none either
+            encoded.append(data.tobytes())
+    return tuple(encoded)
+
+
+def look_at_samples(rung: Rung, max_pixels: int, clock: Clock) -> None:
+    """Have a rung look at each sample, once alone and once not. What it took teaches the rung nothing.
+
+    Raises:
+        BackendError: if a backend is broken.
+    """
+    trial = replace(rung, others=None if rung.others is None else _all_look(rung.others))
+    for body in _samples(max(rung.first.spec.height, rung.first.spec.width)):
+        for alone in (True, False):
+            Look(trial, body, probe(body), 1, max(max_pixels, 2**24), clock, alone=functools.partial(bool, alone))()
+
+
+def _all_look(others: Others) -> Others:
+    """The others of a stepwise committee, who look however sure the first is."""
+    return replace(others, sure_from=np.inf, pace=Pace())
+
+
+_samples = functools.lru_cache(maxsize=4)(samples)

@@ -1,0 +1,1 @@
+"""What watches guarantees: streams, audits, and the state that survives a restart."""

@@ -1,0 +1,187 @@
+"""Audits: a fixed share of all images that a stage below the reference scores is also answered by the reference stage.
+
+    scored ─┬─ no room, link down ─┬─ drawn ─────► due, and missed
+            │                      └─ not drawn ─► nothing
+            └─ draw ─┬─ not drawn ───────────────► nothing
+                     └─ drawn ─┬─ the reference has answered anyway ─────────────► an outcome
+                               └─ asked, behind the caller's back ─┬─ answer ────► an outcome
+                                                                   └─ no answer ─► due, and missed
+
+The draw knows nothing of the image or of what became of it: whether it was accepted, escalated, or given up. So
+outcomes are a uniform sample of what the stage scored. Nor has it to do with the image whether there is room; that is
+asked first, of escalated images, too, which would otherwise be heard of more often than accepted ones in a burst. A
+missed audit is no outcome, and what it would have found is not guessed.
+
+The caller has its answer before the audit begins, and no caller's escalation waits for one: an audit takes a connection
+only while one is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from edge.escalation.client import Uplink
+from edge.monitoring.streams import Kept, StageScore, Watched
+from hawkvision.core.errors import EscalationFailed, RequestError
+from hawkvision.core.escalation_api import HopReply, HopRequest
+from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.trace import TraceContext
+from hawkvision.core.types import WHOLE, Reason, Received
+from hawkvision.imaging.preprocessing import probe
+
+log = logging.getLogger("hawkvision.edge")
+
+MOST_AT_ONCE: Final = 4
+"""Audits sent at once. They are 2 % of the traffic: with round trips of 100 ms four of them serve 2,000 requests a
+second."""
+MOST_UNDER_WAY: Final = 16
+MOST_BYTES: Final = 40_000_000
+"""Audits sent or waiting for their turn, for requests come in bursts, and bytes of the pictures that they keep."""
+PATIENCE_S: Final = 5.0
+"""Longest wait for an audit; `dc_timeout_s` where that is shorter."""
+
+
+class Accepted(NamedTuple):
+    """A controller whose threshold accepted an answer."""
+
+    kept: Kept
+    score: float
+    answered: int
+
+
+class Auditor:
+    """Draws audits, carries them out in the background and tells monitors and controllers. Used on one event loop."""
+
+    def __init__(
+        self,
+        task: str,
+        best: str,
+        uplink: Uplink | None,
+        metrics: EdgeMetrics,
+        draws: random.Random,
+        timeout_s: float,
+        share: float,
+    ) -> None:
+        """Of the images that are scored, `share` are drawn; without `uplink` none of them can be audited."""
+        self._share = share
+        self._task = task
+        self._best = best
+        self._uplink = uplink
+        self._metrics = metrics
+        self._draws = draws
+        self._timeout_s = min(timeout_s, PATIENCE_S)
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._held_bytes = 0
+        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+        self.certified: Callable[[HopReply, Received], bool] = lambda *_: False
+        """Whether a reply was computed by the reference stage as certified; the node says."""
+
+    def consider(
+        self,
+        watched: Watched,
+        scores: Sequence[StageScore],
+        body: bytes,
+        trace: TraceContext,
+        *,
+        comparable: bool,
+        reference: int | None = None,
+        accepted: Accepted | None = None,
+        received: Received = WHOLE,
+    ) -> None:
+        """Audit a request, or not, once it is known what became of it; every request that a stage scored comes here.
+
+        Args:
+            watched: its streams.
+            scores: what each stage below the reference said.
+            body: the picture.
+            trace: the request's span; an audit is a child.
+            comparable: whether the datacenter says that it runs the reference stage that was certified.
+            reference: what that stage has answered, if it has; then nothing need be asked.
+            accepted: the controller of the stage that gave the answer, if its threshold accepted it.
+            received: what of the caller's image `body` is.
+        """
+        uplink = self._uplink
+        drawn = self._draws.random() < self._share
+        if uplink is None or not comparable or not uplink.up or not self._room(uplink, len(body)):
+            if drawn:
+                self._count("skipped")
+                watched.missed()
+            else:
+                watched.not_due()
+            if accepted is not None:
+                accepted.kept.unseen()
+        elif not drawn:
+            watched.not_due()
+            if accepted is not None:
+                accepted.kept.accepted(accepted.score, None)
+        elif reference is not None:
+            self._found(watched, scores, reference, accepted)
+        else:
+            # A task begins at the loop's next turn: the answer, which is not awaited in between, is written before.
+            audit = asyncio.create_task(self._audit(uplink, watched, scores, body, trace, accepted, received))
+            self._under_way.add(audit)
+            audit.add_done_callback(self._under_way.discard)
+
+    async def close(self) -> None:
+        """Give up the audits that are under way."""
+        under_way = list(self._under_way)
+        for audit in under_way:
+            audit.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    def _room(self, uplink: Uplink, size: int) -> bool:
+        waiting = len(self._under_way)
+        return uplink.idle and (not waiting or (waiting < MOST_UNDER_WAY and self._held_bytes + size <= MOST_BYTES))
+
+    def _found(self, watched: Watched, scores: Sequence[StageScore], reference: int, accepted: Accepted | None) -> None:
+        self._count("differ" if any(score.answered != reference for score in scores) else "agree")
+        watched.audited(scores, reference)
+        if accepted is not None:
+            accepted.kept.accepted(accepted.score, accepted.answered != reference)
+
+    async def _audit(
+        self,
+        uplink: Uplink,
+        watched: Watched,
+        scores: Sequence[StageScore],
+        body: bytes,
+        trace: TraceContext,
+        accepted: Accepted | None,
+        received: Received,
+    ) -> None:
+        size, reference = len(body), None
+        self._held_bytes += size
+        outcome, refused = "failed", False
+        request = HopRequest(task=self._task, variant=self._best, deadline_ms=self._timeout_s * 1e3, top_k=1)
+        try:
+            async with self._turns:
+                if uplink.idle:
+                    self._metrics.escalations.labels(self._task, Reason.AUDIT.value).inc()
+                    body = await uplink.as_sent(body, probe(body))
+                    # Over a lossy link, too, the very picture: an answer to another one says nothing about this one.
+                    reply = (await uplink.infer(body, request, trace.child(), self._timeout_s, exact=True)).reply
+                    reference = reply.top_k[0].index if reply.whole and self.certified(reply, received) else None
+                else:
+                    outcome = "skipped"
+        except asyncio.CancelledError:
+            outcome = "skipped"
+            raise
+        except (EscalationFailed, RequestError) as error:
+            refused = isinstance(error, RequestError)
+            log.debug("audit failed: %s", error)
+        finally:
+            self._held_bytes -= size
+            if reference is not None:
+                self._found(watched, scores, reference, accepted)
+            else:
+                self._count(outcome)
+                watched.missed(refused=refused)
+                if accepted is not None:
+                    accepted.kept.unseen()
+
+    def _count(self, outcome: str) -> None:
+        self._metrics.audits.labels(self._task, outcome).inc()

@@ -1,0 +1,197 @@
+"""What a node certifies by: its certificates, what they are about, and taking up others while it serves.
+
+Read are the task's manifest, which pins its `profile.json`; the profile, which may be one of the operator's own; a
+site's certificates; and passed equivalence checks. All of them are read and checked together, on a thread. Then they
+take the place of what was in force, between two steps of the event loop. So an answer is judged by one set of
+certificates: that by which it was routed, if that is still in force when it is given, else none.
+
+A shipped profile is replaced together with its manifest: one that the manifest does not pin is refused. So is one that
+is about other models of the edge stage than those that are loaded: to load them takes a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge.policies.routes import RivalPolicy, Rule
+from hawkvision.cascade.certification.equivalence import equivalences_path, load_equivalences, passed
+from hawkvision.cascade.certification.profile import Profile, load_profile_of, load_site
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.versions import CertifiedVersions
+from hawkvision.core.config import EdgeConfig
+from hawkvision.core.errors import HawkVisionError, ManifestError
+from hawkvision.core.types import Score
+from hawkvision.models.artifacts import sha256_of
+from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
+
+if TYPE_CHECKING:
+    from edge.serving.node import EdgeNode
+
+log = logging.getLogger("hawkvision.edge")
+
+
+class Source(NamedTuple):
+    """The images that certificates were made from."""
+
+    name: str
+    sha256: str
+    as_of: str | None
+    """Date of a site's own certification; None for those that came with the profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certification:
+    """What is in force together."""
+
+    profile: Profile
+    policy: Policy
+    versions: CertifiedVersions
+    source: Source | None
+    temperature: float
+    """Of the edge stage, in `profile`."""
+    score: Score
+    """Of the edge stage, which thresholds are compared with."""
+    content: str = ""
+    """A digest of the files: the same certification has the same."""
+
+
+def files_of(config: EdgeConfig) -> tuple[Path, ...]:
+    """What a node's certification is read from; not all of them need exist."""
+    folder = models_dir(config.models_dir) / config.task
+    found = [folder / "manifest.toml", config.profile or folder / "profile.json"]
+    if config.certificates is not None:
+        found.append(config.certificates)
+    return (*found, equivalences_path(config.equivalences, cache_dir(config.cache_dir), config.task))
+
+
+def load_certification(
+    config: EdgeConfig, manifest: Manifest, rule: Callable[[Policy], Rule] | None = None
+) -> Certification:
+    """Read it; `rule` is a baseline's, in place of certificates.
+
+    Raises:
+        ManifestError: if a file is missing, broken or altered, or they do not belong together.
+    """
+    content = _content(config)
+    models = models_dir(config.models_dir)
+    name = rung_of(config, manifest)
+    profile = load_profile_of(manifest, models, config.profile)
+    site = None if config.certificates is None else load_site(config.certificates)
+    alone, first = config.dc_url is None, manifest.members(name)[0].name
+    policy = (
+        Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
+        if rule is None
+        else RivalPolicy(profile, name, manifest.best, rule, alone=alone, site=site)
+    )
+    checks = load_equivalences(equivalences_path(config.equivalences, cache_dir(config.cache_dir), config.task))
+    stages = {rung.name: rung.fingerprint for rung in profile.rungs}
+    source = Source(*profile.certified_on, None)
+    if site is not None:
+        source = Source(site.data.name, site.data.sha256, site.as_of)
+    return Certification(
+        profile,
+        policy,
+        CertifiedVersions(stages, passed(checks, profile, policy.pair, site, first)),
+        source,
+        profile.rung(name).temperature,
+        policy.pair.score,
+        content,
+    )
+
+
+def rung_of(config: EdgeConfig, manifest: Manifest) -> str:
+    """The edge rung that a node runs: the one its configuration names, or the manifest's default.
+
+    Every policy runs the same one, a stepwise committee included, so that a comparison compares decisions alone. The
+    no-op backend, which knows nothing of pictures, runs its first member.
+
+    Raises:
+        ManifestError: if it is a committee that nodes, or this policy or backend, do not run; if none is for FPGAs.
+    """
+    name = config.variant or _default_rung(config, manifest)
+    if config.variant is None and config.backend == "noop":
+        name = manifest.members(name)[0].name
+    committee = manifest.committee(name)
+    if committee is not None and committee.sure_from is None:
+        raise ManifestError(
+            f"edge.variant = {name!r}: an edge node runs single variants and committees with sure_from, "
+            "and this committee has none"
+        )
+    if committee is not None and config.backend.startswith("fpga-"):
+        raise ManifestError(
+            f"edge.variant = {name!r}: backend {config.backend!r} runs single variants only, and this is a committee; "
+            f"expected one of {', '.join(committee.members)}"
+        )
+    return name
+
+
+def _default_rung(config: EdgeConfig, manifest: Manifest) -> str:
+    if not config.backend.startswith("fpga-"):
+        return manifest.ladder.default_edge
+    if manifest.ladder.fpga is None:
+        raise ManifestError(
+            f"task {config.task!r} has no rung for FPGAs: name one in edge.variant, or take another backend"
+        )
+    return manifest.ladder.fpga
+
+
+class CertificationReload:
+    """Takes up certificates that have changed. Used on one event loop."""
+
+    def __init__(self, config: EdgeConfig, node: EdgeNode, loaded: Certification) -> None:
+        self._config = config
+        self._node = node
+        self._content = loaded.content
+        self._reading: asyncio.Task[None] | None = None
+        self._again = False
+
+    def reload(self) -> None:
+        """Read the files again, in the background; what is broken is said in the log and changes nothing."""
+        if self._reading is not None and not self._reading.done():
+            self._again = True
+            return
+        self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        while True:
+            self._again = False
+            try:
+                found = await asyncio.to_thread(self._load)
+                if found.content != self._content:
+                    self._node.adopt(found)
+                    self._content = found.content
+                    log.info("certificates: read again, and in force from now on (%s)", found.content[:12])
+            except HawkVisionError as error:
+                log.error("certificates: what was in use stays in use: %s", error)
+            except Exception:  # a defect must not end the watching of everything else
+                log.exception("certificates: what was in use stays in use")
+            if not self._again:
+                return
+
+    def _load(self) -> Certification:
+        config = self._config
+        return load_certification(config, load_manifest(config.task, models_dir(config.models_dir)))
+
+    async def close(self) -> None:
+        """Give up what is being read."""
+        if self._reading is not None:
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reading
+
+
+def _content(config: EdgeConfig) -> str:
+    """A digest of the files, read before they are loaded: what changes meanwhile is taken up at the next look."""
+    parts = []
+    for path in files_of(config):
+        try:
+            parts.append(sha256_of(path.read_bytes()))
+        except OSError:
+            parts.append("")
+    return sha256_of("|".join(parts).encode())

@@ -1,0 +1,1 @@
+"""What listens for callers: HTTP, datagrams and the Open Inference Protocol."""

@@ -1,0 +1,198 @@
+"""What else clients of Triton ask a server for: statistics, the model repository, logging, tracing, shared memory.
+
+What has an answer here gets it in Triton's form; what would change a node that is set up by its settings is refused
+with 400 and says how it is done here. Sources: Triton's protocol extensions `statistics`, `model_repository`,
+`logging`, `trace` and `shared_memory`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from edge.servers import oip_codec
+from edge.servers.oip_routes import known
+from edge.serving.node import EdgeNode
+from hawkvision.core.errors import MALFORMED, BadField, NotFound
+from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.servers.bodies import Bodies, Body
+
+log = logging.getLogger("hawkvision.edge")
+
+MAX_ASKED_BYTES: Final = 64 * 1024
+"""Of a body that says what to load; a model's configuration is some kilobytes."""
+
+_NOTHING: Final = {"count": 0, "ns": 0}
+_LOADED_AT_START: Final = (
+    "this node loads its models when it starts; set edge.task and edge.variant, and start it again"
+)
+
+
+def extension_routes(
+    ready_node: Callable[[], EdgeNode], metrics: EdgeMetrics, bodies: Bodies, last_answer_ms: Callable[[], int]
+) -> list[BaseRoute]:
+    """The routes of these calls.
+
+    Args:
+        ready_node: gives the node, or raises `NotReady`.
+        metrics: where the statistics come from.
+        bodies: within whose bounds bodies are read.
+        last_answer_ms: when the last answer was given, in milliseconds since 1970; 0 if none was.
+    """
+
+    async def statistics(request: Request) -> Response:
+        task = request.path_params.get("task")
+        node = ready_node()
+        if task is not None:
+            known(node, task, request.path_params.get("version"))
+        return _json({"model_stats": [model_statistics(node.task, metrics, last_answer_ms())]})
+
+    async def index(_: Request) -> Response:
+        entry = {"name": ready_node().task, "version": oip_codec.MODEL_VERSION, "state": "READY", "reason": ""}
+        return _json([entry])
+
+    async def load(request: Request) -> Response:
+        task, node = request.path_params["task"], ready_node()
+        if task != node.task:
+            raise BadField(f"cannot load {task[:100]!r}: {_LOADED_AT_START}")
+        if await _asks_for_more(request, bodies):
+            raise BadField(f"cannot load {task!r} with parameters: {_LOADED_AT_START}")
+        return _json({})  # it is loaded
+
+    async def unload(request: Request) -> Response:
+        task, node = request.path_params["task"], ready_node()
+        if task != node.task:
+            raise BadField(f"cannot unload {task[:100]!r}: this node serves {node.task!r}")
+        raise BadField(f"cannot unload {task!r}: a node serves its task until it is stopped")
+
+    async def log_settings(_: Request) -> Response:
+        level = log.getEffectiveLevel()
+        return _json(
+            {
+                "log_file": "",
+                "log_info": level <= logging.INFO,
+                "log_warning": level <= logging.WARNING,
+                "log_error": level <= logging.ERROR,
+                "log_verbose_level": int(level <= logging.DEBUG),
+                "log_format": "default",
+            }
+        )
+
+    async def trace_settings(request: Request) -> Response:
+        task = request.path_params.get("task")
+        if task is not None:
+            known(ready_node(), task)
+        off = {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0"}
+        return _json({**off, "trace_file": "", "trace_mode": "triton"})
+
+    async def no_settings(_: Request) -> Response:
+        raise BadField(
+            "logging and tracing are set when the node starts; callers trace requests with the header traceparent"
+        )
+
+    async def no_regions(_: Request) -> Response:
+        return _json([])
+
+    async def no_region(request: Request) -> Response:
+        raise NotFound(f"no shared memory region {request.path_params['region'][:100]!r}: {oip_codec.NO_SHARED_MEMORY}")
+
+    async def register(_: Request) -> Response:
+        raise BadField(f"cannot register shared memory: {oip_codec.NO_SHARED_MEMORY}")
+
+    async def unregister(_: Request) -> Response:
+        return _json({})  # there is none, which is what was asked for
+
+    get, post = ["GET"], ["POST"]
+    repository, memory = "/v2/repository", ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
+    return [
+        Route("/v2/models/stats", statistics, methods=get),
+        Route("/v2/models/{task}/stats", statistics, methods=get),
+        Route("/v2/models/{task}/versions/{version}/stats", statistics, methods=get),
+        Route(f"{repository}/index", index, methods=post),
+        Route(f"{repository}/models/{{task}}/load", load, methods=post),
+        Route(f"{repository}/models/{{task}}/unload", unload, methods=post),
+        Route("/v2/logging", log_settings, methods=get),
+        Route("/v2/logging", no_settings, methods=post),
+        Route("/v2/trace/setting", trace_settings, methods=get),
+        Route("/v2/trace/setting", no_settings, methods=post),
+        Route("/v2/models/{task}/trace/setting", trace_settings, methods=get),
+        Route("/v2/models/{task}/trace/setting", no_settings, methods=post),
+        *(Route(f"{kind}/status", no_regions, methods=get) for kind in memory),
+        *(Route(f"{kind}/region/{{region}}/status", no_region, methods=get) for kind in memory),
+        *(Route(f"{kind}/region/{{region}}/register", register, methods=post) for kind in memory),
+        *(Route(f"{kind}/region/{{region}}/unregister", unregister, methods=post) for kind in memory),
+        *(Route(f"{kind}/unregister", unregister, methods=post) for kind in memory),
+    ]
+
+
+async def _asks_for_more(request: Request, bodies: Bodies) -> bool:
+    """Whether a request to load says how.
+
+    Raises:
+        HawkVisionError: if its body cannot be read.
+    """
+    length = request.headers.get("content-length")
+    if length == "0" or (length is None and "transfer-encoding" not in request.headers):
+        return False
+    body = Body(bodies, request.receive)
+    try:
+        data = await body.read(length)
+        if len(data) > MAX_ASKED_BYTES:
+            raise BadField(f"body: expected at most {MAX_ASKED_BYTES} bytes, got {len(data)}")
+        asked = msgspec.json.decode(data, type=_Load)
+    except MALFORMED as error:
+        raise BadField(f"body: expected JSON with parameters: {type(error).__name__}") from None
+    finally:
+        body.release()
+    return bool(asked.parameters)
+
+
+class _Load(msgspec.Struct, frozen=True):
+    """A request to load, as it is written."""
+
+    parameters: dict[str, Any] | None = None
+
+
+def model_statistics(task: str, metrics: EdgeMetrics, last_answer_ms: int) -> dict[str, Any]:
+    """What the node has counted since it started, as an entry of `model_stats`.
+
+    Of failures only the number is known, and the time of decoding is in none of these parts.
+    """
+    return {
+        "name": task,
+        "version": oip_codec.MODEL_VERSION,
+        "last_inference": last_answer_ms,
+        "inference_count": int(_total(metrics.duration, "_count")),
+        "execution_count": int(_total(metrics.inference_duration, "_count")),
+        "inference_stats": {
+            "success": _duration(metrics.duration),
+            "fail": {"count": int(_total(metrics.requests, "_total", but="200")), "ns": 0},
+            "queue": _duration(metrics.queue_duration),
+            "compute_input": _NOTHING,
+            "compute_infer": _duration(metrics.inference_duration),
+            "compute_output": _NOTHING,
+            "cache_hit": _NOTHING,
+            "cache_miss": _NOTHING,
+        },
+        "batch_stats": [],
+    }
+
+
+def _duration(histogram: Any) -> dict[str, int]:
+    return {"count": int(_total(histogram, "_count")), "ns": round(_total(histogram, "_sum") * 1e9)}
+
+
+def _total(metric: Any, ending: str, but: str | None = None) -> float:
+    """A metric's samples of that kind together, but for those of a status code."""
+    samples = [sample for family in metric.collect() for sample in family.samples]
+    return float(sum(s.value for s in samples if s.name.endswith(ending) and (but is None or s.labels["code"] != but)))
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,1 @@
+"""One request on its way: admission, the target, the decision and the response."""

@@ -1,0 +1,1 @@
+"""Thresholds with certificates: how they are searched, tested and kept in a profile."""

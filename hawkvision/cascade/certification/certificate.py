@@ -1,0 +1,197 @@
+"""Thresholds with a guarantee: how far a ladder may lower its bars before accuracy could suffer.
+
+Thresholds are tried in an order that was fixed before looking at the certification labels, from "the best rung answers
+everything" downwards, each by a test of level δ (`bounds`), until the first failure (fixed sequence testing, Maurer et
+al. 1995). So with probability at least 1 − δ over the certification sample, the drop of the threshold that was kept is
+below ε, for traffic exchangeable with that sample, however many thresholds were tried.
+
+A step of the path is a pair of thresholds: the edge's answer is accepted from `edge` on, and of what is escalated the
+middle rung's from `middle` on. With `middle` = +∞ there are two levels, with both +∞ the best rung answers all, which
+needs no test: nothing is given up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.cascade.certification.bounds import agreement_p, nuisance_beta, paired_betting_p, paired_exact_p
+from hawkvision.cascade.scores import Floats
+
+Flags = NDArray[np.bool_]
+
+
+class Method(StrEnum):
+    """Which test certifies; the theory of each is in `bounds`."""
+
+    EXACT = "exact"
+    BETTING = "betting"
+    AGREEMENT = "agreement"
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """What a rung below the best said on a sample: scores (n,), and whether it was right and differed from the best."""
+
+    scores: Floats
+    right: Flags
+    differs: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A certification sample of n pictures. Without labels every `right` is all False and only agreement certifies."""
+
+    edge: Rung
+    best_right: Flags
+    middle: Rung | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.best_right)}
+        for rung in (self.edge, self.middle):
+            if rung is not None:
+                lengths |= {len(rung.scores), len(rung.right), len(rung.differs)}
+        if len(lengths) != 1 or lengths == {0}:
+            raise ValueError(f"all parts of a sample must have the same length, at least 1; got lengths {lengths}")
+
+    def __len__(self) -> int:
+        return len(self.best_right)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Accept the edge's answer when its score is ≥ `edge`, else the middle rung's when its score is ≥ `middle`."""
+
+    edge: float
+    middle: float = math.inf
+
+
+BEST_ONLY = Thresholds(math.inf, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a pair of thresholds did on a sample."""
+
+    thresholds: Thresholds
+    escalation: float
+    """Share that left the edge, 0..1."""
+    to_best: float
+    """Share that the best rung answered, 0..1."""
+    drop: float
+    """Mean of ℓ: the plug-in estimate of what is given up."""
+    lost: int
+    gained: int
+    differing: int
+    """Pictures answered below the best rung with another label than the best rung's."""
+    edge_differing: int
+    """Those of them that the edge answered."""
+
+
+def threshold_grid(scores: Floats, points: int = 200) -> Floats:
+    """Thresholds in testing order, +∞ first, −∞ last, between them quantiles of *unlabelled* scores (m,)."""
+    inner = np.unique(np.quantile(scores, np.linspace(1.0, 0.0, points + 1)[1:-1]))[::-1]
+    return np.concatenate([[np.inf], inner, [-np.inf]])
+
+
+def two_levels(grid: Floats) -> tuple[Thresholds, ...]:
+    """The path of a ladder without a middle rung, from a descending grid."""
+    return tuple(Thresholds(float(value)) for value in grid)
+
+
+def sweep(sample: Sample, path: Sequence[Thresholds]) -> Iterator[Step]:
+    """What each pair of thresholds would do on this sample, in the order of the path."""
+    n, edge, middle, best = len(sample), sample.edge, sample.middle, sample.best_right
+    for thresholds in path:
+        accepted = edge.scores >= thresholds.edge
+        lost = int((accepted & best & ~edge.right).sum())
+        gained = int((accepted & edge.right & ~best).sum())
+        differing = at_edge = int((accepted & edge.differs).sum())
+        answered = int(accepted.sum())
+        escalated = n - answered
+        if middle is not None and thresholds.middle < math.inf:
+            halfway = ~accepted & (middle.scores >= thresholds.middle)
+            lost += int((halfway & best & ~middle.right).sum())
+            gained += int((halfway & middle.right & ~best).sum())
+            differing += int((halfway & middle.differs).sum())
+            answered += int(halfway.sum())
+        yield Step(thresholds, escalated / n, (n - answered) / n, (lost - gained) / n, lost, gained, differing, at_edge)
+
+
+def certify(
+    sample: Sample,
+    path: Sequence[Thresholds],
+    max_drop: float,
+    delta: float = 0.05,
+    method: Method = Method.EXACT,
+    cost: Callable[[Step], float] | None = None,
+) -> Step:
+    """The cheapest step of the path whose drop below the best rung is certified to be less than `max_drop`.
+
+    All steps before the first failure are certified at once, so any of them may be chosen.
+
+    Args:
+        sample: pictures that neither chose the path nor trained a model.
+        path: thresholds from (+∞, +∞) on, chosen without the sample's labels.
+        max_drop: ε, the accuracy that may be given up, in [0, 1]; 0 can only be kept by the best rung alone.
+        delta: probability, over samples, that the certificate is wrong.
+        method: the test. Betting takes pictures in the sample's order, which must not depend on what they show.
+        cost: of a step; None means that each is cheaper than those before it, as with two levels.
+
+    Raises:
+        ValueError: if the path does not start with (+∞, +∞) or raises a threshold on its way.
+    """
+    check_path(path)
+    kept = next(sweep(sample, path[:1]))
+    if max_drop <= 0.0:
+        return kept
+    last_counts, last_passed = (-1, -1, -1), True
+    for step in sweep(sample, path[1:]):
+        counts = (step.lost, step.gained, step.differing)
+        # Equal counts are the same evidence, except for betting, which also sees their order: it is asked each time.
+        if counts != last_counts or method is Method.BETTING:
+            last_counts = counts
+            last_passed = _p_value(sample, step, max_drop, delta, method) <= delta
+        if not last_passed:
+            break
+        if cost is None or cost(step) < cost(kept):
+            kept = step
+    return kept
+
+
+def check_path(path: Sequence[Thresholds]) -> None:
+    """State that a path is in testing order.
+
+    Raises:
+        ValueError: if it does not start with (+∞, +∞) or raises a threshold on its way.
+    """
+    if not path or path[0] != BEST_ONLY:
+        raise ValueError("the path must start with +inf, where the best rung answers everything")
+    edges, middles = (np.array([getattr(t, name) for t in path]) for name in ("edge", "middle"))
+    if not (np.all(edges[1:] <= edges[:-1]) and np.all(middles[1:] <= middles[:-1])):  # nor is NaN in any order
+        raise ValueError("the thresholds of a path must descend, or stay")
+
+
+def losses(sample: Sample, thresholds: Thresholds) -> NDArray[np.int8]:
+    """ℓ of every picture (n,), in −1, 0, +1."""
+    accepted = sample.edge.scores >= thresholds.edge
+    lost = np.where(accepted, sample.best_right.astype(np.int8) - sample.edge.right, 0).astype(np.int8)
+    if sample.middle is not None and thresholds.middle < math.inf:
+        halfway = ~accepted & (sample.middle.scores >= thresholds.middle)
+        lost += np.where(halfway, sample.best_right.astype(np.int8) - sample.middle.right, 0).astype(np.int8)
+    return lost
+
+
+def _p_value(sample: Sample, step: Step, max_drop: float, delta: float, method: Method) -> float:
+    match method:
+        case Method.EXACT:
+            return paired_exact_p(step.lost, step.gained, len(sample), max_drop, nuisance_beta(delta))
+        case Method.BETTING:
+            return paired_betting_p(losses(sample, step.thresholds), max_drop, delta)
+        case Method.AGREEMENT:
+            return agreement_p(step.differing, len(sample), max_drop)

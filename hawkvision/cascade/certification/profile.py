@@ -1,0 +1,534 @@
+"""A ladder's profile: what was measured of its rungs, and the certificates that targets are mapped to.
+
+A profile is made by `hawkvision calibrate`, committed beside the manifest, and names by sha256 both the pictures it
+came from and the models it holds for. A site's own certificates, made by `hawkvision certify` from pictures of that
+site, take the place of the profile's without touching it. Thresholds of ±∞ are written "always" (escalate) and "never".
+A pair has one condition for whole pictures, and one per class of quality and received fraction for those that crossed
+a lossy link. Format 3 added the latter, format 4 which images were used for what; older files say nothing of that.
+
+What a file promises must be what was measured. So the manifest pins the SHA-256 of the profile that comes with it, and
+every file carries a digest of its own content, made when it was written. That finds out a slip of the hand and a
+failing disk; it is no signature.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from hawkvision.cascade.scores import Score
+from hawkvision.core.errors import MALFORMED, ManifestError
+from hawkvision.core.text import decode_text
+from hawkvision.core.types import Received
+from hawkvision.models.artifacts import sha256_of
+from hawkvision.models.manifest import Fraction, Manifest, MeasuredAccuracy, Name, Sha256
+from hawkvision.system.advice import advise
+
+CERTIFIED_DROPS = (
+    0.0025,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.025,
+    0.03,
+    0.04,
+    0.05,
+    0.06,
+    0.08,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+)
+"""The ε that are certified ahead; a target between two of them uses the smaller."""
+
+_DIGEST: Final = "digest"
+"""The member of a file that holds the digest of the others."""
+
+EscalationThreshold: TypeAlias = Fraction | Literal["always", "never"]
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class ProfileData(_Strict, frozen=True):
+    """The pictures behind a profile, and how they were split. Splits are disjoint and drawn with `seed`."""
+
+    name: str
+    sha256: Sha256
+    seed: int
+    profile: Annotated[int, Meta(ge=1)]
+    """Pictures used for temperatures, the threshold grid and the gap that defines `balanced`."""
+    certify: Annotated[int, Meta(ge=1)]
+    """Pictures used for accuracies and certificates, unless `Profile.uses` names others for that."""
+    held_out: Annotated[int, Meta(ge=0)]
+    """Pictures kept out of all of it, for testing what was promised."""
+
+
+class ImageUse(_Strict, frozen=True, kw_only=True):
+    """What some images were used for.
+
+    `fit`: temperatures, scores and the order of thresholds. `design`: choosing models, bars and which targets to test.
+    `certify`: accuracies and certificates. `test`: neither fitted nor certified on; whether they served the design is
+    what an entry of its own says.
+    """
+
+    purpose: Literal["fit", "design", "certify", "test"]
+    name: str
+    sha256: Sha256
+    n: Annotated[int, Meta(ge=0)]
+    looks: Annotated[int, Meta(ge=1)] | None = None
+    """Of `certify`: how many designs have had the labels opened for them, this one included; each look after the first
+    halves δ. None for the other purposes, which may look as often as they like."""
+    compared: Annotated[int, Meta(ge=1)] = 1
+    """Of `certify`: how many configurations were compared on these very images; δ was divided by it."""
+    design: Sha256 | None = None
+    """Of `certify`: `design_sha256` of what had been fixed before the labels were opened."""
+
+
+class RungProfile(_Strict, frozen=True):
+    """One rung as measured: hashes of the variants it runs, its temperature and its accuracy (certification images)."""
+
+    name: Name
+    models: dict[str, Sha256]
+    fingerprint: Sha256
+    """`Manifest.fingerprint` of the rung that was measured."""
+    temperature: Annotated[float, Meta(gt=0.0)]
+    accuracy: MeasuredAccuracy
+    calibration_error: Fraction
+    cost_ms: Annotated[float, Meta(ge=0.0)]
+    """Inference of one picture on one core of the calibrating machine, in batches of eight; weighs rungs against each
+    other, and is no latency."""
+
+
+class Watch(_Strict, frozen=True, kw_only=True):
+    """What traffic as certified looks like at one rung, as shares of the pictures that reach it.
+
+    The bounds are upper ends of exact one-sided intervals at half the certificate's δ each.
+    """
+
+    max_drop: Fraction
+    """The part of the certificate's ε that this rung may give up, in proportion to its disagreement."""
+    disagreement: Fraction
+    """Bound on the share answered here with another label than the best rung's."""
+    difficulty: Fraction
+    """Bound on the share that this rung passes on."""
+
+
+class Certificate(_Strict, frozen=True, kw_only=True):
+    """Thresholds with their guarantee: the drop is below `max_drop`, wrong with probability at most `delta`.
+
+    With the basis `profile` there is no guarantee: images that served the design suggest these thresholds, and the
+    certification images were too few to confirm them. Answers by them are `best_effort`.
+    """
+
+    max_drop: Fraction
+    threshold: EscalationThreshold
+    """The edge's answer is accepted from this score on."""
+    middle_threshold: EscalationThreshold = "always"
+    """Of what is escalated, the middle rung's answer is accepted from this score on; "always" does not ask it."""
+    delta: Fraction
+    n: Annotated[int, Meta(ge=1)]
+    basis: Literal["labelled", "agreement", "profile"]
+    escalation: Fraction
+    """Share that leaves the edge."""
+    to_best: Fraction
+    """Share that the best rung answers."""
+    observed_drop: float
+    """Mean drop on the certification pictures; without labels, the disagreement, which bounds it."""
+    edge_watch: Watch
+    middle_watch: Watch | None = None
+    """None where the middle rung is not asked."""
+
+
+class PathStep(_Strict, frozen=True, kw_only=True):
+    """What a pair of thresholds did on the certification split; for planning, not a guarantee."""
+
+    threshold: EscalationThreshold
+    middle_threshold: EscalationThreshold = "always"
+    escalation: Fraction
+    to_best: Fraction
+    drop: float
+
+
+class Condition(_Strict, frozen=True, kw_only=True):
+    """Certificates of whole pictures, the caller's own bytes."""
+
+    min_received_fraction: Fraction
+    balanced: Certificate
+    fast: Certificate
+    certificates: tuple[Certificate, ...]
+
+
+class ScoreCurve(_Strict, frozen=True, kw_only=True):
+    """What a score is worth: knots that divide the profile split into equal shares, from least to most sure."""
+
+    scores: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
+    disagreement: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
+    """P(another label than the best rung's | score)."""
+    drop: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
+    """Expected drop given the score, at least 0."""
+
+    def __post_init__(self) -> None:
+        if not len(self.scores) == len(self.disagreement) == len(self.drop):
+            raise ValueError("a curve needs as many disagreements and drops as scores")
+        for name, values, sign in (
+            ("scores", self.scores, 1), ("disagreement", self.disagreement, -1), ("drop", self.drop, -1),
+        ):  # fmt: skip
+            if any(sign * (after - before) < 0 for before, after in itertools.pairwise(values)):
+                raise ValueError(f"the {name} of a curve must be sorted")
+
+
+class ReceivedCondition(_Strict, frozen=True, kw_only=True):
+    """What was measured of pictures that crossed a lossy link: encoded anew at `min_quality`, with holes filled up.
+
+    All drops are below the best rung *on the whole original picture*. What an escalation serves is the best rung on the
+    picture as received, so even escalating everything gives something up, and small ε have no certificate here.
+    """
+
+    min_quality: Annotated[int, Meta(ge=1, le=100)]
+    """The JPEG quality that was measured; finer pictures are taken to be no worse."""
+    min_received_fraction: Fraction
+    """From this share on, up to that of the condition before, or all of the picture where it is 1."""
+    edge_temperature: Annotated[float, Meta(gt=0.0)]
+    edge_accuracy: MeasuredAccuracy
+    best_accuracy: MeasuredAccuracy
+    """Of the best rung on these pictures as received."""
+    curve: ScoreCurve
+    """Of the edge against the best rung on the same received picture, which is what escalations and audits compare."""
+    best: Certificate
+    """What escalating everything gives up."""
+    fast: Certificate | None = None
+    """What never escalating gives up; None where the edge is not to be believed at all."""
+    certificates: tuple[Certificate, ...] = ()
+    """Thresholds below "always" that keep ε, for `CERTIFIED_DROPS` and the ε of `balanced`; of those with one threshold
+    that of the smallest ε."""
+    accept_certificates: tuple[Certificate, ...] = ()
+    """The same against the best rung on the picture as received: what accepting gives up beyond what the link lost."""
+    order: tuple[Fraction, ...] = ()
+    """The thresholds that are tested, falling, where they were fixed before the certification images were looked at."""
+
+    def thresholds(self) -> tuple[float, ...]:
+        """The finite thresholds of `order`, or of all its certificates where there is none, falling."""
+        if self.order:
+            return self.order
+        found = {c.threshold for c in (*self.certificates, *self.accept_certificates)}
+        return tuple(sorted((t for t in found if isinstance(t, float)), reverse=True))
+
+
+class Middle(_Strict, frozen=True, kw_only=True):
+    """A datacenter rung between the edge and the best: asked first, and believed when it is sure."""
+
+    name: Name
+    score: Score
+    curve: ScoreCurve
+    path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
+    """All pairs of thresholds that were tried with this rung in between, in testing order."""
+    reused_ms: Annotated[float, Meta(ge=0.0)] = 0.0
+    """What the best rung need not do again of a picture that this one has looked at."""
+
+
+class Pair(_Strict, frozen=True, kw_only=True):
+    """An edge rung backed by the ladder's best rung, with or without a middle rung between them."""
+
+    edge: Name
+    best: Name
+    score: Score
+    hop_ms: Annotated[float, Meta(ge=0.0)]
+    """What an escalation was taken to weigh besides the datacenter's own work."""
+    middle: Middle | None = None
+    curve: ScoreCurve
+    path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
+    """All thresholds that were tried without a middle rung, in testing order."""
+    conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
+    """Of whole pictures, the caller's own bytes."""
+    received: tuple[ReceivedCondition, ...] = ()
+    """Of all others: finest quality first, and of one quality the largest fraction first. Empty where no links were
+    measured."""
+
+    def condition(self, received: Received) -> ReceivedCondition | None:
+        """The measured condition next below: quality rounded down to a class, then the fraction to one of its bands.
+
+        None if there is none below. The caller's own bytes with holes count as of the finest class.
+        """
+        quality = 100 if received.quality is None else received.quality
+        below = [c for c in self.received if c.min_quality <= quality]
+        return next(
+            (
+                c
+                for c in below
+                if c.min_quality == below[0].min_quality and c.min_received_fraction <= received.fraction
+            ),
+            None,
+        )
+
+
+class Profile(_Strict, frozen=True):
+    """All that was measured of a ladder."""
+
+    format: Literal[2, 3, 4]
+    task: Name
+    data: ProfileData
+    rungs: tuple[RungProfile, ...]
+    pairs: tuple[Pair, ...]
+    uses: tuple[ImageUse, ...] = ()
+    """Which images were used for what. Empty in files of older formats."""
+
+    def rung(self, name: str) -> RungProfile:
+        """The rung of that name.
+
+        Raises:
+            ManifestError: if the profile has none.
+        """
+        for rung in self.rungs:
+            if rung.name == name:
+                return rung
+        raise ManifestError(f"the profile of {self.task!r} has no rung {name!r}; it has {[r.name for r in self.rungs]}")
+
+    @property
+    def certified_on(self) -> tuple[str, str]:
+        """Name and sha256 of the images behind the certificates."""
+        last = next((use for use in reversed(self.uses) if use.purpose == "certify"), self.data)
+        return last.name, last.sha256
+
+    def use(self, purpose: str, sha256: str) -> ImageUse | None:
+        """What is recorded of those images and that purpose."""
+        return next((use for use in self.uses if (use.purpose, use.sha256) == (purpose, sha256)), None)
+
+    def pair(self, edge: str, best: str) -> Pair:
+        """The pair of those rungs.
+
+        Raises:
+            ManifestError: if the profile has none.
+        """
+        for pair in self.pairs:
+            if (pair.edge, pair.best) == (edge, best):
+                return pair
+        known = [f"{p.edge} → {p.best}" for p in self.pairs]
+        raise ManifestError(
+            f"the profile of {self.task!r} has no certificates for {edge} → {best}, only for {known}; "
+            f"run `{advise('calibrate', '--task', self.task, '--edge', edge, '--best', best, '--data', 'IMAGES')}`"
+        )
+
+
+class SiteData(_Strict, frozen=True):
+    """The pictures behind a site's certificates."""
+
+    name: str
+    sha256: Sha256
+    n: Annotated[int, Meta(ge=1)]
+    labelled: bool
+    looks: Annotated[int, Meta(ge=1)] = 1
+    """How many designs have had these images opened for them, as far as the file that this one replaced tells."""
+    compared: Annotated[int, Meta(ge=1)] = 1
+    """How many configurations were compared on these very images; δ was divided by it."""
+    design: Sha256 | None = None
+    """`design_sha256` of what had been fixed before the images were looked at."""
+
+
+class SiteRung(_Strict, frozen=True, kw_only=True):
+    """A rung as it was certified at a site; its accuracy there is known only with labels."""
+
+    name: Name
+    fingerprint: Sha256
+    temperature: Annotated[float, Meta(gt=0.0)]
+    """The profile's, which scores depend on and fingerprints do not cover."""
+    accuracy: MeasuredAccuracy | None = None
+
+
+class SitePair(_Strict, frozen=True, kw_only=True):
+    """A site's certificates for one pair of the profile."""
+
+    edge: Name
+    best: Name
+    middle: Name | None = None
+    score: Score
+    middle_score: Score | None = None
+    conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
+
+
+class SiteCertificates(_Strict, frozen=True, kw_only=True):
+    """Certificates made from a site's own pictures, which take the place of the profile's there."""
+
+    format: Literal[1]
+    task: Name
+    as_of: str
+    """Date of certification, YYYY-MM-DD."""
+    data: SiteData
+    rungs: tuple[SiteRung, ...]
+    pairs: Annotated[tuple[SitePair, ...], Meta(min_length=1)]
+
+    def rung(self, name: str) -> SiteRung | None:
+        """The rung of that name, if it was certified."""
+        return next((rung for rung in self.rungs if rung.name == name), None)
+
+    def pair(self, edge: str, best: str) -> SitePair:
+        """The pair of those rungs.
+
+        Raises:
+            ManifestError: if the site has none.
+        """
+        for pair in self.pairs:
+            if (pair.edge, pair.best) == (edge, best):
+                return pair
+        known = [f"{p.edge} → {p.best}" for p in self.pairs]
+        raise ManifestError(
+            f"the site's certificates have none for {edge} → {best}, only for {known}; "
+            f"run `{advise('certify', '--task', self.task, '--edge', edge, '--data', 'IMAGES')}`"
+        )
+
+
+def design_sha256(profile: Profile, pairs: Iterable[Pair]) -> str:
+    """A digest of all that certification takes as given: models, temperatures, scores, and thresholds in their order.
+
+    Of the certificates themselves only what was planned counts: the ε and the thresholds of `balanced`, and the
+    thresholds of received pictures. What was measured does not.
+    """
+    pairs = tuple(pairs)
+    names = {
+        name for pair in pairs for name in (pair.edge, pair.best, None if pair.middle is None else pair.middle.name)
+    }
+    rungs = [[r.name, r.fingerprint, r.temperature] for r in profile.rungs if r.name in names]
+    planned = []
+    for pair in pairs:
+        middle, balanced = pair.middle, pair.conditions[0].balanced
+        planned.append(
+            [
+                [pair.edge, pair.score, pair.best],
+                [[step.threshold, step.middle_threshold] for step in pair.path],
+                None if middle is None else [middle.name, middle.score],
+                [] if middle is None else [[step.threshold, step.middle_threshold] for step in middle.path],
+                balanced.max_drop,
+                [
+                    [c.min_quality, c.min_received_fraction, c.edge_temperature, c.fast is not None, *c.thresholds()]
+                    for c in pair.received
+                ],
+            ]
+        )
+    return sha256_of(msgspec.json.encode([CERTIFIED_DROPS, rungs, planned]))
+
+
+def threshold_value(written: float | str) -> float:
+    """A written threshold as a number to compare scores with: +∞ for "always", −∞ for "never"."""
+    if isinstance(written, str):
+        return math.inf if written == "always" else -math.inf
+    return written
+
+
+_File = TypeVar("_File", bound=msgspec.Struct)
+
+
+def load_profile(path: Path, sha256: str | None = None) -> Profile:
+    """Read a profile; `sha256` is that of its file, where a manifest pins it.
+
+    Raises:
+        ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
+    """
+    return load_sealed(path, Profile, "profile", "calibrate", sha256)
+
+
+def load_profile_of(manifest: Manifest, models: Path, own: Path | None) -> Profile:
+    """A task's profile: `own`, or the one that lies beside its manifest.
+
+    Raises:
+        ManifestError: as `load_profile`.
+    """
+    if own is not None:
+        return load_profile(own)
+    return load_profile(models / manifest.task / "profile.json", manifest.profile_sha256)
+
+
+def load_site(path: Path) -> SiteCertificates:
+    """Read a site's certificates.
+
+    Raises:
+        ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
+    """
+    return load_sealed(path, SiteCertificates, "site certificates", "certify")
+
+
+def load_sealed(path: Path, kind: type[_File], what: str, command: str, sha256: str | None = None) -> _File:
+    """A document of this kind that carries the digest of its content.
+
+    Args:
+        path: the file.
+        kind: its schema.
+        what: it is called in errors.
+        command: that makes one, for `advise`.
+        sha256: of the file, where that is pinned.
+
+    Raises:
+        ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
+    """
+    task = () if path.name != "profile.json" else ("--task", path.parent.name)
+    command = advise(command, *task, "--data", "IMAGES")
+    try:
+        data = path.read_bytes()
+        if sha256 is not None and sha256_of(data) != sha256:
+            raise ManifestError(
+                f"{path}: this is not the {what} that its manifest pins: expected SHA-256 {sha256}, found "
+                f"{sha256_of(data)}; restore it, or name one of your own (`{command}`)"
+            )
+        content, digest = _taken_apart(data)
+        document = msgspec.convert(content, kind)
+    except FileNotFoundError:
+        raise ManifestError(f"{path}: no such {what}; make one with `{command}`") from None
+    except MALFORMED as error:
+        raise ManifestError(f"{path}: {error}; a file of another version is made anew with `{command}`") from None
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
+    if digest != _digest(content):
+        wrong = "has no digest of its content" if digest is None else "was altered: its digest is that of other content"
+        raise ManifestError(
+            f"{path}: {wrong}; make it anew with `{command}`, or restore it, or vouch for it as it is with "
+            f"`hawkvision seal {path}`"
+        )
+    return document
+
+
+def dump(document: Profile | SiteCertificates) -> bytes:
+    """The document as indented JSON with its digest, ending in a newline."""
+    return sealed(msgspec.json.decode(msgspec.json.encode(document), type=dict[str, Any]))
+
+
+def seal(path: Path) -> bytes:
+    """The content of a file with the digest that belongs to it, whatever digest it has.
+
+    Raises:
+        ManifestError: if it is missing, or neither a profile nor a site's certificates.
+    """
+    try:
+        content, _ = _taken_apart(path.read_bytes())
+        msgspec.convert(content, SiteCertificates if "as_of" in content else Profile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: expected a profile or a site's certificates: {error}") from None
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
+    return sealed(content)
+
+
+def _taken_apart(data: bytes) -> tuple[dict[str, Any], object]:
+    """A file's content, and the digest that it carries."""
+    content = msgspec.json.decode(decode_text(data), type=dict[str, Any])
+    return content, content.pop(_DIGEST, None)
+
+
+def sealed(content: dict[str, Any]) -> bytes:
+    """A document's values as indented JSON with their digest, ending in a newline."""
+    whole = {**content, _DIGEST: _digest(content)}
+    return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Of the values, however they are spaced and ordered."""
+    return sha256_of(msgspec.json.encode(content, order="sorted"))

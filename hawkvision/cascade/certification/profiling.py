@@ -1,0 +1,383 @@
+"""Making a profile: from calibrated probabilities of every rung to temperatures, accuracies and certificates.
+
+Apart from `profile` because it needs SciPy, whose import would cost a starting edge node more than a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.cascade.certification import calibration
+from hawkvision.cascade.certification.bounds import drop_upper_bound
+from hawkvision.cascade.certification.certificate import (
+    Flags,
+    Method,
+    Rung,
+    Sample,
+    Step,
+    Thresholds,
+    certify,
+    sweep,
+    threshold_grid,
+    two_levels,
+)
+from hawkvision.cascade.certification.profile import (
+    CERTIFIED_DROPS,
+    Certificate,
+    Condition,
+    EscalationThreshold,
+    Middle,
+    Pair,
+    PathStep,
+    Profile,
+    RungProfile,
+    ScoreCurve,
+    Watch,
+    threshold_value,
+)
+from hawkvision.cascade.certification.threshold_search import (
+    Costs,
+    Curve,
+    Path,
+    expected_cost,
+    measure_curve,
+    plan_paths,
+)
+from hawkvision.cascade.scores import Floats, Probabilities, Score, score, softmax
+from hawkvision.core.types import Logits
+from hawkvision.models.manifest import MeasuredAccuracy
+
+BALANCED_GAP_SHARE = 0.25
+"""`balanced` may give up a quarter of the gap between edge and best: closing the last quarter costs as many
+escalations as the first three."""
+
+BALANCED_LARGEST_SHARE = 0.5
+"""What it may give up where a quarter is less than the certification pictures can show at all, whatever is on them:
+with 680 that is 0.46 points, and a rung within 1.8 points of the best would always escalate for want of pictures."""
+
+HOP_MS = 5.0
+"""What an escalation weighs besides the datacenter's own work when thresholds are weighed against each other: a hop on
+a good network. On a machine that is both edge and datacenter nothing would be too far away."""
+
+SMALLEST_GROUP = 10
+"""Pictures of a source that is split by itself: the fewest of which the three parts get some each, and roughly their
+shares. Sources with fewer, such as one file name per picture, are thrown together."""
+
+
+class Split(msgspec.Struct, frozen=True):
+    """Disjoint index sets of a data set."""
+
+    profile: NDArray[np.intp]
+    certify: NDArray[np.intp]
+    held_out: NDArray[np.intp]
+
+    def used(self) -> NDArray[np.intp]:
+        """The numbers of all of them, rising."""
+        return np.sort(np.concatenate([self.profile, self.certify, self.held_out]))
+
+
+def split_indices(groups: NDArray[np.str_], seed: int, shares: tuple[float, float] = (0.2, 0.5)) -> Split:
+    """Divide pictures into profile, certification and held-out sets, with equal shares of every group.
+
+    Groups of fewer than `SMALLEST_GROUP` are pooled into one. From that many pictures on, no part is empty.
+
+    Args:
+        groups: (n,) the source of each picture, so that each part has the same mixture.
+        seed: of the shuffle.
+        shares: of the profile and the certification part; the rest is held out.
+    """
+    rng = np.random.default_rng(seed)
+    parts: tuple[list[NDArray[np.intp]], ...] = ([], [], [])
+    names, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    pool = len(names)
+    place = np.where(counts[inverse] < SMALLEST_GROUP, pool, inverse)
+    for group in np.unique(place):
+        members = rng.permutation(np.flatnonzero(place == group))
+        first, second = (round(len(members) * share) for share in (shares[0], shares[0] + shares[1]))
+        for part, chosen in zip(parts, np.split(members, [first, second]), strict=True):
+            part.append(chosen)
+    profile, certify, held_out = (np.sort(np.concatenate(part)) for part in parts)
+    return Split(profile, certify, held_out)
+
+
+def measure_accuracy(correct: NDArray[np.bool_], data_sha256: str, delta: float = 0.05) -> MeasuredAccuracy:
+    """Top-1 accuracy with its exact interval at confidence 1 − delta."""
+    low, high = calibration.clopper_pearson(int(correct.sum()), len(correct), delta)
+    return MeasuredAccuracy(
+        value=round(float(correct.mean()), 6), n=len(correct), low=round(low, 6), high=round(high, 6),
+        data_sha256=data_sha256,
+    )  # fmt: skip
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """What a rung said of all pictures: calibrated probabilities (n, classes) exactly as it serves them."""
+
+    name: str
+    probabilities: Probabilities
+    cost_ms: float
+
+    def labels(self) -> NDArray[np.intp]:
+        """The most probable class of each picture (n,)."""
+        found: NDArray[np.intp] = self.probabilities.argmax(axis=1)
+        return found
+
+    def scores(self, kind: Score) -> Floats:
+        """How sure it is of each picture (n,)."""
+        return score(self.probabilities, kind).astype(np.float64)
+
+
+def profile_rung(
+    name: str,
+    models: dict[str, str],
+    fingerprint: str,
+    logits: Logits,
+    labels: NDArray[np.integer],
+    split: Split,
+    data_sha256: str,
+    cost_ms: float,
+    delta: float = 0.05,
+) -> tuple[RungProfile, Looked]:
+    """Fit one rung's temperature on the profile split and measure it on the certification split."""
+    # Rounded before use, so that the scores certified here are, bit for bit, those of a node that reads the profile.
+    temperature = round(calibration.fit_temperature(logits[split.profile], labels[split.profile]), 6)
+    looked = Looked(name, softmax(logits, temperature), round(cost_ms, 3))
+    right = looked.labels() == labels
+    confidence = looked.scores(Score.TOP1)[split.certify]
+    return RungProfile(
+        name=name,
+        models=models,
+        fingerprint=fingerprint,
+        temperature=temperature,
+        accuracy=measure_accuracy(right[split.certify], data_sha256, delta),
+        calibration_error=round(calibration.expected_calibration_error(confidence, right[split.certify]), 6),
+        cost_ms=looked.cost_ms,
+    ), looked  # fmt: skip
+
+
+def profile_pair(
+    edge: Looked,
+    best: Looked,
+    labels: NDArray[np.integer],
+    split: Split,
+    middle: Looked | None = None,
+    delta: float = 0.05,
+    hop_ms: float = HOP_MS,
+    reused_ms: float = 0.0,
+) -> Pair:
+    """Certify a pair: scores, curves and path from the profile split, certificates from the certification split.
+
+    `reused_ms` of the best rung's cost are the middle rung's work
+    (`model_zoo.calibration.model_runner.Looks.reused_ms`).
+    """
+    planned = split.profile
+    kind = _choose_score(edge, best, labels, planned)
+    middle_kind = _choose_score(middle, best, labels, planned) if middle else None
+    chosen = make_sample(edge, kind, best, labels, planned, middle, middle_kind)
+    costs = Costs(edge.cost_ms, best.cost_ms, hop_ms, middle.cost_ms if middle else None, reused_ms)
+    paths = tuple(rounded_path(path) for path in plan_paths(chosen, costs))
+    sample = make_sample(edge, kind, best, labels, split.certify, middle, middle_kind)
+    gap = float((chosen.best_right.astype(np.float64) - chosen.edge.right).mean())
+    balanced = balanced_drop(gap, len(sample), delta / len(paths))
+    whole = certify_condition(sample, paths, costs, balanced, delta, Method.EXACT)
+    between = None
+    if middle is not None and middle_kind is not None and chosen.middle is not None and len(paths) > 1:
+        between = Middle(
+            name=middle.name,
+            score=middle_kind,
+            curve=written_curve(measure_curve(chosen.middle, chosen.best_right)),
+            path=tuple(_path_step(step) for step in sweep(sample, paths[1])),
+            reused_ms=reused_ms,
+        )
+    return Pair(
+        edge=edge.name,
+        best=best.name,
+        score=kind,
+        hop_ms=hop_ms,
+        middle=between,
+        curve=written_curve(measure_curve(chosen.edge, chosen.best_right)),
+        path=tuple(_path_step(step) for step in sweep(sample, paths[0])),
+        conditions=(whole,),
+    )
+
+
+def make_sample(
+    edge: Looked,
+    kind: Score,
+    best: Looked,
+    labels: NDArray[np.integer] | None,
+    chosen: NDArray[np.intp],
+    middle: Looked | None = None,
+    middle_kind: Score | None = None,
+) -> Sample:
+    """The pictures `chosen` as a sample; without labels nothing counts as right, and only agreement can certify."""
+    truth = None if labels is None else labels[chosen]
+    best_labels = best.labels()[chosen]
+
+    def rung(looked: Looked, kind: Score) -> Rung:
+        said = looked.labels()[chosen]
+        return Rung(looked.scores(kind)[chosen], _right(said, truth), said != best_labels)
+
+    between = None if middle is None or middle_kind is None else rung(middle, middle_kind)
+    return Sample(rung(edge, kind), _right(best_labels, truth), between)
+
+
+def certify_condition(
+    sample: Sample,
+    paths: Sequence[Path],
+    costs: Costs,
+    balanced: float,
+    delta: float,
+    method: Method,
+    planned: Certificate | None = None,
+) -> Condition:
+    """Certificates of whole pictures for all `CERTIFIED_DROPS`, for `balanced` and for never escalating.
+
+    Of several paths each gets its share of δ, so that the cheapest of their results may be chosen. Where nothing below
+    the best rung can be certified to keep `balanced`, the thresholds `planned` for it stand, without a guarantee.
+    """
+    n = len(sample)
+
+    def cost(step: Step) -> float:
+        return expected_cost(costs, step)
+
+    def certified(max_drop: float) -> Certificate:
+        found = [certify(sample, path, max_drop, delta / len(paths), method, cost) for path in paths]
+        step = min(found, key=cost)
+        return write_certificate(step, max_drop, n, delta, method)
+
+    never = next(sweep(sample, (Thresholds(-math.inf),)))
+    if method is Method.AGREEMENT:
+        bound = calibration.clopper_pearson(never.differing, n, 2 * delta)[1]
+    else:
+        bound = drop_upper_bound(never.lost, never.gained, n, delta)
+    kept = certified(balanced)
+    if planned is not None and (kept.threshold, kept.middle_threshold) == ("always", "always"):
+        kept = msgspec.structs.replace(planned, basis="profile")
+    return Condition(
+        min_received_fraction=1.0,
+        balanced=kept,
+        fast=write_certificate(never, math.ceil(bound * 1e4) / 1e4, n, delta, method),
+        certificates=tuple(certified(drop) for drop in CERTIFIED_DROPS),
+    )
+
+
+def rounded_path(path: Path) -> Path:
+    """The path as a profile holds it, so that what is certified is, bit for bit, what a node compares with."""
+    return tuple(
+        dict.fromkeys(
+            Thresholds(threshold_value(written(step.edge)), threshold_value(written(step.middle))) for step in path
+        )
+    )
+
+
+def paths_of(pair: Pair) -> tuple[Path, ...]:
+    """The paths that a profile was certified along."""
+    written_paths = (pair.path,) if pair.middle is None else (pair.path, pair.middle.path)
+    return tuple(
+        tuple(Thresholds(threshold_value(step.threshold), threshold_value(step.middle_threshold)) for step in steps)
+        for steps in written_paths
+    )
+
+
+def costs_of(profile: Profile, pair: Pair) -> Costs:
+    """What the pair's rungs cost, as they were weighed when it was certified."""
+    edge, best = (profile.rung(name).cost_ms for name in (pair.edge, pair.best))
+    if pair.middle is None:
+        return Costs(edge, best, pair.hop_ms)
+    return Costs(edge, best, pair.hop_ms, profile.rung(pair.middle.name).cost_ms, pair.middle.reused_ms)
+
+
+def balanced_drop(gap: float, n: int, delta: float) -> float:
+    """The ε of `balanced`, from the gap on the profile split and the number of certification pictures alone."""
+    least = drop_upper_bound(0, 0, n, delta)
+    return max(0.0, min(max(BALANCED_GAP_SHARE * gap, least), BALANCED_LARGEST_SHARE * gap))
+
+
+def written(value: float) -> EscalationThreshold:
+    """A threshold as profiles write it: eight decimals tell apart all float32 scores, even close to 1."""
+    if math.isinf(value):
+        return "always" if value > 0 else "never"
+    return round(min(max(value, 0.0), 1.0), 8)
+
+
+def _right(said: NDArray[np.intp], truth: NDArray[np.integer] | None) -> Flags:
+    return np.zeros(len(said), np.bool_) if truth is None else np.asarray(said == truth)
+
+
+def _choose_score(looked: Looked, best: Looked, labels: NDArray[np.integer], chosen: NDArray[np.intp]) -> Score:
+    """The score with the smaller area under its drop-against-escalation curve; top-1 when there is no difference."""
+    area: dict[Score, float] = {}
+    for kind in Score:
+        sample = make_sample(looked, kind, best, labels, chosen)
+        steps = list(sweep(sample, two_levels(threshold_grid(sample.edge.scores))))
+        area[kind] = float(np.trapezoid([s.drop for s in steps][::-1], [s.escalation for s in steps][::-1]))
+    return Score.MARGIN if area[Score.MARGIN] < area[Score.TOP1] else Score.TOP1
+
+
+def write_certificate(step: Step, max_drop: float, n: int, delta: float, method: Method = Method.EXACT) -> Certificate:
+    """A certified step as profiles hold it."""
+    agreement = method is Method.AGREEMENT
+    return Certificate(
+        max_drop=round(max_drop, 6),
+        threshold=written(step.thresholds.edge),
+        middle_threshold=written(step.thresholds.middle),
+        delta=delta,
+        n=n,
+        basis="agreement" if agreement else "labelled",
+        escalation=round(step.escalation, 6),
+        to_best=round(step.to_best, 6),
+        observed_drop=round(step.differing / n if agreement else step.drop, 6),
+        edge_watch=_edge_watch(step, max_drop, n, delta),
+        middle_watch=_middle_watch(step, max_drop, n, delta),
+    )
+
+
+def _edge_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch:
+    share = 1.0 if step.thresholds.middle == math.inf else _share(step.edge_differing, step.differing)
+    return _watch(max_drop * share, step.edge_differing, round(step.escalation * n), n, delta)
+
+
+def _middle_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch | None:
+    escalated = round(step.escalation * n)
+    if step.thresholds.middle == math.inf or not escalated:
+        return None
+    differing = step.differing - step.edge_differing
+    share = _share(differing, step.differing)
+    return _watch(max_drop * share * n / escalated, differing, round(step.to_best * n), escalated, delta)
+
+
+def _share(part: int, whole: int) -> float:
+    """A rung's part of the disagreement, by the rule of succession: one without any must still be allowed some."""
+    return (part + 1) / (whole + 2)
+
+
+def _watch(max_drop: float, differing: int, passed_on: int, n: int, delta: float) -> Watch:
+    return Watch(
+        max_drop=round(min(1.0, max_drop), 6),
+        disagreement=round(calibration.clopper_pearson(differing, n, delta)[1], 6),
+        difficulty=round(calibration.clopper_pearson(passed_on, n, delta)[1], 6),
+    )
+
+
+def _path_step(step: Step) -> PathStep:
+    return PathStep(
+        threshold=written(step.thresholds.edge),
+        middle_threshold=written(step.thresholds.middle),
+        escalation=round(step.escalation, 6),
+        to_best=round(step.to_best, 6),
+        drop=round(step.drop, 6),
+    )
+
+
+def written_curve(curve: Curve) -> ScoreCurve:
+    """A curve as profiles hold it."""
+
+    def rounded(values: Floats) -> tuple[float, ...]:
+        return tuple(round(min(max(float(v), 0.0), 1.0), 6) for v in values)
+
+    return ScoreCurve(scores=rounded(curve.scores), disagreement=rounded(curve.disagreement), drop=rounded(curve.drop))

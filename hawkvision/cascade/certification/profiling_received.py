@@ -1,0 +1,201 @@
+"""Certifying pictures that crossed a lossy link, against the best rung on the pictures as they were before.
+
+The machinery of three levels (`certificate`) says it all when the levels are read like this:
+
+    edge      the edge rung on the picture as received, accepted from τ on
+    middle    the best rung on the picture as received, always accepted: what an escalation serves
+    best      the best rung on the whole original: the reference, which nobody can ask any more
+
+So the path is (τ, −∞) for falling τ, from (+∞, −∞), escalating everything, on. If the test fails there already, nothing
+keeps ε in this condition. Scores are compared as on whole pictures; the temperature is fitted anew, because on pictures
+with holes a network is surer than it is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.cascade.certification.bounds import drop_upper_bound
+from hawkvision.cascade.certification.calibration import fit_temperature
+from hawkvision.cascade.certification.certificate import (
+    BEST_ONLY,
+    Rung,
+    Sample,
+    Step,
+    Thresholds,
+    certify,
+    sweep,
+    threshold_grid,
+    two_levels,
+)
+from hawkvision.cascade.certification.profile import Certificate, ReceivedCondition
+from hawkvision.cascade.certification.profiling import measure_accuracy, rounded_path, write_certificate, written_curve
+from hawkvision.cascade.certification.threshold_search import Path, measure_curve
+from hawkvision.cascade.scores import Score, score, softmax
+from hawkvision.core.types import Logits
+
+DELTA: Final = 0.05
+CURVE_KNOTS: Final = 17
+"""Fewer than of whole pictures: there are twenty conditions, and controllers interpolate."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedLooks:
+    """What was said of n pictures in one condition, and of the originals."""
+
+    edge: Logits
+    """(n, classes), on the pictures as received."""
+    best: NDArray[np.intp]
+    """(n,) classes that the best rung named, on the pictures as received."""
+    reference: NDArray[np.intp]
+    """(n,) classes that it named on the whole originals."""
+    truth: NDArray[np.integer]
+
+    def part(self, chosen: NDArray[np.intp]) -> ReceivedLooks:
+        """The pictures `chosen`."""
+        return ReceivedLooks(self.edge[chosen], self.best[chosen], self.reference[chosen], self.truth[chosen])
+
+    def edge_rung(self, kind: Score, temperature: float) -> Rung:
+        """The edge, compared with the best rung on the same received picture."""
+        probabilities = softmax(self.edge, temperature)
+        said = probabilities.argmax(axis=1)
+        return Rung(score(probabilities, kind).astype(np.float64), said == self.truth, said != self.best)
+
+
+def profile_received(
+    planned: ReceivedLooks,
+    certifying: ReceivedLooks,
+    *,
+    kind: Score,
+    min_quality: int,
+    min_received_fraction: float,
+    drops: Iterable[float],
+    believed: bool,
+    data_sha256: str,
+    delta: float = DELTA,
+) -> ReceivedCondition:
+    """Measure one condition: temperature, curve and path on `planned`, all that is stated on `certifying`.
+
+    Args:
+        planned: of the profile split.
+        certifying: of the certification split.
+        kind: the pair's score.
+        min_quality: at which the pictures were encoded.
+        min_received_fraction: the least that was received of any.
+        drops: ε to certify; those that cannot be kept are left out.
+        believed: whether the edge may be believed at all in this condition.
+        data_sha256: over the pictures as received.
+        delta: probability that a certificate is wrong.
+    """
+    temperature = round(fit_temperature(planned.edge, planned.truth), 6)
+    edge = planned.edge_rung(kind, temperature)
+    best_right = planned.best == planned.truth
+    two = rounded_path(two_levels(threshold_grid(edge.scores)))
+    three = (BEST_ONLY, *(Thresholds(step.edge, -math.inf) for step in two))
+    kept, accepting = _against_original(certifying, kind, temperature), _against_received(certifying, kind, temperature)
+    rising = sorted(set(drops))
+    return ReceivedCondition(
+        min_quality=min_quality,
+        min_received_fraction=min_received_fraction,
+        edge_temperature=temperature,
+        edge_accuracy=measure_accuracy(kept.edge.right, data_sha256),
+        best_accuracy=measure_accuracy(certifying.best == certifying.truth, data_sha256),
+        curve=written_curve(measure_curve(edge, best_right, CURVE_KNOTS)),
+        best=_bounded(kept, Thresholds(math.inf, -math.inf), delta),
+        fast=_bounded(kept, Thresholds(-math.inf, -math.inf), delta) if believed else None,
+        certificates=_certificates(kept, three, rising, delta) if believed else (),
+        accept_certificates=_certificates(accepting, two, rising, delta) if believed else (),
+    )
+
+
+def certify_received(
+    design: ReceivedCondition,
+    certifying: ReceivedLooks,
+    *,
+    kind: Score,
+    drops: Iterable[float],
+    data_sha256: str,
+    delta: float,
+) -> ReceivedCondition:
+    """The condition with everything that is stated measured on `certifying`; what was fitted and planned stays.
+
+    Args:
+        design: whose temperature, curve and thresholds were fixed without these pictures.
+        certifying: of the certification pictures that reached this condition.
+        kind: the pair's score.
+        drops: ε to certify; those that cannot be kept are left out.
+        data_sha256: over the pictures as received.
+        delta: probability that a certificate is wrong.
+    """
+    order, believed, temperature = design.thresholds(), design.fast is not None, design.edge_temperature
+    two = tuple(Thresholds(value) for value in (math.inf, *order, -math.inf))
+    three = (BEST_ONLY, *(Thresholds(step.edge, -math.inf) for step in two))
+    kept, accepting = _against_original(certifying, kind, temperature), _against_received(certifying, kind, temperature)
+    rising = sorted(set(drops))
+    return msgspec.structs.replace(
+        design,
+        order=order,
+        edge_accuracy=measure_accuracy(kept.edge.right, data_sha256, delta),
+        best_accuracy=measure_accuracy(certifying.best == certifying.truth, data_sha256, delta),
+        best=_bounded(kept, Thresholds(math.inf, -math.inf), delta),
+        fast=_bounded(kept, Thresholds(-math.inf, -math.inf), delta) if believed else None,
+        certificates=_certificates(kept, three, rising, delta) if believed else (),
+        accept_certificates=_certificates(accepting, two, rising, delta) if believed else (),
+    )
+
+
+def uncertified(design: ReceivedCondition) -> ReceivedCondition:
+    """The condition as images that served the design suggest it, without a guarantee."""
+
+    def plain(certificate: Certificate) -> Certificate:
+        return msgspec.structs.replace(certificate, basis="profile")
+
+    return msgspec.structs.replace(
+        design,
+        order=design.thresholds(),
+        best=plain(design.best),
+        fast=None if design.fast is None else plain(design.fast),
+        certificates=tuple(map(plain, design.certificates)),
+        accept_certificates=tuple(map(plain, design.accept_certificates)),
+    )
+
+
+def _against_original(looks: ReceivedLooks, kind: Score, temperature: float) -> Sample:
+    escalated = Rung(np.zeros(len(looks.truth)), looks.best == looks.truth, looks.best != looks.reference)
+    return Sample(looks.edge_rung(kind, temperature), looks.reference == looks.truth, escalated)
+
+
+def _against_received(looks: ReceivedLooks, kind: Score, temperature: float) -> Sample:
+    return Sample(looks.edge_rung(kind, temperature), looks.best == looks.truth)
+
+
+def _certificates(sample: Sample, path: Path, drops: list[float], delta: float) -> tuple[Certificate, ...]:
+    """Of every threshold that is certified the certificate with the smallest ε; none of escalating everything."""
+    found: list[Certificate] = []
+    last = math.inf
+    for max_drop in drops:
+        step = certify(sample, path, max_drop, delta)
+        if step.thresholds.edge < last:
+            last = step.thresholds.edge
+            found.append(_certificate(step, max_drop, len(sample), delta))
+    return tuple(found)
+
+
+def _bounded(sample: Sample, thresholds: Thresholds, delta: float) -> Certificate:
+    """What one pair of thresholds gives up, at most."""
+    step = next(sweep(sample, (thresholds,)))
+    bound = drop_upper_bound(step.lost, step.gained, len(sample), delta)
+    return _certificate(step, math.ceil(bound * 1e4) / 1e4, len(sample), delta)
+
+
+def _certificate(step: Step, max_drop: float, n: int, delta: float) -> Certificate:
+    """As profiles write it: what is not accepted at the edge is escalated, to the best rung as far as there is one."""
+    made = write_certificate(step, max_drop, n, delta)
+    return msgspec.structs.replace(made, middle_threshold="always", to_best=made.escalation, middle_watch=None)

@@ -1,0 +1,186 @@
+"""Which thresholds to try, in which order: the cheapest way to give up a little accuracy, then a little more.
+
+All of this looks only at the profile split, so a path is fixed before the certification labels are seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from scipy.optimize import isotonic_regression, minimize
+from scipy.special import expit
+
+from hawkvision.cascade.certification.certificate import (
+    Flags,
+    Rung,
+    Sample,
+    Step,
+    Thresholds,
+    sweep,
+    threshold_grid,
+    two_levels,
+)
+from hawkvision.cascade.scores import Floats
+
+EDGE_POINTS: Final = 100
+MIDDLE_POINTS: Final = 24
+CURVE_KNOTS: Final = 65
+LEAST_SCORE: Final = 1e-6
+"""Scores closer to 0 or 1 are taken for so close: a sure network says exactly 1.0 of many pictures."""
+
+Path: TypeAlias = tuple[Thresholds, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a picture costs at each rung, in milliseconds of one core, and what sending it there weighs beside that."""
+
+    edge: float
+    best: float
+    hop: float
+    middle: float | None = None
+    """None where there is no middle rung."""
+    reused: float = 0.0
+    """Of `best`, what a picture that comes from the middle rung need not cost again
+    (`datacenter.execution.cascade_executor`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What a score is worth, at knots that divide the profile split into equal shares, from least to most sure."""
+
+    scores: Floats
+    disagreement: Floats
+    """P(another label than the best rung's | score), falling."""
+    drop: Floats
+    """E[right_best − right_edge | score], at least 0, falling."""
+
+
+def smooth(scores: Floats, values: Floats) -> Floats:
+    """Isotonic regression: for every picture (n,) the expectation of its value given its score, falling with it."""
+    # Equal scores get one value: a sure network says exactly 1.0 of many pictures, in whatever order they come.
+    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
+    means = np.bincount(place, weights=values) / count
+    fitted: Floats = isotonic_regression(means, weights=count, increasing=False).x[place]
+    return fitted
+
+
+def disagreement_risk(scores: Floats, differs: Flags) -> Floats:
+    """P(another label than the best rung's | score) of every picture (n,), by logistic regression on the score's logit.
+
+    Two parameters say less of the curve's shape than `smooth`, but also what lies ahead where nothing differs any more:
+    of two rungs that never differed above some score, the one that is further away from where it did is the safer.
+    A Gaussian prior of variance 1 on the slope (of standardised logits) keeps it finite where one score divides all.
+    """
+    clipped = np.clip(scores, LEAST_SCORE, 1.0 - LEAST_SCORE)
+    logits = np.log(clipped) - np.log1p(-clipped)
+    spread = float(logits.std())
+    design = np.stack([np.ones(len(logits)), (logits - logits.mean()) / (spread or 1.0)], axis=1)
+    values = differs.astype(np.float64)
+
+    def loss(weights: Floats) -> float:
+        said = design @ weights
+        return float((np.logaddexp(0.0, said) - values * said).sum() + 0.5 * weights[1] ** 2)
+
+    def slope(weights: Floats) -> Floats:
+        found: Floats = design.T @ (expit(design @ weights) - values) + np.array([0.0, weights[1]])
+        return found
+
+    risk: Floats = expit(design @ minimize(loss, np.zeros(2), jac=slope, method="BFGS").x)
+    return risk
+
+
+def measure_curve(rung: Rung, best_right: Flags, knots: int = CURVE_KNOTS) -> Curve:
+    """The curve of one rung, from pictures of the profile split."""
+    gap = best_right.astype(np.float64) - rung.right
+    order = np.argsort(rung.scores, kind="stable")
+    places = order[np.linspace(0, len(order) - 1, knots).round().astype(np.intp)]
+    return Curve(
+        rung.scores[places],
+        smooth(rung.scores, rung.differs.astype(np.float64))[places],
+        np.maximum(smooth(rung.scores, gap)[places], 0.0),
+    )
+
+
+def plan_paths(sample: Sample, costs: Costs) -> tuple[Path, ...]:
+    """The paths to be certified, from pictures of the profile split: that of two levels, and one of three if it pays.
+
+    With a middle rung both thresholds come down together, a bin of scores at a time: always the bin next whose
+    acceptance is expected to give up least for what it saves.
+    """
+    two = two_levels(threshold_grid(sample.edge.scores))
+    if sample.middle is None or costs.middle is None:
+        return (two,)
+    three = _three_levels(sample, sample.middle, costs)
+    return (two, three) if _area(sample, three, costs) < _area(sample, two, costs) else (two,)
+
+
+def _three_levels(sample: Sample, middle: Rung, costs: Costs) -> Path:
+    edge_grid = threshold_grid(sample.edge.scores, EDGE_POINTS)
+    middle_grid = threshold_grid(middle.scores, MIDDLE_POINTS)
+    assert costs.middle is not None
+    more = costs.best - costs.reused
+    bins = [
+        *_bins(sample.edge, sample.best_right, edge_grid, costs.hop + costs.middle + more / 2.0, level=0),
+        *_bins(middle, sample.best_right, middle_grid, more, level=1),
+    ]
+    bars = [math.inf, math.inf]
+    path = [Thresholds(*bars)]
+    for step in sorted(bins):
+        bars[step.level] = step.bar
+        path.append(Thresholds(*bars))
+        if bars[0] == -math.inf:
+            break
+    return tuple(path)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Bin:
+    """Scores from `bar` up to the bin before: what accepting them gives up per saving, then how far down they are."""
+
+    price: float
+    depth: float
+    level: int
+    bar: float
+
+
+def _bins(rung: Rung, best_right: Flags, grid: Floats, saving: float, *, level: int) -> list[_Bin]:
+    """Disagreement is what orders them: it has more events than the drop, and the two are in proportion."""
+    disagreement = disagreement_risk(rung.scores, rung.differs)
+    drop = float(best_right.mean() - rung.right.mean())
+    ratio = max(drop, 1e-3) / max(float(rung.differs.mean()), 1e-3)
+    order = np.argsort(-rung.scores, kind="stable")
+    ends = np.searchsorted(-rung.scores[order], -grid, side="right")
+    found: list[_Bin] = []
+    price = 0.0
+    for place in range(1, len(grid)):
+        inside = disagreement[order[ends[place - 1] : ends[place]]]
+        # An empty bin costs what the one before it does.
+        price = max(price, ratio * float(inside.mean()) / saving) if len(inside) else price
+        found.append(_Bin(price, place / len(grid), level, float(grid[place])))
+    return found
+
+
+def _area(sample: Sample, path: Sequence[Thresholds], costs: Costs) -> float:
+    """Mean of the least cost at which a drop is reached, over drops up to that of never escalating."""
+    steps = list(sweep(sample, path))
+    drops = np.maximum.accumulate([step.drop for step in steps])
+    spent = np.minimum.accumulate([expected_cost(costs, step) for step in steps])
+    # All paths end at never escalating, so all are measured over the same drops.
+    wanted = np.linspace(0.0, max(steps[-1].drop, 1e-6), 41)[1:-1]
+    reached = np.searchsorted(drops, wanted, side="right") - 1
+    return float(spent[reached].mean())
+
+
+def expected_cost(costs: Costs, step: Step) -> float:
+    """Milliseconds per picture."""
+    total = step.to_best * costs.best + step.escalation * costs.hop
+    if step.thresholds.edge < math.inf:
+        total += costs.edge
+    if costs.middle is not None and step.thresholds.middle < math.inf:
+        total += step.escalation * costs.middle - step.to_best * costs.reused
+    return total

@@ -1,0 +1,142 @@
+"""Answers as a table for a terminal, and as rows of a CSV file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Literal
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hawkvision.core.types import Answer, target_fields
+
+WIDE: Final = 120
+"""Columns of a terminal from which on the model has one of its own."""
+LEAST_WIDTHS: Final = {"image": 10, "guarantee": 9, "model": 8, "target": 8, "label": 10}
+"""Columns that are cut where the terminal is narrow, the first of them first, and what is left of each."""
+MOST_ROWS: Final = 200
+"""Shown on a terminal; programs that read the table get all."""
+CSV_COLUMNS: Final = (
+    "image",
+    "label",
+    "index",
+    "confidence",
+    "tier",
+    "model",
+    "degraded",
+    "status",
+    "basis",
+    "max_drop",
+    "deadline_met",
+    "total_ms",
+    "error",
+)
+
+
+class AnswerTable:
+    """Answers as rows a person can read."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, Answer]] = []
+
+    def add(self, name: str, answer: Answer) -> None:
+        """One more row, under the image's name."""
+        self.rows.append((name, answer))
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the table, within the width of the terminal: what is the same in all rows is left out there."""
+        console = console or Console()
+        shown = self.rows[:MOST_ROWS] if console.is_terminal else self.rows
+        targets = {_target(answer) for _, answer in self.rows}
+        hidden = set() if console.width >= WIDE else {"model"} | ({"target"} if len(targets) == 1 else set())
+        rows = [_cells(name, answer) for name, answer in shown]
+        titles = [title for title in rows[0] if title not in hidden] if rows else []
+        widths = {title: max(cell_len(row[title]) for row in [*rows, {title: title}]) for title in titles}
+        excess = sum(widths.values()) + 2 * (len(widths) - 1) - console.width
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for title, least in LEAST_WIDTHS.items():
+            if title in widths and excess > 0:
+                taken = min(excess, max(0, widths[title] - least))
+                widths[title], excess = widths[title] - taken, excess - taken
+        for title in titles:
+            right = title in ("confidence", "ms")
+            justify: Literal["left", "right"] = "right" if right else "left"
+            table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[title])
+        for row in rows:
+            # As text, for names and labels may hold what Rich takes for markup.
+            table.add_row(*(Text(row[title]) for title in titles))
+        console.print(table)
+        if len(shown) < len(self.rows):
+            console.print(f"… and {len(self.rows) - len(shown)} more; `--out answers.csv` keeps all")
+
+
+class CsvRows:
+    """Writes each outcome as a row at once, so that an interrupted run keeps what it has."""
+
+    def __init__(self, writer: csv.DictWriter[str]) -> None:
+        self._writer = writer
+
+    def answer(self, image: Path, answer: Answer) -> None:
+        """A row for an answer."""
+        promised = answer.accuracy
+        self._writer.writerow(
+            {
+                "image": image,
+                "label": answer.label,
+                "index": answer.top_k[0].index,
+                "confidence": round(answer.confidence, 6),
+                "tier": answer.tier.value,
+                "model": answer.model,
+                "degraded": str(answer.degraded).lower(),
+                "status": promised.status.value,
+                "basis": promised.basis.value,
+                "max_drop": promised.max_drop,
+                "deadline_met": "" if answer.deadline_met is None else str(answer.deadline_met).lower(),
+                "total_ms": round(answer.timing_ms.total, 3),
+            }
+        )
+
+    def failure(self, image: Path, error: Exception) -> None:
+        """A row for an image that has no answer."""
+        self._writer.writerow({"image": image, "error": " ".join(str(error).split())})
+
+
+@contextmanager
+def csv_rows(path: Path) -> Iterator[CsvRows]:
+    """A CSV file (RFC 4180, UTF-8) with the columns `CSV_COLUMNS`.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    with path.open("w", newline="", encoding="utf-8", buffering=1) as file:
+        writer = csv.DictWriter(file, CSV_COLUMNS)
+        writer.writeheader()
+        yield CsvRows(writer)
+
+
+def _target(answer: Answer) -> str:
+    return "=".join(str(part) for part in next(iter(target_fields(answer.accuracy.target).items())))
+
+
+def _cells(name: str, answer: Answer) -> dict[str, str]:
+    """A row by the titles of its columns."""
+    guarantee = answer.accuracy.status.value
+    if answer.accuracy.max_drop is not None:
+        guarantee += f", drop ≤ {answer.accuracy.max_drop:.3g}"
+    if answer.degraded:
+        guarantee += ", degraded"
+    return {
+        "image": name,
+        "target": _target(answer),
+        "label": answer.label,
+        "confidence": f"{answer.confidence:.1%}",
+        "tier": answer.tier.value,
+        "model": answer.model,
+        "ms": f"{answer.timing_ms.total:.1f}",
+        "guarantee": guarantee,
+    }

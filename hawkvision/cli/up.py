@@ -1,0 +1,257 @@
+"""Both tiers on this machine, in the foreground: started, proved by a request, shown, and stopped together."""
+
+from __future__ import annotations
+
+import shlex
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hawkvision.client import Client
+from hawkvision.core.config import DatacenterConfig, EdgeConfig, load_config
+from hawkvision.core.errors import ArtifactError, BackendError, ConfigError, NotReady
+from hawkvision.core.types import Answer, Tier
+from hawkvision.models.artifacts import load_variant
+from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
+from hawkvision.models.sample_images import sample_image
+from hawkvision.system.process import ServerProcess, running
+
+WHOLE_S: Final = 60.0
+"""How long both tiers together may take, once each is ready, to give the first answer that is not degraded."""
+WATCH_S: Final = 0.2
+"""Between looks whether both still run."""
+REQUEST_S: Final = 30.0
+TARGET: Final = "max_accuracy_drop=0.02"
+"""What the request that is shown asks for."""
+KEY_VARIABLES: Final = ("HAWKVISION_EDGE_API_KEY", "HAWKVISION_API_KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was given on the command line; None leaves a setting to file, variables and default."""
+
+    config: Path | None = None
+    host: str | None = None
+    port: int | None = None
+    dc_port: int | None = None
+    task: str | None = None
+    models_dir: Path | None = None
+    cache_dir: Path | None = None
+    profile: Path | None = None
+
+    def edge(self) -> dict[str, Any]:
+        """Settings of the edge node."""
+        return {"host": self.host, "port": self.port, "profile": self.profile, **self._both()}
+
+    def datacenter(self) -> dict[str, Any]:
+        """Settings of the datacenter tier."""
+        return {"port": self.dc_port, **self._both()}
+
+    def _both(self) -> dict[str, Any]:
+        return {"task": self.task, "models_dir": self.models_dir, "cache_dir": self.cache_dir}
+
+    def words(self, settings: Mapping[str, Any]) -> list[str]:
+        """Settings as a server's command line has them."""
+        given = {"config": self.config, **settings}
+        return [
+            word
+            for name, value in given.items()
+            if value is not None
+            for word in (f"--{name.replace('_', '-')}", str(value))
+        ]
+
+
+def run(options: Options, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+    """Start both tiers, show how to ask, and serve until Ctrl-C; the exit status is 0 after a clean stop.
+
+    Args:
+        options: of the command line.
+        environ: this process's variables.
+        say: prints a line for the user.
+
+    Raises:
+        HawkVisionError: if a tier does not start, gives no whole answer, or ends by itself.
+    """
+    edge_config = load_config(EdgeConfig, options.config, options.edge())
+    dc_config = load_config(DatacenterConfig, options.config, options.datacenter())
+    key = _key(edge_config, environ)
+    prepare_models(edge_config, dc_config, say)
+    try:
+        with both_tiers(options, environ, say) as (datacenter, edge):
+            url = edge.url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+            image = sample_image(cache_dir(edge_config.cache_dir))
+            authority = edge_config.tls_certificate
+            with Client(url, api_key=key, timeout_s=REQUEST_S, ca=authority) as client:
+                first_whole_answer(client, image, (datacenter, edge))
+            said = _asked(f"{url}/v1/classify?{TARGET}", image, key, authority)
+            say(f"\nedge node    {edge.url}  ({url}/docs describes its API)")
+            say(f"datacenter   {datacenter.url}\n")
+            say(f"$ {curl_line(url, image, authority, environ, keyed=key is not None)}")
+            say(said)
+            say("\nready; Ctrl-C stops both")
+            watch((datacenter, edge))
+    except KeyboardInterrupt:
+        say("stopped")
+    return 0
+
+
+def prepare_models(edge: EdgeConfig, datacenter: DatacenterConfig, say: Callable[[str], None]) -> None:
+    """Build what either tier runs and is not there yet, with progress.
+
+    Raises:
+        HawkVisionError: if there is no such task or stage, or a model cannot be built.
+    """
+    if edge.backend == datacenter.backend == "noop":
+        return
+    models, cache = models_dir(edge.models_dir), cache_dir(edge.cache_dir)
+    manifest = load_manifest(edge.task, models)
+    stages = (edge.variant or manifest.ladder.default_edge, *(datacenter.variants or manifest.ladder.dc))
+    missing = [stage for stage in dict.fromkeys(stages) if not _is_built(manifest, stage, cache)]
+    if not missing:
+        return
+    say(f"building models, once: {', '.join(missing)} (weights are downloaded) …")
+    # Imported here because it needs what only builders install.
+    from hawkvision.model_zoo.building.build import build
+
+    build(manifest.task, missing, models=models, cache=cache)
+
+
+@contextmanager
+def both_tiers(
+    options: Options, environ: Mapping[str, str], say: Callable[[str], None]
+) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    """The datacenter tier and an edge node before it, ready, and stopped on leaving; their lines are shown.
+
+    Raises:
+        NotReady: if one does not become ready.
+    """
+    # In containers that allow no namespaces as well: this is one machine, and one user's.
+    network = {"HAWKVISION_DC_RAY_NETWORK": environ.get("HAWKVISION_DC_RAY_NETWORK", "auto")}
+    say("starting the datacenter tier (Ray Serve) …")
+    with running(
+        "hawkvision.datacenter",
+        *options.words(options.datacenter()),
+        title="the datacenter tier",
+        env=network,
+        on_line=prefixed("datacenter"),
+        own_group=True,
+    ) as datacenter:
+        say("starting the edge node …")
+        with running(
+            "edge",
+            *options.words({**options.edge(), "dc_url": datacenter.url}),
+            title="the edge node",
+            on_line=prefixed("edge"),
+            own_group=True,
+        ) as edge:
+            yield datacenter, edge
+
+
+def first_whole_answer(client: Client, image: Path, tiers: tuple[ServerProcess, ...]) -> Answer:
+    """The first answer of the best quality that is not degraded: both tiers work together.
+
+    Raises:
+        NotReady: if there is none within `WHOLE_S`.
+        BackendError: if a tier ends meanwhile.
+    """
+    until = time.monotonic() + WHOLE_S
+    while True:
+        answer = client.classify(image, quality="best")
+        if answer.tier is Tier.DC and not answer.degraded:
+            return answer
+        check_running(tiers)
+        if time.monotonic() > until:
+            raise NotReady(f"answers of the best quality were degraded for {WHOLE_S:g} s; the lines above say why")
+        time.sleep(WATCH_S)
+
+
+def watch(tiers: tuple[ServerProcess, ...]) -> None:
+    """Return never, while all run.
+
+    Raises:
+        BackendError: naming the one that ended.
+    """
+    while True:
+        check_running(tiers)
+        time.sleep(WATCH_S)
+
+
+def check_running(tiers: tuple[ServerProcess, ...]) -> None:
+    """State that all run.
+
+    Raises:
+        BackendError: naming the one that ended.
+    """
+    for tier in tiers:
+        status = tier.process.poll()
+        if status is not None:
+            raise BackendError(f"{tier.title} ended by itself with status {status}; its lines are above")
+
+
+def prefixed(name: str) -> Callable[[str], None]:
+    """Shows a tier's lines on standard error, each with its name before it."""
+
+    def show(line: str) -> None:
+        sys.stderr.write(f"{name:<10} | {line}\n")
+        sys.stderr.flush()
+
+    return show
+
+
+def curl_line(url: str, image: Path, authority: Path | None, environ: Mapping[str, str], *, keyed: bool) -> str:
+    """A request for a shell."""
+    words = ["curl", "--silent", "--data-binary", f"@{image}", f"{url}/v1/classify?{TARGET}"]
+    if authority is not None:
+        words[1:1] = ["--cacert", str(authority)]
+    written = shlex.join(words)
+    if keyed:
+        variable = next((name for name in KEY_VARIABLES if environ.get(name)), KEY_VARIABLES[1])
+        written += f' --header "Authorization: Bearer ${variable}"'
+    return written
+
+
+def _key(config: EdgeConfig, environ: Mapping[str, str]) -> str | None:
+    """The key to ask with, where one is needed.
+
+    Raises:
+        ConfigError: if one is needed and nobody says it.
+    """
+    key = config.api_key or environ.get("HAWKVISION_API_KEY")
+    if key is None and config.keys_file is not None:
+        raise ConfigError(
+            "the edge node asks for a key of edge.keys_file: set HAWKVISION_API_KEY to one that allows `infer`"
+        )
+    return key
+
+
+def _is_built(manifest: Manifest, stage: str, cache: Path) -> bool:
+    try:
+        for variant in manifest.members(stage):
+            load_variant(cache, manifest.task, variant)
+    except ArtifactError:
+        return False
+    return True
+
+
+def _asked(url: str, image: Path, key: str | None, authority: Path | None) -> str:
+    """The answer to what `curl_line` sends, as it comes.
+
+    Raises:
+        BackendError: if there is none.
+    """
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(url, image.read_bytes(), headers)  # noqa: S310 - our own node
+    context = None if authority is None else ssl.create_default_context(cafile=str(authority))
+    try:
+        with urllib.request.urlopen(request, timeout=REQUEST_S, context=context) as reply:  # noqa: S310
+            answer: bytes = reply.read()
+    except urllib.error.URLError as error:
+        raise BackendError(f"{url}: {error}") from None
+    return answer.decode()

@@ -1,0 +1,540 @@
+"""The one reader of settings: defaults, then a TOML file, then `HAWKVISION_*` variables, then the command line.
+
+Settings are few and each has a default we would defend. Unknown keys are errors that name the key and its place.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.feature_settings import Section, ServerSettings, settings_groups
+from hawkvision.core.logs import LogFormat, LogLevel
+from hawkvision.core.text import read_text
+from hawkvision.servers.access import check_access, together
+from hawkvision.servers.key_text import clean_key, own_key
+from hawkvision.servers.tls import MinimumVersion
+from hawkvision.system.advice import remember
+from hawkvision.system.service_links import without_service_links
+
+log = logging.getLogger("hawkvision.core.config")
+
+Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
+Key: TypeAlias = Annotated[str, Meta(min_length=1)]
+"""A secret. An empty one is an error: a variable left unset in a template must not open the door to everybody."""
+Memory: TypeAlias = Annotated[int, Meta(ge=32 * 1024 * 1024)]
+"""Bytes; with less, hardly a picture can be decoded."""
+Word: TypeAlias = Annotated[str, Meta(min_length=1)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=86_400.0)]
+Millis: TypeAlias = Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
+PolicyName: TypeAlias = Literal["hawkvision", "all-dc", "all-edge", "static", "split", "infaas"]
+
+
+class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An edge node. File section `[edge]`, variables `HAWKVISION_EDGE_*`.
+
+    A comment `# == Topic ==` begins a topic, and the text below a setting describes it: `--help` and the reference
+    pages are made of both (`hawkvision/core/settings.py`). The first sentence has to do alone.
+    """
+
+    # == Listening ==
+    host: str = "127.0.0.1"
+    """Address to listen on. Beyond loopback, keys and TLS are obligatory."""
+    port: Port = 8080
+    """TCP port to listen on; 0 takes a free one."""
+    max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
+    """Longest request body, in bytes; longer ones are refused with 413."""
+    connections_per_address: Annotated[int, Meta(ge=0)] = 512
+    """HTTP connections from one address (IPv6: one /64 network), never more than half of all; 0 for no bound. Loopback
+    is exempt. Set 0 behind a proxy on another machine, whose address all callers share."""
+    cors_origins: tuple[Word, ...] = ()
+    """Origins whose pages may call this node from a browser, such as `https://shop.example`; `*` for all."""
+    drain_timeout_s: Seconds = 20.0
+    """Seconds that accepted requests have to be answered when the node is told to stop."""
+
+    # == Who may call ==
+    api_key: Key | None = None
+    """A key that callers must send (`Authorization: Bearer …`), and that allows everything. This or `keys_file` is
+    obligatory when `host` is not loopback."""
+    keys_file: Path | None = None
+    """File of several callers' keys, each with a name, scopes and perhaps a rate, written by `hawkvision keys add`. It
+    is read again when it changes."""
+    tls_certificate: Path | None = None
+    """PEM file of the certificate chain, leaf first; HTTP is then served over TLS alone. Read again when it changes."""
+    tls_key: Path | None = None
+    """PEM file of the certificate's private key, unencrypted."""
+    tls_minimum_version: MinimumVersion = "1.2"
+    """The oldest version of TLS that callers may speak."""
+    tls_client_ca: Path | None = None
+    """PEM file of authorities, one of which must have certified every caller; none asks for no certificates."""
+    allow_plain_http: bool = False
+    """Serve HTTP without TLS beyond loopback, where a proxy in front ends TLS or the network is nobody else's."""
+
+    # == Model ==
+    task: str = "imagenet"
+    """The task to serve: a folder with a manifest in `models_dir`."""
+    variant: Word | None = None
+    """The edge stage: a variant or ensemble of the manifest. None takes the manifest's `ladder.default_edge`, or with
+    an FPGA its `ladder.fpga`."""
+    backend: Literal[
+        "auto",
+        "int8",
+        "onnxruntime",
+        "openvino",
+        "numpy",
+        "noop",
+        "fpga-ref",
+        "fpga-sim",
+        "fpga-device",
+        "fpga-offload",
+    ] = "auto"
+    """What runs the model. `auto` takes our own kernels (`int8`) for models and processors that they are for, else
+    ONNX Runtime, which gives the same logits. `openvino` gives others, for which nothing is certified. The last four
+    run a quantised variant: on the CPU with a device's bits, as simulated RTL, on a device, and on a device as far as
+    it keeps up, else on the CPU (`fpga/offload`)."""
+    providers: tuple[Word, ...] = ("CPUExecutionProvider",)
+    """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
+    models_dir: Path | None = None
+    """Folder of manifests, labels and profiles, one folder a task; none takes those that are shipped."""
+    cache_dir: Path | None = None
+    """Folder of built models and compiled kernels; none takes `$XDG_CACHE_HOME/hawkvision` (`~/.cache/hawkvision`)."""
+    profile: Path | None = None
+    """A profile made by `hawkvision calibrate`; none takes `<models_dir>/<task>/profile.json`."""
+    certificates: Path | None = None
+    """This site's own certificates, made by `hawkvision certify`; they take the place of the profile's."""
+    equivalences: Path | None = None
+    """Passed checks of other executions, made by `hawkvision models equivalence`; none takes a file in the cache."""
+
+    # == Threads and queues ==
+    workers: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Threads that decode and infer, an image each; 0 takes the number of usable cores. With `fpga-offload`, 0 takes 16
+    more, which wait for the device."""
+    intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Threads for one image while no other is in work; with others, each has one. 0 tries 2 and 4 at the start, where
+    there are so many cores, and takes what makes the model quicker."""
+    queue_limit: Count = 256
+    """Requests that may wait for a worker; further ones are refused with 429. At 5 ms each on two workers, 256 wait
+    0.64 s: longer than a caller with a deadline would."""
+
+    # == Limits on images ==
+    max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
+    """Pixels of an image, by its header; larger ones are refused with 413. 50 MP is the largest common camera."""
+    max_pixels_whole: Annotated[int, Meta(ge=1)] = 25_000_000
+    """Pixels of an image whose format cannot be decoded at a smaller size (all but JPEG). What phones make by default
+    has 24 MP; a PNG of 25 MP takes 150 MB."""
+    memory_bytes: Memory | None = None
+    """Memory for bodies and decoding together, in bytes; none takes three quarters of what the process may still use
+    when its models are loaded, cgroup limits included."""
+    request_memory_bytes: Memory | None = None
+    """Memory for decoding the images of one request, in bytes; none takes half of decoding's part of `memory_bytes`."""
+    decode_limit_s: Seconds = 10.0
+    """Expected seconds of decoding: of one request, more is refused with 413; of all that waits, per worker, with 429.
+    Images that take less than 30 ms are not counted."""
+
+    # == Datacenter ==
+    dc_url: str | None = None
+    """Address of the datacenter tier, `http://HOST[:PORT]` or https; none makes a node that answers alone."""
+    dc_api_key: Key | None = None
+    """The key that the datacenter tier asks for; it must allow `infer`."""
+    dc_ca: Path | None = None
+    """PEM file of the authorities that the datacenter's certificate is checked against; none takes the system's."""
+    dc_certificate: Path | None = None
+    """PEM file of this node's own certificate, for a datacenter tier that asks for one."""
+    dc_key: Path | None = None
+    """PEM file of the private key of `dc_certificate`, unencrypted."""
+    dc_transport: Literal["tcp", "lossy", "auto"] = "tcp"
+    """How images go to the datacenter: over HTTP (`tcp`), as datagrams (`lossy`), or as datagrams while the link loses
+    some (`auto`). Datagrams need `dc.lossy_port` there."""
+    dc_connections: Count = 32
+    """HTTP connections to the datacenter at most; further escalations wait for a free one."""
+    dc_timeout_s: Seconds = 10.0
+    """The longest wait for the datacenter, in seconds, when the request itself has no deadline."""
+    min_on_time_probability: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.05
+    """A caller with a deadline waits for the datacenter while a reply in time is at least this likely; 0 waits until
+    the deadline."""
+
+    # == Guarantees ==
+    audit_share: Annotated[float, Meta(ge=0.0, le=0.2)] = 0.02
+    """Share of images that the reference stage answers, too, in the background, so that guarantees are monitored; 0 for
+    none. Without audits, nothing is claimed of answers from a stage below it."""
+    state_file: Path | None = None
+    """SQLite file that keeps what is known of streams across restarts; none takes one per task and address below
+    `$XDG_STATE_HOME/hawkvision` (`~/.local/state/hawkvision`), unless `port` is 0."""
+    streams_limit: Count = 4096
+    """Streams kept in memory, 1 to 10 KB each; the one used longest ago makes room."""
+
+    # == Baseline policies, for comparisons ==
+    policy: PolicyName = "hawkvision"
+    """Who decides where an image is answered. All but `hawkvision` are other systems' ways, to be compared with, and
+    guarantee nothing (`edge/POLICIES.md`)."""
+    static_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    """The score from which `static` accepts the edge's answer; none takes that of the profile's `balanced`."""
+    deadline_fallback: bool = False
+    """With any policy but `hawkvision`: the edge answers just before a deadline that the datacenter misses."""
+    resident_memory_mb: Annotated[float, Meta(gt=0.0, le=1_000_000.0)] | None = None
+    """Model files that `infaas` keeps loaded at once, in 10⁶ bytes; none means 16, three quantised networks of 5 MB."""
+
+    # == Logs ==
+    log_level: LogLevel = "info"
+    """From which level on our own lines are logged. Other libraries' are from `warning` on, or `info` with `debug`."""
+    log_format: LogFormat = "text"
+    """`text` for people, `json` for programs: an object a line."""
+
+
+class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A datacenter tier. File section `[dc]`, variables `HAWKVISION_DC_*`. Described as `EdgeConfig` is."""
+
+    # == Listening ==
+    host: str = "127.0.0.1"
+    """Address to listen on. Beyond loopback, keys and TLS are obligatory."""
+    port: Port = 8090
+    """TCP port to listen on; 0 takes a free one."""
+    max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
+    """Longest request body, in bytes; longer ones are refused with 413."""
+    connections_per_address: Annotated[int, Meta(ge=0)] = 512
+    """HTTP connections from one address (IPv6: one /64 network), never more than half of all; 0 for no bound. An edge
+    node has up to `edge.dc_connections`. Not for clusters, where Serve's own proxies take the connections."""
+
+    # == Who may call ==
+    api_key: Key | None = None
+    """A key that callers must send (`Authorization: Bearer …`), and that allows everything. This or `keys_file` is
+    obligatory when `host` is not loopback."""
+    keys_file: Path | None = None
+    """File of several callers' keys, each with a name, scopes and perhaps a rate, written by `hawkvision keys add`. It
+    is read again when it changes."""
+    tls_certificate: Path | None = None
+    """PEM file of the certificate chain, leaf first; HTTP is then served over TLS alone. Read again when it changes."""
+    tls_key: Path | None = None
+    """PEM file of the certificate's private key, unencrypted."""
+    tls_minimum_version: MinimumVersion = "1.2"
+    """The oldest version of TLS that callers may speak."""
+    tls_client_ca: Path | None = None
+    """PEM file of authorities, one of which must have certified every caller; none asks for no certificates."""
+    allow_plain_http: bool = False
+    """Serve HTTP without TLS beyond loopback, where a proxy in front ends TLS or the network is nobody else's."""
+
+    # == Models ==
+    task: str = "imagenet"
+    """The task to serve: a folder with a manifest in `models_dir`."""
+    variants: tuple[Word, ...] = ()
+    """The stages to serve: variants and ensembles of the manifest; none takes the manifest's `ladder.dc`."""
+    backend: Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"] = "auto"
+    """What runs the models. `auto` takes our own kernels (`int8`) for models and processors that they are for, else
+    ONNX Runtime, which gives the same logits. `openvino` gives others, for which nothing is certified."""
+    providers: tuple[Word, ...] = ("CPUExecutionProvider",)
+    """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
+    models_dir: Path | None = None
+    """Folder of manifests, labels and profiles, one folder a task; none takes those that are shipped."""
+    cache_dir: Path | None = None
+    """Folder of built models and compiled kernels; none takes `$XDG_CACHE_HOME/hawkvision` (`~/.cache/hawkvision`)."""
+
+    # == Replicas and batches ==
+    min_replicas: Annotated[int, Meta(ge=0, le=1024)] = 1
+    """Replicas of each deployment that always run."""
+    max_replicas: Count = 1
+    """Replicas of each deployment at most; Ray Serve scales between this and `min_replicas`."""
+    target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 4.0
+    """Requests in work per replica that Ray Serve scales for."""
+    num_cpus: Annotated[float, Meta(ge=0.0)] = 0.1
+    """Ray's reservation of cores per replica, a placement hint: models take what cores they find."""
+    num_gpus: Annotated[float, Meta(ge=0.0)] = 0.0
+    """Ray's reservation of GPUs per replica."""
+    intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Threads of a model for a single image, on the CPU; 0 takes two where there are two cores. Batches, and members of
+    an ensemble that run side by side, have one each. 1 is for nodes on which other work wants every core."""
+    max_batch_size: Count = 8
+    """Images that a model takes at once, at most."""
+    batch_wait_ms: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0
+    """Milliseconds that a free model waits for more images. Batches form by themselves while it is busy, so 0 costs
+    nothing."""
+    max_ongoing_requests: Count = 32
+    """Requests in work in one replica, at most."""
+    max_queued_requests: Annotated[int, Meta(ge=-1)] = 128
+    """Requests that may wait for a replica; further ones are refused with 429; -1 for no bound."""
+
+    # == Limits on images ==
+    max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
+    """Pixels of an image, by its header; larger ones are refused with 413. 50 MP is the largest common camera."""
+    max_pixels_whole: Annotated[int, Meta(ge=1)] = 25_000_000
+    """Pixels of an image whose format cannot be decoded at a smaller size (all but JPEG). What phones make by default
+    has 24 MP; a PNG of 25 MP takes 150 MB."""
+    memory_bytes: Memory | None = None
+    """Memory for decoding in each replica, in bytes; none takes three quarters of what its process may still use when
+    its models are loaded, cgroup limits included, divided by all replicas there may be."""
+    request_memory_bytes: Memory | None = None
+    """Memory for decoding one image, in bytes; none takes half of `memory_bytes`."""
+
+    # == Ray ==
+    address: Word | None = None
+    """An existing Ray cluster (`auto`, HOST:PORT or ray://HOST:PORT); none starts Ray on this machine."""
+    ray_network: Literal["private", "auto", "shared"] = "private"
+    """Where Ray's own ports are: in a network namespace of their own (`private`), in this machine's (`shared`), or what
+    the kernel allows (`auto`). `shared` leaves them on loopback but for one port of each replica, which asks for a
+    token."""
+
+    # == Logs ==
+    log_level: LogLevel = "info"
+    """From which level on our own lines are logged. Other libraries' are from `warning` on, or `info` with `debug`."""
+    log_format: LogFormat = "text"
+    """`text` for people, `json` for programs: an object a line."""
+
+
+ConfigT = TypeVar("ConfigT", EdgeConfig, DatacenterConfig)
+
+_SECTIONS: dict[type, tuple[Section, str]] = {
+    EdgeConfig: ("edge", "HAWKVISION_EDGE_"),
+    DatacenterConfig: ("dc", "HAWKVISION_DC_"),
+}
+
+
+RENAMED: Final = {"give_up_below": "min_on_time_probability"}
+"""Settings that other releases had, and what took their place."""
+
+
+def load_config(
+    kind: type[ConfigT],
+    path: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ConfigT:
+    """Settings of one kind; later sources win, and an override of None says nothing.
+
+    Raises:
+        ConfigError: for a missing file, an unknown key or a bad value, naming source and key.
+    """
+    section, prefix = _SECTIONS[kind]
+    values: dict[str, Any] = {}
+    if path is not None:
+        values |= _file_section(path, section)
+        _convert(kind, values, f"{path}: [{section}]")
+    environ = os.environ if environ is None else environ
+    settings, links = without_service_links(environ, prefix)
+    if links:
+        log.warning(
+            "%s: passed over, Kubernetes sets them for a service (enableServiceLinks)", ", ".join(sorted(links))
+        )
+    for name, text in settings.items():
+        key = name.lower()
+        values[key] = _listed(text) if _is_tuple(kind, key) else text
+    _convert(kind, values, f"environment {prefix}*")
+    values |= {k: v for k, v in (overrides or {}).items() if v is not None}
+    config = _convert(kind, values, "command line")
+    if isinstance(config, EdgeConfig) and config.dc_url is not None:
+        _check_origin(f"{section}.dc_url", config.dc_url)
+    if isinstance(config, EdgeConfig) and config.dc_transport != "tcp" and config.dc_url is None:
+        raise ConfigError(f"{section}.dc_transport = {config.dc_transport!r}: missing {section}.dc_url to send to")
+    if isinstance(config, EdgeConfig):
+        _check_policy(config)
+    for group in settings_groups(section):
+        group.check(config, config.feature(group.kind))
+    check_access(config, section, prefix, loopback=is_loopback(config.host))
+    if isinstance(config, EdgeConfig):
+        _check_datacenter_tls(config)
+    elif config.address is not None and config.tls_certificate is not None:
+        raise ConfigError(
+            "dc.tls_certificate belongs to a tier on one machine: in a cluster (dc.address) the proxies of Ray Serve "
+            "listen, and what is in front of them ends TLS; set dc.allow_plain_http = true"
+        )
+    remember(
+        models_dir=config.models_dir,
+        cache_dir=config.cache_dir,
+        profile=config.profile if isinstance(config, EdgeConfig) else None,
+    )
+    return _with_clean_keys(config, section)
+
+
+def _with_clean_keys(config: ConfigT, section: str) -> ConfigT:
+    """The settings with keys as they are compared and sent.
+
+    Raises:
+        ConfigError: for a key that is too short, or that no header can carry.
+    """
+    cleaned: dict[str, Any] = {}
+    if config.api_key is not None:
+        cleaned["api_key"] = own_key(config.api_key, f"{section}.api_key")
+    if isinstance(config, EdgeConfig) and config.dc_api_key is not None:
+        cleaned["dc_api_key"] = clean_key(config.dc_api_key, f"{section}.dc_api_key")
+    return msgspec.structs.replace(config, **cleaned)
+
+
+def _check_datacenter_tls(config: EdgeConfig) -> None:
+    """Refuse TLS settings that would not be used.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    together("edge", "dc_certificate", config.dc_certificate, "dc_key", config.dc_key)
+    for key in ("dc_ca", "dc_certificate"):
+        if getattr(config, key) is not None and not (config.dc_url or "").lower().startswith("https:"):
+            raise ConfigError(f"edge.{key} belongs to an edge.dc_url of https://HOST[:PORT], got {config.dc_url!r}")
+
+
+def section_of(kind: type[EdgeConfig] | type[DatacenterConfig]) -> tuple[Section, str]:
+    """The section of the file that holds these settings, and what their variables begin with."""
+    return _SECTIONS[kind]
+
+
+def read_words(kind: type[ConfigT], words: Mapping[str, str | None]) -> dict[str, Any]:
+    """Overrides for `load_config` from words as a command line has them: lists are comma-separated."""
+    return {k: _listed(v) if v is not None and _is_tuple(kind, k) else v for k, v in words.items()}
+
+
+def default_state_file(config: EdgeConfig) -> Path | None:
+    """Where a node keeps states for which no file was named; None where nothing would find them again.
+
+    One file per task and address, below `$XDG_STATE_HOME` (the XDG base directory specification).
+
+    Raises:
+        RuntimeError: if this user has no home.
+    """
+    if config.policy != "hawkvision" or config.port == 0:
+        return None
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return home / "hawkvision" / f"edge-{config.task}-{config.host.replace(':', '_')}-{config.port}.sqlite3"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a listening address stays on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _file_section(path: Path, section: str) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(read_text(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    known = {name for name, _ in _SECTIONS.values()}
+    unknown = sorted(set(document) - known)
+    if unknown:
+        raise ConfigError(f"{path}: unknown section [{unknown[0]}]; expected one of {sorted(known)}")
+    values = document.get(section, {})
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: {section} must be a table")
+    return values
+
+
+def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
+    for old, new in RENAMED.items():
+        if old in values:
+            raise ConfigError(
+                f"{where}: {old} is no longer a setting; its place is taken by {new}, see `edge/README.md`"
+            )
+    if "features" in values:
+        raise ConfigError(f"{where}: Object contains unknown field `features`")
+    _check_choices(kind, values, where)
+    own, features = dict(values), []
+    try:
+        for group in settings_groups(_SECTIONS[kind][0]):
+            part = {key: own.pop(key) for key in values if key in group.names}
+            features.append(msgspec.convert(part, group.kind, strict=False, dec_hook=_path))
+        config = msgspec.convert(own, kind, strict=False, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return msgspec.structs.replace(config, features=tuple(each for each in features if each != type(each)()))
+
+
+def structs_of(kind: type[ServerSettings]) -> list[type[msgspec.Struct]]:
+    """The structs that declare a server's settings: its own, and those of features."""
+    return [kind, *(group.kind for group in settings_groups(_SECTIONS[kind][0]))]
+
+
+def _hints(kind: type[ConfigT]) -> dict[str, Any]:
+    """The types of a server's settings, by name."""
+    return {
+        field.encode_name: typing.get_type_hints(struct)[field.name]
+        for struct in structs_of(kind)
+        for field in msgspec.structs.fields(struct)
+    }
+
+
+def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
+    """Say what there is to choose from; msgspec says only that it is none of these.
+
+    Raises:
+        ConfigError: naming the key, what it can be and what it was.
+    """
+    for key, hint in _hints(kind).items():
+        if typing.get_origin(hint) is Literal and key in values and values[key] not in typing.get_args(hint):
+            choices = ", ".join(typing.get_args(hint))
+            raise ConfigError(f"{where}: Expected one of {choices}, got {values[key]!r} - at `$.{key}`")
+
+
+def _check_policy(config: EdgeConfig) -> None:
+    """Refuse settings that contradict the policy: a comparison must not run on others than its command line says.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if config.policy in ("all-dc", "static", "split") and config.dc_url is None:
+        raise ConfigError(f"edge.policy = {config.policy!r}: missing edge.dc_url to send to")
+    for key, policy in (("static_threshold", "static"), ("resident_memory_mb", "infaas")):
+        if getattr(config, key) is not None and config.policy != policy:
+            raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")
+    if config.deadline_fallback and config.policy == "hawkvision":
+        raise ConfigError("edge.deadline_fallback belongs to other policies than 'hawkvision', which has its own")
+
+
+def _path(kind: type, value: object) -> Path:
+    """Paths, the one type among the settings that msgspec does not read by itself; `~` is a home directory.
+
+    An empty one is an error: a variable left unset in a template must not mean the working directory.
+    """
+    # msgspec adds the key to a ValueError, and to none of its own.
+    if kind is not Path or not isinstance(value, str | Path):
+        raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+    if value == "":
+        raise ValueError("Expected a path, got an empty text")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:  # ~somebody who has no home here
+        raise ValueError(f"{value}: {error}") from None
+
+
+def _check_origin(key: str, url: str) -> None:
+    """Found out at the start, not by a node that degrades for ever.
+
+    Raises:
+        ConfigError: if the URL is not `http://HOST[:PORT]` or https.
+    """
+    expected = f"{key}: expected http://HOST[:PORT] or https://HOST[:PORT], got {url!r}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:  # an unclosed bracket, a port that is none
+        raise ConfigError(f"{expected} ({error})") from None
+    named = parts.scheme in ("http", "https") and parts.hostname and port != 0
+    # urlsplit drops tabs and newlines and lets blanks pass.
+    clean = not any(character.isspace() for character in url) and parts.username is None
+    if not named or not clean or parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ConfigError(expected)
+
+
+def _listed(text: str) -> list[str]:
+    """Comma-separated words; blanks around them mean nothing, and an empty text is an empty list."""
+    return [word.strip() for word in text.split(",")] if text.strip() else []
+
+
+def _is_tuple(kind: type[ConfigT], key: str) -> bool:
+    hint = _hints(kind).get(key)
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return any(typing.get_origin(option) is tuple for option in options)

@@ -1,0 +1,1 @@
+"""Replicas: batches, ensembles and the second stage."""

@@ -1,0 +1,1 @@
+"""What listens for edge nodes: HTTP, datagrams and a local socket."""

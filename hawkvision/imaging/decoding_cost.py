@@ -1,0 +1,280 @@
+"""What decoding a picture will cost, from its header: bytes at its peak, and seconds.
+
+    JPEG                       raster at the chosen scale (3 bytes a pixel, 4 of CMYK); three of them, where it may be
+                               mended (`jpeg_decoding`); two where it may not, and is turned upright
+      of several scans         and 2 bytes for every coefficient of the whole picture
+    PNG, WebP                  the decoder's raster and a copy of it, of the whole picture: 3 bytes a pixel each,
+                               4 with alpha, 8 with alpha of 16 bits; lossless WebP 4 for its own
+      animated                 and the decoder's canvas
+    others (`formats`)         24 bytes a pixel: Pillow's raster of 4, what it is made of, conversions and copies
+    all                        the body some times over, where it is taken apart and put together anew
+
+Bytes are an upper bound (`tests/hawkvision/imaging/test_decoding_cost.py` compares them with what a process takes): a
+JPEG's sampling is not looked at, so that its coefficients are taken to be as many as there are samples. Seconds are
+pixels times what a pixel of such a picture took lately, from a start that is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import cv2
+import numpy as np
+
+from hawkvision.core.errors import TooLarge
+from hawkvision.imaging.image_header import Encoded, ImageFormat, ImageHeader, probe
+from hawkvision.imaging.jpeg_decoding import MAX_MENDED_BYTES
+from hawkvision.imaging.preprocessing import decode, least_side, scale_of
+from hawkvision.models.manifest import InputSpec
+
+BASE_BYTES: Final = 256 * 1024
+"""Tables, inflating windows and strips, of any picture."""
+ROW_BYTES: Final = 256
+"""For each pixel of a row: the rows that a decoder has at once, of all components."""
+BODIES: Final = 6
+"""Copies of a body at most, and what is noted of its bytes, while it is mended."""
+MENDED: Final = 3
+"""Rasters of a JPEG at most while it is mended."""
+BLOCK: Final = 32
+"""Coefficients are held for whole units of a JPEG, of at most four blocks of eight pixels a side."""
+OTHER_BYTES: Final = 24
+"""A pixel of a format that Pillow reads."""
+HEAVY_S: Final = 0.03
+"""From so long on a picture is heavy: its time is reckoned with. Others take as long as the mean picture does, as far
+as queues are concerned, and callers who are late have their answers."""
+SMALL_PIXELS: Final = 1 << 19
+SMALL_SIDE: Final = 4096
+SMALL_BODY: Final = 512 * 1024
+"""A JPEG of one scan within these bounds takes no time that is reckoned with, and its bytes are not worth counting one
+by one."""
+LEARN_FROM: Final = 1 << 16
+"""Pixels: smaller pictures say more of what else there is to do."""
+GAIN: Final = 0.1
+"""Weight of the newest picture in the smoothed time of a pixel."""
+SAMPLE_SIDE: Final = 256
+"""Pixels a side of what is decoded to measure the start."""
+
+
+class Kind(StrEnum):
+    """Pictures of which a pixel takes about as long as another's."""
+
+    JPEG = "jpeg"
+    """At full or half scale."""
+    JPEG_SMALL = "jpeg_small"
+    """At a quarter or an eighth: what is left is mostly reading the code."""
+    JPEG_SCANS = "jpeg_scans"
+    """A pixel of each scan."""
+    PNG = "png"
+    PNG_ALPHA = "png_alpha"
+    PNG_DEEP = "png_deep"
+    """16 bits."""
+    PNG_DEEP_ALPHA = "png_deep_alpha"
+    WEBP = "webp"
+    OTHER = "other"
+    """Of `formats`; until one was decoded, as slow as the slowest of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of decoding one picture."""
+
+    bytes: int
+    """At its peak, beside the body."""
+    heavy_s: float
+    """Expected seconds; 0 if they are less than `HEAVY_S`."""
+    kind: Kind
+    work: int
+    """Pixels that take time: of all scans."""
+
+    @property
+    def heavy(self) -> bool:
+        """Whether its time is reckoned with."""
+        return self.heavy_s > 0.0
+
+
+SMALL: Final = Cost(
+    BASE_BYTES + ROW_BYTES * SMALL_SIDE + 4 * MENDED * SMALL_PIXELS + BODIES * SMALL_BODY, 0.0, Kind.JPEG, 0
+)
+"""Of any small JPEG, from which nothing is learned."""
+
+
+class Rates:
+    """Seconds that a pixel takes, by kind; learned from all pictures that are decoded. Any thread may use it."""
+
+    def __init__(self) -> None:
+        """Measure the start: a photograph-like picture of each kind. Takes less than 0.1 s."""
+        self._start: dict[Kind, float] = {kind: _measured(kind) for kind in Kind if kind is not Kind.OTHER}
+        self._start[Kind.OTHER] = max(self._start.values())
+        self._seconds = dict(self._start)
+
+    def seconds(self, kind: Kind, work: int) -> float:
+        """What so many pixels are expected to take."""
+        return self._seconds[kind] * work
+
+    def alone(self, cost: Cost) -> float:
+        """What a heavy picture took if nothing else ran: the same from start to end. 0 of others."""
+        return self._start[cost.kind] * cost.work if cost.heavy else 0.0
+
+    def learn(self, cost: Cost, seconds: float) -> None:
+        """One more was decoded."""
+        if cost.work >= LEARN_FROM:
+            self._seconds[cost.kind] += GAIN * (seconds / cost.work - self._seconds[cost.kind])
+
+
+class Scales:
+    """What pictures cost that are decoded for some inputs: those of the models that look at them."""
+
+    def __init__(self, inputs: Iterable[InputSpec], rates: Rates, max_pixels: int, max_pixels_whole: int) -> None:
+        """For models of these inputs.
+
+        Args:
+            inputs: at least one.
+            rates: what pixels take.
+            max_pixels: the largest picture; see `check_pixels`.
+            max_pixels_whole: the largest that cannot be decoded small.
+        """
+        self._sides = sorted({least_side(each) for each in inputs})
+        self._scales_once = len(self._sides) == 1
+        self._rates = rates
+        self._max_pixels = max_pixels
+        self._max_pixels_whole = max_pixels_whole
+
+    def cost(self, body: Encoded, header: ImageHeader) -> Cost:
+        """Of decoding it once for each scale that an input wants.
+
+        Raises:
+            TooLarge: as `check_pixels`.
+        """
+        check_pixels(header, self._max_pixels, self._max_pixels_whole)
+        if (
+            header.format is ImageFormat.JPEG
+            and not header.multiscan
+            and header.pixels <= SMALL_PIXELS
+            and header.width <= SMALL_SIDE
+            and len(body) <= SMALL_BODY
+            and self._scales_once
+        ):
+            return SMALL
+        return cost_of(body, header, self._sides, self._rates)
+
+
+def check_pixels(header: ImageHeader, max_pixels: int, max_pixels_whole: int) -> None:
+    """Refuse a picture that has more pixels than are decoded.
+
+    Args:
+        header: what the picture says of itself.
+        max_pixels: of any picture.
+        max_pixels_whole: of one that can only be decoded at its full size (all but JPEG); half, of 16 bits with alpha.
+
+    Raises:
+        TooLarge: with the bound that it exceeds.
+    """
+    most, why = max_pixels, ""
+    if header.format is not ImageFormat.JPEG and max_pixels_whole < max_pixels:
+        most, why = max_pixels_whole, f", for a {header.format.value.upper()} cannot be decoded at a smaller size"
+    if header.alpha and header.depth == 16:
+        most, why = most // 2, ", of 16 bits with alpha"
+    if header.pixels > most:
+        raise TooLarge(
+            f"the picture has {header.width}x{header.height} = {header.pixels} pixels; at most {most} are decoded{why}"
+        )
+
+
+def cost_of(body: Encoded, header: ImageHeader, min_sides: Iterable[int], rates: Rates) -> Cost:
+    """Of decoding a picture once for each scale that `min_sides` (see `decode`) come to."""
+    pixels = header.pixels
+    if header.format is not ImageFormat.JPEG:
+        kind, work = _kind_whole(header), pixels
+        size = _bytes_whole(header)
+    else:
+        of_pixel = 4 if header.components == 4 else 3
+        factors = {scale_of(header, side) for side in min_sides}
+        rasters = [-(-header.width // each) * -(-header.height // each) * of_pixel for each in factors]
+        size = sum(rasters) + max(_beside(each, header) for each in rasters)
+        kind, work = Kind.JPEG if min(factors) < 4 else Kind.JPEG_SMALL, pixels * len(factors)
+        if header.multiscan:
+            size += 2 * header.components * _padded(header.width) * _padded(header.height)
+            kind, work = Kind.JPEG_SCANS, work * _scans(body)
+    seconds = rates.seconds(kind, work)
+    size += BASE_BYTES + ROW_BYTES * header.width + BODIES * len(body)
+    return Cost(size, seconds if seconds >= HEAVY_S else 0.0, kind, work)
+
+
+def _beside(raster: int, header: ImageHeader) -> int:
+    """Beside the raster that is left in the end."""
+    if raster <= MAX_MENDED_BYTES:
+        return (MENDED - 1) * raster
+    return raster if header.orientation != 1 else 0
+
+
+def _kind_whole(header: ImageHeader) -> Kind:
+    if not header.format.native:
+        return Kind.OTHER
+    if header.format is ImageFormat.WEBP:
+        return Kind.WEBP
+    if header.depth == 16:
+        return Kind.PNG_DEEP_ALPHA if header.alpha else Kind.PNG_DEEP
+    return Kind.PNG_ALPHA if header.alpha else Kind.PNG
+
+
+def _bytes_whole(header: ImageHeader) -> int:
+    if not header.format.native:
+        return OTHER_BYTES * header.pixels
+    raster = (8 if header.depth == 16 else 4) if header.alpha else 3
+    most = 2 * raster
+    if header.format is ImageFormat.WEBP:
+        most = max(most, raster + 4)
+    if header.animated:
+        most += 8
+    return most * header.pixels
+
+
+def _padded(side: int) -> int:
+    return -(-side // BLOCK) * BLOCK
+
+
+def _scans(body: Encoded) -> int:
+    """As `image.MAX_SCANS` counts them; those of thumbnails too."""
+    data = body if isinstance(body, bytes | bytearray) else bytes(body)
+    return max(1, data.count(b"\xff\xda"))
+
+
+def _measured(kind: Kind) -> float:
+    """Seconds of processor time a pixel, now and here: the least of three."""
+    body = _sample(kind)
+    header = probe(body)
+    side = SAMPLE_SIDE // 8 if kind is Kind.JPEG_SMALL else SAMPLE_SIDE
+    work = header.pixels * (_scans(body) if kind is Kind.JPEG_SCANS else 1)
+    best = math.inf
+    for _ in range(3):
+        begun = time.thread_time()
+        decode(body, header, max_pixels=header.pixels * 2, min_side=side)
+        best = min(best, time.thread_time() - begun)
+    return best / work
+
+
+def _sample(kind: Kind) -> bytes:
+    """Smooth colours with some noise, as a camera's."""
+    rng = np.random.default_rng(0)
+    coarse = cv2.resize(rng.integers(0, 256, (16, 16, 4), np.uint8), (SAMPLE_SIDE, SAMPLE_SIDE))
+    pixels = cv2.add(coarse, rng.integers(0, 8, coarse.shape, np.uint8))
+    suffix, options = ".jpg", []
+    match kind:
+        case Kind.JPEG_SCANS:
+            options = [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]
+        case Kind.WEBP:
+            suffix, options = ".webp", [cv2.IMWRITE_WEBP_QUALITY, 80]
+        case Kind.PNG | Kind.PNG_ALPHA | Kind.PNG_DEEP | Kind.PNG_DEEP_ALPHA:
+            suffix, options = ".png", [cv2.IMWRITE_PNG_COMPRESSION, 1]
+    if kind not in (Kind.PNG_ALPHA, Kind.PNG_DEEP_ALPHA):
+        pixels = pixels[..., :3]
+    if kind in (Kind.PNG_DEEP, Kind.PNG_DEEP_ALPHA):
+        pixels = pixels.astype(np.uint16) << 8
+    done, data = cv2.imencode(suffix, pixels, options)
+    assert done, f"OpenCV writes no {suffix}"
+    return data.tobytes()

@@ -1,0 +1,401 @@
+"""What an encoded picture says about itself, read from its first bytes without decoding a pixel.
+
+    JPEG   FFD8 { FF marker, length:2, payload }*  SOFn: precision:1 height:2 width:2 components:1; up to SOS
+    PNG    89504E470D0A1A0A { length:4 type:4 payload crc:4 }*  first IHDR: width:4 height:4 depth:1 colour:1 ...
+    WebP   RIFF size:4 WEBP { type:4 size:4 payload pad }*  first VP8, VP8L or VP8X
+
+Work is bounded by the number of segments hopped over, never by the body's length or by what a header claims.
+Sources: ITU-T T.81 annex B, PNG third edition §5 and §11, RFC 9649 (WebP), EXIF 2.32 §4.6 (orientation, tag 0x0112).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeAlias
+
+from hawkvision.core.errors import BadImage, UnsupportedMedia
+
+Encoded: TypeAlias = bytes | bytearray | memoryview
+"""An encoded picture, as it came from the socket."""
+
+MAX_SEGMENTS = 512
+"""JPEG segments hopped over before the first scan. Each holds up to 64 KiB, so 512 is 32 MiB of metadata, three
+times the largest body a node takes; ICC profiles and extended XMP use a few dozen."""
+
+MAX_CHUNKS = 64
+"""PNG chunks before the picture data, or WebP chunks in the file: the standards define about twenty each."""
+
+MAX_EXIF_ENTRIES = 256
+"""Entries of EXIF's first directory that are looked at; cameras write about fifteen."""
+
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
+_JPEG_DNL = re.compile(rb"\xff\xdc\x00\x04..", re.DOTALL)
+MAX_EXIFS = 8
+"""EXIF segments of a JPEG in which the orientation is looked for; some editors leave two."""
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_JPEG_SIGNATURE = b"\xff\xd8\xff"
+_SIGNATURES = (_JPEG_SIGNATURE, PNG_SIGNATURE, b"RIFF")
+
+_EXIF_INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
+"""Field types that cameras have been seen to give the orientation; the standard wants 3."""
+_MORE = "JPEG, PNG and WebP pictures are read, with hawkvision[formats] also HEIC, AVIF, GIF, BMP and TIFF"
+
+_FOREIGN: tuple[tuple[bytes, str], ...] = (
+    (b"GIF8", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "BigTIFF"),
+    (b"MM\0+", "BigTIFF"),
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\0\0\0\x0cJXL ", "JPEG XL"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\0\0\x01\0", "an icon (ICO)"),
+    (b"8BPS", "Photoshop (PSD)"),
+    (b"%PDF", "PDF"),
+    (b"\x1f\x8b", "gzip"),
+    (b"PK\x03\x04", "ZIP"),
+    (b"RIFF", "a RIFF file that is not WebP"),
+    (b"\x93NUMPY", "a NumPy array"),
+)
+
+_ISO_BRANDS = {
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"), "HEIC"),
+    **dict.fromkeys((b"mif1", b"msf1", b"mif2"), "HEIF"),
+}
+"""Brands of still images in ISO files, surest first."""
+_MAX_BRANDS = 16
+
+
+class ImageFormat(StrEnum):
+    """The formats that are read: three always, the others by `imaging.formats`."""
+
+    JPEG = "jpeg"
+    PNG = "png"
+    WEBP = "webp"
+    GIF = "gif"
+    BMP = "bmp"
+    TIFF = "tiff"
+    HEIF = "heif"
+    AVIF = "avif"
+
+    @property
+    def native(self) -> bool:
+        """Whether every node and every tier reads it, whatever is installed."""
+        return self in (ImageFormat.JPEG, ImageFormat.PNG, ImageFormat.WEBP)
+
+
+_OTHERS = {
+    "GIF": ImageFormat.GIF,
+    "BMP": ImageFormat.BMP,
+    "TIFF": ImageFormat.TIFF,
+    "BigTIFF": ImageFormat.TIFF,
+    "HEIC": ImageFormat.HEIF,
+    "HEIF": ImageFormat.HEIF,
+    "AVIF": ImageFormat.AVIF,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHeader:
+    """A picture's own account of itself.
+
+    `width` and `height` are as stored, before `orientation` (EXIF, 1..8) is applied. `components` counts stored
+    channels: 1 grey or palette, 2 grey with alpha, 3 colour, 4 colour with alpha, or CMYK where the format is JPEG.
+    `depth` is bits per sample; only PNG has others than 8.
+    `multiscan` says that a JPEG's first scan does not hold all of it, so that a decoder reads on until the end.
+    """
+
+    format: ImageFormat
+    width: int
+    height: int
+    orientation: int
+    components: int
+    alpha: bool = False
+    progressive: bool = False
+    multiscan: bool = False
+    animated: bool = False
+    depth: int = 8
+
+    @property
+    def pixels(self) -> int:
+        """Pixels that decoding at full scale would make."""
+        return self.width * self.height
+
+
+def probe(body: Encoded) -> ImageHeader:
+    """Read the header of a JPEG, PNG or WebP picture.
+
+    Raises:
+        BadImage: if the body is empty, or its header is cut off or breaks its format.
+        UnsupportedMedia: if it is something else; the message says what it looks like and what is read.
+    """
+    view = memoryview(body).cast("B")
+    head = bytes(view[:32])
+    if not head:
+        raise BadImage("the body is empty; expected a JPEG, PNG or WebP picture")
+    if head.startswith(_JPEG_SIGNATURE[:2]):
+        return _probe_jpeg(view)
+    if head.startswith(PNG_SIGNATURE):
+        return _probe_png(view)
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return _probe_webp(view)
+    if any(signature.startswith(head[: len(signature)]) for signature in _SIGNATURES) and len(head) < 12:
+        raise BadImage(f"the picture ends after {len(head)} bytes, inside its header")
+    raise UnsupportedMedia(f"the body looks like {_recognise(bytes(view[:128]))}; {_MORE}")
+
+
+def probe_begun(begun: bytes) -> ImageHeader | None:
+    """What `probe` will say of a picture of which this is the beginning; None where that cannot be told yet.
+
+    Of a JPEG it can, once its first scan begins, for nothing behind that counts but a height that was left open, which
+    the first definition behind it gives. Never raises.
+    """
+    if not begun.startswith(_JPEG_SIGNATURE):
+        return None
+    try:
+        return probe(begun)
+    except (BadImage, UnsupportedMedia):
+        return None
+
+
+def png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
+    """Each whole chunk as (type, payload start, payload end), to IEND or to the end of the data.
+
+    Checksums are not looked at. Every step moves at least twelve bytes on, so a body of b bytes yields at most b/12.
+    """
+    at = len(PNG_SIGNATURE)
+    while at + 12 <= len(view):
+        length = int.from_bytes(view[at : at + 4], "big")
+        kind = bytes(view[at + 4 : at + 8])
+        end = at + 8 + length
+        if end + 4 > len(view):
+            return
+        yield kind, at + 8, end
+        if kind == b"IEND":
+            return
+        at = end + 4
+
+
+def png_chunk_is_sound(view: memoryview, start: int, end: int) -> bool:
+    """Whether a chunk, whose payload lies there, has the checksum that it should."""
+    return zlib.crc32(view[start - 4 : end]) == int.from_bytes(view[end : end + 4], "big")
+
+
+def other_format(body: Encoded) -> ImageFormat | None:
+    """Which of the formats that not every node reads a body seems to be in."""
+    name = _recognise(bytes(memoryview(body).cast("B")[:128]))
+    return _OTHERS.get(name)
+
+
+def _recognise(head: bytes) -> str:
+    if head[4:8] == b"ftyp":
+        end = min(int.from_bytes(head[:4], "big"), len(head), 16 + 4 * _MAX_BRANDS)
+        brands = {head[8:12], *(head[at : at + 4] for at in range(16, end - 3, 4))}
+        return next((name for brand, name in _ISO_BRANDS.items() if brand in brands), "an ISO media file (MP4)")
+    for prefix, name in _FOREIGN:
+        if head.startswith(prefix):
+            return name
+    if head[:1] == b"P" and head[1:2] in b"1234567" and head[2:3].isspace():
+        return "PNM"
+    if head.lstrip()[:1] in (b"{", b"["):
+        return "JSON"
+    if head.lstrip()[:1] == b"<":
+        return "XML, SVG or HTML"
+    if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
+        return "text"
+    return f"nothing known (it begins {head[:8].hex(' ')})"
+
+
+def _probe_jpeg(view: memoryview) -> ImageHeader:
+    at, orientation, header, exifs = 2, None, None, MAX_EXIFS
+    for _ in range(MAX_SEGMENTS):
+        if at + 4 > len(view):
+            raise BadImage(f"JPEG: the data end at byte {len(view)}, inside the header")
+        if view[at] != 0xFF or view[at + 1] in (0x00, 0xFF):
+            at = _next_marker(view, at)
+            continue
+        marker = view[at + 1]
+        if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # markers that stand alone
+            at += 2
+            continue
+        if marker in (0xD8, 0xD9) or (marker == 0xDA and header is None):
+            raise BadImage(f"JPEG: marker {marker:#04x} at byte {at} comes before any frame header or scan")
+        length = int.from_bytes(view[at + 2 : at + 4], "big")
+        if length < 2 and (0xE0 <= marker <= 0xEF or marker == 0xFE):
+            length = 2  # metadata that are too short even for their length, which decoders take for none
+        end = at + 2 + length
+        if length < 2 or end > len(view):
+            raise BadImage(f"JPEG: the segment at byte {at} has length {length}; {len(view) - at - 2} bytes are left")
+        segment = view[at + 4 : end]
+        if marker == 0xDA and header is not None:
+            if not header.height:
+                header = replace(header, height=_defined_height(view, end, header.width))
+            if orientation is not None and orientation != header.orientation:  # told behind the frame header
+                header = replace(header, orientation=orientation)
+            whole = len(segment) > 0 and segment[0] == header.components
+            multiscan = header.progressive or not whole
+            return replace(header, multiscan=True) if multiscan else header  # copying one takes a third of all this
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            if header is not None:
+                raise BadImage(f"JPEG: a second frame header at byte {at}")
+            header = _jpeg_frame(bytes(segment), marker, orientation or 1)
+        elif marker == 0xE1 and orientation is None and exifs and bytes(segment[:6]) == b"Exif\0\0":
+            orientation = _orientation(segment[6:])
+            exifs -= 1
+        at = end
+    raise BadImage(f"JPEG: no scan within {MAX_SEGMENTS} segments")
+
+
+def _next_marker(view: memoryview, at: int) -> int:
+    """Where the next marker begins: decoders pass over stray bytes and fill bytes (T.81 B.1.1.2) before it."""
+    found = _JPEG_MARKER.search(view, at)
+    if found is None:
+        raise BadImage(f"JPEG: expected a marker (0xff) at byte {at}; none follows")
+    return found.start()
+
+
+def _defined_height(view: memoryview, at: int, width: int) -> int:
+    """The height of a frame that leaves it to a DNL segment behind the first scan (T.81 B.2.5)."""
+    found = _JPEG_DNL.search(view, at)
+    height = int.from_bytes(found.group()[4:], "big") if found else 0
+    _check_size("JPEG", width, height)
+    return height
+
+
+def _jpeg_frame(frame: bytes, marker: int, orientation: int) -> ImageHeader:
+    if len(frame) < 6:
+        raise BadImage("JPEG: the data end inside the frame header")
+    precision, height, width, components = struct.unpack_from(">BHHB", frame)
+    if marker not in (0xC0, 0xC1, 0xC2, 0xC9, 0xCA):
+        raise UnsupportedMedia(
+            f"JPEG: lossless and hierarchical frames (SOF marker {marker:#04x}) are not read; "
+            "baseline, extended and progressive ones are"
+        )
+    if precision != 8:
+        raise UnsupportedMedia(f"JPEG: {precision} bits per sample; only 8 are read")
+    if components not in (1, 3, 4):
+        raise BadImage(f"JPEG: {components} components; expected 1, 3 or 4")
+    if len(frame) != 6 + 3 * components:
+        raise BadImage(f"JPEG: the frame header has {len(frame)} bytes; expected {6 + 3 * components}")
+    if not width:
+        _check_size("JPEG", width, height)
+    progressive = marker in (0xC2, 0xCA)
+    return ImageHeader(ImageFormat.JPEG, width, height, orientation, components, progressive=progressive)
+
+
+_PNG_COMPONENTS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+
+
+def _probe_png(view: memoryview) -> ImageHeader:
+    if len(view) < 33:
+        raise BadImage(f"PNG: the data end at byte {len(view)}, inside the header (33 bytes)")
+    if bytes(view[8:16]) != b"\0\0\0\x0dIHDR":
+        raise BadImage("PNG: the first chunk is not an IHDR of 13 bytes")
+    if zlib.crc32(view[12:29]) != int.from_bytes(view[29:33], "big"):
+        raise BadImage("PNG: the checksum of the header (IHDR) is wrong")
+    width, height, depth, colour, compression, filtering, interlace = struct.unpack_from(">IIBBBBB", view, 16)
+    if depth not in _PNG_DEPTHS.get(colour, ()) or compression or filtering or interlace > 1:
+        raise BadImage(
+            f"PNG: the header has depth {depth}, colour type {colour}, compression {compression}, "
+            f"filter {filtering}, interlace {interlace}; the standard knows no such combination"
+        )
+    _check_size("PNG", width, height)
+    orientation, alpha, animated = None, colour in (4, 6), False
+    for (kind, start, end), _ in zip(png_chunks(view), range(MAX_CHUNKS), strict=False):
+        match kind:
+            case b"IDAT":
+                break
+            case b"eXIf" if orientation is None and png_chunk_is_sound(view, start, end):
+                orientation = _orientation(view[start:end])
+            case b"tRNS":
+                alpha = True
+            case b"acTL":
+                animated = True
+    return ImageHeader(
+        ImageFormat.PNG,
+        width,
+        height,
+        orientation or 1,
+        _PNG_COMPONENTS[colour],
+        alpha,
+        interlace == 1,
+        animated=animated,
+        depth=depth,
+    )
+
+
+def _probe_webp(view: memoryview) -> ImageHeader:
+    if len(view) < 30:
+        raise BadImage(f"WebP: the data end at byte {len(view)}, inside the header (30 bytes)")
+    kind, data = bytes(view[12:16]), bytes(view[20:30])
+    match kind:
+        case b"VP8 ":  # RFC 6386 §9.1: frame tag of 3 bytes, start code, two 14-bit sizes with 2 bits of scale
+            if data[3:6] != b"\x9d\x01\x2a" or data[0] & 1:
+                raise BadImage("WebP: the VP8 key frame does not begin with its start code")
+            width, height = (size & 0x3FFF for size in struct.unpack_from("<HH", data, 6))
+            _check_size("WebP", width, height)
+            return ImageHeader(ImageFormat.WEBP, width, height, 1, 3)
+        case b"VP8L":  # RFC 9649 §3.4: signature, then 14 + 14 bits of size less one, alpha hint
+            bits = int.from_bytes(data[1:5], "little")
+            if data[0] != 0x2F or bits >> 29:
+                raise BadImage("WebP: the VP8L stream does not begin with its signature and version 0")
+            alpha = bool(bits >> 28 & 1)
+            size = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+            return ImageHeader(ImageFormat.WEBP, *size, 1, 4 if alpha else 3, alpha)
+        case b"VP8X":  # RFC 9649 §2.7.1: flags, three reserved bytes, 24 + 24 bits of canvas size less one
+            width = int.from_bytes(data[4:7], "little") + 1
+            height = int.from_bytes(data[7:10], "little") + 1
+            alpha, animated = bool(data[0] & 0x10), bool(data[0] & 0x02)
+            orientation = _webp_orientation(view) if data[0] & 0x08 else 1
+            components = 4 if alpha else 3
+            return ImageHeader(ImageFormat.WEBP, width, height, orientation, components, alpha, animated=animated)
+    raise BadImage(f"WebP: the first chunk is {kind!r}; expected VP8, VP8L or VP8X")
+
+
+def _webp_orientation(view: memoryview) -> int:
+    at = 12
+    for _ in range(MAX_CHUNKS):
+        if at + 8 > len(view):
+            break
+        size = int.from_bytes(view[at + 4 : at + 8], "little")
+        if bytes(view[at : at + 4]) == b"EXIF":
+            return _orientation(view[at + 8 : at + 8 + size]) or 1
+        at += 8 + size + (size & 1)
+    return 1
+
+
+def _orientation(exif: memoryview) -> int | None:
+    """EXIF orientation; None where there is none or the block is malformed: broken metadata do not spoil an image."""
+    if bytes(exif[:6]) == b"Exif\0\0":
+        exif = exif[6:]
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(exif[:4]))
+    if order is None or len(exif) < 14:
+        return None
+    (at,) = struct.unpack_from(order + "I", exif, 4)
+    if at + 2 > len(exif):
+        return None
+    (entries,) = struct.unpack_from(order + "H", exif, at)
+    for index in range(min(entries, MAX_EXIF_ENTRIES)):
+        entry = at + 2 + 12 * index
+        if entry + 12 > len(exif):
+            return None
+        tag, kind, count = struct.unpack_from(order + "HHI", exif, entry)
+        if tag == 0x0112:
+            written = _EXIF_INTEGERS.get(kind) if count == 1 else None
+            value = struct.unpack_from(order + written, exif, entry + 8)[0] if written else 0
+            return value if 1 <= value <= 8 else None
+    return None
+
+
+def _check_size(name: str, width: int, height: int) -> None:
+    if not width or not height:
+        raise BadImage(f"{name}: the header declares {width}x{height} pixels; expected at least 1x1")

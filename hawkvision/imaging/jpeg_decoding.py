@@ -1,0 +1,219 @@
+"""JPEG to pixels: libjpeg-turbo at once where a file is sound; else what is there is looked at more closely.
+
+    strict ── as it is ────────────────────────────────────────────────────────► pixels
+       └ warned ── taken apart, put together anew (`jpeg_repair`) ── strict ───► pixels
+                      └ warned of surplus bytes ── each piece alone, strict ───► pixels, all of them there
+                      └ warned of anything else, or something is missing ──────► refused
+
+What decides is whether all samples were decoded from the file's own data, never whether the decoder complained. libjpeg
+fills what is missing with grey, so a lenient decode alone would not tell.
+
+TurboJPEG knows seven layouts of luminance and chrominance; all others that libjpeg can do go to OpenCV's libjpeg,
+which says nothing of missing data. There, what follows the data is changed: an image whose pixels depend on that is not
+whole.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import cv2
+import numpy as np
+import simplejpeg
+
+from hawkvision.core.errors import BadImage
+from hawkvision.core.types import Pixels
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.jpeg_repair import TAIL_BYTES, Stream, taken_apart
+
+MAX_PIECES: Final = 16_384
+"""Pieces between restart markers that are decoded one by one, 20 us each, where padding hides whether they are whole;
+a third of a second at most. A picture of 1080 rows has 68 to 8,160."""
+MAX_SCANNED_PIXELS: Final = 200_000_000
+"""Scans x pixels of an image that is looked at more closely, which decodes it up to seven times: 16 megapixels in
+twelve scans. Larger ones are decoded once, and refused if libjpeg complains."""
+MAX_MENDED_BYTES: Final = 24 << 20
+"""Of the raster of an image that is looked at more closely, for there are three of them at once. At the scale at which
+models look at it, an image twice as wide as high has 8 MB."""
+SPARED_ZEROS: Final = 1
+"""Zero bytes that data may well end with; more are taken for padding where no end marker follows. With the usual tables
+grey areas are coded by ten zero bits in a row."""
+TAILS: Final = (b"\x55" * TAIL_BYTES, b"\xaa\0" * (TAIL_BYTES // 2))
+"""Codes that differ from their first symbol on, and neither holds a marker."""
+
+_SURPLUS: Final = "extraneous bytes"
+_SURPLUS_AT_END: Final = "extraneous bytes before marker 0xd9"
+_SHORT: Final = ("premature end", "Premature end")
+_NO_LAYOUT: Final = "Could not determine subsampling"
+_REDUCED: Final = {
+    1: cv2.IMREAD_COLOR,
+    2: cv2.IMREAD_REDUCED_COLOR_2,
+    4: cv2.IMREAD_REDUCED_COLOR_4,
+    8: cv2.IMREAD_REDUCED_COLOR_8,
+}
+
+
+def decode_jpeg(data: bytes, header: ImageHeader, factor: int) -> Pixels:
+    """All of a JPEG at 1/`factor` of its size (1, 2, 4 or 8): RGB, or inverted CMYK where it may be that.
+
+    Raises:
+        BadImage: if it is cut off or corrupt, or its components are laid out as no decoder here knows.
+    """
+    height, width = math.ceil(header.height / factor), math.ceil(header.width / factor)
+    colourspace = "CMYK" if header.components == 4 else "RGB"
+    options = {"colorspace": colourspace, "min_height": height, "min_width": width, "min_factor": float(factor)}
+    if header.multiscan and not header.progressive:
+        taken_apart(data, header.height)  # libjpeg would not miss the scan of a component
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(data, strict=True, **options)
+    except ValueError as error:
+        pixels = _recovered(data, header, factor, options, str(error))
+    if pixels.shape[:2] != (height, width):
+        raise BadImage(f"JPEG: decoded to {pixels.shape[1]}x{pixels.shape[0]}, the header promised {width}x{height}")
+    return pixels
+
+
+def _recovered(data: bytes, header: ImageHeader, factor: int, options: dict[str, Any], warning: str) -> Pixels:
+    if _SURPLUS_AT_END in warning and not header.multiscan and b"\xff\xdd" not in data:
+        # Webcams pad the end of the last scan. All blocks were read by then, so nothing is missing.
+        return _filled(data, options)
+    if options["min_height"] * options["min_width"] * max(3, header.components) > MAX_MENDED_BYTES:
+        raise BadImage(f"JPEG: {warning}; a raster of {options['min_width']}x{options['min_height']} is not mended")
+    stream = taken_apart(data, header.height)
+    if not stream.ended:
+        # Zeros are codes, too. Where they were left in place of what is missing, nobody wrote an end behind them.
+        stream = stream.trimmed(SPARED_ZEROS)
+    if header.pixels * len(stream.scans) > MAX_SCANNED_PIXELS and _NO_LAYOUT not in warning:
+        raise BadImage(
+            f"JPEG: {warning}; an image of {header.pixels} pixels in {len(stream.scans)} scans is not mended"
+        )
+    try:
+        return _decompressed(stream.body(), options)
+    except ValueError as error:
+        warning = str(error)
+    if _NO_LAYOUT in warning:
+        return _by_opencv(stream, header, factor)
+    if _SURPLUS in warning or "progression" in warning:
+        return _with_surplus(stream, header, options, warning)
+    raise _refusal(stream, header, warning)
+
+
+def _with_surplus(stream: Stream, header: ImageHeader, options: dict[str, Any], warning: str) -> Pixels:
+    """An image with more bytes than samples; which is no matter, if none of the samples is missing."""
+    body = stream.body()
+    if _SURPLUS_AT_END in warning:  # libjpeg tells its first warning, and this one comes when all else was read
+        return _filled(body, options)
+    try:
+        return _decompressed(stream.trimmed().body(), options)
+    except ValueError:
+        pass
+    if not stream.plain:
+        return _unless_it_depends_on_tails(stream, header, options, warning)
+    pieces = stream.scans[0].pieces
+    if len(pieces) > MAX_PIECES:
+        raise BadImage(f"JPEG: {warning}; with {len(pieces)} restart intervals that is not looked into")
+    for index in range(len(pieces)):
+        alone = stream.alone(index)
+        if alone is None:
+            return _unless_it_depends_on_tails(stream, header, options, warning)
+        complaint = _complaint(alone)
+        if complaint and _SURPLUS_AT_END not in complaint:
+            raise BadImage(f"JPEG: restart interval {index} of {len(pieces)} is not whole: {complaint}")
+    return _filled(body, options)
+
+
+def _complaint(body: bytes) -> str:
+    """What libjpeg says first of a file; nothing of a sound one."""
+    try:
+        simplejpeg.decode_jpeg(body, "GRAY", min_height=1, min_width=1, min_factor=8.0)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _unless_it_depends_on_tails(stream: Stream, header: ImageHeader, options: dict[str, Any], warning: str) -> Pixels:
+    first, second = (_filled(stream.body(tail), options) for tail in TAILS)
+    if not np.array_equal(first, second):
+        raise _refusal(stream, header, warning)
+    return first
+
+
+def _decompressed(body: bytes, options: dict[str, Any]) -> Pixels:
+    """Pixels of a sound file; ValueError, with what libjpeg says first, of any other."""
+    pixels: Pixels = simplejpeg.decode_jpeg(body, strict=True, **options)
+    return pixels
+
+
+def _filled(body: bytes, options: dict[str, Any]) -> Pixels:
+    """Pixels of whatever can be decoded; grey or copied where something is missing.
+
+    Raises:
+        BadImage: if nothing can.
+    """
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(body, strict=False, **options)
+    except ValueError as error:
+        raise BadImage(f"JPEG: {error}") from None
+    return pixels
+
+
+def _refusal(stream: Stream, header: ImageHeader, warning: str) -> BadImage:
+    """Why an image is refused; of one that is cut off, how much is there."""
+    if not any(short in warning for short in _SHORT) or not stream.plain:
+        return BadImage(f"JPEG: the image data are damaged or cut off: {warning}")
+    options = {"min_height": 1, "min_width": 1, "min_factor": 8.0}
+    try:
+        first, second = (_filled(stream.body(tail), options) for tail in TAILS)
+    except BadImage as error:
+        return error
+    return _cut_off(first, second, header)
+
+
+def _cut_off(first: Pixels, second: Pixels, header: ImageHeader) -> BadImage:
+    same = (first == second).all(axis=(1, 2))
+    rows = header.height * int(np.argmin(same)) // len(same)
+    return BadImage(f"JPEG: the image is cut off: {rows} of {header.height} rows are there; expected all of them")
+
+
+def _by_opencv(stream: Stream, header: ImageHeader, factor: int) -> Pixels:
+    """An image in a layout that TurboJPEG does not know.
+
+    Without an end marker OpenCV writes nothing about what follows the data, and gives up where they end too early. Of
+    several scans it must have one, and writes a line to stderr about each image.
+    """
+    if stream.frame.arithmetic:  # what follows the data may be part of them: encoders leave zeros out
+        return _opened(stream.body(), factor)
+    if not stream.plain:
+        return _opened_twice([stream.body(tail) for tail in TAILS], header, factor)
+    pieces = stream.scans[0].pieces
+    if len(pieces) == 1:
+        return _opened_twice([stream.body(tail, end=False) for tail in TAILS], header, factor)
+    if len(pieces) > MAX_PIECES:
+        raise BadImage(f"JPEG: more than {MAX_PIECES} restart intervals in an unusual layout")
+    for index in range(len(pieces)):
+        alone = [stream.alone(index, tail, end=False) for tail in TAILS]
+        if None in alone:
+            raise BadImage(
+                "JPEG: restart intervals in an unusual layout, of which it cannot be told whether they are whole"
+            )
+        _opened_twice([body for body in alone if body is not None], header, 1)
+    return _opened(stream.trimmed().body(), factor)
+
+
+def _opened_twice(bodies: list[bytes], header: ImageHeader, factor: int) -> Pixels:
+    first, second = (_opened(body, factor) for body in bodies)
+    if not np.array_equal(first, second):
+        raise _cut_off(first, second, header)
+    return first
+
+
+def _opened(body: bytes, factor: int) -> Pixels:
+    try:
+        bgr = cv2.imdecode(np.frombuffer(body, np.uint8), _REDUCED[factor] | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error as error:
+        raise BadImage(f"JPEG: the image data are corrupt ({error.err or error})") from None
+    if bgr is None:
+        raise BadImage("JPEG: the image data are corrupt or cut off, or in a layout that is not read")
+    pixels: Pixels = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
+    return pixels

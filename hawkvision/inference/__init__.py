@@ -1,0 +1,1 @@
+"""Backends that run networks, and how they use the cores."""

@@ -1,0 +1,90 @@
+"""Whether a model gives the same logits by these kernels as by ONNX Runtime, on this machine.
+
+A certificate says what was measured with ONNX Runtime. So it is looked at before a model serves by anything else: once
+for each model, kernel, plan, way of running it, version of ONNX Runtime and processor, which is noted in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from hawkvision.core.errors import ArtifactError, ConfigError
+from hawkvision.core.types import Pixels
+from hawkvision.inference.backend import Backend
+from hawkvision.inference.int8.library import FOLDER, digest, library, tidy, told
+from hawkvision.models.artifacts import write_atomic
+from hawkvision.models.manifest import cache_dir
+
+log = logging.getLogger("hawkvision.vision")
+
+KEPT: Final = 1024
+"""Notes, of a byte each."""
+
+
+def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
+    """Whether `backend` gives every logit of the test pictures as ONNX Runtime does, bit for bit.
+
+    What was found is noted for this `way` of running the model (`Int8Backend.way`).
+
+    Raises:
+        BackendError: if ONNX Runtime cannot run the model, or there is no kernel.
+    """
+    data = model if isinstance(model, bytes) else model.read_bytes()
+    facts = (
+        digest(library()), _planned_by(), way, _runtime_version(), told("model name"), hashlib.sha256(data).hexdigest()
+    )  # fmt: skip
+    name = f"{hashlib.sha256('|'.join(facts).encode()).hexdigest()[:32]}.same"
+    with suppress(OSError, ConfigError):  # a cache that may not even be looked into, or none
+        if (cache_dir() / "int8" / name).is_file():
+            return True
+    from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend  # memory that a node may do without
+
+    reference = OnnxRuntimeBackend(data)
+    try:
+        same = all(np.array_equal(reference.infer(p), backend.infer(p)) for p in _pictures(reference.input_shape))
+    finally:
+        reference.close()
+    if same:
+        try:
+            folder = cache_dir() / "int8"
+            write_atomic(folder / name, b"\n")
+            tidy(folder, "*.same", KEPT)
+        except (ArtifactError, ConfigError) as error:
+            log.info("int8: looked at anew with each start, for it cannot be noted: %s", error.message)
+    return same
+
+
+def _pictures(shape: tuple[int, int, int]) -> Iterator[Pixels]:
+    """Noise, fine and coarse, a ramp, and nothing: (1, height, width, 3) each."""
+    draw = np.random.default_rng(0)
+    height, width, planes = shape
+    for size in (1, 4, 32):
+        rows, columns = -(-height // size), -(-width // size)
+        coarse = draw.integers(0, 256, (rows, columns, planes), dtype=np.uint8)
+        yield np.ascontiguousarray(coarse.repeat(size, 0).repeat(size, 1)[None, :height, :width])
+    ramp = np.linspace(0, 255, height * width * planes).astype(np.uint8)
+    yield ramp.reshape(1, height, width, planes)
+    yield np.zeros((1, height, width, planes), np.uint8)
+
+
+def _planned_by() -> str:
+    """A hash of the code here that says what the kernel runs: two versions with one kernel may differ in it."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(FOLDER.glob("*.py")))).hexdigest()
+
+
+def _runtime_version() -> str:
+    """ONNX Runtime's, without loading it where its package has the usual name."""
+    try:
+        return metadata.version("onnxruntime")
+    except metadata.PackageNotFoundError:
+        from hawkvision.system.onnx_runtime import ort
+
+        return str(ort.__version__)

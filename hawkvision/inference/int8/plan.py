@@ -1,0 +1,322 @@
+"""Lays a network out in memory, and divides the work on it into stages, and these into units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.inference.int8.graph import Layer, Network, Sizes, Tensor, Weighted
+from hawkvision.inference.int8.packing import GROUP, depthwise_weights, in_lanes, padded, product_weights, together
+from hawkvision.inference.int8.program import (
+    ALIGNMENT,
+    KINDS,
+    MOST_STAGE_LAYERS,
+    MOST_VECTORS,
+    VECTOR,
+    CLayer,
+    CProgram,
+    CStage,
+    CTensor,
+)
+
+TALL: Final = 28
+"""Rows from which on a stage is divided by rows. Below, weights are more than what lies between the layers."""
+TALL_SHARED: Final = 14
+"""The same where threads share the work: else each would wait for what the others have made."""
+STRIP_BYTES: Final = 160 << 10
+"""Of what lies between the layers of a strip at most: well within a second-level cache, with the weights."""
+RING_BYTES: Final = 24 << 10
+"""Of what lies between a convolution by tiles and its windows, for more than two rows of windows: half of a first-level
+cache."""
+TILE_QUADS: Final = 16
+"""Of a tile's rows at most."""
+LEAST_TILE_QUADS: Final = 4
+"""With so few, a layer of EfficientNet-Lite0 takes nine tenths of its time without tiles; fewer were not tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What `network_open` takes, and all that this points to."""
+
+    struct: CProgram
+    kept: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Border:
+    """Around a tensor: rows above and below it, columns at its sides."""
+
+    top: int = 0
+    left: int = 0
+    bottom: int = 0
+    right: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Layers that are computed together; by rows of the last one's output, or by channels."""
+
+    first: int
+    count: int
+    by_channels: bool
+
+
+def plan(network: Network, tiles: bool, threads: int) -> Program:
+    """All that the kernel needs to run it, by tiles or not (`amx.h`), by so many threads."""
+    borders = _borders(network)
+    stages = _stages(network, TALL_SHARED if threads > 1 else TALL)
+    sizes = [_unit(network, borders, stage) for stage in stages]
+    offsets, arena = _arrange(network, borders, stages)
+    tensors = (CTensor * len(network.tensors))()
+    for c, tensor, border, offset in zip(tensors, network.tensors, borders, offsets, strict=True):
+        c.height, c.width, c.channels = tensor.sizes
+        c.top, c.left, c.bottom, c.right = border.top, border.left, border.bottom, border.right
+        c.zero, c.offset = tensor.zero, offset
+    layers = (CLayer * len(network.layers))()
+    packed: list[NDArray[Any]] = []
+    pointers: list[tuple[CLayer, str]] = []
+    for stage, size in zip(stages, sizes, strict=True):
+        for number in range(stage.first, stage.first + stage.count):
+            layer = network.layers[number]
+            if tiles and isinstance(layer, Weighted) and layer.kind == "convolution":
+                layers[number].tile = _tile(layer)
+            if number + 1 < stage.first + stage.count and _pairs(network, number):
+                layers[number].paired = _rows_together(network, borders, number, layers[number].tile > 0)
+            vectors = size if stage.by_channels else _even_vectors(_vectors(network, layer))
+            _describe(layers[number], network, layer, MOST_VECTORS if layers[number].paired else vectors)
+            if isinstance(layer, Weighted):
+                packed += _packed(network, layer, layers[number].vectors)
+                pointers += [(layers[number], name) for name in ("weights", "bias", "scale")]
+    held = together(packed)
+    for (c_layer, name), array in zip(pointers, held, strict=True):
+        setattr(c_layer, name, array.ctypes.data)
+    ring = _rounded(
+        max((_ring_bytes(network, borders, n, c.paired) for n, c in enumerate(layers) if c.paired), default=0)
+    )
+    scratch = ring + max(_scratch(network, borders, stage, size) for stage, size in zip(stages, sizes, strict=True))
+    c_stages = (CStage * len(stages))()
+    for c_stage, stage, size in zip(c_stages, stages, sizes, strict=True):
+        last = network.layers[stage.first + stage.count - 1]
+        whole = _vectors(network, last) if stage.by_channels else network.tensors[last.out].sizes[0]
+        c_stage.first, c_stage.count, c_stage.by_channels = stage.first, stage.count, stage.by_channels
+        c_stage.size, c_stage.units = size, -(-whole // size)
+    struct = CProgram(
+        len(tensors), len(layers), len(stages), network.classes, tensors, layers, c_stages, arena, scratch, ring
+    )
+    if held:
+        struct.packed = held[0].ctypes.data
+        struct.packed_bytes = held[-1].ctypes.data + held[-1].nbytes - held[0].ctypes.data
+    return Program(struct, (tensors, layers, c_stages, *held))
+
+
+def _window(layer: Layer) -> tuple[int, int]:
+    """(height, width) of what one value is computed from."""
+    return (layer.weights.shape[1], layer.weights.shape[2]) if isinstance(layer, Weighted) else (1, 1)
+
+
+def _vectors(network: Network, layer: Layer) -> int:
+    """Of all channels that a layer computes."""
+    fold = layer.fold if isinstance(layer, Weighted) else 1
+    return -(-network.tensors[layer.out].sizes[2] * fold // VECTOR)
+
+
+def _even_vectors(vectors: int) -> int:
+    """How many to compute together, so that the last time are nearly as many."""
+    return -(-vectors // -(-vectors // MOST_VECTORS))
+
+
+def _borders(network: Network) -> list[_Border]:
+    """Around each tensor, what those that read it pad."""
+    borders = [_Border()] * len(network.tensors)
+    for layer in network.layers:
+        if not isinstance(layer, Weighted):
+            continue
+        (height, width, _), (rows, columns) = network.tensors[layer.inputs[0]].sizes, _window(layer)
+        made_rows, made_columns = network.tensors[layer.out].sizes[0], network.tensors[layer.out].sizes[1] // layer.fold
+        at = borders[layer.inputs[0]]
+        borders[layer.inputs[0]] = _Border(
+            max(at.top, layer.pads[0]),
+            max(at.left, layer.pads[1]),
+            max(at.bottom, (made_rows - 1) * layer.strides[0] - layer.pads[0] + rows - height),
+            max(at.right, (made_columns - 1) * layer.strides[1] - layer.pads[1] + columns - width),
+        )
+    return borders
+
+
+def _stages(network: Network, tall: int) -> list[_Stage]:
+    """Layers that are computed together, in order.
+
+    Where pictures are tall, a block of inverted residuals: up, through the depthwise window, down, and its addition
+    (Sandler et al., "MobileNetV2", 2018). Else layers that need only their own channels of the layer before.
+    """
+    readers = [0] * len(network.tensors)
+    for layer in network.layers:
+        for taken in layer.inputs:
+            readers[taken] += layer.kind != "pad"
+    stages: list[_Stage] = []
+    layers, end = network.layers, 0
+    while end < len(layers):
+        first, end = end, end + 1
+        by_channels = network.tensors[layers[first].out].sizes[0] < tall and layers[first].kind != "pad"
+        joins = _joins_channels if by_channels else _joins_rows
+        while end < len(layers) and end - first < MOST_STAGE_LAYERS:
+            before, layer = layers[end - 1], layers[end]
+            if layer.inputs[0] != before.out or readers[before.out] != 1 or not joins(before, layer):
+                break
+            end += 1
+        stages.append(_Stage(first, end - first, by_channels))
+    return stages
+
+
+def _joins_channels(before: Layer, layer: Layer) -> bool:
+    folds = isinstance(before, Weighted) and before.fold > 1
+    return layer.kind in ("depthwise", "add", "mean") and not folds
+
+
+def _joins_rows(before: Layer, layer: Layer) -> bool:
+    return layer.kind in ("depthwise", "add") or (layer.kind == "convolution" and before.kind in ("pad", "depthwise"))
+
+
+def _unit(network: Network, borders: Sequence[_Border], stage: _Stage) -> int:
+    """Rows, or vectors of channels, of a stage's output that one thread computes at a time."""
+    layers = network.layers[stage.first : stage.first + stage.count]
+    if stage.by_channels:
+        vectors = _vectors(network, layers[-1])
+        if any(layer.kind == "depthwise" for layer in layers):
+            return MOST_VECTORS
+        return min((4, 3, 2), key=lambda size: _larger_half(vectors, size))
+    height = network.tensors[layers[-1].out].sizes[0]
+    size = height
+    while size > 1 and _scratch(network, borders, stage, size) > STRIP_BYTES:
+        size -= 1
+    units = -(-height // size)
+    return -(-height // (units + units % 2))
+
+
+def _larger_half(vectors: int, size: int) -> int:
+    """Vectors that one of two threads computes, when these are claimed by so many."""
+    units = -(-vectors // size)
+    return min(vectors, -(-units // 2) * size)
+
+
+def _scratch(network: Network, borders: Sequence[_Border], stage: _Stage, size: int) -> int:
+    """Bytes of what lies between the layers, for a strip of so many rows of the last, without rings."""
+    if stage.by_channels:
+        return 0
+    rows, total = size, 0
+    for number in range(stage.first + stage.count - 1, stage.first, -1):
+        layer, before = network.layers[number], network.layers[number - 1]
+        down = layer.strides[0] if isinstance(layer, Weighted) else 1
+        rows = (rows - 1) * down + _window(layer)[0]
+        if not _pairs(network, number - 1):
+            total += _rounded(rows * _pitch(network.tensors[before.out].sizes, borders[before.out]))
+    return total
+
+
+def _pairs(network: Network, number: int) -> bool:
+    """Whether what lies between that layer of a stage and the next is never whole, but in a ring of rows."""
+    before, layer = network.layers[number], network.layers[number + 1]
+    if not isinstance(before, Weighted) or before.kind != "convolution" or layer.kind != "depthwise":
+        return False
+    return before.fold == 1 or network.tensors[before.out].sizes[2] <= GROUP
+
+
+def _ring_bytes(network: Network, borders: Sequence[_Border], number: int, rows: int) -> int:
+    """Bytes between that layer and the windows of the next: of the channels that are computed together, what so many
+    rows of windows need.
+    """
+    taken, window = network.layers[number].out, network.layers[number + 1]
+    assert isinstance(window, Weighted)
+    height, width, channels = network.tensors[taken].sizes
+    row = _pitch((height, width, min(channels, GROUP)), borders[taken])
+    return (_window(window)[0] + (rows - 1) * window.strides[0]) * row
+
+
+def _rows_together(network: Network, borders: Sequence[_Border], number: int, by_tiles: bool) -> int:
+    """Rows of windows for which that layer is computed at a time: two, or, by tiles, as many as fit the cache."""
+    height = network.tensors[network.layers[number + 1].out].sizes[0]
+    rows = 2
+    while by_tiles and rows < height and _ring_bytes(network, borders, number, rows + 2) <= RING_BYTES:
+        rows += 2
+    return rows
+
+
+def _pitch(sizes: Sizes, border: _Border) -> int:
+    """Bytes from one row to the next."""
+    return (border.left + sizes[1] + border.right) * sizes[2]
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _arrange(network: Network, borders: Sequence[_Border], stages: Sequence[_Stage]) -> tuple[list[int], int]:
+    """Where whole tensors are in the arena, and its size; -1 of those that are never whole.
+
+    Tensors that are never needed at once may share a place, if their borders are the same, which are filled in but
+    once.
+    """
+    stage_of = [number for number, stage in enumerate(stages) for _ in range(stage.count)]
+    last_read = [-1] * len(network.tensors)
+    for layer, stage in zip(network.layers, stage_of, strict=True):
+        for taken in layer.inputs:
+            last_read[taken] = stage
+    offsets, arena = [-1] * len(network.tensors), 0
+    places: dict[tuple[Sizes, _Border, int], dict[int, int]] = {}
+    for number, layer in enumerate(network.layers):
+        now = stage_of[number]
+        last = number == stages[now].first + stages[now].count - 1
+        if layer.kind == "dense" or not (last or (stages[now].by_channels and not _pairs(network, number))):
+            continue
+        tensor, border = network.tensors[layer.out], borders[layer.out]
+        alike = places.setdefault((tensor.sizes, border, tensor.zero), {})
+        offset = next((place for place, until in alike.items() if until < now), None)
+        if offset is None:
+            offset = arena
+            arena += _rounded((border.top + tensor.sizes[0] + border.bottom) * _pitch(tensor.sizes, border))
+        alike[offset] = max(last_read[layer.out], now)
+        offsets[layer.out] = offset
+    return offsets, arena
+
+
+def _describe(c: CLayer, network: Network, layer: Layer, vectors: int) -> None:
+    """Fill in the structure of a layer whose channels are computed by so many vectors, but for its weights."""
+    taken: list[Tensor] = [network.tensors[number] for number in layer.inputs]
+    out = network.tensors[layer.out]
+    c.kind, c.taken, c.other, c.out = KINDS.index(layer.kind), layer.inputs[0], layer.inputs[-1], layer.out
+    c.kernel_height, c.kernel_width = _window(layer)
+    c.row_stride = c.column_stride = c.fold = 1
+    c.vectors, c.zero = vectors, out.zero
+    if isinstance(layer, Weighted):
+        (c.row_stride, c.column_stride), (c.pad_top, c.pad_left), c.fold = layer.strides, layer.pads, layer.fold
+    elif layer.kind == "add":
+        c.ratio, c.other_ratio = taken[0].scale / out.scale, taken[1].scale / out.scale
+    elif layer.kind == "mean":
+        c.ratio = taken[0].scale / (out.scale * np.float32(taken[0].sizes[0] * taken[0].sizes[1]))
+
+
+def _tile(layer: Weighted) -> int:
+    """Quads of a row of a window that a tile takes: as many as fit, in equal parts; 0: it is better without tiles.
+
+    Some numbers have no equal parts of enough, such as 17 (68 channels). The ladders' networks have none of them.
+    """
+    quads = layer.weights.shape[2] * layer.weights.shape[3] // 4
+    parts = next(parts for parts in range(-(-quads // TILE_QUADS), quads + 1) if quads % parts == 0)
+    return quads // parts if quads // parts >= LEAST_TILE_QUADS else 0
+
+
+def _packed(network: Network, layer: Weighted, vectors: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Weights, biases and scales as the kernel reads them."""
+    taken, out = network.tensors[layer.inputs[0]], network.tensors[layer.out]
+    flat = layer.weights.reshape(len(layer.weights), -1)
+    bias = padded(layer.bias - np.int32(taken.zero) * flat.sum(1, dtype=np.int32))
+    scale = taken.scale * layer.weight_scale
+    if layer.kind != "dense":
+        scale = scale / out.scale  # in this order, as ONNX Runtime does
+    if layer.kind == "depthwise":
+        return depthwise_weights(layer.weights, layer.strides[0]), in_lanes(bias), in_lanes(padded(scale))
+    return product_weights(flat, vectors), bias, padded(scale)

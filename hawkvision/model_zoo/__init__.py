@@ -1,0 +1,1 @@
+"""Building, training, calibrating and certifying models."""

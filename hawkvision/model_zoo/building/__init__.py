@@ -1,0 +1,1 @@
+"""Model files from weights: fetched, converted, quantised, verified."""

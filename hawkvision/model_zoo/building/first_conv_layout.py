@@ -1,0 +1,91 @@
+"""The first convolution of a quantised graph, arranged so that integer kernels have whole words to work on.
+
+    image (h, w, 3) ─ the same bytes ─► (h, w/4, 12) ──► convolution, 2c channels ──► (h/2, w/4, 2c) ─► (h/2, w/2, c)
+
+It has the most positions of all and three channels, which fill no word of four. Four neighbouring pixels of a row are
+as many bytes as one of 12 channels, and two neighbouring outputs of c channels as many as one of 2c. Read so, in place,
+a stride of 2 along the row becomes 1, and a kernel with some zeros more gives the same integers (space-to-depth, along
+one axis and on both sides; no byte is moved).
+
+Measured on one core of an Intel Xeon with VNNI, ONNX Runtime 1.31, one picture, in turns: MobileNetV2 takes 5.7 ms
+instead of 6.6, EfficientNet-Lite0 6.8 instead of 7.7 (of which this layer was 1.5), Lite1 10.6 instead of 11.6, Lite2
+11.8 instead of 13.0. Pairs of pixels, of 6 channels, gained nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.model_zoo.building.onnx_builders import GraphBuilder
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+PIXELS: Final = 4
+"""Of a row, read as one."""
+OUTPUTS: Final = 2
+"""Of a row, computed as one; with a stride of 2 as wide as the pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlocks:
+    """How one convolution reads its rows in blocks."""
+
+    attributes: Mapping[str, Any]
+    """Of the convolution that reads pixels, as ONNX names them."""
+    width: int
+    """Of the picture."""
+
+    @staticmethod
+    def of(attributes: Mapping[str, Any], width: int) -> RowBlocks | None:
+        """If rows of `width` pixels divide into blocks, and the outputs of the convolution into as many."""
+        _, left, _, right = attributes["pads"]
+        outputs = (width + left + right - attributes["kernel_shape"][1]) // 2 + 1
+        fits = attributes["strides"] == [2, 2] and attributes["group"] == 1 and outputs * 2 == width
+        return RowBlocks(attributes, width) if fits and width % PIXELS == 0 else None
+
+    def _columns(self) -> NDArray[np.intp]:
+        """(outputs, taps): the pixel that each multiplies, counted from the block's first."""
+        taps = np.arange(self.attributes["kernel_shape"][1]) - self.attributes["pads"][1]
+        columns: NDArray[np.intp] = 2 * np.arange(OUTPUTS)[:, None] + taps
+        return columns
+
+    def convolution(self) -> dict[str, Any]:
+        """Attributes of the convolution over blocks."""
+        blocks = self._columns() // PIXELS
+        top, _, bottom, _ = self.attributes["pads"]
+        height = self.attributes["kernel_shape"][0]
+        return {
+            **self.attributes,
+            "kernel_shape": [height, int(np.ptp(blocks)) + 1],
+            "strides": [2, 1],
+            "pads": [top, -int(blocks.min()), bottom, int(blocks.max())],
+        }
+
+    def arranged(self, values: NDArray[ScalarT]) -> NDArray[ScalarT]:
+        """A kernel (c, channels, height, width) as (2c, 4 channels, height, blocks), a bias or scales (c,) as (2c,)."""
+        if values.ndim == 1:
+            return np.tile(values, OUTPUTS)
+        c, channels, height, _ = values.shape
+        columns = self._columns()
+        blocks = columns // PIXELS
+        spread = np.zeros((OUTPUTS, c, PIXELS, channels, height, int(np.ptp(blocks)) + 1), values.dtype)
+        for (output, tap), column in np.ndenumerate(columns):
+            spread[output, :, column % PIXELS, :, :, column // PIXELS - blocks.min()] = values[..., tap]
+        return spread.reshape(OUTPUTS * c, PIXELS * channels, height, -1)
+
+    def read(self, builder: GraphBuilder, image: str) -> str:
+        """The picture (n, height, width, 3) as blocks (n, height, width / 4, 12)."""
+        shape = builder.constant(f"{image}.blocks.shape", np.array([0, 0, self.width // PIXELS, -1]))
+        return builder.node("Reshape", [image, shape], f"{image}.blocks")
+
+    def write(self, builder: GraphBuilder, blocks: str, output: str) -> str:
+        """What the convolution gives, (n, 2c, h, width / 4), as (n, c, h, width / 2)."""
+        last = builder.node("Transpose", [blocks], f"{output}.rows", perm=[0, 2, 3, 1])
+        shape = builder.constant(f"{output}.shape", np.array([0, 0, self.width // 2, -1]))
+        apart = builder.node("Reshape", [last, shape], f"{output}.columns")
+        return builder.node("Transpose", [apart], output, perm=[0, 3, 1, 2])

@@ -1,0 +1,271 @@
+"""How the zoo writes graphs straight into ONNX from weights, and the ImageNet architectures: no framework is needed.
+
+Every graph takes `image`, uint8 (n, height, width, 3) RGB with any n, and gives `logits`, float32 (n, classes). Batch
+normalisation and the division by the standard deviation are folded into the convolutions. The mean is subtracted by
+a node of its own: folded into the first convolution's bias it would be wrong at the border, where padding is zero
+*after* normalisation. Tensors are named after the layer that makes them, and those names key the activation ranges.
+
+The same weights always give the same bytes, so that an artefact's SHA-256 can stand in the manifest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from hawkvision.core.errors import ArtifactError
+from hawkvision.model_zoo.building.checkpoint import StateDict
+from hawkvision.models.manifest import InputSpec
+from hawkvision.models.onnx_graph import GraphWriter
+
+F32: TypeAlias = NDArray[np.float32]
+Pads: TypeAlias = tuple[int, int, int, int]
+"""Top, left, bottom, right, as ONNX orders them."""
+
+PRODUCER = "hawkvision.zoo"
+NO_PADS: Pads = (0, 0, 0, 0)
+
+Emitter: TypeAlias = Callable[["Weights", InputSpec], onnx.ModelProto]
+
+
+class Weights:
+    """A state dict that is used up name by name, so that a weight neither lacks nor is left over unnoticed."""
+
+    def __init__(self, state: StateDict, where: str) -> None:
+        self._state = dict(state)
+        self._where = where
+
+    def take(self, name: str, dimensions: int) -> F32:
+        """The array of that name as float32.
+
+        Raises:
+            ArtifactError: if it is missing or has another number of dimensions.
+        """
+        array = self._state.pop(name, None)
+        if array is None or array.ndim != dimensions:
+            found = "no such weight" if array is None else f"shape {array.shape}"
+            raise ArtifactError(f"{self._where}: {name}: expected {dimensions} dimensions, found {found}")
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+    def convolution(self, conv: str, norm: str, epsilon: float) -> tuple[F32, F32]:
+        """Kernel (out, in, h, w) and bias of a convolution with the batch normalisation after it folded in."""
+        scale = self.take(f"{norm}.weight", 1) / np.sqrt(self.take(f"{norm}.running_var", 1) + np.float32(epsilon))
+        bias = self.take(f"{norm}.bias", 1) - self.take(f"{norm}.running_mean", 1) * scale
+        self._state.pop(f"{norm}.num_batches_tracked", None)
+        return self.take(f"{conv}.weight", 4) * scale[:, None, None, None], bias
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """State that the named weights are there, of those shapes.
+
+        Raises:
+            ArtifactError: naming the first that is not.
+        """
+        for name, shape in shapes.items():
+            array = self._state.get(name)
+            if array is None or array.shape != shape:
+                found = "no such weight" if array is None else f"shape {array.shape}"
+                raise ArtifactError(f"{self._where}: {name}: expected shape {shape}, found {found}")
+
+    def finish(self) -> None:
+        """State that all weights have been taken.
+
+        Raises:
+            ArtifactError: naming the first few left over.
+        """
+        if self._state:
+            left = ", ".join(sorted(self._state)[:3])
+            raise ArtifactError(f"{self._where}: {len(self._state)} weights fit no layer of this architecture: {left}")
+
+
+class GraphBuilder(GraphWriter):
+    """`GraphWriter` with the layers of the zoo's networks."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, PRODUCER)
+
+    def conv(
+        self, x: str, name: str, kernel: F32, bias: F32, stride: int = 1, pads: Pads = NO_PADS, groups: int = 1
+    ) -> str:
+        """A square convolution with bias."""
+        constants = [self.constant(f"{name}.weight", kernel), self.constant(f"{name}.bias", bias)]
+        return self.node(
+            "Conv",
+            [x, *constants],
+            name,
+            kernel_shape=list(kernel.shape[2:]),
+            strides=[stride, stride],
+            pads=list(pads),
+            group=groups,
+        )
+
+    def relu(self, x: str) -> str:
+        """max(x, 0)."""
+        return self.node("Relu", [x], f"{x}.relu")
+
+    def relu6(self, x: str) -> str:
+        """min(max(x, 0), 6)."""
+        low, high = self.constant("zero", np.array(0, np.float32)), self.constant("six", np.array(6, np.float32))
+        return self.node("Clip", [x, low, high], f"{x}.relu6")
+
+    def pixels(self, mean: tuple[float, float, float]) -> str:
+        """The input as float (n, 3, height, width) less its mean."""
+        floats = self.node("Cast", ["image"], "image.float", to=TensorProto.FLOAT)
+        planes = self.node("Transpose", [floats], "image.planes", perm=[0, 3, 1, 2])
+        offset = self.constant("image.mean", np.array(mean, np.float32).reshape(1, 3, 1, 1))
+        return self.node("Sub", [planes, offset], "pixels")
+
+    def classifier(self, x: str, kernel: F32, bias: F32) -> None:
+        """Average over all positions, then a linear layer (classes, channels) into `logits`."""
+        pooled = self.node("GlobalAveragePool", [x], "pool")
+        self.linear(self.node("Flatten", [pooled], "features", axis=1), kernel, bias)
+
+    def linear(self, x: str, kernel: F32, bias: F32) -> None:
+        """A linear layer (classes, features) into `logits`."""
+        constants = [self.constant("logits.weight", kernel), self.constant("logits.bias", bias)]
+        self.node("Gemm", [x, *constants], "logits", transB=1)
+
+
+def same_pads(size: tuple[int, int], kernel: int, stride: int) -> Pads:
+    """TensorFlow's SAME padding: the output has ceil(size / stride) positions, and the odd pixel goes behind."""
+    total = [max((math.ceil(n / stride) - 1) * stride + kernel - n, 0) for n in size]
+    return total[0] // 2, total[1] // 2, total[0] - total[0] // 2, total[1] - total[1] // 2
+
+
+def first_kernel(kernel: F32, spec: InputSpec) -> F32:
+    """The first convolution's kernel for RGB pixels that are not divided by their standard deviation."""
+    scaled = kernel / np.array(spec.std, np.float32).reshape(1, 3, 1, 1)
+    return scaled if spec.channel_order == "rgb" else np.ascontiguousarray(scaled[:, ::-1])
+
+
+def rgb_mean(spec: InputSpec) -> tuple[float, float, float]:
+    """The mean in the order of the graph's planes."""
+    first, second, third = spec.mean
+    return spec.mean if spec.channel_order == "rgb" else (third, second, first)
+
+
+class _InvertedResiduals:
+    """The body that MobileNetV2 and EfficientNet-Lite share (arXiv 1801.04381, section 3): blocks of a widening 1x1
+    convolution, a depthwise one and a narrowing one without activation; added to their input where shapes allow.
+    """
+
+    def __init__(self, builder: GraphBuilder, size: tuple[int, int], epsilon: float, *, same: bool) -> None:
+        self._builder = builder
+        self._size = size
+        self._epsilon = epsilon
+        self._same = same
+
+    def _pads(self, kernel: int, stride: int) -> Pads:
+        pads = same_pads(self._size, kernel, stride) if self._same else (kernel // 2,) * 4
+        self._size = (math.ceil(self._size[0] / stride), math.ceil(self._size[1] / stride))
+        return pads
+
+    def stem(self, x: str, weights: Weights, conv: str, norm: str, spec: InputSpec) -> str:
+        """The 3x3 convolution of stride 2 that reads pixels."""
+        kernel, bias = weights.convolution(conv, norm, self._epsilon)
+        pads = self._pads(kernel.shape[2], 2)
+        return self._builder.relu6(self._builder.conv(x, "stem", first_kernel(kernel, spec), bias, stride=2, pads=pads))
+
+    def block(
+        self, x: str, name: str, weights: Weights, layers: list[tuple[str, str]], *, stride: int, add: bool
+    ) -> str:
+        """One block; `layers` names (convolution, normalisation) of expand (not in the first), depthwise, project."""
+        builder, source = self._builder, x
+        for conv, norm in layers[:-2]:
+            x = builder.relu6(builder.conv(x, f"{name}.expand", *weights.convolution(conv, norm, self._epsilon)))
+        kernel, bias = weights.convolution(*layers[-2], self._epsilon)
+        pads = self._pads(kernel.shape[2], stride)
+        x = builder.relu6(builder.conv(x, f"{name}.depthwise", kernel, bias, stride, pads, groups=kernel.shape[0]))
+        x = builder.conv(x, f"{name}.project", *weights.convolution(*layers[-1], self._epsilon))
+        return builder.node("Add", [x, source], f"{name}.add") if add else x
+
+    def head(self, x: str, weights: Weights, conv: str, norm: str) -> str:
+        """The last 1x1 convolution."""
+        kernel, bias = weights.convolution(conv, norm, self._epsilon)
+        return self._builder.relu6(self._builder.conv(x, "head", kernel, bias))
+
+
+def mobilenet_v2(weights: Weights, spec: InputSpec) -> onnx.ModelProto:
+    """MobileNetV2 1.0 from torchvision's state dict."""
+    stages = ((1, 1), (2, 2), (3, 2), (4, 2), (3, 1), (3, 2), (1, 1))  # (blocks, stride of the first), table 2
+    builder = GraphBuilder("mobilenet_v2")
+    body = _InvertedResiduals(builder, (spec.height, spec.width), 1e-5, same=False)
+    x = body.stem(builder.pixels(rgb_mean(spec)), weights, "features.0.0", "features.0.1", spec)
+    index = 0
+    for stage, (blocks, first_stride) in enumerate(stages):
+        for i in range(blocks):
+            index += 1
+            at = f"features.{index}.conv"
+            wide = 0 if stage == 0 else 1
+            layers = [(f"{at}.{k}.0", f"{at}.{k}.1") for k in range(wide + 1)]
+            layers.append((f"{at}.{wide + 1}", f"{at}.{wide + 2}"))
+            x = body.block(x, f"block{index}", weights, layers, stride=first_stride if i == 0 else 1, add=i > 0)
+    x = body.head(x, weights, "features.18.0", "features.18.1")
+    builder.classifier(x, weights.take("classifier.1.weight", 2), weights.take("classifier.1.bias", 1))
+    weights.finish()
+    return builder.model(spec.height, spec.width, 1000)
+
+
+def efficientnet_lite(depth: float, name: str) -> Emitter:
+    """EfficientNet-Lite of that depth coefficient, from the state dict of `efficientnet-lite-pytorch`.
+
+    Source of the numbers: tensorflow/tpu, models/official/efficientnet/lite. First and last stage are never deepened,
+    there is no squeeze-and-excitation, and the activation is ReLU6.
+    """
+    stages = ((1, 1), (2, 2), (2, 2), (3, 2), (3, 1), (4, 2), (1, 1))  # (blocks at depth 1, stride of the first)
+
+    def emit(weights: Weights, spec: InputSpec) -> onnx.ModelProto:
+        builder = GraphBuilder(name)
+        body = _InvertedResiduals(builder, (spec.height, spec.width), 1e-3, same=True)
+        x = body.stem(builder.pixels(rgb_mean(spec)), weights, "_conv_stem", "_bn0", spec)
+        index = 0
+        for stage, (blocks, first_stride) in enumerate(stages):
+            repeats = blocks if stage in (0, len(stages) - 1) else math.ceil(depth * blocks)
+            for i in range(repeats):
+                at = f"_blocks.{index}"
+                layers = [] if stage == 0 else [(f"{at}._expand_conv", f"{at}._bn0")]
+                layers += [(f"{at}._depthwise_conv", f"{at}._bn1"), (f"{at}._project_conv", f"{at}._bn2")]
+                index += 1
+                x = body.block(x, f"block{index}", weights, layers, stride=first_stride if i == 0 else 1, add=i > 0)
+        x = body.head(x, weights, "_conv_head", "_bn1")
+        builder.classifier(x, weights.take("_fc.weight", 2), weights.take("_fc.bias", 1))
+        weights.finish()
+        return builder.model(spec.height, spec.width, 1000)
+
+    return emit
+
+
+def squeezenet1_1(weights: Weights, spec: InputSpec) -> onnx.ModelProto:
+    """SqueezeNet 1.1 (arXiv 1602.07360) from the pickle of `ndf`: lists of kernel (h, w, in, out) and bias."""
+    builder = GraphBuilder("squeezenet1_1")
+
+    def take(layer: str) -> tuple[F32, F32]:
+        return np.ascontiguousarray(weights.take(f"{layer}.0", 4).transpose(3, 2, 0, 1)), weights.take(f"{layer}.1", 1)
+
+    def conv(x: str, layer: str, name: str, pads: Pads = NO_PADS) -> str:
+        return builder.node("Relu", [builder.conv(x, name, *take(layer), pads=pads)], f"{name}.relu")
+
+    def pool(x: str, name: str) -> str:
+        return builder.node("MaxPool", [x], name, kernel_shape=[3, 3], strides=[2, 2])
+
+    kernel, bias = take("conv1")
+    pads = same_pads((spec.height, spec.width), kernel.shape[2], 2)
+    x = builder.conv(builder.pixels(rgb_mean(spec)), "stem", first_kernel(kernel, spec), bias, 2, pads)
+    x = pool(builder.node("Relu", [x], "stem.relu"), "pool1")
+    for index in range(2, 10):
+        squeezed = conv(x, f"fire{index}/squeeze1x1", f"fire{index}.squeeze")
+        narrow = conv(squeezed, f"fire{index}/expand1x1", f"fire{index}.expand1")
+        broad = conv(squeezed, f"fire{index}/expand3x3", f"fire{index}.expand3", pads=(1, 1, 1, 1))
+        x = builder.node("Concat", [narrow, broad], f"fire{index}.concat", axis=1)
+        if index in (3, 5):
+            x = pool(x, f"pool{index}")
+    # The average of the last convolution's maps equals that convolution of the averages, at 1/169 of the work.
+    kernel, bias = take("conv10")
+    builder.classifier(x, np.ascontiguousarray(kernel[:, :, 0, 0]), bias)
+    weights.finish()
+    return builder.model(spec.height, spec.width, 1000)

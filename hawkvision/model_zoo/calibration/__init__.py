@@ -1,0 +1,1 @@
+"""Measuring stages on labelled images, and certifying what they show."""

@@ -1,0 +1,196 @@
+"""`hawkvision calibrate`: run a ladder over labelled pictures, and write what was measured and certified.
+
+Beside the profile goes `held_out.json`, the numbers of the pictures that nothing was fitted or certified on, so that
+`python -m loadgen evaluate` can test the promise on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from hawkvision.cascade.certification.profile import (
+    ImageUse,
+    Pair,
+    Profile,
+    ProfileData,
+    ReceivedCondition,
+    RungProfile,
+    design_sha256,
+)
+from hawkvision.cascade.certification.profiling import Looked, Split, profile_pair, profile_rung
+from hawkvision.core.errors import ConfigError
+from hawkvision.inference.backend_registry import BackendKind
+from hawkvision.model_zoo.calibration.certification import (
+    DELTA,
+    certified_anew,
+    read_certifying,
+    share_of_delta,
+    write_profile,
+)
+from hawkvision.model_zoo.calibration.loss_simulation import arrivals, condition_of
+from hawkvision.model_zoo.calibration.model_runner import Looks, look
+from hawkvision.model_zoo.calibration.splits import split_pictures
+from hawkvision.models.artifacts import write_atomic
+from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.manifest import Manifest, load_labels, load_manifest
+
+FEWEST_PICTURES: Final = 100
+"""Below this nothing can be certified: a drop of ε needs at least 3/ε pictures."""
+
+
+class HeldOut(msgspec.Struct, frozen=True):
+    """The pictures kept out of a profile, by number, and the file they are numbers of."""
+
+    data_sha256: str
+    indices: list[int]
+
+
+def calibrate(
+    task: str,
+    data: Path,
+    out: Path,
+    *,
+    edges: Sequence[str] = (),
+    best: str | None = None,
+    middle: str | None = None,
+    seed: int,
+    backend: BackendKind = "onnxruntime",
+    lossy: bool = False,
+    certify_data: Path | None = None,
+    compared: int = 1,
+    models: Path,
+    cache: Path,
+) -> Profile:
+    """Measure the ladder of `task` on labelled pictures and write its profile to `out`.
+
+    Args:
+        task: whose manifest and models are meant.
+        data: npz file or directory (`hawkvision.models.datasets`).
+        out: the profile; `held_out.json` goes beside it.
+        edges: edge rungs to certify; none means the ladder's.
+        best: the rung to certify against; None means the ladder's best.
+        middle: the rung between them; None means the ladder's last but one, if `best` is the ladder's best; "none"
+            certifies two levels only.
+        seed: of the split into profile, certification and held-out pictures.
+        backend: what runs the models.
+        lossy: whether to measure them on pictures that crossed a lossy link as well, which takes some twenty times as
+            long. For pictures of a few kilobytes it makes no sense: those arrive whole or not at all.
+        certify_data: labelled pictures that serve nothing but certifying; None means a part of `data`, drawn by seed.
+        compared: configurations that were ever compared on the pictures that certify; δ is divided by it.
+        models: where manifests lie.
+        cache: where built models lie.
+
+    Raises:
+        HawkVisionError: for bad data, unknown or missing models, or too few pictures.
+    """
+    manifest = load_manifest(task, models)
+    pictures = read_pictures(data, load_labels(manifest, models))
+    if len(pictures) < FEWEST_PICTURES:
+        raise ConfigError(f"{data}: {len(pictures)} pictures certify nothing; expected at least {FEWEST_PICTURES}")
+    if certify_data is not None and compared > 1:
+        raise ConfigError("--compared is for pictures that served the design; those of --certify-data did not")
+    certifying = None if certify_data is None else read_certifying(certify_data, manifest, models)
+    if certifying is not None and certifying.sha256 == pictures.sha256:
+        raise ConfigError(f"{certify_data}: the same pictures as --data; expected others, used for nothing else")
+    delta = share_of_delta(DELTA, 1, compared)
+    edges, best = tuple(edges) or manifest.ladder.edge, best or manifest.best
+    between = middle_rung(manifest, best, middle)
+    split = split_pictures(manifest, pictures, seed)
+    rungs = tuple(dict.fromkeys((*edges, *(() if between is None else (between,)), best)))
+    looks = look(manifest, rungs, pictures, backend=backend, cache=cache, chosen=split.used())
+    measured: dict[str, tuple[RungProfile, Looked]] = {}
+    for name in rungs:
+        models_of = {variant.name: variant.sha256 or "" for variant in manifest.members(name)}
+        measured[name] = profile_rung(
+            name, models_of, manifest.fingerprint(name), looks.logits(name), pictures.labels, split, pictures.sha256,
+            looks.cost_ms(name), delta,
+        )  # fmt: skip
+    halfway = None if between is None else looks.served(between)
+    reused_ms = 0.0 if between is None else looks.reused_ms(between, best)
+    pairs = [
+        profile_pair(measured[edge][1], measured[best][1], pictures.labels, split, halfway, delta, reused_ms=reused_ms)
+        for edge in edges
+    ]
+    if lossy:
+        pairs = _over_links(pairs, manifest, pictures, split, looks, seed, backend, cache, delta)
+    profile = Profile(
+        format=4,
+        task=task,
+        data=_describe(pictures, split, seed),
+        rungs=tuple(rung for rung, _ in measured.values()),
+        pairs=tuple(pairs),
+    )
+    if certifying is None:
+        uses = _uses(pictures, split, compared, design_sha256(profile, profile.pairs))
+        profile = msgspec.structs.replace(profile, uses=uses)
+    else:
+        profile = certified_anew(profile, manifest, certifying, lossy=lossy, backend=backend, cache=cache)
+    write_profile(profile, manifest, models, out)
+    held_out = HeldOut(pictures.sha256, split.held_out.tolist())
+    write_atomic(out.with_name("held_out.json"), msgspec.json.encode(held_out) + b"\n")
+    return profile
+
+
+def _over_links(
+    pairs: Sequence[Pair],
+    manifest: Manifest,
+    pictures: LabelledPictures,
+    split: Split,
+    originals: Looks,
+    seed: int,
+    backend: BackendKind,
+    cache: Path,
+    delta: float,
+) -> list[Pair]:
+    """The pairs with the conditions of pictures that crossed a lossy link. The middle rung is not asked for those."""
+    found: dict[str, list[ReceivedCondition]] = {pair.edge: [] for pair in pairs}
+    rungs = tuple(dict.fromkeys([*found, pairs[0].best]))
+    for arrived in arrivals(pictures, np.union1d(split.profile, split.certify), seed):
+        name = f"quality {arrived.quality}, from {arrived.band.low:.0%} on"
+        looks = look(
+            manifest, rungs, arrived.pictures, backend=backend, cache=cache, chosen=arrived.reached, name=name
+        )  # fmt: skip
+        for pair in pairs:
+            balanced = pair.conditions[0].balanced.max_drop
+            found[pair.edge].append(
+                condition_of(
+                    arrived, looks, originals, edge=pair.edge, best=pair.best, kind=pair.score, balanced=balanced,
+                    split=split, delta=delta,
+                )
+            )  # fmt: skip
+    return [msgspec.structs.replace(pair, received=tuple(found[pair.edge])) for pair in pairs]
+
+
+def middle_rung(manifest: Manifest, best: str, middle: str | None) -> str | None:
+    """The rung between edge and best that was asked for, or that the ladder has there."""
+    if middle is not None:
+        return None if middle == "none" else middle
+    dc = manifest.ladder.dc
+    return dc[-2] if len(dc) > 1 and best == dc[-1] else None
+
+
+def _uses(pictures: LabelledPictures, split: Split, compared: int, design: str) -> tuple[ImageUse, ...]:
+    name, sha256 = pictures.name, pictures.sha256
+    return (
+        ImageUse(purpose="fit", name=name, sha256=sha256, n=len(split.profile)),
+        ImageUse(
+            purpose="certify", name=name, sha256=sha256, n=len(split.certify), looks=1, compared=compared, design=design
+        ),
+        ImageUse(purpose="test", name=name, sha256=sha256, n=len(split.held_out)),
+    )
+
+
+def _describe(pictures: LabelledPictures, split: Split, seed: int) -> ProfileData:
+    return ProfileData(
+        name=pictures.name,
+        sha256=pictures.sha256,
+        seed=seed,
+        profile=len(split.profile),
+        certify=len(split.certify),
+        held_out=len(split.held_out),
+    )

@@ -1,0 +1,291 @@
+"""Certifying a profile on images that had no part in its design, or paying for it where they had.
+
+A certificate is wrong with probability at most δ only if its images had no say in what is certified. So the design
+(models, temperatures, scores, thresholds in their order, the ε of `balanced`) is taken as it stands in a profile, and
+the labels are opened once, for everything: accuracies, whole images, and images as received. What that cost and what
+was fixed before is written into the profile:
+
+    images of their own     δ, and half of what is left with every further design that they are opened for
+    images of the design    δ / K, K being the number of configurations that were ever compared on them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.cascade.certification.calibration import expected_calibration_error
+from hawkvision.cascade.certification.certificate import Method
+from hawkvision.cascade.certification.profile import (
+    CERTIFIED_DROPS,
+    Condition,
+    ImageUse,
+    Pair,
+    Profile,
+    ReceivedCondition,
+    RungProfile,
+    design_sha256,
+    dump,
+    load_profile,
+)
+from hawkvision.cascade.certification.profiling import (
+    Looked,
+    certify_condition,
+    costs_of,
+    make_sample,
+    measure_accuracy,
+    paths_of,
+)
+from hawkvision.cascade.certification.profiling_received import ReceivedLooks, certify_received, uncertified
+from hawkvision.cascade.scores import Score, softmax
+from hawkvision.core.errors import ConfigError, ManifestError
+from hawkvision.inference.backend_registry import BackendKind
+from hawkvision.model_zoo.calibration.loss_simulation import Arrivals, arrivals
+from hawkvision.model_zoo.calibration.model_runner import Looks, look
+from hawkvision.model_zoo.calibration.splits import split_pictures
+from hawkvision.model_zoo.training.manifest_writer import with_profile
+from hawkvision.models.artifacts import sha256_of, write_atomic
+from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.manifest import Manifest, load_labels, load_manifest
+from hawkvision.system.advice import advise
+
+DELTA: Final = 0.05
+"""Probability that a certificate is wrong, before anything is paid for."""
+
+FEWEST_IMAGES: Final = 50
+"""With fewer, no drop below 6 % can be certified whatever the images show."""
+
+
+def share_of_delta(delta: float, looks: int, compared: int) -> float:
+    """What is left of δ at the given look, with so many configurations compared on the same images."""
+    return delta / compared / 2.0 ** (looks - 1)
+
+
+def looks_of(design: str, known: ImageUse | None) -> int:
+    """The number of the look that certifying a design is: asking again about the same one tells nothing new."""
+    if known is None:
+        return 1
+    return (known.looks or 1) + (known.design != design)
+
+
+def check_unseen(profile: Profile, sha256: str, compared: int, where: str) -> None:
+    """Refuse images that served the design, unless it is said how many configurations were compared on them.
+
+    Raises:
+        ConfigError: if they did and `compared` is 1.
+    """
+    designed = sha256 == profile.data.sha256 or profile.use("design", sha256) or profile.use("fit", sha256)
+    if designed and compared < 2:
+        raise ConfigError(
+            f"{where}: these images served the design of the profile; expected images used for nothing else, or "
+            "`--compared K`, the number of configurations that were ever compared on them"
+        )
+
+
+def certify_design(
+    task: str,
+    design: Path,
+    data: Path,
+    out: Path,
+    *,
+    compared: int = 1,
+    lossy: bool = False,
+    models: Path,
+    cache: Path,
+) -> Profile:
+    """Certify the design of a profile on labelled images and write the profile with those certificates to `out`.
+
+    Raises:
+        HawkVisionError: as `certified_anew`, for bad data, or too few images.
+    """
+    manifest = load_manifest(task, models)
+    images = read_certifying(data, manifest, models)
+    known = load_profile(design)
+    profile = certified_anew(known, manifest, images, compared=compared, lossy=lossy, cache=cache)
+    write_profile(profile, manifest, models, out)
+    return profile
+
+
+def read_certifying(data: Path, manifest: Manifest, models: Path) -> LabelledPictures:
+    """Labelled images to certify with.
+
+    Raises:
+        ConfigError: if they cannot be read, or are too few to certify anything.
+    """
+    images = read_pictures(data, load_labels(manifest, models))
+    if len(images) < FEWEST_IMAGES:
+        raise ConfigError(f"{data}: {len(images)} images certify nothing; expected at least {FEWEST_IMAGES}")
+    return images
+
+
+def write_profile(profile: Profile, manifest: Manifest, models: Path, out: Path) -> None:
+    """Write a profile, and have the manifest pin it where it takes the place of the one that it pinned."""
+    write_atomic(out, dump(profile))
+    folder = models / manifest.task
+    if manifest.profile_sha256 is None or out.resolve() != (folder / "profile.json").resolve():
+        return
+    path = folder / "manifest.toml"
+    write_atomic(path, with_profile(path.read_text(encoding="utf-8"), sha256_of(out.read_bytes())).encode())
+
+
+def certified_anew(
+    design: Profile,
+    manifest: Manifest,
+    images: LabelledPictures,
+    *,
+    compared: int = 1,
+    delta: float = DELTA,
+    lossy: bool = False,
+    arrived: Iterable[Arrivals] | None = None,
+    backend: BackendKind = "onnxruntime",
+    cache: Path,
+) -> Profile:
+    """The profile with accuracies and certificates of these images alone; what was fitted and planned stays.
+
+    Of the images that a design was fitted on, only its certification part is used, and `compared` must say what the
+    choice of the design cost. Without `lossy` nothing is promised of images received over a link.
+
+    Args:
+        design: a profile whose models are the manifest's.
+        manifest: of the task.
+        images: to certify with.
+        compared: configurations that were compared on these very images.
+        delta: probability that a certificate is wrong, before this is paid for.
+        lossy: whether to certify images received over a link, too.
+        arrived: these images as received; None means that they are sent over emulated links now.
+        backend: what runs the models.
+        cache: where built models lie.
+
+    Raises:
+        HawkVisionError: for other models than the design's, missing ones, or images that served the design.
+    """
+    for rung in design.rungs:
+        if rung.fingerprint != manifest.fingerprint(rung.name):
+            raise ManifestError(
+                f"the profile of {design.task!r} was made for {rung.name} with fingerprint {rung.fingerprint}, but the "
+                f"manifest has {manifest.fingerprint(rung.name)}; make a new design with "
+                f"`{advise('calibrate', '--task', design.task, '--data', 'IMAGES')}`"
+            )
+    design = msgspec.structs.replace(design, uses=design.uses or designing(design))
+    check_unseen(design, images.sha256, compared, images.name)
+    same = images.sha256 == design.data.sha256
+    chosen = split_pictures(manifest, images, design.data.seed).certify if same else np.arange(len(images))
+    fixed = design_sha256(design, design.pairs)
+    known = design.use("certify", images.sha256)
+    looks = looks_of(fixed, known)
+    share = share_of_delta(delta, looks, compared)
+    said = look(manifest, [rung.name for rung in design.rungs], images, backend=backend, cache=cache, chosen=chosen)
+    opened = _Opened(design, said, images, chosen, share)
+    received: dict[str, list[ReceivedCondition]] = {
+        pair.edge: list(map(uncertified, pair.received)) for pair in design.pairs
+    }
+    if lossy:
+        sent = arrivals(images, chosen, design.data.seed) if arrived is None else arrived
+        received = opened.received(manifest, sent, backend, cache)
+    use = ImageUse(
+        purpose="certify", name=images.name, sha256=images.sha256, n=len(chosen), looks=looks, compared=compared,
+        design=fixed,
+    )  # fmt: skip
+    return msgspec.structs.replace(
+        design,
+        format=4,
+        uses=(*(other for other in design.uses if other.purpose != "certify" or other.sha256 != images.sha256), use),
+        rungs=tuple(map(opened.rung, design.rungs)),
+        pairs=tuple(
+            msgspec.structs.replace(pair, conditions=(opened.condition(pair),), received=tuple(received[pair.edge]))
+            for pair in design.pairs
+        ),
+    )
+
+
+def designing(profile: Profile) -> tuple[ImageUse, ...]:
+    """The uses of the images behind a profile that is certified on others: all of them may have served the design."""
+    data = profile.data
+    whole = data.profile + data.certify + data.held_out
+    return (
+        ImageUse(purpose="fit", name=data.name, sha256=data.sha256, n=data.profile),
+        ImageUse(purpose="design", name=data.name, sha256=data.sha256, n=whole),
+        ImageUse(purpose="test", name=data.name, sha256=data.sha256, n=data.held_out),
+    )
+
+
+class _Opened:
+    """The certification images with their labels, and what a design's rungs say of them."""
+
+    def __init__(
+        self, design: Profile, looks: Looks, images: LabelledPictures, chosen: NDArray[np.intp], delta: float
+    ) -> None:
+        self._design = design
+        self._looks = looks
+        self._images = images
+        self._chosen = chosen
+        self._delta = delta
+
+    def _looked(self, name: str) -> Looked:
+        rung = self._design.rung(name)
+        return Looked(name, softmax(self._looks.logits(name), rung.temperature), rung.cost_ms)
+
+    def rung(self, rung: RungProfile) -> RungProfile:
+        """The rung with its accuracy on these images."""
+        looked = self._looked(rung.name)
+        right = (looked.labels() == self._images.labels)[self._chosen]
+        error = expected_calibration_error(looked.scores(Score.TOP1)[self._chosen], right)
+        accuracy = measure_accuracy(right, self._images.sha256, self._delta)
+        return msgspec.structs.replace(rung, accuracy=accuracy, calibration_error=round(error, 6))
+
+    def condition(self, pair: Pair) -> Condition:
+        """The certificates of whole images."""
+        middle = None if pair.middle is None else self._looks.served(pair.middle.name)
+        sample = make_sample(
+            self._looked(pair.edge), pair.score, self._looked(pair.best), self._images.labels, self._chosen, middle,
+            None if pair.middle is None else pair.middle.score,
+        )  # fmt: skip
+        planned = pair.conditions[0].balanced
+        return certify_condition(
+            sample, paths_of(pair), costs_of(self._design, pair), planned.max_drop, self._delta, Method.EXACT, planned
+        )
+
+    def received(
+        self, manifest: Manifest, sent: Iterable[Arrivals], backend: BackendKind, cache: Path
+    ) -> dict[str, list[ReceivedCondition]]:
+        """The conditions of each edge rung. Those that too few of these images reach stay without a guarantee."""
+        pairs = self._design.pairs
+        found: dict[tuple[str, int, float], ReceivedCondition] = {}
+        for each in sent:
+            name = f"quality {each.quality}, from {each.band.low:.0%} on"
+            rungs = tuple(dict.fromkeys([*(pair.edge for pair in pairs), *(pair.best for pair in pairs)]))
+            said = look(
+                manifest, rungs, each.pictures, backend=backend, cache=cache, chosen=each.reached, name=name
+            )  # fmt: skip
+            for pair in pairs:
+                for condition in pair.received:
+                    place = (condition.min_quality, condition.min_received_fraction)
+                    if place == (each.quality, each.band.low):
+                        found[pair.edge, *place] = self._received(pair, condition, each, said)
+        return {
+            pair.edge: [
+                found.get((pair.edge, c.min_quality, c.min_received_fraction)) or uncertified(c) for c in pair.received
+            ]
+            for pair in pairs
+        }
+
+    def _received(self, pair: Pair, condition: ReceivedCondition, each: Arrivals, said: Looks) -> ReceivedCondition:
+        everything = ReceivedLooks(
+            said.logits(pair.edge),
+            said.logits(pair.best).argmax(axis=1),
+            self._looks.logits(pair.best).argmax(axis=1),
+            self._images.labels,
+        )
+        return certify_received(
+            condition,
+            everything.part(np.intersect1d(each.reached, self._chosen)),
+            kind=pair.score,
+            drops=(*CERTIFIED_DROPS, pair.conditions[0].balanced.max_drop),
+            data_sha256=each.pictures.sha256,
+            delta=self._delta,
+        )

@@ -1,0 +1,232 @@
+"""`hawkvision models equivalence`: may another execution of a stage be believed by the certificates that there are?
+
+`hawkvision.cascade.certification.equivalence` has the mathematics. Here both executions run over the images of the
+certificates, the other one in several ways, and what passed is written to the file that edge nodes read. Labels are not
+looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from hawkvision.cascade.certification.equivalence import (
+    Check,
+    EquivalenceChecks,
+    Judged,
+    Outcome,
+    compare,
+    dump_equivalences,
+    equivalences_path,
+    judged_of,
+    load_equivalences,
+)
+from hawkvision.cascade.certification.profile import SiteCertificates, load_profile_of, load_site
+from hawkvision.cascade.scores import Probabilities, softmax
+from hawkvision.core.errors import ConfigError, ManifestError
+from hawkvision.core.types import Score
+from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, execution_of, open_backend
+from hawkvision.model_zoo.calibration.model_runner import AnyPictures, look
+from hawkvision.models.artifacts import load_variant, write_atomic
+from hawkvision.models.datasets import read_pictures, read_unlabelled
+from hawkvision.models.fingerprints import BETWEEN, VariantRun, is_exact, stage_fingerprint, statement
+from hawkvision.models.manifest import Manifest, load_labels, load_manifest
+
+WAYS: Final = ((8, 1), (1, 1), (1, 2))
+"""Images in a batch, and threads: as replicas run them, and as edge nodes do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one stage."""
+
+    stage: str
+    fingerprint: str
+    n: int
+    outcome: Outcome | None
+    """None where the execution gives the certified answers anyway, and nothing was run."""
+
+
+def check_equivalence(
+    task: str,
+    data: Path,
+    *,
+    backend: BackendKind,
+    providers: Sequence[str] = ON_THE_CPU,
+    stages: Sequence[str] = (),
+    edge: str | None = None,
+    profile: Path | None = None,
+    certificates: Path | None = None,
+    out: Path | None = None,
+    models: Path,
+    cache: Path,
+    today: date | None = None,
+) -> tuple[Result, ...]:
+    """Run both executions over the certificates' images, and write down what passed.
+
+    Args:
+        task: whose manifest, models and profile are meant.
+        data: the images that the certificates were made from.
+        backend: the other execution's.
+        providers: of ONNX Runtime.
+        stages: that are checked; none means all that certificates depend on.
+        edge: the edge stage; None means the manifest's default.
+        profile: None means the task's own.
+        certificates: a site's, if they take the place of the profile's.
+        out: the file of passed checks; None means the one in the cache.
+        models: where manifests lie.
+        cache: where built models lie.
+        today: the date to write; None means the clock's.
+
+    Raises:
+        ConfigError: for other images than the certificates', or an unknown stage.
+        HawkVisionError: for bad data, missing models, a profile for other models, or a backend that cannot run them.
+    """
+    manifest = load_manifest(task, models)
+    known = load_profile_of(manifest, models, profile)
+    site = None if certificates is None else load_site(certificates)
+    pair = known.pair(edge or manifest.ladder.default_edge, manifest.best)
+    first = manifest.members(pair.edge)[0].name
+    judged = {each.stage: each for each in judged_of(known, pair, site, first)}
+    unknown = sorted(set(stages) - set(judged))
+    if unknown:
+        raise ConfigError(f"--stage: certificates depend on {', '.join(judged)}, got {unknown[0]!r}")
+    wanted = [judged[name] for name in (stages or judged)]
+    images = _images(manifest, data, models, site)
+    path = equivalences_path(out, cache, task)
+    before = load_equivalences(path)
+    results, passed = [], []
+    for each in wanted:
+        result = _checked(manifest, each, images, backend, tuple(providers), cache)
+        results.append(result)
+        if result.outcome is not None and result.outcome.passed:
+            passed.append(_written(result, result.outcome, each, images, today or date.today()))
+    if passed:
+        new = {(check.stage, check.fingerprint) for check in passed}
+        kept = () if before is None else before.checks
+        others = tuple(check for check in kept if (check.stage, check.fingerprint) not in new)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, dump_equivalences(EquivalenceChecks(format=1, task=task, checks=(*others, *passed))))
+    return tuple(results)
+
+
+def _images(manifest: Manifest, data: Path, models: Path, site: SiteCertificates | None) -> AnyPictures:
+    if site is not None and not site.data.labelled:
+        return read_unlabelled(data)
+    return read_pictures(data, load_labels(manifest, models))
+
+
+def _checked(
+    manifest: Manifest,
+    judged: Judged,
+    images: AnyPictures,
+    backend: BackendKind,
+    providers: tuple[str, ...],
+    cache: Path,
+) -> Result:
+    name = judged.stage
+    if manifest.fingerprint(name) != judged.models:
+        raise ManifestError(
+            f"the certificates are about {name} with fingerprint {judged.models}, but the manifest has "
+            f"{manifest.fingerprint(name)}; build or certify the same models"
+        )
+    if images.sha256 != judged.images_sha256:
+        raise ConfigError(
+            f"{images.name}: expected the images of the certificates, SHA-256 {judged.images_sha256}, found "
+            f"{images.sha256}; other images do not show that the certificates would be the same"
+        )
+    fingerprint = _fingerprint(manifest, name, backend, providers, cache)
+    if is_exact(fingerprint):
+        return Result(name, fingerprint, len(images), None)
+    outcome = _compared(manifest, judged, images, backend, providers, cache)
+    ensemble = manifest.committee(name)
+    if ensemble is not None and ensemble.sure_from is not None:
+        first = manifest.members(name)[0]
+        bar = float(np.float32(ensemble.sure_from))
+        asks = Judged(first.name, "", first.temperature, Score.TOP1, (bar,), images.sha256)
+        others = _compared(manifest, asks, images, backend, providers, cache).decisions
+        outcome = replace(outcome, decisions=outcome.decisions + others)
+    return Result(name, fingerprint, len(images), outcome)
+
+
+def _compared(
+    manifest: Manifest,
+    judged: Judged,
+    images: AnyPictures,
+    backend: BackendKind,
+    providers: tuple[str, ...],
+    cache: Path,
+) -> Outcome:
+    certified = _probabilities(manifest, judged, images, "onnxruntime", ON_THE_CPU, cache, WAYS[0])
+    ways = [_probabilities(manifest, judged, images, backend, providers, cache, way) for way in WAYS]
+    return compare(judged, certified, ways)
+
+
+def _probabilities(
+    manifest: Manifest,
+    judged: Judged,
+    images: AnyPictures,
+    backend: BackendKind,
+    providers: tuple[str, ...],
+    cache: Path,
+    way: tuple[int, int],
+) -> Probabilities:
+    """Of all images, at the temperature at which the stage serves."""
+    batch, threads = way
+    looks = look(
+        manifest,
+        [judged.stage],
+        images,
+        backend=backend,
+        providers=providers,
+        batch=batch,
+        threads=threads,
+        cache=cache,
+    )
+    if judged.stage in manifest.ladder.dc:
+        return looks.served(judged.stage).probabilities
+    return softmax(looks.logits(judged.stage), judged.temperature)
+
+
+def _fingerprint(manifest: Manifest, stage: str, backend: BackendKind, providers: tuple[str, ...], cache: Path) -> str:
+    """As a process states it that runs the stage so."""
+    runs = []
+    for variant in manifest.members(stage):
+        data = load_variant(cache, manifest.task, variant)
+        executions = []
+        for threads in dict.fromkeys(threads for _, threads in WAYS):
+            opened = open_backend(backend, data, variant.input, manifest.classes, providers, threads)
+            executions.append(execution_of(backend, opened))
+            opened.close()
+        execution = BETWEEN.join(dict.fromkeys(executions))
+        runs.append(VariantRun(variant.name, variant.sha256, variant.input, variant.temperature, execution))
+    ensemble = manifest.committee(stage)
+    found = stage_fingerprint(
+        statement(runs),
+        tuple(run.name for run in runs),
+        horizontal_flip=ensemble is not None and ensemble.horizontal_flip,
+        temperature=1.0 if ensemble is None else ensemble.temperature,
+        sure_from=None if ensemble is None else ensemble.sure_from,
+    )
+    assert found is not None, "all members have files"
+    return found
+
+
+def _written(result: Result, outcome: Outcome, judged: Judged, images: AnyPictures, day: date) -> Check:
+    return Check(
+        stage=result.stage,
+        fingerprint=result.fingerprint,
+        judged=judged.digest,
+        images=images.name,
+        images_sha256=images.sha256,
+        n=result.n,
+        thresholds=judged.thresholds,
+        largest_difference=outcome.largest_difference,
+        variation=outcome.variation,
+        as_of=day.isoformat(),
+    )

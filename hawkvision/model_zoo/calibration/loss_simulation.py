@@ -1,0 +1,179 @@
+"""Pictures as they arrive over a lossy link, and what a ladder makes of them: the conditions of its profile.
+
+Every picture is encoded by the product's own coder at one of the qualities that are ever sent. Then fragments are lost,
+seeded by the picture's number, until what is received lies within a band. Half of the pictures lose fragments one by
+one, half in bursts of four. Pictures of so few fragments that no loss brings them into the band are left out: on a real
+link they are not found in it either. Parity plays no part: it decides how often fragments are missing, not what a
+picture with missing fragments looks like.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, ReceivedCondition
+from hawkvision.cascade.certification.profiling import Split
+from hawkvision.cascade.certification.profiling_received import DELTA, ReceivedLooks, profile_received
+from hawkvision.cascade.scores import Score
+from hawkvision.imaging import preprocessing
+from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, Looks
+from hawkvision.models.datasets import LabelledPictures
+from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Partial, Plan, decode, encode
+from hawkvision.transport.coding.rate_fec_control import QUALITIES
+from hawkvision.transport.protocol.wire import FRAGMENT_ROOM
+
+
+class Band(NamedTuple):
+    """Received fractions from `low` on, below `high`; both 1 is the complete picture."""
+
+    low: float
+    high: float
+    believed: bool = True
+    """Whether the edge may be believed there."""
+
+
+BANDS: Final = (Band(1.0, 1.0), Band(0.9, 1.0), Band(0.75, 0.9), Band(0.6, 0.75), Band(0.0, 0.6, believed=False))
+"""In the last, small networks are more often confidently wrong than any threshold mends (measured: 65 % right among
+answers of more than 50 % confidence at 0.45 to 0.6, 9 % below 0.3); it is there for the temperature of answers that a
+deadline forces."""
+
+LEAST_SHARE: Final = 0.5
+"""Of the pictures, that must reach a band. At low qualities a picture is three to eight fragments, and few of them lose
+less than a tenth; such pictures then count as of the band below."""
+
+DRAWS: Final = 8
+"""Orders of loss that are tried to bring a picture into a band."""
+BURST: Final = 4.0
+"""Mean length of a burst, in fragments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Pictures as received in one condition."""
+
+    quality: int
+    band: Band
+    pictures: LabelledPictures
+    """All of them; those that did not reach the band are still the originals."""
+    reached: NDArray[np.intp]
+    """The numbers of those that did, rising."""
+    fractions: NDArray[np.float64]
+    """What was received of each of those."""
+
+
+def arrivals(pictures: LabelledPictures, chosen: NDArray[np.intp], seed: int) -> Iterator[Arrivals]:
+    """The pictures `chosen` in every condition that enough of them reach, finest quality and largest fraction first.
+
+    Raises:
+        BadImage, TooLarge, UnsupportedMedia: naming what is wrong with a picture.
+    """
+    for quality in QUALITIES:
+        coded = {int(number): transcoded(pictures.bodies[number], Plan(quality, 0.0)) for number in chosen}
+        for band in BANDS:
+            bodies = list(pictures.bodies)
+            fractions: dict[int, float] = {}
+            digest = hashlib.sha256(pictures.sha256.encode())
+            for number, sent in coded.items():
+                found = _received(sent, band, np.random.default_rng((seed, quality, round(band.low * 100), number)))
+                if found is not None:
+                    bodies[number], fractions[number] = found
+                    digest.update(hashlib.sha256(bodies[number]).digest())
+            if len(fractions) >= LEAST_SHARE * len(chosen):
+                # Named by what arrived, so that what is kept of another coder's pictures is not taken for theirs.
+                there = replace(pictures, bodies=bodies, sha256=digest.hexdigest())
+                yield Arrivals(quality, band, there, np.array([*fractions]), np.array([*fractions.values()]))
+
+
+def transcoded(body: bytes, plan: Plan) -> Coded:
+    """A caller's picture as a sender puts it on the link.
+
+    Raises:
+        BadImage, TooLarge, UnsupportedMedia: naming what is wrong with the picture.
+    """
+    header = preprocessing.probe(body)
+    whole = preprocessing.decode(body, header, max_pixels=MAX_PIXELS, min_side=max(header.width, header.height))
+    return encode(whole, plan, FRAGMENT_ROOM)
+
+
+def condition_of(
+    arrived: Arrivals,
+    looks: Looks,
+    originals: Looks,
+    *,
+    edge: str,
+    best: str,
+    kind: Score,
+    balanced: float,
+    split: Split,
+    delta: float = DELTA,
+) -> ReceivedCondition:
+    """Measure one pair in one condition; `looks` are at `arrived.pictures`, `originals` at the pictures before."""
+    said = ReceivedLooks(
+        looks.logits(edge),
+        looks.logits(best).argmax(axis=1),
+        originals.logits(best).argmax(axis=1),
+        arrived.pictures.labels,
+    )
+    planned, certifying = (
+        said.part(np.intersect1d(part, arrived.reached)) for part in (split.profile, split.certify)
+    )  # fmt: skip
+    return profile_received(
+        planned,
+        certifying,
+        kind=kind,
+        min_quality=arrived.quality,
+        min_received_fraction=arrived.band.low,
+        drops=(*CERTIFIED_DROPS, balanced),
+        believed=arrived.band.believed,
+        data_sha256=arrived.pictures.sha256,
+        delta=delta,
+    )
+
+
+def _received(coded: Coded, band: Band, rng: np.random.Generator) -> tuple[bytes, float] | None:
+    """The picture with a received fraction in the band, near one drawn uniformly from it; None if none was found."""
+    k = coded.format.k
+    if band.low == 1.0:
+        return decoded(coded, range(k))
+    wanted = rng.uniform(band.low, band.high)
+    bursty = bool(rng.integers(2))
+    for _ in range(DRAWS):
+        order = loss_order(k, BURST if bursty else 1.0, rng)
+        best: tuple[bytes, float] | None = None
+        for lost in range(1, k):
+            found = decoded(coded, order[lost:])
+            if found is None or found[1] < band.low:
+                break
+            if found[1] < band.high and (best is None or abs(found[1] - wanted) < abs(best[1] - wanted)):
+                best = found
+        if best is not None:
+            return best
+    return None
+
+
+def decoded(coded: Coded, kept: Iterable[int]) -> tuple[bytes, float] | None:
+    """A picture and its received fraction, from the fragments that were kept; None if nothing can be made of them."""
+    match decode(coded.format, {int(index): coded.symbols[index] for index in kept}):
+        case Complete(body):
+            return body, 1.0
+        case Partial(body, _, fraction):
+            return body, fraction
+        case Expired():
+            return None
+
+
+def loss_order(k: int, burst: float, rng: np.random.Generator) -> list[int]:
+    """The order in which k fragments get lost: one by one, or in runs of `burst` on average from places at random."""
+    if burst <= 1.0:
+        return [int(index) for index in rng.permutation(k)]
+    order: dict[int, None] = {}
+    while len(order) < k:
+        start, length = int(rng.integers(k)), int(rng.geometric(1.0 / burst))
+        order.update(dict.fromkeys(index % k for index in range(start, start + length)))
+    return list(order)

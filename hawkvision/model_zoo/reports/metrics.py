@@ -1,0 +1,279 @@
+"""What `hawkvision report calibration` has to say, as numbers: measured on pictures that nothing was fitted on.
+
+Everything here is computed from a profile and from what its rungs said of a labelled set. Reliability is measured on
+certification and held-out pictures, which no temperature has seen; what a threshold gives up, on held-out ones alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.cascade.certification.calibration import clopper_pearson, expected_calibration_error
+from hawkvision.cascade.certification.certificate import (
+    Method,
+    Sample,
+    Step,
+    Thresholds,
+    certify,
+    losses,
+    sweep,
+)
+from hawkvision.cascade.certification.profile import Certificate, Pair, Profile, threshold_value
+from hawkvision.cascade.certification.profiling import Looked, Split, costs_of, paths_of
+from hawkvision.cascade.certification.threshold_search import expected_cost
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.scores import Floats, Score
+from hawkvision.core.types import MaxAccuracyDrop, Quality
+from hawkvision.model_zoo.calibration.drift import PHASES, Phase, Replay, Seen, replay
+
+BINS: Final = 10
+INTERVAL_SIGMAS: Final = 1.96
+"""Of intervals of a mean drop, which is a mean of thousands of values in −1, 0, +1."""
+
+REPLAY_SEEDS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """Confidence against accuracy, in equally wide bins; empty bins are left out. All arrays are (bins,)."""
+
+    confidence: Floats
+    accuracy: Floats
+    low: Floats
+    high: Floats
+    """Ends of the exact 95 % interval of the accuracy."""
+    counts: NDArray[np.intp]
+    error: float
+    """Expected calibration error, 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """How far one rung's probabilities mean what they say, before and after its temperature."""
+
+    rung: str
+    temperature: float
+    n: int
+    before: Bins
+    after: Bins
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one choice of thresholds does on the held-out pictures."""
+
+    escalation: float
+    to_best: float
+    drop: float
+    margin: float
+    """Half the 95 % interval of the drop."""
+
+    @property
+    def low(self) -> float:
+        """The lower end of the drop's interval."""
+        return self.drop - self.margin
+
+    def misses(self, max_drop: float) -> bool:
+        """Whether the drop is larger than that, beyond doubt."""
+        return self.low > max_drop
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One target: what was certified, what it does on held-out pictures, and what a plug-in threshold would do there.
+
+    The plug-in threshold is the lowest whose observed drop on the certification pictures is within the target.
+    """
+
+    certificate: Certificate
+    measured: Measured
+    plug_in: Measured
+
+    @property
+    def certified(self) -> bool:
+        """Whether a test stands behind it, and any image is answered below the reference stage."""
+        return self.certificate.basis != "profile" and self.certificate.to_best < 1.0
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the drop measured on held-out images is larger than certified, if only by chance."""
+        return self.measured.drop > self.certificate.max_drop
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is larger beyond its 95 % interval."""
+        return self.measured.misses(self.certificate.max_drop)
+
+    @property
+    def plug_in_exceeded(self) -> bool:
+        """`exceeded`, of the plug-in threshold."""
+        return self.plug_in.drop > self.certificate.max_drop
+
+
+@dataclass(frozen=True, slots=True)
+class LevelCost:
+    """One target's cost in milliseconds of one core per picture, each certified with all of δ for itself."""
+
+    max_drop: float
+    two: float
+    three: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairFindings:
+    """One edge rung backed by the best: its frontier on held-out pictures, and its targets."""
+
+    pair: Pair
+    n: int
+    edge_accuracy: float
+    best_accuracy: float
+    oracle_escalation: float
+    """Share of pictures that only the best rung gets right: all that perfect knowledge would escalate."""
+    frontier: tuple[Measured, ...]
+    """Along the path of two levels."""
+    kept: tuple[Kept, ...]
+    """Rising in the drop; `balanced` and `fast` among them."""
+    costs: tuple[LevelCost, ...]
+    """Empty where there is no middle rung."""
+
+    @property
+    def gap(self) -> float:
+        """What never escalating gives up."""
+        return self.best_accuracy - self.edge_accuracy
+
+    @property
+    def certified(self) -> tuple[Kept, ...]:
+        """The targets that all statements about certificates are of."""
+        return tuple(kept for kept in self.kept if kept.certified)
+
+    @property
+    def half(self) -> Kept | None:
+        """The certified target nearest to half the gap; None if nothing is certified."""
+        return min(self.certified, key=lambda kept: abs(kept.certificate.max_drop - self.gap / 2), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The replay of one target: runs with control and without."""
+
+    edge: str
+    best: str
+    max_drop: float
+    certificate: Certificate
+    pictures: int
+    phases: tuple[Phase, ...]
+    controlled: tuple[Replay, ...]
+    static: tuple[Replay, ...]
+
+
+def reliability(
+    name: str, temperature: float, raw: Looked, calibrated: Looked, labels: NDArray[np.int64]
+) -> Reliability:
+    """Of one rung on pictures that its temperature was not fitted on; `raw` is what it says at temperature 1."""
+    return Reliability(name, temperature, len(labels), _bins(raw, labels), _bins(calibrated, labels))
+
+
+def pair_findings(profile: Profile, pair: Pair, seen: Seen, split: Split) -> PairFindings:
+    """What a pair's certificates promise, and what they do on held-out pictures."""
+    held_out, certifying = (seen.sample(pair, part) for part in (split.held_out, split.certify))
+    condition = pair.conditions[0]
+    path = paths_of(pair)[0]
+    observed = list(sweep(certifying, path))
+    certificates = {c.max_drop: c for c in (*condition.certificates, condition.balanced)}
+    certificates = {drop: c for drop, c in certificates.items() if drop < condition.fast.max_drop}
+    certificates[condition.fast.max_drop] = condition.fast
+    kept = tuple(
+        Kept(certificate, measure(held_out, _thresholds(certificate)), measure(held_out, _plug_in(observed, drop)))
+        for drop, certificate in sorted(certificates.items())
+    )
+    edge = held_out.edge.right
+    return PairFindings(
+        pair,
+        len(held_out),
+        float(edge.mean()),
+        float(held_out.best_right.mean()),
+        float((held_out.best_right & ~edge).mean()),
+        tuple(measure(held_out, thresholds) for thresholds in path),
+        kept,
+        () if pair.middle is None else _level_costs(profile, pair, certifying),
+    )
+
+
+def replay_drift(
+    profile: Profile,
+    pair: Pair,
+    clean: Sample,
+    shifted: Sample,
+    *,
+    seeds: Sequence[int] = range(REPLAY_SEEDS),
+    phases: Sequence[Phase] = PHASES,
+) -> Drift | None:
+    """The replay of the certified target nearest to half the gap that the edge answers some of; None if none is."""
+    policy = Policy(profile, pair.edge, pair.best)
+    found = [(c, policy.route(MaxAccuracyDrop(c.max_drop))) for c in pair.conditions[0].certificates]
+    found.append((pair.conditions[0].balanced, policy.route(Quality.BALANCED)))
+    usable = [(c, route) for c, route in found if c.basis != "profile" and math.isfinite(route.threshold)]
+    if not usable:
+        return None
+    half = float(clean.best_right.mean() - clean.edge.right.mean()) / 2
+    certificate, route = min(usable, key=lambda one: abs(one[0].max_drop - half))
+    return Drift(
+        pair.edge, pair.best, certificate.max_drop, certificate, len(clean), tuple(phases),
+        tuple(replay(clean, shifted, route, seed=seed, phases=phases) for seed in seeds),
+        tuple(replay(clean, shifted, route, seed=seed, phases=phases, control=None) for seed in seeds),
+    )  # fmt: skip
+
+
+def measure(sample: Sample, thresholds: Thresholds) -> Measured:
+    """What these thresholds do on a sample."""
+    step = next(sweep(sample, (thresholds,)))
+    spread = float(losses(sample, thresholds).std()) / math.sqrt(len(sample))
+    return Measured(step.escalation, step.to_best, step.drop, INTERVAL_SIGMAS * spread)
+
+
+def _bins(looked: Looked, labels: NDArray[np.int64]) -> Bins:
+    confidence = looked.scores(Score.TOP1)
+    right = looked.labels() == labels
+    place = np.minimum((confidence * BINS).astype(np.intp), BINS - 1)
+    counts = np.bincount(place, minlength=BINS)
+    filled = np.flatnonzero(counts)
+    hits = np.bincount(place, right, BINS)[filled].astype(np.intp)
+    intervals = [clopper_pearson(int(k), int(n)) for k, n in zip(hits, counts[filled], strict=True)]
+    return Bins(
+        np.bincount(place, confidence, BINS)[filled] / counts[filled],
+        hits / counts[filled],
+        np.array([low for low, _ in intervals]),
+        np.array([high for _, high in intervals]),
+        counts[filled],
+        expected_calibration_error(confidence, right),
+    )
+
+
+def _thresholds(certificate: Certificate) -> Thresholds:
+    return Thresholds(threshold_value(certificate.threshold), threshold_value(certificate.middle_threshold))
+
+
+def _plug_in(observed: Sequence[Step], max_drop: float) -> Thresholds:
+    """The last step of the path whose observed drop is within the target: what one takes without a test."""
+    return next(step.thresholds for step in reversed(observed) if step.drop <= max_drop)
+
+
+def _level_costs(profile: Profile, pair: Pair, sample: Sample) -> tuple[LevelCost, ...]:
+    costs = costs_of(profile, pair)
+    condition = pair.conditions[0]
+
+    def cost(step: Step) -> float:
+        return expected_cost(costs, step)
+
+    found = []
+    for certificate in condition.certificates:
+        drop, delta = certificate.max_drop, certificate.delta
+        two, three = (cost(certify(sample, path, drop, delta, Method.EXACT, cost)) for path in paths_of(pair))
+        found.append(LevelCost(drop, two, three))
+    return tuple(found)

@@ -1,0 +1,57 @@
+"""Manifests as TOML text, the way `hawkvision.models.manifest.parse_manifest` reads them back."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from hawkvision.core.errors import ManifestError
+from hawkvision.models.manifest import Manifest
+
+
+def format_manifest(manifest: Manifest, header: str = "") -> str:
+    """The manifest as TOML: scalars first, then tables; `header` lines become comments."""
+    fields: dict[str, Any] = msgspec.to_builtins(manifest)
+    lines = [f"# {line}".rstrip() for line in header.splitlines()]
+    heads = ("format", "task", "labels", "labels_sha256", "profile_sha256", "classes")
+    lines += [f"{key} = {_value(fields[key])}" for key in heads if fields[key] is not None]
+    lines += ["", "[ladder]", *_table(fields["ladder"])]
+    if fields["training"] is not None:
+        lines += ["", "[training]", *_table(fields["training"])]
+    for variant in fields["variants"]:
+        del variant["source"]["kind"]  # its keys tell
+        lines += ["", "[[variants]]", *_table(variant)]
+    for committee in fields["committees"]:
+        lines += ["", "[[committees]]", *_table(committee)]
+    return "\n".join(lines) + "\n"
+
+
+def with_profile(text: str, sha256: str) -> str:
+    """A manifest's text that pins another profile; comments and all else stay as they are.
+
+    Raises:
+        ManifestError: if it pins none.
+    """
+    changed, times = re.subn(r'(?m)^profile_sha256 = "[0-9a-f]{64}"$', f'profile_sha256 = "{sha256}"', text)
+    if times != 1:
+        raise ManifestError('expected a line profile_sha256 = "..." of 64 digits in the manifest')
+    return changed
+
+
+def _table(fields: dict[str, Any]) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in fields.items() if value is not None]
+
+
+def _value(value: Any) -> str:
+    match value:
+        case dict():
+            return "{ " + ", ".join(_table(value)) + " }"
+        case list() | tuple():
+            return "[" + ", ".join(_value(item) for item in value) + "]"
+        case bool() | str():
+            return json.dumps(value)  # TOML's basic strings and booleans are JSON's
+        case _:
+            return repr(value)

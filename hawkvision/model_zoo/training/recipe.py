@@ -1,0 +1,201 @@
+"""Recipes: how a ladder that the project trains itself is made, read from `models/<task>/recipe.toml`.
+
+A recipe is everything that `hawkvision models train` needs besides the pictures; manifest, weights and profile follow
+from it. Unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from hawkvision.core.errors import ManifestError, NotFound
+from hawkvision.core.text import read_text
+from hawkvision.model_zoo.training.convnet import CONVNETS
+from hawkvision.models.manifest import Committee, Ladder, Name
+
+Positive = Annotated[float, Meta(gt=0.0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Network(_Strict, frozen=True):
+    """One network's training. Stochastic gradient descent with Nesterov momentum and a one-cycle learning rate."""
+
+    name: Name
+    architecture: Name
+    seed: int
+    epochs: Count
+    batch: Count = 256
+    learning_rate: Positive = 0.2
+    """At the peak."""
+    weight_decay: Annotated[float, Meta(ge=0.0)] = 5e-4
+    label_smoothing: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    shift: Annotated[int, Meta(ge=0, le=8)] = 4
+    """Pixels by which pictures are moved at most, their border mirrored."""
+    flip: bool = True
+    cutout: Annotated[int, Meta(ge=0)] = 0
+    """Side of a square that is greyed out at a random place (DeVries and Taylor, arXiv 1708.04552); 0 for none."""
+
+
+class Quantised(_Strict, frozen=True):
+    """A network retrained from another's float weights, as integers: `weight_bits` a weight, 8 an activation.
+
+    Batches and augmentation are the other's. Adam with a one-cycle learning rate.
+    """
+
+    name: Name
+    of: Name
+    weight_bits: Annotated[int, Meta(ge=2, le=8)]
+    seed: int
+    epochs: Count
+    learning_rate: Positive = 0.002
+    """At the peak."""
+
+    def network(self, of: Network) -> Network:
+        """Its training, in the words of the network that it comes from."""
+        return msgspec.structs.replace(
+            of, name=self.name, seed=self.seed, epochs=self.epochs, learning_rate=self.learning_rate
+        )
+
+
+class Pictures(_Strict, frozen=True):
+    """Which pictures train. Those marked as test pictures never do; of the rest, `train` chosen by `seed`."""
+
+    train: Count
+    seed: int
+
+
+class InputFacts(_Strict, frozen=True):
+    """Side of the square input in pixels, mean and standard deviation of its channels on the 0..255 scale."""
+
+    side: Annotated[int, Meta(ge=8, le=512)]
+    mean: tuple[float, float, float]
+    std: tuple[Positive, Positive, Positive]
+
+
+class Recipe(_Strict, frozen=True):
+    """A ladder to be trained."""
+
+    format: Literal[1]
+    task: Name
+    labels: str
+    license: str
+    pictures: Pictures
+    input: InputFacts
+    networks: Annotated[tuple[Network, ...], Meta(min_length=1)]
+    ladder: Ladder
+    quantised: tuple[Quantised, ...] = ()
+    committees: tuple[Committee, ...] = ()
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The names of all that is trained: float networks, then quantised ones."""
+        return (*(network.name for network in self.networks), *(twin.name for twin in self.quantised))
+
+    def network(self, name: str) -> Network:
+        """The network of that name.
+
+        Raises:
+            ManifestError: if there is none.
+        """
+        for network in self.networks:
+            if network.name == name:
+                return network
+        raise ManifestError(f"the recipe of {self.task!r} trains no {name!r}; it has {[n.name for n in self.networks]}")
+
+    def wanted(self, only: Sequence[str]) -> set[str]:
+        """Those of `trained` that are named, or all if none is.
+
+        Raises:
+            ManifestError: if one is not among them.
+        """
+        if strange := sorted(set(only) - set(self.trained)):
+            raise ManifestError(f"the recipe of {self.task!r} trains no {strange}; it has {list(self.trained)}")
+        return set(only or self.trained)
+
+
+def load_recipe(task: str, models: Path) -> Recipe:
+    """Read `models/<task>/recipe.toml`.
+
+    Raises:
+        NotFound: if the task has no recipe there; the message lists those that have.
+        ManifestError: if the file breaks the schema, or names an architecture, network or rung that is none.
+    """
+    path = models / task / "recipe.toml"
+    if not path.is_file():
+        known = sorted(p.parent.name for p in models.glob("*/recipe.toml"))
+        raise NotFound(f"no recipe for task {task!r} under {models}; trained here are: {', '.join(known) or 'none'}")
+    try:
+        recipe = msgspec.convert(tomllib.loads(read_text(path)), Recipe)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: {error}") from None
+    _check_rungs(recipe, str(path))
+    for network in recipe.networks:
+        if network.architecture not in CONVNETS:
+            raise ManifestError(
+                f"{path}: {network.name}: no architecture {network.architecture!r}; known are {', '.join(CONVNETS)}"
+            )
+    return recipe
+
+
+def recipe_labels(recipe: Recipe, models: Path) -> tuple[str, ...]:
+    """The class names in index order, one a line of the file that the recipe names.
+
+    Raises:
+        ManifestError: if it is missing, or has fewer than two lines or one of them twice.
+    """
+    path = models / recipe.task / recipe.labels
+    try:
+        labels = tuple(read_text(path).splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: cannot read the labels of task {recipe.task!r}: {error}") from None
+    if len(labels) < 2 or len(set(labels)) != len(labels):
+        raise ManifestError(f"{path}: expected at least two labels, one a line, all distinct; found {len(labels)}")
+    return labels
+
+
+def training_mask(is_test: NDArray[np.bool_], pictures: Pictures) -> NDArray[np.bool_]:
+    """Which pictures train (n,), given which are test pictures (n,): the same ones every time.
+
+    Raises:
+        ManifestError: if there are too few.
+    """
+    usable = np.flatnonzero(~is_test)
+    if len(usable) <= pictures.train:
+        raise ManifestError(f"{pictures.train} pictures are to train and some to certify, but only {len(usable)} exist")
+    mask = np.zeros(len(is_test), np.bool_)
+    mask[np.random.default_rng(pictures.seed).permutation(usable)[: pictures.train]] = True
+    return mask
+
+
+def _check_rungs(recipe: Recipe, where: str) -> None:
+    networks = [network.name for network in recipe.networks]
+    names = [*recipe.trained, *(committee.name for committee in recipe.committees)]
+    if len(set(names)) != len(names):
+        raise ManifestError(f"{where}: networks and committees must have distinct names, got {sorted(names)}")
+    for quantised in recipe.quantised:
+        if quantised.of not in networks:
+            raise ManifestError(f"{where}: {quantised.name}: of {quantised.of!r} is not among the networks {networks}")
+    for committee in recipe.committees:
+        if strange := sorted(set(committee.members) - set(networks)):
+            raise ManifestError(f"{where}: {committee.name}: members {strange} are not among the networks {networks}")
+    ladder = recipe.ladder
+    if strange := sorted({*ladder.edge, *ladder.dc} - set(names)):
+        raise ManifestError(f"{where}: ladder names {strange}, which are neither networks nor committees")
+    if ladder.default_edge not in ladder.edge:
+        raise ManifestError(f"{where}: ladder.default_edge {ladder.default_edge!r} is not in ladder.edge")
+    if ladder.fpga is not None and ladder.fpga not in {quantised.name for quantised in recipe.quantised}:
+        raise ManifestError(f"{where}: ladder.fpga {ladder.fpga!r} is not among the quantised networks")
+    if recipe.task != Path(where).parent.name:
+        raise ManifestError(f"{where}: it is the recipe of {recipe.task!r}, which belongs into a folder of that name")

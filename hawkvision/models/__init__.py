@@ -1,0 +1,1 @@
+"""Manifests, model files and labelled images."""

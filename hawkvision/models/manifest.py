@@ -1,0 +1,368 @@
+"""The zoo's manifests: what each variant of a task is, read from TOML into frozen values.
+
+A manifest states facts about models (where their weights come from, what they take in, how right they were measured
+to be) and the default ladder. Which machine runs what is deployment, and lives in `hawkvision.core.config`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from hawkvision.core.errors import ConfigError, ManifestError, NotFound
+from hawkvision.core.text import read_text
+
+Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_.-]*$", max_length=64)]
+Precision: TypeAlias = Literal["fp32", "int8", "w2a8", "w3a8", "w4a8", "w5a8", "w6a8", "w7a8", "w8a8"]
+"""`w4a8` and its like are integer networks of so many bits a weight and an activation, which an FPGA can run."""
+Interpolation: TypeAlias = Literal["bilinear", "bicubic", "area"]
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Unknown keys are errors everywhere."""
+
+
+class InputSpec(_Strict, frozen=True):
+    """What a variant takes in: uint8 RGB of (n, height, width, 3), `mean` and `std` on the 0..255 scale.
+
+    The picture is scaled so that its centred square, `crop_fraction` of the shorter side, covers the input.
+    Normalisation is folded into the graph; `mean` and `std` are kept for the builder and for other runtimes.
+    """
+
+    height: Annotated[int, Meta(ge=8, le=4096)]
+    width: Annotated[int, Meta(ge=8, le=4096)]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: Interpolation = "bilinear"
+    crop_fraction: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    channel_order: Literal["rgb", "bgr"] = "rgb"
+
+
+class PackageSource(_Strict, frozen=True, tag_field="kind", tag="package"):
+    """A weight file inside a pinned package of the Python registry."""
+
+    package: str
+    version: str
+    member: str
+    sha256: Sha256
+    """Of the member."""
+    archive_sha256: Sha256 | None = None
+    """Of the package's archive. Needed for an sdist, whose set-up code pip runs unless a hash refuses it first."""
+    reader: Literal["torch", "numpy_pickle"] = "torch"
+
+    def __str__(self) -> str:
+        return f"{self.package}=={self.version}:{self.member}"
+
+
+class FileSource(_Strict, frozen=True, tag_field="kind", tag="file"):
+    """A weight file beside the manifest, committed with it."""
+
+    file: Annotated[str, Meta(pattern=r"^(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|onnx)$", max_length=128)]
+    """Below `models/<task>/`. No part of the path begins with a dot, so there is no way out of that folder."""
+    sha256: Sha256
+
+    @property
+    def reader(self) -> Literal["safetensors", "qonnx"]:
+        """The format, which the name tells: float weights, or a quantised network in the QONNX dialect."""
+        return "qonnx" if self.file.endswith(".onnx") else "safetensors"
+
+    def __str__(self) -> str:
+        return self.file
+
+
+WeightSource: TypeAlias = PackageSource | FileSource
+"""Where a variant's weights come from. In TOML, a table with the key `file` is the latter, any other the former."""
+
+
+class MeasuredAccuracy(_Strict, frozen=True):
+    """Top-1 accuracy on labelled pictures, with its exact (Clopper-Pearson) 95 % interval."""
+
+    value: Fraction
+    n: Annotated[int, Meta(ge=1)]
+    low: Fraction
+    high: Fraction
+    data_sha256: Sha256
+
+
+class Variant(_Strict, frozen=True):
+    """One runnable model: weights, precision and input size."""
+
+    name: Name
+    architecture: Name
+    precision: Precision
+    license: str
+    source: WeightSource
+    input: InputSpec
+    sha256: Sha256 | None = None
+    bytes: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(gt=0.0)] = 1.0
+    accuracy: MeasuredAccuracy | None = None
+
+
+class Committee(_Strict, frozen=True):
+    """Several variants whose temperature-scaled probabilities are averaged, over the picture and its mirror image."""
+
+    name: Name
+    members: Annotated[tuple[Name, ...], Meta(min_length=2)]
+    horizontal_flip: bool = False
+    temperature: Annotated[float, Meta(gt=0.0)] = 1.0
+    """Of the average."""
+    sure_from: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    """The first member's confidence from which on it answers alone, and the others do not look: a stepwise committee,
+    which edge nodes run. None asks all about every picture."""
+    accuracy: MeasuredAccuracy | None = None
+
+
+class Ladder(_Strict, frozen=True):
+    """The rungs from cheapest to best, by where they usually run. The last of `dc` is the best."""
+
+    edge: Annotated[tuple[Name, ...], Meta(min_length=1)]
+    dc: Annotated[tuple[Name, ...], Meta(min_length=1)]
+    default_edge: Name
+    fpga: Name | None = None
+    """The rung of `edge` that FPGAs run when none is named: a quantised one."""
+
+
+class Training(_Strict, frozen=True):
+    """Which pictures trained a ladder: `pictures` of a set, drawn by `seed`
+    (`hawkvision.model_zoo.training.recipe.training_mask`).
+    """
+
+    data_sha256: Sha256
+    pictures: Annotated[int, Meta(ge=1)]
+    seed: int
+
+
+class Manifest(_Strict, frozen=True):
+    """All that is known of a task's models."""
+
+    format: Literal[1]
+    task: Name
+    labels: str
+    classes: Annotated[int, Meta(ge=2)]
+    ladder: Ladder
+    variants: tuple[Variant, ...]
+    committees: tuple[Committee, ...] = ()
+    training: Training | None = None
+    """Of ladders that `hawkvision models train` made; None where others trained the models."""
+    labels_sha256: Sha256 | None = None
+    """Of the label file, its lines ending in a newline; None does not check it."""
+    profile_sha256: Sha256 | None = None
+    """Of `profile.json`; None leaves it to the digest that the file carries."""
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name.
+
+        Raises:
+            ManifestError: if there is none.
+        """
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        known = ", ".join(v.name for v in self.variants)
+        raise ManifestError(f"task {self.task!r} has no variant {name!r}; it has {known}")
+
+    def committee(self, name: str) -> Committee | None:
+        """The committee of that name, or None."""
+        return next((c for c in self.committees if c.name == name), None)
+
+    def fingerprint(self, rung: str) -> str:
+        """SHA-256 over all that decides a rung's answers: files, inputs, temperatures, how members are averaged.
+
+        A certificate holds for the rung with this fingerprint and no other.
+        """
+        committee = self.committee(rung)
+        return model_fingerprint(
+            [(v.name, v.sha256, v.input, v.temperature) for v in self.members(rung)],
+            horizontal_flip=committee is not None and committee.horizontal_flip,
+            temperature=committee.temperature if committee else None,
+            sure_from=None if committee is None else committee.sure_from,
+        )
+
+    @property
+    def best(self) -> str:
+        """The ladder's best rung."""
+        return self.ladder.dc[-1]
+
+    def members(self, rung: str) -> tuple[Variant, ...]:
+        """The variants that a rung runs: a committee's members, or the variant itself."""
+        committee = self.committee(rung)
+        return tuple(self.variant(m) for m in (committee.members if committee else (rung,)))
+
+    @property
+    def datacenter_inputs(self) -> tuple[InputSpec, ...]:
+        """What the rungs of `ladder.dc` and their members take in, each once."""
+        return tuple(dict.fromkeys(member.input for rung in self.ladder.dc for member in self.members(rung)))
+
+
+def model_fingerprint(
+    members: Sequence[tuple[str, str | None, InputSpec, float]],
+    *,
+    horizontal_flip: bool,
+    temperature: float | None,
+    sure_from: float | None,
+) -> str:
+    """See `Manifest.fingerprint`; of each member the name, the file's SHA-256, its input and its temperature.
+
+    `temperature` is that of the average, None where there is none.
+    """
+    facts: dict[str, Any] = {"members": members, "horizontal_flip": horizontal_flip, "temperature": temperature}
+    if sure_from is not None:
+        facts["sure_from"] = sure_from
+    return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
+
+
+def parse_manifest(text: str, where: str) -> Manifest:
+    """Read a manifest from TOML text; `where` names it in errors.
+
+    Raises:
+        ManifestError: naming the key, what was expected and what was found.
+    """
+    try:
+        manifest = msgspec.convert(_with_source_kinds(tomllib.loads(text), where), Manifest)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ManifestError(f"{where}: {error}") from None
+    names = [v.name for v in manifest.variants] + [c.name for c in manifest.committees]
+    if len(set(names)) != len(names):
+        raise ManifestError(f"{where}: variants and committees must have distinct names, got {sorted(names)}")
+    for rung in (*manifest.ladder.edge, *manifest.ladder.dc):
+        if rung not in names:
+            raise ManifestError(f"{where}: ladder names {rung!r}, which is neither a variant nor a committee")
+    for committee in manifest.committees:
+        for member in committee.members:
+            manifest.variant(member)
+        if committee.sure_from is not None and committee.horizontal_flip:
+            raise ManifestError(f"{where}: committee {committee.name!r} has sure_from, and so no horizontal_flip")
+    _check_stepwise(manifest, where)
+    if manifest.ladder.default_edge not in manifest.ladder.edge:
+        raise ManifestError(f"{where}: ladder.default_edge {manifest.ladder.default_edge!r} is not in ladder.edge")
+    if manifest.ladder.fpga is not None and manifest.ladder.fpga not in manifest.ladder.edge:
+        raise ManifestError(f"{where}: ladder.fpga {manifest.ladder.fpga!r} is not in ladder.edge")
+    return manifest
+
+
+def _check_stepwise(manifest: Manifest, where: str) -> None:
+    """State that each tier's committees are of the kind that it runs.
+
+    Raises:
+        ManifestError: naming the one that is not.
+    """
+    for tier, rungs, stepwise in (("edge", manifest.ladder.edge, True), ("dc", manifest.ladder.dc, False)):
+        for rung in rungs:
+            committee = manifest.committee(rung)
+            if committee is not None and (committee.sure_from is not None) is not stepwise:
+                wanted = "committees with sure_from" if stepwise else "committees without sure_from"
+                raise ManifestError(f"{where}: ladder.{tier} names {rung!r}; {tier} runs single variants and {wanted}")
+
+
+def _with_source_kinds(document: dict[str, Any], where: str) -> dict[str, Any]:
+    """The document with every `source` tagged by its kind, which the keys it has tell; all else is left to the schema.
+
+    Raises:
+        ManifestError: if a source is both kinds, or names its kind itself.
+    """
+    variants = document.get("variants")
+    for index, variant in enumerate(variants if isinstance(variants, list) else ()):
+        source = variant.get("source") if isinstance(variant, dict) else None
+        if not isinstance(source, dict):
+            continue
+        place = f"{where}: variants[{index}].source"
+        foreign = sorted(source.keys() & {"package", "version", "member", "archive_sha256", "reader"})
+        if "file" in source and foreign:
+            raise ManifestError(f"{place}: expected either `file` or `package`, got `file` together with {foreign}")
+        if "kind" in source:
+            raise ManifestError(f"{place}: unknown field `kind`; `file` or `package` says which kind it is")
+        source["kind"] = "file" if "file" in source else "package"
+    return document
+
+
+def models_dir(override: Path | None = None) -> Path:
+    """Where the manifests lie: `override`, else the checkout's `models/`, else the copy inside the wheel."""
+    if override is not None:
+        return override
+    package = Path(__file__).resolve().parents[1]
+    checkout = package.parent / "models"
+    return checkout if checkout.is_dir() else package / "_models"
+
+
+def cache_dir(override: Path | None = None) -> Path:
+    """Where built artefacts lie: `override`, else `$XDG_CACHE_HOME/hawkvision`, else `~/.cache/hawkvision`.
+
+    Raises:
+        ConfigError: if nothing says where that is.
+    """
+    if override is not None:
+        return override
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base:
+        return Path(base) / "hawkvision"
+    try:
+        return Path.home() / ".cache" / "hawkvision"
+    except RuntimeError:
+        raise ConfigError(
+            f"there is no cache folder: user {os.geteuid()} has no HOME and no entry in /etc/passwd; "
+            "set XDG_CACHE_HOME, or for models give --cache-dir"
+        ) from None
+
+
+def load_manifest(task: str, models: Path) -> Manifest:
+    """Read `models/<task>/manifest.toml`.
+
+    Raises:
+        NotFound: if the task has no manifest there; the message lists those that have.
+        ManifestError: if the file breaks the schema.
+    """
+    path = models / task / "manifest.toml"
+    if not path.is_file():
+        known = sorted(p.parent.name for p in models.glob("*/manifest.toml"))
+        raise NotFound(f"no task {task!r} under {models}; known tasks: {', '.join(known) or 'none'}")
+    return parse_manifest(_read(path), where=str(path))
+
+
+def load_labels(manifest: Manifest, models: Path) -> tuple[str, ...]:
+    """The class names in index order, one a line in `models/<task>/<labels>`.
+
+    Raises:
+        ManifestError: if the file is missing, is not the one that is pinned, or its length is not `manifest.classes`.
+    """
+    path = models / manifest.task / manifest.labels
+    if not path.is_file():
+        raise ManifestError(f"{path}: label file of task {manifest.task!r} is missing")
+    text = _read(path)
+    if manifest.labels_sha256 is not None:
+        found = hashlib.sha256(text.encode()).hexdigest()
+        if found != manifest.labels_sha256:
+            raise ManifestError(
+                f"{path}: these are not the labels that the manifest pins: expected SHA-256 {manifest.labels_sha256}, "
+                f"found {found}; restore them"
+            )
+    labels = tuple(text.splitlines())
+    if len(labels) != manifest.classes:
+        raise ManifestError(f"{path}: expected {manifest.classes} lines, one per class, found {len(labels)}")
+    return labels
+
+
+def _read(path: Path) -> str:
+    """The text of a manifest or a label file.
+
+    Raises:
+        ManifestError: if it cannot be read.
+    """
+    try:
+        return read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: cannot read: {error}") from None
+
+
+def artifact_path(cache: Path, task: str, variant: str) -> Path:
+    """Where the built ONNX file of a variant lies."""
+    return cache / "models" / task / f"{variant}.onnx"

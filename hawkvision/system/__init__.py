@@ -1,0 +1,1 @@
+"""The machine below: processes, memory, compilers and what libraries do to it."""

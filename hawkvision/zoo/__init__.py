@@ -1,1 +1,0 @@
-"""The zoo's workshop: from pinned weight files to verified ONNX artefacts, without torch."""

@@ -1,0 +1,42 @@
+"""The bench of guarantees: what is derived bounds what is simulated, and what must not be held is not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hawkvision.cascade.drift.monitor import Claim, Claims
+from hawkvision.core.types import Quality
+from tests.bench.cascade.guarantees import derived, simulate, through_a_node, traffic
+
+CLAIMS = Claims("p", "edge", (Claim(-math.inf, 0.1), Claim(0.5, 0.02)), 0.05)
+
+
+def accepted(threshold: float) -> float:
+    """Scores are uniform."""
+    return 1.0 - max(0.0, threshold)
+
+
+def test_traffic_disagrees_as_often_as_it_is_to() -> None:
+    assert traffic(CLAIMS, 2.0, accepted).rates == pytest.approx([0.2, 0.04])
+    assert traffic(CLAIMS, math.inf, accepted).rates == pytest.approx([1.0, 0.5])
+
+
+@pytest.mark.parametrize("times", [3.0, math.inf])
+def test_the_derived_delay_is_an_upper_bound(times: float) -> None:
+    fault = traffic(CLAIMS, times, accepted)
+    expected = derived(CLAIMS, fault.rates, 0.02)
+    delays = [simulate(CLAIMS, None, fault, 100_000, np.random.default_rng(seed)) for seed in range(30)]
+    assert np.percentile(delays, 50) < expected.median < expected.late < 100_000
+    assert np.percentile(delays, 95) < expected.late
+
+
+def test_traffic_as_claimed_has_no_delay() -> None:
+    assert derived(CLAIMS, traffic(CLAIMS, 1.0, accepted).rates, 0.02).late == math.inf
+
+
+@pytest.mark.slow
+def test_no_answer_is_held_that_must_not_be() -> None:
+    assert through_a_node([("fast", Quality.FAST)]) == []

@@ -1,0 +1,77 @@
+"""What the uplink makes of a reply to a request that names a middle rung."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from edge.escalation.client import Uplink
+from edge.escalation.reply_validation import Escalated
+from hawkvision.core.clock import MonotonicClock
+from hawkvision.core.config import EdgeConfig
+from hawkvision.core.errors import EscalationFailed
+from hawkvision.core.escalation_api import HopRequest, Middle, PassedOver
+from hawkvision.core.trace import start_trace
+from hawkvision.core.types import Score
+from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
+from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer, running_peer
+
+REQUEST = HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.75, "committee"))
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Peer]:
+    with running_peer(middle="medium") as peer:
+        yield peer
+
+
+def infer(peer: Peer, behaviour: Mapping[str, object], request: HopRequest = REQUEST) -> Escalated:
+    async def ask() -> Escalated:
+        uplink = Uplink(peer.url, None, connections=1, classes=10, clock=MonotonicClock())
+        try:
+            return await uplink.infer(b"picture", request, start_trace(), timeout_s=60.0)
+        finally:
+            await uplink.close()
+
+    peer.middle, peer.model, peer.middle_score, peer.knows_middle = "medium", "committee", 0.5, True
+    for name, value in behaviour.items():
+        setattr(peer, name, value)
+    return asyncio.run(ask())
+
+
+def test_a_sure_middle_rung_answers(peer: Peer) -> None:
+    reply = infer(peer, {"middle_score": 0.75}).reply
+    assert (reply.model, reply.score, reply.top_k[0].index) == ("medium", 0.75, MIDDLE_CLASS)
+
+
+def test_the_best_rung_answers_where_the_middle_one_is_not_sure(peer: Peer) -> None:
+    reply = infer(peer, {"middle_score": 0.7499}).reply
+    assert (reply.model, reply.score, reply.top_k[0].index) == ("committee", 0.99, ANSWER_CLASS)
+    assert reply.passed_over == PassedOver(MIDDLE_CLASS, 0.7499)
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        {"knows_middle": False},
+        {"knows_middle": False, "model": "medium"},
+        {"middle_score": 0.9, "middle": "another"},
+        {"model": "another"},
+        {"middle_score": 1.5},
+        {"middle_score": -0.5},
+    ],
+)
+def test_a_reply_that_the_certificate_does_not_cover_is_not_believed(peer: Peer, behaviour: dict[str, object]) -> None:
+    with pytest.raises(EscalationFailed, match="sent a reply that cannot be"):
+        infer(peer, behaviour)
+
+
+def test_a_middle_rungs_answer_to_somebody_who_asked_for_the_best_is_not_believed(peer: Peer) -> None:
+    with pytest.raises(EscalationFailed, match="sent a reply that cannot be"):
+        infer(peer, {"model": "medium"}, HopRequest(variant="committee"))
+
+
+def test_nodes_wait_by_default_as_the_model_does() -> None:
+    assert EdgeConfig().min_on_time_probability == MIN_ON_TIME_PROBABILITY

@@ -1,0 +1,97 @@
+"""A node and a datacenter that speaks TLS: whom the node trusts, what it shows, and what callers see meanwhile."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from hawkvision.system.process import ServerProcess, running
+from tests.authority import Authority, replace
+from tests.edge.conftest import Caller, Reply
+from tests.edge.peer import Peer, running_peer
+from tests.images import encoded
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@contextmanager
+def beside(peer: Peer, *arguments: str) -> Iterator[tuple[ServerProcess, Caller]]:
+    """A node whose datacenter is the peer, and a caller of it."""
+    with (
+        running("edge", "--port", "0", "--backend", "noop", "--dc-url", peer.url, *arguments) as node,
+        closing(Caller(node)) as caller,
+    ):
+        yield node, caller
+
+
+def best(caller: Caller) -> Reply:
+    reply = caller.classify(encoded(), "quality=best")
+    assert reply.status == 200
+    return reply
+
+
+def from_datacenter(caller: Caller) -> bool:
+    found = best(caller).json
+    assert found["tier"] == "dc" or found["degraded"], "what the datacenter did not answer is said to be less"
+    return bool(found["tier"] == "dc")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Poll until a condition holds; seen from outside, there is nothing else to wait on."""
+    ends = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < ends, "it did not come about"
+        time.sleep(0.05)
+
+
+def test_an_expired_certificate_is_said_in_the_log_and_answers_are_degraded(authority: Authority) -> None:
+    pair = authority.certify("expired", days=-1)
+    with (
+        running_peer(tls=authority.server(pair)) as peer,
+        beside(peer, "--dc-ca", str(authority.path)) as (node, caller),
+    ):
+        assert not from_datacenter(caller)
+        until(lambda: "its certificate is not trusted: certificate has expired (edge.dc_ca says" in node.output())
+        assert not from_datacenter(caller)
+        assert peer.bodies == []
+
+
+def test_a_certificate_for_another_name_is_no_datacenter(authority: Authority) -> None:
+    pair = authority.certify("elsewhere", "datacenter.example")
+    with (
+        running_peer(tls=authority.server(pair)) as peer,
+        beside(peer, "--dc-ca", str(authority.path)) as (node, caller),
+    ):
+        assert not from_datacenter(caller)
+        until(lambda: "IP address mismatch" in node.output())
+
+
+def test_an_authority_that_is_put_right_is_trusted_without_a_restart(authority: Authority, tmp_path: Path) -> None:
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(Authority(tmp_path, "another authority").path.read_bytes())
+    pair = authority.certify("datacenter")
+    with running_peer(tls=authority.server(pair)) as peer, beside(peer, "--dc-ca", str(trusted)) as (node, caller):
+        assert not from_datacenter(caller)
+        until(lambda: "its certificate is not trusted: unable to get local issuer certificate" in node.output())
+        replace(trusted, authority.path.read_bytes())
+        until(lambda: from_datacenter(caller))
+
+
+def test_a_datacenter_that_asks_for_a_certificate_gets_the_nodes(authority: Authority) -> None:
+    context = authority.server(authority.certify("datacenter"))
+    context.load_verify_locations(authority.path)
+    context.verify_mode = ssl.CERT_REQUIRED
+    own = authority.certify("edge")
+    shows = ("--dc-certificate", str(own.certificate), "--dc-key", str(own.key))
+    with running_peer(tls=context) as peer, beside(peer, "--dc-ca", str(authority.path), *shows) as (_, caller):
+        until(lambda: from_datacenter(caller))

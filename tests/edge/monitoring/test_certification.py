@@ -1,0 +1,104 @@
+"""A node takes up other certificates while it serves, as an operator gives them to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hawkvision.cascade.certification.profile import dump, load_profile
+from hawkvision.models.artifacts import sha256_of, write_atomic
+from hawkvision.models.manifest import artifact_path, cache_dir, models_dir
+from hawkvision.system.process import ServerProcess, running
+from tests.edge.conftest import Caller
+from tests.edge.peer import Peer, running_peer
+from tests.images import encoded
+from tests.waiting import until
+
+pytestmark = pytest.mark.slow
+EDGE, NEXT = "squeezenet1_1_int8", "b" * 64
+SHIPPED = models_dir() / "imagenet"
+COMMITTEE = load_profile(SHIPPED / "profile.json").rung("committee").fingerprint
+HELD, UNCERTIFIED = ("held", "profile"), ("best_effort", "uncertified_version")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder of manifests that may be changed."""
+    if not artifact_path(cache_dir(), "imagenet", EDGE).is_file():
+        pytest.skip(f"{EDGE} has not been built on this machine")
+    shutil.copytree(SHIPPED, tmp_path / "imagenet")
+    return tmp_path
+
+
+@pytest.fixture
+def datacenter() -> Iterator[Peer]:
+    with running_peer(model="committee", fingerprint=COMMITTEE, middle="committee_upright") as peer:
+        yield peer
+
+
+def replaced(models: Path, profile: bytes, *, pin: bool = True) -> None:
+    """Another profile, as an update writes it: with the manifest that pins it."""
+    write_atomic(models / "imagenet" / "profile.json", profile)
+    if pin:
+        path = models / "imagenet" / "manifest.toml"
+        text = re.sub(r'(profile_sha256 = ")\w+', rf"\g<1>{sha256_of(profile)}", path.read_text())
+        write_atomic(path, text.encode())
+
+
+def for_the_next_version(edge: str = "") -> bytes:
+    """The shipped profile with another reference stage, and perhaps another edge stage."""
+    profile = load_profile(SHIPPED / "profile.json")
+    changes = {"committee": NEXT} | ({EDGE: edge} if edge else {})
+    rungs = tuple(msgspec.structs.replace(r, fingerprint=changes.get(r.name, r.fingerprint)) for r in profile.rungs)
+    return dump(msgspec.structs.replace(profile, rungs=rungs))
+
+
+def said(node: ServerProcess, words: str, times: int = 1) -> None:
+    asyncio.run(until(lambda: node.output().count(words) >= times))
+
+
+def claim(caller: Caller) -> tuple[str, str]:
+    answer = caller.classify(encoded(), "quality=best").json
+    assert answer["tier"] == "dc"
+    return answer["accuracy"]["status"], answer["accuracy"]["basis"]
+
+
+def test_certificates_are_taken_up_by_a_node_that_serves_and_broken_ones_change_nothing(
+    models: Path, datacenter: Peer
+) -> None:
+    shipped, manifest = ((models / "imagenet" / name).read_bytes() for name in ("profile.json", "manifest.toml"))
+    stays = "certificates: what was in use stays in use"
+    command = ["edge", "--port", "0", "--backend", "onnxruntime", "--variant", EDGE, "--dc-url", datacenter.url]
+    with running(*command, "--models-dir", str(models), "--cache-dir", str(cache_dir())) as node:
+        caller = Caller(node)
+        asyncio.run(until(lambda: claim(caller) == HELD))
+        replaced(models, shipped[:1000], pin=False)
+        said(node, stays)
+        assert "not the profile that its manifest pins" in node.output()
+        replaced(models, shipped.replace(b'"threshold"', b'"treshold"', 1))
+        said(node, stays, 2)
+        replaced(models, for_the_next_version(edge="c" * 64))
+        said(node, "restart the node to load other models")
+        assert claim(caller) == HELD, "none of these came into force"
+        replaced(models, for_the_next_version())
+        said(node, "certificates: read again, and in force from now on")
+        assert claim(caller) == UNCERTIFIED, "the datacenter still runs the version before"
+        datacenter.states = f"{NEXT}/int8"
+        assert claim(caller) == HELD
+        (models / "imagenet" / "profile.json").write_bytes(shipped)
+        (models / "imagenet" / "manifest.toml").write_bytes(manifest)
+        os.kill(node.pid, signal.SIGHUP)
+        said(node, "certificates: read again, and in force from now on", 2)
+        assert claim(caller) == UNCERTIFIED
+        datacenter.states = f"{COMMITTEE}/int8"
+        assert claim(caller) == HELD
+        caller.close()
+    assert "Traceback" not in node.output()

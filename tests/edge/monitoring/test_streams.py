@@ -1,0 +1,274 @@
+"""Streams: bounded whatever callers name them, remembered in memory and in the file."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.monitoring.state_store import StateFile
+from edge.monitoring.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Kept, StageScore, Streams, Watched, stream_place
+from hawkvision.cascade.drift.monitor import Claim, Claims
+from hawkvision.cascade.route import Controls
+from hawkvision.core.metrics import EdgeMetrics
+from tests.hawkvision.cascade.drift.test_online import USUAL
+from tests.waiting import until
+
+LIMIT = 50
+CLAIMS = Claims("p", "edge", (Claim(USUAL.threshold, USUAL.disagreement),), 0.05)
+CONTROLS = Controls(CLAIMS, USUAL)
+
+
+class Bench:
+    def __init__(self, streams: Streams, metrics: EdgeMetrics) -> None:
+        self.streams = streams
+        self.metrics = metrics
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"hawkvision_{name}", {"task": "t", **labels}) or 0.0
+
+    def watched(self, stream: str | None, caller: str = "camera", controls: Controls = CONTROLS) -> Watched:
+        return self.streams.watched(stream, controls, caller)
+
+    def find(self, stream: str | None) -> Kept:
+        found = self.watched(stream).edge
+        assert found is not None
+        return found
+
+    def suspend(self, stream: str | None, caller: str = "camera") -> None:
+        for _ in range(200):
+            self.watched(stream, caller).audited((StageScore(CLAIMS, 0.9, 3),), 7)
+
+
+@asynccontextmanager
+async def bench(path: Path | None = None) -> AsyncIterator[Bench]:
+    metrics = EdgeMetrics()
+    file = None if path is None else StateFile(path, ROWS_PER_STREAM * LIMIT, DEFAULT_STREAM)
+    streams = Streams("t", LIMIT, 0.02, metrics, file)
+    try:
+        yield Bench(streams, metrics)
+    finally:
+        await streams.close()
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.sqlite3"
+
+
+def rows(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as raw:
+        return int(raw.execute("SELECT count(*) FROM states").fetchone()[0])
+
+
+def test_a_stream_keeps_its_controller_and_another_has_its_own() -> None:
+    async def scenario() -> None:
+        async with bench() as it:
+            assert it.find("door").control is it.find("door").control
+            assert it.find("door").control is not it.find("yard").control
+            assert it.find(None).control is not it.find("door").control
+            other = it.watched("door", controls=Controls(CLAIMS, replace(USUAL, key="another"))).edge
+            assert other is not None
+            assert other.control is not it.find("door").control
+
+    run(scenario)
+
+
+def test_names_are_kept_as_hashes_of_one_size() -> None:
+    names = [None, "", "a", "a" * 10_000, "\u00e4\U0001f600", "\x00" * 16]
+    places = [stream_place(name) for name in names]
+    assert {len(place) for place in places} == {16}
+    assert len(set(places)) == len(names)
+
+
+def test_a_named_stream_of_a_key_is_that_keys_alone() -> None:
+    places = {stream_place("door", caller) for caller in ("key alice", "key bob", "10.0.0.1", "10.0.0.2")}
+    assert len(places) == 3, "who is known by an address alone shares the names"
+    assert len({stream_place(None, caller) for caller in ("key alice", "10.0.0.1", "10.0.0.2")}) == 3
+
+
+def test_ten_thousand_names_leave_memory_and_rows_bounded_and_an_alarm_standing(path: Path) -> None:
+    async def scenario() -> None:
+        async with bench(path) as it:
+            it.suspend(None)
+            for number in range(10_000):
+                it.find(f"camera {number}").fell_short(0.1)
+                if number % 500 == 0:
+                    await asyncio.sleep(0)
+            assert len(it.streams) == LIMIT
+            assert it.counted("streams") == LIMIT
+            assert it.watched(None).void
+        async with bench(path) as it:
+            assert it.watched(None).void
+
+    run(scenario)
+    assert rows(path) <= ROWS_PER_STREAM * LIMIT
+
+
+def test_a_stream_that_made_room_comes_back_with_its_past(path: Path) -> None:
+    async def scenario() -> None:
+        async with bench(path) as it:
+            it.find("first").fell_short(0.1)
+            debt = it.find("first").control.state.debt
+            for number in range(LIMIT):
+                it.find(str(number)).fell_short(0.1)
+            assert it.find("first").control.state.debt == debt, "from what is not written yet"
+        async with bench(path) as it:
+            assert it.find("first").control.state.debt == debt, "from the file"
+
+    run(scenario)
+
+
+def test_a_stream_that_is_used_does_not_make_room() -> None:
+    async def scenario() -> None:
+        async with bench() as it:
+            used = it.find("used").control
+            for number in range(3 * LIMIT):
+                it.find(str(number))
+                assert it.find("used").control is used
+
+    run(scenario)
+
+
+def test_without_a_file_a_stream_that_made_room_begins_anew() -> None:
+    async def scenario() -> None:
+        async with bench() as it:
+            it.find("first").fell_short(0.1)
+            for number in range(LIMIT):
+                it.find(str(number))
+            assert it.find("first").control.state.debt == 0.0
+
+    run(scenario)
+
+
+def test_an_alarm_outlives_the_names_that_come_after_it_and_without_a_file_too() -> None:
+    async def scenario() -> None:
+        async with bench() as it:
+            it.suspend("camera 1")
+            for number in range(5 * LIMIT):
+                it.find(f"other {number}")
+            assert it.watched("camera 1").void
+            assert not it.watched("other 1").void
+
+    run(scenario)
+
+
+def test_when_more_alarms_are_to_be_kept_than_can_be_whoever_is_unknown_begins_suspended() -> None:
+    async def scenario() -> None:
+        async with bench() as it:
+            assert not it.watched("new").void
+            for number in range(2 * LIMIT + 5):
+                it.suspend(f"camera {number}")
+            assert it.watched("camera 0").void
+            assert it.watched("quite another").void
+            assert len(it.streams) + len(it.streams._leaving) <= 2 * LIMIT
+
+    run(scenario)
+
+
+def test_an_alarm_that_an_audit_raises_after_its_stream_made_room_is_not_lost() -> None:
+    async def scenario() -> None:
+        async with bench() as it:
+            before = it.watched("camera 1")
+            for number in range(LIMIT):
+                it.find(f"other {number}")
+            for _ in range(200):
+                before.audited((StageScore(CLAIMS, 0.9, 3),), 7)
+            assert it.watched("camera 1").void
+
+    run(scenario)
+
+
+def test_one_caller_suspends_itself_and_three_the_node() -> None:
+    async def scenario() -> None:
+        async with bench() as it:
+            it.suspend(None, "mallory")
+            assert [it.watched(None, caller).void for caller in ("mallory", "camera")] == [True, False]
+            it.suspend(None, "marvin")
+            assert not it.watched(None, "camera").void
+            it.suspend(None, "milo")
+            assert it.watched(None, "camera").void
+            assert not it.watched("named", "camera").void
+
+    run(scenario)
+
+
+def test_a_row_that_cannot_be_read_is_counted_and_the_stream_begins_suspended(path: Path) -> None:
+    async def scenario() -> None:
+        async with bench(path) as it:
+            it.find("door").fell_short(0.1)
+        with closing(sqlite3.connect(path)) as raw, raw:
+            raw.execute("UPDATE states SET state = x'00'")
+        async with bench(path) as it:
+            assert it.watched("door").void
+            assert it.find("door").control.state.debt == 0.0
+            assert it.counted("state_failures_total", operation="read") == 1.0
+
+    run(scenario)
+
+
+def test_a_write_that_fails_is_counted_and_made_up_for(path: Path) -> None:
+    async def scenario() -> None:
+        async with bench(path) as it:
+            assert it.streams._file is not None
+            with closing(sqlite3.connect(path)) as raw:
+                it.find("door").fell_short(0.1)
+                raw.execute("ALTER TABLE states RENAME TO stolen")
+                await it.streams._write_all(it.streams._file)
+                raw.execute("ALTER TABLE stolen RENAME TO states")
+            assert it.counted("state_failures_total", operation="write") == 1.0
+        async with bench(path) as it:
+            assert it.find("door").control.state.debt > 0.0
+
+    run(scenario)
+
+
+def test_states_are_written_while_the_node_runs(path: Path) -> None:
+    async def scenario() -> None:
+        async with bench(path) as it:
+            it.find("door").fell_short(0.1)
+            await until(lambda: rows(path) == 1)
+
+    run(scenario)
+
+
+def test_alarms_returns_suspended_streams_and_debt_are_counted() -> None:
+    async def scenario() -> None:
+        async with bench() as it:
+            it.suspend("door")
+            assert (it.counted("alarms_total"), it.counted("streams_void")) == (1.0, 1.0)
+            watched = it.watched("door")
+            while watched.void:
+                watched.audited((StageScore(CLAIMS, 0.9, 3),), 3)
+            assert (it.counted("returns_total"), it.counted("streams_void")) == (1.0, 0.0)
+            kept = it.find("door")
+            kept.fell_short(0.1)
+            assert it.counted("accuracy_debt") == kept.control.state.debt > 0.0
+
+    run(scenario)
+
+
+def test_half_of_the_audits_that_are_due_must_take_place() -> None:
+    async def scenario() -> None:
+        async with bench() as it:
+            watched, other = it.watched("door"), it.watched("yard")
+            assert watched.monitored
+            watched.missed()
+            assert [watched.monitored, other.monitored] == [False, False], "the link is everybody's"
+            watched.audited((StageScore(CLAIMS, 0.9, 3),), 3)
+            assert [watched.monitored, other.monitored] == [True, True]
+            for _ in range(3):
+                watched.missed(refused=True)
+            assert [watched.monitored, other.monitored] == [False, True], "what one caller sends is not"
+
+    run(scenario)

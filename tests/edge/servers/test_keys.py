@@ -1,0 +1,248 @@
+"""Keys at a real node: who may do what, how often, and from when on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hawkvision.client import Client
+from hawkvision.core.config import DatacenterConfig, EdgeConfig, load_config
+from hawkvision.core.errors import ConfigError, Forbidden, Overloaded, Unauthorized
+from hawkvision.system.process import ServerProcess, running
+from tests.edge.conftest import Caller, Reply
+from tests.images import encoded
+
+SINGLE = "a-key-with-every-right"
+WAIT_S = 60.0
+ENTRY = "import sys; from hawkvision.cli import main; sys.argv[0] = 'hawkvision'; main()"
+
+
+def hawkvision(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", ENTRY, *words], capture_output=True, text=True)
+
+
+def make(path: Path, name: str, *scopes: str, rate: float | None = None) -> str:
+    """A key, as an operator makes one."""
+    words = [word for scope in scopes for word in ("--scope", scope)]
+    made = hawkvision("keys", "add", name, *words, *(("--rate", str(rate)) if rate else ()), "--file", str(path))
+    assert made.returncode == 0, made.stderr
+    return made.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys.toml"
+
+
+@pytest.fixture(scope="module")
+def keys(path: Path) -> dict[str, str]:
+    asked = {"camera": ("infer",), "prometheus": ("observe",), "operator": ("operate",)}
+    return {name: make(path, name, *scopes) for name, scopes in asked.items()}
+
+
+@pytest.fixture(scope="module")
+def node(path: Path, keys: dict[str, str]) -> Iterator[ServerProcess]:
+    with running("edge", "--port", "0", "--backend", "noop", "--api-key", SINGLE, "--keys-file", str(path)) as node:
+        yield node
+
+
+@pytest.fixture
+def caller(node: ServerProcess) -> Iterator[Caller]:
+    with closing(Caller(node)) as caller:
+        yield caller
+
+
+def ask(caller: Caller, key: str, path: str, method: str = "GET") -> Reply:
+    body = encoded() if method == "POST" else None
+    return caller.send(method, path, body, {"Authorization": f"Bearer {key}"})
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Poll until a condition holds; seen from outside, there is nothing else to wait on."""
+    ends = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < ends, "it did not come about"
+        time.sleep(0.02)
+
+
+# ---------------------------------------------------------------------------------------------------- scopes
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "camera", "prometheus", "operator"),
+    [
+        ("POST", "/v1/classify", 200, 403, 403),
+        ("POST", "/v2/models/imagenet/infer", 400, 403, 403),
+        ("GET", "/v1/transport", 200, 200, 200),
+        ("GET", "/v2/models/imagenet", 200, 200, 403),
+        ("GET", "/metrics", 403, 200, 403),
+        ("GET", "/v1/targets", 403, 200, 403),
+        ("GET", "/docs", 403, 200, 403),
+        ("GET", "/nowhere", 403, 404, 403),
+        ("POST", "/metrics", 403, 403, 405),
+        ("DELETE", "/v1/targets", 403, 403, 405),
+        ("GET", "/healthz", 200, 200, 200),
+        ("GET", "/v2/health/ready", 200, 200, 200),
+    ],
+)
+def test_a_key_does_what_its_scopes_allow(
+    caller: Caller, keys: dict[str, str], method: str, asked: str, camera: int, prometheus: int, operator: int
+) -> None:
+    found = tuple(ask(caller, keys[name], asked, method).status for name in ("camera", "prometheus", "operator"))
+    assert found == (camera, prometheus, operator)
+    assert ask(caller, SINGLE, asked, method).status not in (401, 403)
+    if asked not in ("/healthz", "/v2/health/ready", "/v1/transport"):
+        assert ask(caller, "a-key-that-is-none", asked, method).status == 401
+
+
+def test_refusals_say_what_is_missing(node: ServerProcess, caller: Caller, keys: dict[str, str]) -> None:
+    wrong = ask(caller, "a-key-that-is-none", "/v1/classify", "POST")
+    assert (wrong.json["code"], wrong.headers["www-authenticate"]) == ("unauthorized", "Bearer")
+    forbidden = ask(caller, keys["prometheus"], "/v1/classify", "POST")
+    assert forbidden.json == {
+        "error": "the key 'prometheus' may observe; this needs a key that may infer",
+        "code": "forbidden",
+    }
+    with Client(node.url, api_key=keys["camera"]) as client, pytest.raises(Forbidden, match="'camera' may infer"):
+        client.targets()
+    with Client(node.url, api_key=keys["camera"] + "\r\n") as client:
+        assert client.classify(encoded()).tier == "edge"
+
+
+def test_requests_are_counted_by_the_name_of_their_key(caller: Caller, keys: dict[str, str]) -> None:
+    def counted(key: str, outcome: str) -> float:
+        text = ask(caller, SINGLE, "/metrics").body.decode()
+        start = f'hawkvision_key_requests_total{{key="{key}",outcome="{outcome}"}} '
+        (line,) = [line for line in text.splitlines() if line.startswith(start)]
+        return float(line.removeprefix(start))
+
+    series = (("camera", "accepted"), ("camera", "forbidden"), ("unknown", "unauthorized"))
+    before = [counted(*each) for each in series]
+    ask(caller, keys["camera"], "/v1/classify", "POST")
+    ask(caller, keys["camera"], "/metrics")
+    for number in range(3):
+        ask(caller, f"a-key-that-is-none-{number}", "/metrics")
+    assert [counted(*each) - old for each, old in zip(series, before, strict=True)] == [1, 1, 3]
+    text = ask(caller, SINGLE, "/metrics").body.decode()
+    assert "a-key-that-is-none" not in text
+    assert SINGLE not in text
+
+
+# --------------------------------------------------------------------------------------- rates, and new files
+
+
+def test_beyond_its_rate_a_key_is_told_when_to_come_again(node: ServerProcess, path: Path, caller: Caller) -> None:
+    key = make(path, "slow-camera", "infer", rate=0.01)
+    until(lambda: ask(caller, key, "/v2").status == 200)  # the file was read again by itself
+    refused = ask(caller, key, "/v1/classify", "POST")
+    assert (refused.status, refused.json["code"]) == (429, "overloaded")
+    assert 90 <= int(refused.headers["retry-after"]) <= 100
+    with Client(node.url, api_key=key) as client, pytest.raises(Overloaded, match=r"used up its 0\.01 requests"):
+        client.classify(encoded())
+    assert ask(caller, SINGLE, "/v1/classify", "POST").status == 200
+
+
+def test_a_removed_key_is_refused_on_a_connection_that_is_open(
+    node: ServerProcess, path: Path, caller: Caller, keys: dict[str, str]
+) -> None:
+    key = make(path, "visitor", "infer")
+    node.process.send_signal(signal.SIGHUP)
+    until(lambda: ask(caller, key, "/v1/classify", "POST").status == 200)
+    assert hawkvision("keys", "remove", "visitor", "--file", str(path)).returncode == 0
+    until(lambda: ask(caller, key, "/v1/classify", "POST").status == 401)
+    assert ask(caller, keys["camera"], "/v1/classify", "POST").status == 200
+
+
+def test_a_file_that_broke_is_said_and_the_keys_stay(
+    node: ServerProcess, path: Path, caller: Caller, keys: dict[str, str]
+) -> None:
+    good = path.read_bytes()
+    path.write_bytes(good + b"[keys.half]\nsha256 = ")
+    node.process.send_signal(signal.SIGHUP)
+    until(lambda: "keys: what was in use stays in use" in node.output())
+    assert ask(caller, keys["camera"], "/v1/classify", "POST").status == 200
+    path.write_bytes(good)
+
+
+def test_keys_are_shown_by_name_and_never_in_full(path: Path, keys: dict[str, str]) -> None:
+    shown = hawkvision("keys", "list", "--file", str(path))
+    assert shown.returncode == 0
+    for name, key in keys.items():
+        assert name in shown.stdout
+        assert key not in shown.stdout
+
+
+def test_a_scope_that_is_none_is_named(tmp_path: Path) -> None:
+    said = hawkvision("keys", "add", "x", "--scope", "admin", "--file", str(tmp_path / "keys.toml"))
+    assert (said.returncode, said.stdout) == (1, "")
+    assert "--scope: expected infer, observe, operate, got 'admin'" in said.stderr
+
+
+# ----------------------------------------------------------------------------------------- keys as settings
+
+
+@pytest.mark.parametrize("where", ["variable", "file"])
+def test_a_line_end_behind_the_key_is_no_part_of_it(where: str, tmp_path: Path) -> None:
+    settings = tmp_path / "edge.toml"
+    settings.write_text(f'[edge]\napi_key = "{SINGLE}\\r\\n"\n')
+    words = ("--config", str(settings)) if where == "file" else ()
+    env = {"HAWKVISION_EDGE_API_KEY": SINGLE + "\r"} if where == "variable" else {}
+    with running("edge", "--port", "0", "--backend", "noop", *words, env=env) as node:
+        for key in (SINGLE, SINGLE + "\r\n"):
+            with Client(node.url, api_key=key) as client:
+                assert client.targets()["task"] == "imagenet"
+        with Client(node.url, api_key="another-key-of-ours") as client, pytest.raises(Unauthorized):
+            client.targets()
+
+
+@pytest.mark.parametrize("kind", [EdgeConfig, DatacenterConfig])
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("abcdef\r", r"api_key: expected a key of at least 16 characters, got 6"),
+        ("with a blank in its middle", r"api_key: expected visible ASCII characters without blanks"),
+        (" \n", r"api_key: expected a key, got an empty text"),
+    ],
+)
+def test_a_key_that_cannot_work_is_refused_at_the_start(kind: type[EdgeConfig], key: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config(kind, environ={"HAWKVISION_EDGE_API_KEY": key, "HAWKVISION_DC_API_KEY": key})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("tls_key", "a.key", "tls_certificate and .*tls_key belong together"),
+        ("tls_client_ca", "ca.pem", "tls_client_ca: missing .*tls_certificate"),
+        ("tls_minimum_version", "1.1", "Expected one of 1.2, 1.3, got '1.1'"),
+        ("dc_ca", "ca.pem", "dc_ca belongs to an edge.dc_url of https"),
+        ("dc_certificate", "a.pem", "dc_certificate and edge.dc_key belong together"),
+    ],
+)
+def test_settings_that_say_half_are_refused(key: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config(EdgeConfig, overrides={key: value, "dc_url": "http://127.0.0.1:1"}, environ={})
+
+
+@pytest.mark.parametrize("words", [("--host", "0.0.0.0", "--api-key", SINGLE), ("--api-key", "abcdef\r")])
+def test_a_node_that_would_be_unsafe_does_not_start(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "edge", "--port", "0", "--backend", "noop", *words]
+    started = subprocess.run(command, capture_output=True, text=True)
+    said = "allow_plain_http = true" if "--host" in words else "at least 16 characters"
+    assert (started.returncode, started.stdout) == (1, "")
+    assert said in started.stderr
+    assert "Traceback" not in started.stderr
+
+
+def test_plain_http_beyond_loopback_is_served_where_it_is_wanted() -> None:
+    given = ("--host", "0.0.0.0", "--port", "0", "--backend", "noop", "--api-key", SINGLE, "--allow-plain-http")
+    with running("edge", *given) as node, closing(Caller(node)) as caller:
+        assert ask(caller, SINGLE, "/v1/targets").status == 200
+        until(lambda: "without TLS" in node.output())

@@ -1,0 +1,360 @@
+"""The Open Inference Protocol on a real node: as `tritonclient` speaks it, compressed, refused."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge.servers.oip_routes import inflate
+from hawkvision.core.errors import BadField, TooLarge
+from hawkvision.system.process import ServerProcess
+from tests.edge.conftest import Caller, Reply
+from tests.edge.peer import Peer
+from tests.images import encoded
+
+MODEL = "/v2/models/imagenet"
+LENGTH = "Inference-Header-Content-Length"
+
+
+def request(*pictures: bytes, **more: Any) -> tuple[bytes, str]:
+    """A request with its pictures in binary, and the length of its JSON."""
+    data = b"".join(struct.pack("<I", len(picture)) + picture for picture in pictures)
+    tensor = {"name": "image", "shape": [len(pictures), 1], "datatype": "BYTES"}
+    head = {"inputs": [{**tensor, "parameters": {"binary_data_size": len(data)}}], **more}
+    text = json.dumps(head).encode()
+    return text + data, str(len(text))
+
+
+def infer(caller: Caller, *pictures: bytes, **more: Any) -> Reply:
+    body, length = request(*pictures, **more)
+    return caller.send("POST", f"{MODEL}/infer", body, {LENGTH: length})
+
+
+def outputs(reply: Reply) -> dict[str, Any]:
+    return {output["name"]: output["data"] for output in reply.json["outputs"]}
+
+
+def test_a_picture_is_answered_as_by_classify(caller: Caller) -> None:
+    expected = caller.classify(encoded(), "quality=fast").json
+    reply = infer(caller, encoded(), id="r1", parameters={"quality": "fast"})
+    assert reply.status == 200, reply.body
+    assert reply.json["id"] == "r1"
+    assert (outputs(reply)["label"], outputs(reply)["index"]) == ([expected["label"]], [expected["index"]])
+    assert outputs(reply)["confidence"] == pytest.approx([expected["confidence"]], abs=1e-6)
+    said = reply.json["parameters"]
+    assert (said["variant"], said["tier"], said["status"]) == (
+        expected["model"],
+        "edge",
+        expected["accuracy"]["status"],
+    )
+
+
+def test_pictures_in_json_are_base64(caller: Caller) -> None:
+    data = [base64.b64encode(encoded(seed=seed)).decode() for seed in range(3)]
+    tensor = {"name": "image", "shape": [3], "datatype": "BYTES", "data": data}
+    reply = caller.send("POST", f"{MODEL}/infer", json.dumps({"inputs": [tensor]}).encode())
+    assert reply.status == 200, reply.body
+    assert len(outputs(reply)["label"]) == 3
+
+
+def test_a_raw_body_is_one_picture_and_takes_fields_from_the_query(caller: Caller) -> None:
+    reply = caller.send("POST", f"{MODEL}/versions/1/infer?quality=fast", encoded(), {LENGTH: "0"})
+    assert (reply.status, reply.json["parameters"]["tier"]) == (200, "edge")
+
+
+def test_a_target_that_the_edge_cannot_keep_is_answered_by_the_datacenter(caller: Caller, peer: Peer) -> None:
+    peer.bodies.clear()
+    reply = infer(caller, encoded(seed=5), encoded(seed=6), parameters={"quality": "best"})
+    said = reply.json["parameters"]
+    assert (said["tier"], said["variant"], said["escalated"], said["reason"]) == ("dc", "committee", True, "target")
+    assert sorted(peer.bodies) == sorted([encoded(seed=5), encoded(seed=6)])
+
+
+@pytest.mark.parametrize(("name", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_compressed_bodies_are_read(caller: Caller, name: str, compress: Any) -> None:
+    body, length = request(encoded())
+    reply = caller.send("POST", f"{MODEL}/infer", compress(body), {LENGTH: length, "Content-Encoding": name})
+    assert reply.status == 200, reply.body
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status", "says"),
+    [
+        ("/infer", b"{", {}, 400, "body:"),
+        ("/infer", b"{}", {LENGTH: "9"}, 400, LENGTH),
+        ("/infer", b"{}", {"Content-Encoding": "gzip"}, 400, "Content-Encoding"),
+        ("/infer", gzip.compress(bytes(1_000_000)), {"Content-Encoding": "gzip"}, 413, "300000 bytes"),
+        ("/infer", b"{}", {"Content-Encoding": "br"}, 415, "'br'"),
+        ("/infer", bytes(300_001), {LENGTH: "0"}, 413, "300000"),
+        ("/infer", b"hello", {LENGTH: "0"}, 415, "JPEG"),
+        ("/infer?min_accuracy=0.999", encoded(), {LENGTH: "0"}, 422, "0.999"),
+        ("/versions/2/infer", encoded(), {LENGTH: "0"}, 404, "version"),
+        ("x/infer", encoded(), {LENGTH: "0"}, 404, "'imagenetx'"),
+        ("/a/b/infer", encoded(), {LENGTH: "0"}, 404, "no such path"),
+    ],
+)
+def test_every_mistake_has_its_status_and_says_where(
+    caller: Caller, path: str, body: bytes, headers: dict[str, str], status: int, says: str
+) -> None:
+    reply = caller.send("POST", MODEL + path, body, headers)
+    assert reply.status == status, reply.body
+    assert says in reply.json["error"]
+    assert infer(caller, encoded()).status == 200
+
+
+def test_of_several_pictures_the_broken_one_is_named(caller: Caller) -> None:
+    reply = infer(caller, encoded(), encoded()[:100], encoded())
+    assert (reply.status, reply.json["code"]) == (400, "bad_image")
+    assert reply.json["error"].startswith("image[1]: ")
+
+
+def test_inference_takes_only_post(caller: Caller) -> None:
+    assert caller.get(f"{MODEL}/infer").status == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "value"),
+    [
+        ("/v2", "name", "hawkvision"),
+        ("/v2/health/live", "live", True),
+        ("/v2/health/ready", "ready", True),
+        (MODEL, "versions", ["1"]),
+        (f"{MODEL}/versions/1", "inputs", [{"name": "image", "datatype": "BYTES", "shape": [-1]}]),
+        (f"{MODEL}/ready", "ready", True),
+        (f"{MODEL}/versions/1/ready", "name", "imagenet"),
+        (f"{MODEL}/config", "max_batch_size", 0),
+    ],
+)
+def test_server_and_model_describe_themselves(caller: Caller, path: str, key: str, value: object) -> None:
+    reply = caller.get(path)
+    assert (reply.status, reply.json[key]) == (200, value)
+
+
+@pytest.mark.parametrize("path", ["/v2/models/dogs", "/v2/models/dogs/ready", f"{MODEL}/versions/3/ready", "/v2/x"])
+def test_what_is_not_served_is_not_found(caller: Caller, path: str) -> None:
+    reply = caller.get(path)
+    assert (reply.status, reply.json["code"]) == (404, "not_found")
+
+
+def test_each_picture_is_counted(caller: Caller) -> None:
+    def counted() -> float:
+        lines = caller.get("/metrics").body.decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("hawkvision_requests_total{"))
+
+    before = counted()
+    assert infer(caller, encoded(), encoded(seed=1), parameters={"quality": "fast"}).status == 200
+    assert counted() == before + 2
+
+
+@given(body=st.binary(max_size=200), length=st.none() | st.integers(0, 200).map(str))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_arbitrary_bodies_are_refused(caller: Caller, body: bytes, length: str | None) -> None:
+    reply = caller.send("POST", f"{MODEL}/infer", body, {} if length is None else {LENGTH: length})
+    assert reply.status in (400, 415), reply.body
+    assert set(reply.json) == {"error", "code"}
+
+
+# -------------------------------------------------------------------------------------------------- inflating
+
+
+@given(data=st.binary(max_size=500), name=st.sampled_from(["gzip", "x-gzip", "deflate", "identity"]))
+def test_inflating_undoes_compressing_and_never_makes_more_than_the_limit(data: bytes, name: str) -> None:
+    body = data if name == "identity" else zlib.compress(data) if name == "deflate" else gzip.compress(data)
+    assert inflate(body, name.upper(), 500) == data
+    if name != "identity" and data:
+        with pytest.raises(TooLarge):
+            inflate(body, name, len(data) - 1)
+
+
+@given(body=st.binary(max_size=60), damage=st.integers(0, 30))
+def test_what_is_not_the_encoding_that_it_says_is_refused(body: bytes, damage: int) -> None:
+    with pytest.raises(BadField, match="Content-Encoding"):
+        inflate(b"no" + body, "gzip", 500)
+    whole = zlib.compress(body)
+    with pytest.raises(BadField, match="Content-Encoding"):
+        inflate(whole[: min(damage, len(whole) - 1)], "deflate", 500)
+    with pytest.raises(BadField, match="Content-Encoding"):
+        inflate(whole + b"more", "deflate", 500)
+
+
+# -------------------------------------------------------------------------------------- the client of others
+
+
+def peers(module: str = "tritonclient.http") -> Any:
+    return pytest.importorskip(module, reason="tritonclient[http] is not installed")
+
+
+@pytest.fixture
+def triton(edge: ServerProcess) -> Iterator[Any]:
+    client = peers().InferenceServerClient(f"127.0.0.1:{edge.port}")
+    yield client
+    client.close()
+
+
+def image(*pictures: bytes, binary: bool = True) -> Any:
+    tensor = peers().InferInput("image", [len(pictures), 1], "BYTES")
+    data = np.array([base64.b64encode(p) if not binary else p for p in pictures], object).reshape(-1, 1)
+    tensor.set_data_from_numpy(data, binary_data=binary)
+    return tensor
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+def test_tritonclient_gets_the_answers_of_classify(
+    caller: Caller, triton: Any, compression: str | None, binary: bool
+) -> None:
+    expected = caller.classify(encoded(), "quality=fast").json
+    result = triton.infer(
+        "imagenet",
+        [image(encoded(), encoded(), binary=binary)],
+        request_id="r9",
+        parameters={"quality": "fast"},
+        timeout=60_000_000,
+        request_compression_algorithm=compression,
+        response_compression_algorithm=compression,
+    )
+    assert result.as_numpy("label").tolist() == [expected["label"].encode()] * 2
+    assert result.as_numpy("index").tolist() == [expected["index"]] * 2
+    assert result.as_numpy("confidence") == pytest.approx([expected["confidence"]] * 2, abs=1e-6)
+    said = result.get_response()
+    assert (said["id"], said["parameters"]["variant"]) == ("r9", expected["model"])
+
+
+def test_tritonclient_gets_the_outputs_that_it_asks_for(triton: Any) -> None:
+    wanted = [
+        peers().InferRequestedOutput("index", binary_data=False),
+        peers().InferRequestedOutput("confidence", class_count=3),
+    ]
+    result = triton.infer("imagenet", [image(encoded())], outputs=wanted, parameters={"quality": "fast"})
+    assert result.as_numpy("label") is None
+    listed = result.as_numpy("confidence")
+    assert listed.shape == (1, 3)
+    assert int(listed[0, 0].decode().split(":")[1]) == result.as_numpy("index")[0]
+
+
+def test_tritonclient_finds_the_server_and_its_model(triton: Any) -> None:
+    assert triton.is_server_live()
+    assert triton.is_server_ready()
+    assert triton.is_model_ready("imagenet")
+    assert not triton.is_model_ready("dogs")
+    assert "binary_tensor_data" in triton.get_server_metadata()["extensions"]
+    assert triton.get_model_metadata("imagenet")["inputs"][0]["name"] == "image"
+    assert triton.get_model_config("imagenet")["name"] == "imagenet"
+
+
+def test_tritonclient_raises_what_was_wrong(triton: Any) -> None:
+    refused = peers("tritonclient.utils").InferenceServerException
+    with pytest.raises(refused, match="quality: expected one of"):
+        triton.infer("imagenet", [image(encoded())], parameters={"quality": "red"})
+    with pytest.raises(refused, match="image\\[1\\]: JPEG"):
+        triton.infer("imagenet", [image(encoded(), encoded()[:200])])
+
+
+def test_tritonclient_sends_parameters_that_nobody_knows(triton: Any) -> None:
+    result = triton.infer("imagenet", [image(encoded())], parameters={"colour": "red", "quality": "fast"}, priority=3)
+    assert result.get_response()["parameters"]["ignored_parameters"] == "colour"
+
+
+def test_tritonclient_gets_statistics_that_grow_with_each_picture(triton: Any) -> None:
+    def counted() -> dict[str, Any]:
+        (of_task,) = triton.get_inference_statistics("imagenet", "1")["model_stats"]
+        assert triton.get_inference_statistics()["model_stats"][0]["name"] == of_task["name"] == "imagenet"
+        return of_task  # type: ignore[no-any-return]
+
+    before = counted()
+    triton.infer("imagenet", [image(encoded(), encoded())], parameters={"quality": "fast"})
+    with pytest.raises(peers("tritonclient.utils").InferenceServerException):
+        triton.infer("imagenet", [image(b"no picture")])
+    after = counted()
+    assert after["inference_count"] == before["inference_count"] + 2
+    parts = {
+        name: (after["inference_stats"][name], before["inference_stats"][name]) for name in after["inference_stats"]
+    }
+    assert {name for name, (a, b) in parts.items() if a["count"] > b["count"]} == {
+        "success",
+        "fail",
+        "queue",
+        "compute_infer",
+    }
+    assert parts["success"][0]["ns"] > parts["success"][1]["ns"]
+    assert after["last_inference"] > before["last_inference"]
+    assert abs(after["last_inference"] / 1e3 - time.time()) < 600
+
+
+def test_tritonclient_finds_the_repository_and_what_is_loaded_stays(triton: Any) -> None:
+    assert triton.get_model_repository_index() == [{"name": "imagenet", "version": "1", "state": "READY", "reason": ""}]
+    triton.load_model("imagenet")
+    refused = peers("tritonclient.utils").InferenceServerException
+    with pytest.raises(refused, match="cannot load 'dogs': this node loads its models when it starts"):
+        triton.load_model("dogs")
+    with pytest.raises(refused, match="cannot load 'imagenet' with parameters"):
+        triton.load_model("imagenet", config="{}")
+    with pytest.raises(refused, match="cannot unload 'imagenet'"):
+        triton.unload_model("imagenet")
+    assert triton.is_model_ready("imagenet")
+
+
+def test_tritonclient_reads_settings_and_may_not_change_them(triton: Any) -> None:
+    refused = peers("tritonclient.utils").InferenceServerException
+    assert triton.get_log_settings()["log_error"] is True
+    assert triton.get_trace_settings()["trace_level"] == ["OFF"]
+    assert triton.get_trace_settings("imagenet")["trace_level"] == ["OFF"]
+    for change in (triton.update_log_settings, triton.update_trace_settings):
+        with pytest.raises(refused, match="set when the node starts"):
+            change(settings={})
+
+
+def test_tritonclient_is_told_that_there_is_no_shared_memory(triton: Any) -> None:
+    refused = peers("tritonclient.utils").InferenceServerException
+    assert triton.get_system_shared_memory_status() == triton.get_cuda_shared_memory_status() == []
+    triton.unregister_system_shared_memory()
+    triton.unregister_cuda_shared_memory()
+    with pytest.raises(refused, match="no shared memory region 'r'"):
+        triton.get_system_shared_memory_status("r")
+    with pytest.raises(refused, match="no shared memory with its callers"):
+        triton.register_system_shared_memory("r", "/r", 100)
+    tensor = peers().InferInput("image", [1, 1], "BYTES")
+    tensor.set_shared_memory("r", 100)
+    with pytest.raises(refused, match="no shared memory with its callers"):
+        triton.infer("imagenet", [tensor])
+    wanted = peers().InferRequestedOutput("label")
+    wanted.set_shared_memory("r", 100)
+    with pytest.raises(refused, match="no shared memory with its callers"):
+        triton.infer("imagenet", [image(encoded())], outputs=[wanted])
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 50_000, b"{" * 100, b"\xff", b"3", b"x" * 70_000, b'{"parameters": {"a": 1}}', b'{"parameters": 3}']
+)
+def test_what_a_load_says_is_read_or_refused(caller: Caller, body: bytes) -> None:
+    reply = caller.send("POST", "/v2/repository/models/imagenet/load", body)
+    assert (reply.status, reply.json["code"]) == (400, "bad_field")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"inputs": ' + b"[" * 200_000,
+        b'{"parameters": {"x": ' + b'{"a": ' * 30_000,
+        b'{"unknown": ' + b"[" * 200_000,
+        b'{"parameters": {' + b",".join(b'"%d": 0' % i for i in range(25_000)) + b"}}",
+        b'{"inputs": [{"name": "image", "shape": [' + b"1," * 100_000 + b"1]}]}",
+    ],
+    ids=["deep inputs", "deep parameters", "deep and unknown", "many parameters", "a long shape"],
+)
+def test_json_that_is_deep_or_has_many_values_is_a_bad_field(caller: Caller, text: bytes) -> None:
+    reply = caller.send("POST", f"{MODEL}/infer", text)
+    assert (reply.status, reply.json["code"]) == (400, "bad_field"), reply.body
+    assert len(reply.body) < 1000
+    assert infer(caller, encoded()).status == 200

@@ -1,0 +1,198 @@
+"""A site's own certificates and the state file, as an operator gives them to a node."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from edge.servers import openapi
+from hawkvision.cascade.certification.profile import SiteCertificates, SiteData, SitePair, SiteRung, dump, load_profile
+from hawkvision.core.errors import NotReady
+from hawkvision.system.process import running
+from tests.edge.conftest import Caller
+from tests.hawkvision.system.mounts import mounted
+from tests.images import encoded
+
+NODE = ("edge", "--port", "0", "--backend", "noop")
+PROFILE = Path(__file__).parents[3] / "models" / "imagenet" / "profile.json"
+SITE_SHA = "e" * 64
+
+
+def site(**changes: Any) -> SiteCertificates:
+    """The profile's own certificates as if they had been made at a site."""
+    profile = load_profile(PROFILE)
+    certificates = SiteCertificates(
+        format=1,
+        task=profile.task,
+        as_of="2026-11-20",
+        data=SiteData(name="the yard", sha256=SITE_SHA, n=680, labelled=True),
+        rungs=tuple(
+            SiteRung(name=r.name, fingerprint=r.fingerprint, temperature=r.temperature, accuracy=r.accuracy)
+            for r in profile.rungs
+        ),
+        pairs=tuple(
+            SitePair(
+                edge=p.edge,
+                best=p.best,
+                middle=None if p.middle is None else p.middle.name,
+                score=p.score,
+                middle_score=None if p.middle is None else p.middle.score,
+                conditions=p.conditions,
+            )
+            for p in profile.pairs
+        ),
+    )
+    return msgspec.structs.replace(certificates, **changes)
+
+
+def written(tmp_path: Path, certificates: SiteCertificates) -> str:
+    path = tmp_path / "site.json"
+    path.write_bytes(dump(certificates))
+    return str(path)
+
+
+def targets(*options: str) -> Any:
+    with running(*NODE, *options) as node:
+        caller = Caller(node)
+        listed = caller.get("/v1/targets").json
+        caller.close()
+    return listed
+
+
+def test_targets_say_which_pictures_stand_behind_the_promises_and_match_the_schema(tmp_path: Path) -> None:
+    listed = targets("--certificates", written(tmp_path, site()))
+    certified = load_profile(PROFILE).pairs[0].conditions[0].fast
+    assert listed["certificates"] == {
+        "basis": "labelled", "n": certified.n, "as_of": "2026-11-20", "data": {"name": "the yard", "sha256": SITE_SHA},
+    }  # fmt: skip
+    schema = openapi.document()["components"]["schemas"]["Targets"]["properties"]
+    assert sorted(listed) == sorted(schema)
+    assert {tuple(sorted(entry)) for entry in listed["targets"]} == {
+        tuple(sorted(schema["targets"]["items"]["properties"]))
+    }
+
+
+def test_without_a_site_the_profiles_pictures_stand_behind_them() -> None:
+    certificates = targets()["certificates"]
+    assert certificates["as_of"] is None
+    assert certificates["data"]["sha256"] == load_profile(PROFILE).certified_on[1]
+
+
+def test_a_site_without_labels_promises_no_absolute_accuracy(tmp_path: Path) -> None:
+    rungs = tuple(msgspec.structs.replace(rung, accuracy=None) for rung in site().rungs)
+    listed = targets("--certificates", written(tmp_path, site(rungs=rungs)))
+    assert {entry["min_accuracy"] for entry in listed["targets"]} == {None}
+
+
+def refusal(*options: str) -> str:
+    with pytest.raises(NotReady) as caught, running(*NODE, *options):
+        pass
+    return caught.value.message
+
+
+def test_certificates_for_other_models_refuse_to_start(tmp_path: Path) -> None:
+    rungs = tuple(msgspec.structs.replace(rung, fingerprint="f" * 64) for rung in site().rungs)
+    said = refusal("--certificates", written(tmp_path, site(rungs=rungs)))
+    assert "error: the site's certificates were made for" in said
+    assert "run `hawkvision certify --task" in said
+
+
+def test_certificates_for_another_task_or_none_at_all_refuse_to_start(tmp_path: Path) -> None:
+    assert "for task 'digits'" in refusal("--certificates", written(tmp_path, site(task="digits")))
+    assert "no such site certificates" in refusal("--certificates", str(tmp_path / "none.json"))
+
+
+def serves_without(path: Path, *prefix: str) -> str:
+    """What a node says that answers although its state file is worn out, which its metrics show."""
+    with running(*NODE, "--state-file", str(path), prefix=prefix) as node:
+        caller = Caller(node)
+        assert caller.get("/readyz").status == 200
+        assert caller.classify(encoded(), "stream=door").status == 200
+        metrics = caller.get("/metrics").body.decode()
+        caller.close()
+        said = node.output()
+    assert 'hawkvision_state_kept{task="imagenet"} 0.0' in metrics
+    assert 'hawkvision_state_failures_total{operation="open",task="imagenet"} 1.0' in metrics
+    assert "Traceback" not in said
+    return said
+
+
+def test_a_state_file_that_is_no_database_any_more_is_done_without_and_left_alone(tmp_path: Path) -> None:
+    worn = tmp_path / "state.sqlite3"
+    worn.write_bytes(b"\xff" * 20_000)
+    assert "serving without what was known of streams" in serves_without(worn)
+    assert worn.read_bytes() == b"\xff" * 20_000
+
+
+def test_a_state_file_on_a_full_disk_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    fill = ["sh", "-c", f'head -c 200000 /dev/zero > "{tmp_path}/full/filler" 2>/dev/null; exec "$@"', "sh"]
+    prefix = [*mounted(tmp_path / "full", "size=64k"), *fill]
+    assert "serving without what was known of streams" in serves_without(tmp_path / "full" / "state", *prefix)
+
+
+def test_a_state_file_on_a_read_only_disk_is_read(tmp_path: Path) -> None:
+    (tmp_path / "worn").mkdir()
+    with running(*NODE, "--state-file", str(tmp_path / "state")):
+        pass
+    make = [
+        "sh",
+        "-c",
+        f'cp "{tmp_path}/state" "{tmp_path}/worn/" && mount -o remount,ro "{tmp_path}/worn" && exec "$@"',
+    ]
+    prefix = [*mounted(tmp_path / "worn", "size=1m"), *make, "sh"]
+    assert "read, but nothing more is kept there" in serves_without(tmp_path / "worn" / "state", *prefix)
+
+
+def test_a_state_file_that_is_another_programs_refuses_to_start(tmp_path: Path) -> None:
+    albums = tmp_path / "albums"
+    with closing(sqlite3.connect(albums)) as raw:
+        raw.execute("CREATE TABLE albums (name TEXT)")
+    assert f"error: state_file {albums}: is a database of something else" in refusal("--state-file", str(albums))
+
+
+def test_a_node_with_a_state_file_starts_answers_and_starts_again(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite3"
+    for _ in range(2):
+        with running(*NODE, "--state-file", str(path)) as node:
+            caller = Caller(node)
+            assert caller.classify(encoded(), "stream=door").status == 200
+            caller.close()
+    assert path.stat().st_size > 0
+
+
+def trusting(path: Path) -> None:
+    """Alter a file so that every threshold is 0, which believes the edge in everything."""
+    path.write_text(re.sub(r'("threshold": )([^,]+)', r"\g<1>0.0", path.read_text()))
+
+
+def test_a_profile_whose_thresholds_were_altered_refuses_to_start(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(PROFILE.parent, models / "imagenet")
+    trusting(models / "imagenet" / "profile.json")
+    said = refusal("--models-dir", str(models))
+    assert "profile.json: this is not the profile that its manifest pins: expected SHA-256" in said
+    assert "profile.json: was altered" in refusal("--profile", str(models / "imagenet" / "profile.json"))
+
+
+def test_certificates_whose_thresholds_were_altered_refuse_to_start(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, site()))
+    trusting(path)
+    said = refusal("--certificates", str(path))
+    assert "site.json: was altered: its digest is that of other content" in said
+    assert "make it anew with `hawkvision certify --data IMAGES`" in said
+
+
+def test_labels_that_were_altered_refuse_to_start(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(PROFILE.parent, models / "imagenet")
+    labels = models / "imagenet" / "labels.txt"
+    labels.write_text("".join(reversed(labels.read_text().splitlines(keepends=True))))
+    assert "labels.txt: these are not the labels that the manifest pins" in refusal("--models-dir", str(models))

@@ -1,0 +1,498 @@
+"""The promise of every answer is true: through drift, outages and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.monitoring.audits import MOST_AT_ONCE, MOST_UNDER_WAY
+from edge.monitoring.streams import Kept
+from edge.serving.targets import describe_targets
+from hawkvision.cascade.drift.online import State
+from hawkvision.core.errors import DeadlineMissed
+from hawkvision.core.escalation_api import parse_hop_headers
+from hawkvision.core.types import (
+    Answer,
+    Basis,
+    MaxAccuracyDrop,
+    MinAccuracy,
+    MinConfidence,
+    OnMiss,
+    PromiseStatus,
+    Quality,
+    Reason,
+    Target,
+    Tier,
+)
+from hawkvision.servers.bodies import CallerGone
+from tests.edge.bench import SURE, UNSURE, Bench, audits, bench, known, many, misses, run
+from tests.edge.peer import ANSWER_CLASS, Peer
+from tests.waiting import until
+
+EDGE_CLASS = 3
+ME = "127.0.0.1"
+AGREES = [(EDGE_CLASS, 0.99)]
+DIFFERS = [(ANSWER_CLASS, 0.99)]
+MIDDLING = 2.7
+"""A lead that gives a score of about 0.6: `balanced` accepts it from 0.485 on."""
+
+
+def balanced(it: Bench) -> dict[str, object]:
+    """The listing of `balanced`."""
+    listed: list[dict[str, object]] = describe_targets(it.node, ME)["targets"]
+    return next(entry for entry in listed if entry["target"] == {"quality": "balanced"})
+
+
+def kept(it: Bench, stream: str | None = None) -> Kept:
+    """The controller of `balanced` at the edge."""
+    found = it.node.watched(it.node.policy.route(Quality.BALANCED), stream, "127.0.0.1").edge
+    assert found is not None
+    return found
+
+
+def state_of(it: Bench, stream: str | None = None) -> State:
+    return kept(it, stream).control.state
+
+
+def suspended(it: Bench, stream: str | None = None, target: Target = Quality.BALANCED, caller: str = ME) -> bool:
+    return it.node.watched(it.node.policy.route(target), stream, caller).void
+
+
+# ------------------------------------------------------------------------------------------------------- audits
+
+
+def test_audits_check_a_small_share_of_accepted_answers_and_show_in_no_answer(large: Peer) -> None:
+    large.top_k = AGREES
+
+    async def scenario() -> tuple[list[Answer], float, float]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            answers = await many(it, 400)
+            await until(lambda: not it.node.auditor._under_way)
+            return answers, audits(it, "agree"), it.counted("escalations_total", reason="audit")
+
+    answers, agreed, escalated = run(scenario)
+    assert 0 < agreed == escalated == len(large.bodies) < 0.35 * len(answers)
+    assert {(a.tier, a.escalated, a.reason) for a in answers} == {(Tier.EDGE, False, None)}
+    assert answers[-1].accuracy.status is PromiseStatus.HELD
+
+
+def test_audits_ask_the_best_rung_and_are_bounded_in_time(large: Peer) -> None:
+    large.top_k = AGREES
+
+    async def scenario() -> None:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            while not large.headers:
+                await it.ask()
+
+    run(scenario)
+    asked = parse_hop_headers(_titled(large.headers[0]))
+    assert (asked.variant, asked.middle, asked.top_k) == ("large", None, 1)
+    assert asked.deadline_ms is not None
+
+
+def _titled(headers: dict[str, str]) -> dict[str, str]:
+    """Header names as `parse_hop_headers` looks them up in a plain dict."""
+    names = {
+        "x-hawkvision-task": "X-HawkVision-Task",
+        "x-hawkvision-variant": "X-HawkVision-Variant",
+        "x-hawkvision-deadline-ms": "X-HawkVision-Deadline-Ms",
+        "x-hawkvision-top-k": "X-HawkVision-Top-K",
+        "x-hawkvision-accept-score": "X-HawkVision-Accept-Score",
+        "x-hawkvision-score": "X-HawkVision-Score",
+        "x-hawkvision-otherwise": "X-HawkVision-Otherwise",
+    }
+    return {names.get(name, name): value for name, value in headers.items()}
+
+
+def test_audits_that_hang_delay_nobody_are_bounded_and_end_with_the_node(large: Peer) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> tuple[list[Answer], int, Bench]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            answers = await many(it, 400)
+            assert len(it.node.auditor._under_way) == MOST_UNDER_WAY
+            return answers, int(audits(it, "skipped")), it
+
+    answers, skipped, it = run(scenario)
+    assert {answer.tier for answer in answers} == {Tier.EDGE}
+    assert skipped > 0
+    assert audits(it, "skipped") == skipped + MOST_UNDER_WAY, "those under way were given up"
+    assert len(large.bodies) == MOST_AT_ONCE
+
+
+def test_audits_leave_the_connections_to_escalations(large: Peer) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> tuple[float, float]:
+        async with bench(large, SURE, connections=1, audit_share=0.2) as it:
+            await known(it.node)
+            waiting = asyncio.create_task(it.ask(target=Quality.BEST))
+            await until(lambda: len(large.bodies) == 1)
+            await many(it, 200)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            return audits(it, "skipped"), it.counted("escalations_total", reason="audit")
+
+    skipped, sent = run(scenario)
+    assert skipped > 0
+    assert sent == 0
+
+
+def test_a_failed_audit_is_counted_and_teaches_nothing(large: Peer) -> None:
+    large.garbage = True
+
+    async def scenario() -> tuple[float, int]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            while not audits(it, "failed"):
+                await it.ask()
+            return audits(it, "agree", "differ"), state_of(it).audits
+
+    assert run(scenario) == (0.0, 0)
+
+
+@pytest.mark.parametrize("says", [{"fingerprint": "b" * 64}, {"rungs_delay_s": 30.0}])
+def test_nothing_is_learned_from_a_datacenter_that_is_not_known_to_be_the_certified_one(
+    large: Peer, says: dict[str, Any]
+) -> None:
+    for name, value in says.items():
+        setattr(large, name, value)
+
+    async def scenario() -> tuple[int, int, float]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            if "fingerprint" in says:
+                await known(it.node)
+            await many(it, 200)
+            it.backend.lead = UNSURE
+            await it.ask()
+            state = state_of(it)
+            return state.audits, state.escalations, state.correction
+
+    assert run(scenario) == (0, 1, 1.0)
+
+
+# ------------------------------------------------------------------------------------------------------- drift
+
+
+async def raise_alarm(it: Bench, stream: str | None = None, **fields: Any) -> None:
+    """Until audits have found that the best rung answers otherwise."""
+    await known(it.node)
+    while not suspended(it, stream, caller=fields.get("caller", ME)):
+        await many(it, 4, stream=stream, **fields)
+
+
+def test_a_best_rung_that_begins_to_disagree_makes_the_promise_void_and_raises_escalation(large: Peer) -> None:
+    async def scenario() -> tuple[Answer, Answer, dict[str, object], list[float]]:
+        async with bench(large, MIDDLING, audit_share=0.2) as it:
+            large.top_k = AGREES
+            before = (await many(it, 100))[-1]
+            large.top_k = DIFFERS
+            await raise_alarm(it)
+            after = await it.ask()
+            while after.tier is Tier.EDGE and state_of(it).requests < 2_000:
+                after = await it.ask()
+            names = ("alarms_total", "streams_void", "returns_total")
+            return before, after, balanced(it), [it.counted(name) for name in names]
+
+    before, after, listed, counted = run(scenario)
+    assert (before.tier, before.accuracy.status) == (Tier.EDGE, PromiseStatus.HELD)
+    assert (after.tier, after.reason, after.index) == (Tier.DC, Reason.LOW_CONFIDENCE, ANSWER_CLASS)
+    assert after.accuracy.status is PromiseStatus.VOID
+    assert (after.accuracy.max_drop, after.accuracy.delta, after.accuracy.n) == (None, None, None)
+    assert (listed["status"], listed["void"], listed["max_drop"]) == ("void", True, None)
+    assert counted == [1.0, 1.0, 0.0]
+
+
+def test_the_promise_returns_when_the_best_rung_agrees_again(large: Peer) -> None:
+    async def scenario() -> tuple[PromiseStatus, float]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            large.top_k = DIFFERS
+            await raise_alarm(it)
+            large.top_k = AGREES
+            for _ in range(60):
+                answers = await many(it, 100)
+                if answers[-1].accuracy.status is PromiseStatus.HELD:
+                    break
+            return answers[-1].accuracy.status, it.counted("returns_total")
+
+    assert run(scenario) == (PromiseStatus.HELD, 1.0)
+
+
+def test_one_streams_alarm_is_not_anothers(large: Peer) -> None:
+    async def scenario() -> tuple[PromiseStatus, ...]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await raise_alarm(it, "rainy camera")
+            answers = [await it.ask(stream=name) for name in ("rainy camera", "dry camera", None)]
+            other = await it.ask(stream="rainy camera", target=Quality.BEST)
+            return tuple(answer.accuracy.status for answer in (*answers, other))
+
+    assert run(scenario) == (PromiseStatus.VOID, PromiseStatus.HELD, PromiseStatus.HELD, PromiseStatus.HELD)
+
+
+@pytest.mark.parametrize(
+    "target", [Quality.FAST, MaxAccuracyDrop(0.3), MinAccuracy(0.2), Quality.BALANCED], ids=lambda target: str(target)
+)
+def test_every_target_is_audited_and_suspended_when_the_best_rung_disagrees(large: Peer, target: Target) -> None:
+    async def scenario() -> tuple[Answer, Answer]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            before = await it.ask(target=target)
+            await raise_alarm(it, target=target)
+            return before, await it.ask(target=target)
+
+    before, after = run(scenario)
+    assert (before.tier, before.accuracy.status) == (Tier.EDGE, PromiseStatus.HELD)
+    assert after.accuracy.status is PromiseStatus.VOID
+
+
+def test_an_alarm_suspends_every_target_of_its_stream(large: Peer) -> None:
+    async def scenario() -> list[PromiseStatus]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await raise_alarm(it, target=MaxAccuracyDrop(0.3))
+            return [(await it.ask(target=target)).accuracy.status for target in (Quality.FAST, Quality.BALANCED)]
+
+    assert run(scenario) == [PromiseStatus.VOID, PromiseStatus.VOID]
+
+
+def test_one_caller_suspends_itself_and_nobody_else(large: Peer) -> None:
+    async def scenario() -> list[PromiseStatus]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await raise_alarm(it, caller="mallory", target=Quality.FAST)
+            await many(it, 300, caller="mallory", target=Quality.FAST)
+            answers = [await it.ask(caller=caller, target=Quality.FAST) for caller in ("mallory", "camera")]
+            return [answer.accuracy.status for answer in answers]
+
+    assert run(scenario) == [PromiseStatus.VOID, PromiseStatus.HELD]
+
+
+def test_three_callers_suspend_the_node(large: Peer) -> None:
+    async def scenario() -> PromiseStatus:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            for caller in ("a", "b", "c"):
+                await raise_alarm(it, caller=caller)
+            return (await it.ask(caller="camera")).accuracy.status
+
+    assert run(scenario) is PromiseStatus.VOID
+
+
+def test_grey_thumbnails_that_are_only_difficult_suspend_nobody(large: Peer) -> None:
+    large.top_k = AGREES
+
+    async def scenario() -> PromiseStatus:
+        async with bench(large, UNSURE, audit_share=0.2) as it:
+            await known(it.node)
+            await many(it, 100)
+            it.backend.lead = SURE
+            return (await it.ask()).accuracy.status
+
+    assert run(scenario) is PromiseStatus.HELD
+
+
+# ------------------------------------------------------------------------------------------------- unmonitored
+
+UNMONITORED = (PromiseStatus.BEST_EFFORT, Basis.UNMONITORED)
+
+
+def said(answer: Answer) -> tuple[PromiseStatus, Basis]:
+    return answer.accuracy.status, answer.accuracy.basis
+
+
+def test_without_audits_nothing_is_claimed_of_edge_answers(large: Peer) -> None:
+    async def scenario() -> set[tuple[PromiseStatus, Basis]]:
+        async with bench(large, SURE, audit_share=0.0) as it:
+            await known(it.node)
+            return set(map(said, await many(it, 32)))
+
+    assert run(scenario) == {UNMONITORED}
+
+
+@pytest.mark.parametrize("target", [Quality.FAST, Quality.BALANCED, MaxAccuracyDrop(0.3), MinAccuracy(0.2)])
+def test_a_node_without_a_datacenter_claims_nothing_of_edge_answers(target: Target) -> None:
+    async def scenario() -> Answer:
+        async with bench(None, SURE) as it:
+            return await it.ask(target=target)
+
+    answer = run(scenario)
+    assert (said(answer), answer.accuracy.max_drop) == (UNMONITORED, None)
+
+
+@pytest.mark.parametrize("target", [Quality.FAST, Quality.BALANCED])
+def test_while_audits_are_impossible_nothing_is_claimed_and_then_it_is_again(large: Peer, target: Target) -> None:
+    large.top_k = AGREES
+
+    async def scenario() -> list[tuple[PromiseStatus, Basis]]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            found = [said(await it.ask(target=target))]
+            await until(lambda: not it.node.auditor._under_way)
+            assert it.node.uplink is not None
+            large.rungs_delay_s = 30.0
+            it.node.uplink.link.connected = False
+            found.append(said((await many(it, 200, target=target))[-1]))
+            it.node.uplink.link.connected = True
+            for _ in range(300):
+                answers = await many(it, 16, target=target)
+                if said(answers[-1]) == found[0]:
+                    break
+            return [*found, said(answers[-1])]
+
+    held, without, again = run(scenario)
+    assert held[0] is again[0] is PromiseStatus.HELD
+    assert without == UNMONITORED
+
+
+def test_nothing_lifts_an_alarm_while_the_link_is_down(large: Peer) -> None:
+    """3,300 requests without one audit lifted it once."""
+
+    async def scenario() -> tuple[PromiseStatus, float]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await raise_alarm(it)
+            await until(lambda: not it.node.auditor._under_way)
+            assert it.node.uplink is not None
+            large.rungs_delay_s = 30.0
+            it.node.uplink.link.connected = False
+            done = audits(it, "agree", "differ")
+            answers = await many(it, 4_000)
+            assert audits(it, "agree", "differ") == done
+            return answers[-1].accuracy.status, it.counted("returns_total")
+
+    assert run(scenario) == (PromiseStatus.VOID, 0.0)
+
+
+# -------------------------------------------------------------------------------------------------------- debt
+
+
+def test_debt_of_an_outage_is_repaid_by_escalating_more_and_then_it_is_over(large: Peer) -> None:
+    large.top_k = AGREES
+
+    async def scenario() -> tuple[float, list[Answer], float]:
+        async with bench(large, UNSURE, audit_share=0.001) as it:
+            await known(it.node)
+            assert it.node.uplink is not None
+            it.node.uplink.link.connected = False
+            for _ in range(8):
+                assert (await it.ask()).accuracy.status is PromiseStatus.BEST_EFFORT
+            owed = it.counted("accuracy_debt")
+            it.node.uplink.link.connected = True
+            it.backend.lead = MIDDLING
+            answers = [await it.ask()]
+            while answers[-1].tier is Tier.DC and len(answers) < 500:
+                answers.append(await it.ask())
+            return owed, answers, it.counted("accuracy_debt")
+
+    owed, answers, left = run(scenario)
+    assert owed > 0.0
+    assert left < owed
+    assert len(answers) > 1
+    assert {answer.reason for answer in answers[:-1]} == {Reason.LOW_CONFIDENCE}
+    assert (answers[-1].tier, answers[-1].accuracy.status) == (Tier.EDGE, PromiseStatus.HELD)
+
+
+@pytest.mark.parametrize("on_miss", [OnMiss.DEGRADE, OnMiss.FAIL])
+def test_an_answer_that_only_debt_would_escalate_is_not_degraded_when_there_is_no_time(
+    large: Peer, on_miss: OnMiss
+) -> None:
+    async def scenario() -> tuple[Answer, float]:
+        async with bench(large, MIDDLING, audit_share=0.001) as it:
+            await known(it.node)
+            for _ in range(20):
+                kept(it).fell_short(0.1)
+            owed = state_of(it).debt
+            assert kept(it).control.bar < 0.6 < kept(it).control.threshold
+            assert it.node.uplink is not None
+            misses(it.node.uplink.link.times, 1_000.0, it.clock.now())  # nothing fits a deadline of a second any more
+            answer = await it.ask(deadline_ms=1_000.0, on_miss=on_miss)
+            return answer, state_of(it).debt - owed
+
+    answer, new_debt = run(scenario)
+    assert (answer.tier, answer.degraded, answer.accuracy.status) == (Tier.EDGE, False, PromiseStatus.HELD)
+    assert new_debt == 0.0
+
+
+# ---------------------------------------------------------------------------------------------------- restarts
+
+
+def test_a_restart_resumes_threshold_alarm_and_debt(large: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite3"
+
+    async def before() -> tuple[float, float]:
+        async with bench(large, SURE, audit_share=0.2, state_file=path) as it:
+            await raise_alarm(it)
+            kept(it).fell_short(0.1)
+            await until(lambda: not it.node.auditor._under_way)
+            return state_of(it).theta, state_of(it).debt
+
+    async def after() -> tuple[float, float, bool, float]:
+        async with bench(large, SURE, audit_share=0.2, state_file=path) as it:
+            return state_of(it).theta, state_of(it).debt, suspended(it), it.counted("streams_void")
+
+    theta, debt = run(before)
+    assert run(after) == (theta, debt, True, 1.0)
+
+
+def test_state_of_another_certificate_is_not_taken_up(large: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite3"
+
+    async def before() -> None:
+        async with bench(large, SURE, audit_share=0.2, state_file=path) as it:
+            await raise_alarm(it)
+
+    async def after() -> object:
+        async with bench(large, SURE, middle=True, state_file=path) as it:
+            return suspended(it)
+
+    run(before)
+    assert run(after) is False
+
+
+@pytest.mark.parametrize("fields", [{}, {"deadline_ms": 300.0, "on_miss": OnMiss.FAIL}])
+def test_difficult_pictures_that_got_no_answer_count_as_difficult(large: Peer, fields: dict[str, Any]) -> None:
+    """The caller hangs up, or is told of the missed deadline."""
+    large.delay_s = 30.0
+
+    async def scenario() -> tuple[int, float]:
+        async with bench(large, UNSURE, audit_share=0.0) as it:
+            await known(it.node)
+            gone = asyncio.Event()
+            if not fields:
+                gone.set()
+            with pytest.raises((CallerGone, DeadlineMissed)):
+                await it.ask(gone.wait, **fields)
+            return state_of(it).requests, state_of(it).debt
+
+    assert run(scenario) == (1, 0.0)
+
+
+# --------------------------------------------------------------------------------------------- what is listed
+
+
+def test_answers_are_counted_by_the_status_of_their_promise(large: Peer) -> None:
+    async def scenario() -> list[float]:
+        async with bench(large, SURE) as it:
+            await known(it.node)
+            await it.ask()
+            await it.ask(target=MinConfidence(0.5))
+            return [it.counted("promises_total", status=status) for status in ("held", "best_effort", "void")]
+
+    assert run(scenario) == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "target", [Quality.BALANCED, Quality.BEST, MaxAccuracyDrop(0.02), MinAccuracy(0.85), MinConfidence(0.999)]
+)
+def test_whatever_falls_short_claims_nothing(target: object) -> None:
+    async def scenario() -> Answer:
+        async with bench(None, UNSURE) as it:
+            it.node.policy.alone = False  # so that absolute targets beyond the edge are not refused at once
+            return await it.ask(target=target)
+
+    answer = run(scenario)
+    promise = answer.accuracy
+    assert (answer.degraded, promise.status, promise.basis) == (True, PromiseStatus.BEST_EFFORT, Basis.PROFILE)
+    assert (promise.max_drop, promise.delta, promise.n) == (None, None, None)

@@ -1,0 +1,314 @@
+"""Whose certificate: an answer is certified only where what computed it states that it is what was certified."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge.monitoring.certification import Certification
+from edge.monitoring.state_store import StateFile
+from edge.monitoring.streams import DEFAULT_STREAM
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.versions import CertifiedVersions
+from hawkvision.core.errors import ManifestError
+from hawkvision.core.types import (
+    WHOLE,
+    AccuracyPromise,
+    Answer,
+    Basis,
+    MaxAccuracyDrop,
+    PromiseStatus,
+    Quality,
+    Received,
+    Score,
+    Tier,
+)
+from hawkvision.network.transport_choice import Transport
+from tests.edge.bench import SURE, UNSURE, Bench, audits, bench, known, many, run
+from tests.edge.peer import ANSWER_CLASS, AS_LISTED, Peer, running_peer
+from tests.hawkvision.cascade.synthetic import SHA, make_profile
+from tests.waiting import until
+
+CERTIFIED, OTHER = f"{SHA}/int8", f"{'b' * 64}/int8"
+ON_CUDA = f"{SHA}/onnxruntime:CUDAExecutionProvider,CPUExecutionProvider:tf32:1.23.0:NVIDIA H100"
+DROP = MaxAccuracyDrop(0.3)
+UNCERTIFIED = (PromiseStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)
+
+
+def claim(promise: AccuracyPromise) -> tuple[PromiseStatus, Basis]:
+    return promise.status, promise.basis
+
+
+def of_answer(answer: Answer) -> tuple[PromiseStatus, Basis]:
+    return claim(answer.accuracy)
+
+
+def learned(it: Bench) -> int:
+    """Audited outcomes in all logs of all streams."""
+    return sum(m.state.audits for stream in it.node.streams._all() for m in stream.monitors.values())
+
+
+@pytest.fixture(params=["tcp", "lossy"])
+def either(request: pytest.FixtureRequest) -> Iterator[tuple[Peer, Transport]]:
+    """A datacenter that is asked over TCP, and one that is asked by datagrams."""
+    over = Transport(request.param)
+    with running_peer(model="large", fingerprint=SHA, lossy=over is Transport.LOSSY) as peer:
+        yield peer, over
+
+
+@pytest.mark.parametrize("states", [OTHER, ON_CUDA, None, "", "garbage/", f"{SHA}/", SHA])
+def test_what_a_replica_states_counts_and_not_what_the_tier_lists(
+    either: tuple[Peer, Transport], states: str | None
+) -> None:
+    peer, transport = either
+
+    async def scenario() -> list[Answer]:
+        async with bench(peer, UNSURE, transport="lossy" if transport is Transport.LOSSY else "tcp") as it:
+            await known(it.node)
+            await until(lambda: it.node.uplink is not None and it.node.uplink.transport is transport)
+            before = await it.ask(target=Quality.BEST)
+            peer.states = states
+            between = await it.ask(target=Quality.BEST)
+            it.backend.lead = SURE
+            at_edge = await it.ask(target=Quality.FAST)
+            it.backend.lead = UNSURE
+            peer.states = AS_LISTED
+            return [before, between, at_edge, await it.ask(target=Quality.BEST)]
+
+    before, between, at_edge, after = run(scenario)
+    assert len(peer.datagrams if transport is Transport.LOSSY else peer.bodies) >= 3
+    assert [a.tier for a in (before, between, after)] == [Tier.DC] * 3
+    assert before.accuracy.status is after.accuracy.status is PromiseStatus.HELD
+    assert of_answer(between) == UNCERTIFIED
+    assert (between.accuracy.max_drop, between.accuracy.delta, between.accuracy.n) == (None, None, None)
+    assert of_answer(at_edge) == UNCERTIFIED, "its reference is another version"
+
+
+def test_a_rolling_update_certifies_each_answer_for_the_version_that_gave_it_and_for_no_other(large: Peer) -> None:
+    """Replicas of both versions answer in turns, over the same connections, before the listing says anything."""
+
+    async def scenario() -> list[tuple[str, Answer]]:
+        async with bench(large, UNSURE, connections=1) as it:
+            await known(it.node)
+            found = []
+            for states in (CERTIFIED, OTHER) * 10:
+                large.states = states
+                found.append((states, await it.ask(target=Quality.BEST)))
+            return found
+
+    answers = run(scenario)
+    assert len(large.ports) == 1
+    assert {states: answer.accuracy.status for states, answer in answers} == {
+        CERTIFIED: PromiseStatus.HELD,
+        OTHER: PromiseStatus.BEST_EFFORT,
+    }
+    assert all((answer.accuracy.status is PromiseStatus.HELD) == (states == CERTIFIED) for states, answer in answers)
+
+
+def test_a_datacenter_that_states_nothing_is_served_by_and_never_certified(large: Peer) -> None:
+    large.old = True
+
+    async def scenario() -> tuple[list[Answer], list[Answer], float, int]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            at_edge = await many(it, 100, target=Quality.FAST)
+            it.backend.lead = UNSURE
+            escalated = await many(it, 8, target=Quality.BEST)
+            return at_edge, escalated, audits(it, "agree", "differ"), learned(it)
+
+    at_edge, escalated, found, outcomes = run(scenario)
+    assert {of_answer(answer) for answer in (*at_edge, *escalated)} == {UNCERTIFIED}
+    assert {answer.tier for answer in escalated} == {Tier.DC}
+    assert (found, outcomes) == (0.0, 0)
+
+
+@pytest.mark.parametrize("lead", [SURE, UNSURE])
+def test_outcomes_of_another_version_enter_no_log(large: Peer, lead: float) -> None:
+    large.states = OTHER
+
+    async def scenario() -> tuple[int, int, float]:
+        async with bench(large, lead, audit_share=0.2) as it:
+            await known(it.node)
+            await many(it, 100, target=DROP)
+            await until(lambda: not it.node.auditor._under_way)
+            during = learned(it)
+            large.states = AS_LISTED
+            await many(it, 100, target=DROP)
+            await until(lambda: not it.node.auditor._under_way)
+            return during, learned(it), audits(it, "failed", "skipped")
+
+    during, after, missed = run(scenario)
+    assert during == 0
+    assert missed > 0, "they were due"
+    assert after > 0
+
+
+def test_an_intermediate_stage_of_another_version_enters_no_log_and_certifies_nothing(large: Peer) -> None:
+    large.middle, large.middle_fingerprint, large.middle_score = "medium", SHA, 0.0
+
+    async def scenario() -> tuple[Answer, Answer, set[str]]:
+        async with bench(large, UNSURE, middle=True, audit_share=0.2) as it:
+            await known(it.node)
+            large.states = OTHER
+            passed_over = await it.ask(target=THREE_LEVELS)
+            large.middle_score = 1.0
+            by_middle = await it.ask(target=THREE_LEVELS)
+            await many(it, 40, target=THREE_LEVELS)
+            return passed_over, by_middle, {k for s in it.node.streams._all() for k in s.monitors}
+
+    passed_over, by_middle, logs = run(scenario)
+    assert (passed_over.model, by_middle.model) == ("large", "medium")
+    assert of_answer(passed_over) == of_answer(by_middle) == UNCERTIFIED
+    assert not any("medium" in key for key in logs)
+
+
+THREE_LEVELS = next(
+    MaxAccuracyDrop(c.max_drop)
+    for c in make_profile(middle=True).pairs[0].conditions[0].certificates
+    if isinstance(c.middle_threshold, float) and isinstance(c.threshold, float)
+)
+
+
+# ----------------------------------------------------------------------------------------------- the edge stage
+
+
+def edge_runs(it: Bench, fingerprint: str | None) -> None:
+    it.node.rung = replace(it.node.rung, fingerprint=fingerprint)
+
+
+@pytest.mark.parametrize("fingerprint", [None, OTHER, f"{SHA}/openvino:CPU:f32:2026.4:Some CPU", f"{SHA}/int8+noop"])
+def test_an_edge_stage_that_runs_otherwise_is_not_certified_and_teaches_nothing(
+    large: Peer, fingerprint: str | None
+) -> None:
+    async def scenario() -> tuple[list[Answer], Answer, int]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            edge_runs(it, fingerprint)
+            answers = await many(it, 60, target=Quality.FAST)
+            return answers, await it.ask(target=Quality.BEST), learned(it)
+
+    answers, best, outcomes = run(scenario)
+    assert {of_answer(answer) for answer in answers} == {UNCERTIFIED}
+    assert best.accuracy.status is PromiseStatus.HELD, "the edge had no part in it"
+    assert outcomes == 0
+
+
+def test_an_execution_that_passed_the_check_is_certified_on_whole_images_alone() -> None:
+    versions = CertifiedVersions({"large": SHA}, {"large": {ON_CUDA}})
+    assert versions.holds("large", ON_CUDA)
+    assert not versions.holds("large", ON_CUDA, whole=False)
+    assert versions.holds("large", CERTIFIED, whole=False)
+    assert not versions.holds("small", ON_CUDA)
+    assert not versions.holds("large", f"{SHA}/int8+{ON_CUDA.partition('/')[2]}"), "a mixture was not checked"
+    for number in range(1_000):
+        assert not versions.holds("large", f"{number:064x}/int8")
+    assert len(versions._known) <= 256
+
+
+# --------------------------------------------------------------------------------------------- while it serves
+
+
+def certification(models: str = SHA, edge: str = SHA, profile: Policy | None = None) -> Certification:
+    made = make_profile()
+    policy = profile or Policy(made, "small", "large")
+    versions = CertifiedVersions({"small": edge, "medium": models, "large": models})
+    return Certification(made, policy, versions, None, 1.0, Score.MARGIN)
+
+
+def test_requests_under_way_claim_nothing_once_other_certificates_are_in_force(large: Peer) -> None:
+    async def scenario() -> tuple[Answer, Answer, Answer]:
+        async with bench(large, UNSURE) as it:
+            await known(it.node)
+            before = await it.ask(target=Quality.BEST)
+            large.held = True
+            asked = len(large.bodies)
+            waiting = asyncio.create_task(it.ask(target=Quality.BEST))
+            await until(lambda: len(large.bodies) > asked)
+            it.node.adopt(certification())
+            large.held = False
+            during = await waiting
+            return before, during, await it.ask(target=Quality.BEST)
+
+    before, during, after = run(scenario)
+    assert before.accuracy.status is after.accuracy.status is PromiseStatus.HELD
+    assert of_answer(during) == UNCERTIFIED
+
+
+def test_certificates_for_the_next_version_come_into_force_with_the_next_answer(large: Peer) -> None:
+    async def scenario() -> list[PromiseStatus]:
+        async with bench(large, UNSURE) as it:
+            await known(it.node)
+            found = []
+            for states, models in ((CERTIFIED, None), (OTHER, None), (OTHER, "b" * 64), (CERTIFIED, None)):
+                large.states = states
+                if models is not None:
+                    it.node.adopt(certification(models))
+                found.append((await it.ask(target=Quality.BEST)).accuracy.status)
+            return found
+
+    held, effort = PromiseStatus.HELD, PromiseStatus.BEST_EFFORT
+    assert run(scenario) == [held, effort, held, effort]
+
+
+def test_certificates_of_other_models_than_the_loaded_ones_are_refused_and_change_nothing(large: Peer) -> None:
+    async def scenario() -> Answer:
+        async with bench(large, SURE) as it:
+            await known(it.node)
+            before = it.node.policy, it.node.versions, it.node.rung
+            with pytest.raises(ManifestError, match=f"small with fingerprint {'c' * 64}.*restart"):
+                it.node.adopt(certification(edge="c" * 64))
+            assert (it.node.policy, it.node.versions, it.node.rung) == before
+            return await it.ask()
+
+    assert run(scenario).accuracy.status is PromiseStatus.HELD
+
+
+def test_audits_under_way_enter_no_log_of_the_next_certificates(large: Peer, tmp_path: Path) -> None:
+    changed = make_profile()
+    pair = changed.pairs[0]
+    fewer = msgspec.structs.replace(pair.conditions[0], certificates=pair.conditions[0].certificates[:-1])
+    changed = msgspec.structs.replace(changed, pairs=(msgspec.structs.replace(pair, conditions=(fewer,)),))
+    large.top_k = [(ANSWER_CLASS, 0.9)]
+
+    async def scenario() -> tuple[set[str], frozenset[str]]:
+        async with bench(large, SURE, audit_share=0.2, state_file=tmp_path / "state.sqlite3") as it:
+            await known(it.node)
+            while it.counted("alarms_total") < 1.0:
+                await many(it, 4, target=Quality.FAST)
+            large.held = True
+            while not it.node.auditor._under_way:
+                await it.ask(target=Quality.FAST)
+            it.node.adopt(certification(profile=Policy(changed, "small", "large")))
+            status = (await it.ask(target=Quality.FAST)).accuracy.status
+            assert status is not PromiseStatus.VOID, "the alarm was about the certificates before"
+            large.held = False
+            await until(lambda: not it.node.auditor._under_way)
+            keys = {key for stream in it.node.streams._all() for key in stream.monitors}
+            return keys, it.node.policy.profiles
+
+    keys, profiles = run(scenario)
+    assert {key.partition("/")[0] for key in keys} <= profiles
+    file = StateFile(tmp_path / "state.sqlite3", 256, DEFAULT_STREAM)
+    kept = file.read(DEFAULT_STREAM)
+    file.close()
+    assert kept is not None
+    assert {key.partition("/")[0] for key in kept.monitors} <= profiles
+
+
+def test_a_part_of_an_image_is_certified_for_exact_executions_alone(large: Peer) -> None:
+    async def scenario() -> list[bool]:
+        async with bench(large, SURE) as it:
+            await known(it.node)
+            node, part = it.node, Received(0.5, 80)
+            node.versions = CertifiedVersions({"small": SHA, "large": SHA}, {"small": {ON_CUDA}})
+            route = node.policy.route(Quality.FAST)
+            found = [node.edge_certified(route, received) for received in (WHOLE, part)]
+            edge_runs(it, ON_CUDA)
+            return found + [node.edge_certified(route, received) for received in (WHOLE, part)]
+
+    assert run(scenario) == [True, True, True, False]

@@ -1,0 +1,253 @@
+"""Thresholds that are kept: what a sweep counts, where fixed-sequence testing stops, and that the promise holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hawkvision.cascade.certification.bounds import agreement_p, paired_betting_p, paired_exact_p
+from hawkvision.cascade.certification.certificate import (
+    BEST_ONLY,
+    Method,
+    Rung,
+    Sample,
+    Step,
+    Thresholds,
+    certify,
+    check_path,
+    losses,
+    sweep,
+    threshold_grid,
+    two_levels,
+)
+
+Labels = NDArray[np.int64]
+
+
+def draw_sample(rng: np.random.Generator, n: int, *, middle: bool = False) -> Sample:
+    """A ladder whose truth is known: right rises with the score; a wrong answer is one of two wrong labels."""
+    best = np.where(rng.random(n) < 0.9, 0, rng.integers(1, 3, n))
+
+    def rung(base: float, copies: float) -> Rung:
+        scores = rng.random(n)
+        own = np.where(rng.random(n) < base + (1 - base) * scores, 0, rng.integers(1, 3, n))
+        said = np.where(rng.random(n) < copies, best, own)
+        return Rung(scores, said == 0, said != best)
+
+    return Sample(rung(0.5, 0.3), best == 0, rung(0.7, 0.5) if middle else None)
+
+
+def sample_of(scores: list[float], edge_right: list[int], best_right: list[int]) -> Sample:
+    edge, best = np.array(edge_right, bool), np.array(best_right, bool)
+    return Sample(Rung(np.array(scores), edge, edge != best), best)
+
+
+def path_of_three(rng: np.random.Generator, steps: int) -> tuple[Thresholds, ...]:
+    bars = np.sort(rng.random((steps, 2)), axis=0)[::-1]
+    return (BEST_ONLY, *(Thresholds(float(e), float(m)) for e, m in bars), Thresholds(-math.inf, -math.inf))
+
+
+@given(st.integers(1, 120), st.integers(0, 2**32 - 1), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_sweep_counts_what_going_through_the_pictures_one_by_one_counts(n: int, seed: int, ties: bool) -> None:
+    rng = np.random.default_rng(seed)
+    sample = draw_sample(rng, n, middle=True)
+    assert sample.middle is not None
+    if ties:
+        edge = replace(sample.edge, scores=np.round(sample.edge.scores, 1))
+        sample = replace(sample, edge=edge, middle=replace(sample.middle, scores=np.round(sample.middle.scores, 1)))
+    for step in sweep(sample, path_of_three(rng, 6)):
+        assert step == count_one_by_one(sample, step.thresholds)
+
+
+def count_one_by_one(sample: Sample, thresholds: Thresholds) -> Step:
+    middle = sample.middle
+    assert middle is not None
+    lost = gained = differing = edge_differing = at_edge = at_middle = 0
+    for i in range(len(sample)):
+        if sample.edge.scores[i] >= thresholds.edge:
+            rung, at_edge = sample.edge, at_edge + 1
+            edge_differing += int(rung.differs[i])
+        elif middle.scores[i] >= thresholds.middle:
+            rung, at_middle = middle, at_middle + 1
+        else:
+            continue
+        lost += int(sample.best_right[i] and not rung.right[i])
+        gained += int(rung.right[i] and not sample.best_right[i])
+        differing += int(rung.differs[i])
+    n = len(sample)
+    shares = (n - at_edge) / n, (n - at_edge - at_middle) / n, (lost - gained) / n
+    return Step(thresholds, *shares, lost, gained, differing, edge_differing)
+
+
+@given(st.integers(1, 80), st.integers(0, 2**32 - 1), st.booleans())
+@settings(deadline=None)
+def test_losses_add_up_to_what_the_sweep_counts(n: int, seed: int, middle: bool) -> None:
+    rng = np.random.default_rng(seed)
+    sample = draw_sample(rng, n, middle=middle)
+    for step in sweep(sample, path_of_three(rng, 4)):
+        each = losses(sample, step.thresholds)
+        assert (int((each == 1).sum()), int((each == -1).sum())) == (step.lost, step.gained)
+
+
+@given(st.integers(1, 80), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_disagreement_bounds_the_drop_of_every_sample(n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sample = draw_sample(rng, n, middle=True)
+    for step in sweep(sample, path_of_three(rng, 4)):
+        assert step.lost - step.gained <= step.lost + step.gained <= step.differing
+
+
+def test_an_infinite_middle_threshold_never_asks_the_middle_rung() -> None:
+    sample = draw_sample(np.random.default_rng(6), 300, middle=True)
+    path = two_levels(threshold_grid(sample.edge.scores, 20))
+    assert list(sweep(sample, path)) == list(sweep(replace(sample, middle=None), path))
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_certified_drop_holds_on_fresh_traffic_in_all_but_delta_of_the_samples(method: Method) -> None:
+    rng = np.random.default_rng(20261121)
+    population = draw_sample(rng, 400_000, middle=True)
+    path = path_of_three(rng, 24)
+    truth = {step.thresholds: step.drop for step in sweep(population, path)}
+    epsilon, delta, runs = 0.04, 0.05, 150
+    violations, kept_steps = 0, set()
+    for _ in range(runs):
+        kept = certify(draw_sample(rng, 600, middle=True), path, epsilon, delta, method).thresholds
+        kept_steps.add(kept)
+        violations += truth[kept] > epsilon
+    # 5 % of 150 plus two standard errors.
+    assert violations <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
+    assert kept_steps != {BEST_ONLY}
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_the_kept_step_is_the_last_before_the_first_failure(method: Method) -> None:
+    sample = draw_sample(np.random.default_rng(8), 800, middle=True)
+    path = path_of_three(np.random.default_rng(9), 30)
+    steps = list(sweep(sample, path))
+
+    def p_value(step: Step) -> float:
+        match method:
+            case Method.EXACT:
+                return paired_exact_p(step.lost, step.gained, 800, 0.05)
+            case Method.BETTING:
+                return paired_betting_p(losses(sample, step.thresholds), 0.05)
+            case Method.AGREEMENT:
+                return agreement_p(step.differing, 800, 0.05)
+
+    passed = [p_value(step) <= 0.05 for step in steps[1:]]
+    assert 0 < passed.index(False) < len(passed) - 1
+    assert certify(sample, path, 0.05, method=method) == steps[passed.index(False)]
+
+
+def test_search_stops_at_the_first_failure_even_if_later_thresholds_would_pass() -> None:
+    # The edge loses badly on its surest half and wins on the rest: overall fine, but the order was fixed before.
+    n = 400
+    edge = [0] * (n // 2) + [1] * (n // 2)
+    sample = sample_of(list(np.linspace(1.0, 0.0, n)), edge, [1 - right for right in edge])
+    path = two_levels(threshold_grid(sample.edge.scores))
+    assert next(s.drop for s in reversed(list(sweep(sample, path)))) == 0.0
+    assert certify(sample, path, max_drop=0.2).thresholds.edge > 0.8
+
+
+def test_the_cheapest_of_the_certified_steps_is_kept_and_none_beyond_them() -> None:
+    sample = draw_sample(np.random.default_rng(11), 1_000, middle=True)
+    path = path_of_three(np.random.default_rng(12), 30)
+    last = certify(sample, path, 0.06)
+    certified = list(sweep(sample, path))[: path.index(last.thresholds) + 1]
+    expensive_edge = certify(sample, path, 0.06, cost=lambda step: 1.0 - step.escalation)
+    assert expensive_edge == certified[0]
+    odd = certify(sample, path, 0.06, cost=lambda step: abs(step.escalation - 0.9))
+    assert odd == min(certified, key=lambda step: abs(step.escalation - 0.9))
+    assert odd not in (certified[0], last)
+
+
+def test_betting_depends_on_the_order_of_the_pictures_and_the_exact_test_does_not() -> None:
+    sample = draw_sample(np.random.default_rng(13), 500)
+    order = np.argsort(sample.edge.right, kind="stable")
+    edge = Rung(sample.edge.scores[order], sample.edge.right[order], sample.edge.differs[order])
+    turned = Sample(edge, sample.best_right[order])
+    path = two_levels(threshold_grid(sample.edge.scores, 50))
+    assert certify(turned, path, 0.06) == certify(sample, path, 0.06)
+    kept = [certify(s, path, 0.06, method=Method.BETTING).thresholds for s in (sample, turned)]
+    assert kept[0] != kept[1]
+
+
+def test_agreement_needs_no_labels() -> None:
+    sample = draw_sample(np.random.default_rng(14), 1_000)
+    nothing = np.zeros(1_000, bool)
+    unlabelled = Sample(Rung(sample.edge.scores, nothing, sample.edge.differs), nothing)
+    path = two_levels(threshold_grid(sample.edge.scores, 50))
+    kept = certify(unlabelled, path, 0.1, method=Method.AGREEMENT)
+    assert kept.thresholds == certify(sample, path, 0.1, method=Method.AGREEMENT).thresholds
+    assert kept.thresholds.edge < math.inf
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_everything_is_escalated_when_nothing_may_be_given_up(method: Method) -> None:
+    sample = draw_sample(np.random.default_rng(1), 500)
+    kept = certify(sample, two_levels(threshold_grid(sample.edge.scores)), 0.0, method=method)
+    assert (kept.thresholds, kept.escalation, kept.to_best, kept.drop) == (BEST_ONLY, 1.0, 1.0, 0.0)
+
+
+def test_too_few_pictures_certify_nothing() -> None:
+    sample = draw_sample(np.random.default_rng(2), 50)
+    assert certify(sample, two_levels(threshold_grid(sample.edge.scores)), 0.02).thresholds == BEST_ONLY
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_a_larger_allowed_drop_never_escalates_more(method: Method) -> None:
+    sample = draw_sample(np.random.default_rng(3), 1_000)
+    path = two_levels(threshold_grid(sample.edge.scores, 60))
+    escalations = [certify(sample, path, drop, method=method).escalation for drop in (0.01, 0.03, 0.06, 0.12, 0.25)]
+    assert escalations == sorted(escalations, reverse=True)
+    assert escalations[0] > escalations[-1]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=300), st.integers(2, 80))
+def test_grid_descends_from_infinity_to_minus_infinity(scores: list[float], points: int) -> None:
+    grid = threshold_grid(np.array(scores), points)
+    assert (grid[0], grid[-1]) == (np.inf, -np.inf)
+    assert len(grid) <= points + 1
+    assert np.all(grid[1:] < grid[:-1])
+    check_path(two_levels(grid))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ((), "start with"),
+        ((Thresholds(0.9),), "start with"),
+        ((Thresholds(math.inf, 0.5), Thresholds(0.9, 0.4)), "start with"),
+        ((BEST_ONLY, Thresholds(0.5), Thresholds(0.6)), "descend"),
+        ((BEST_ONLY, Thresholds(0.5, 0.5), Thresholds(0.4, 0.6)), "descend"),
+        ((BEST_ONLY, Thresholds(math.nan)), "descend"),
+    ],
+)
+def test_paths_that_are_not_in_testing_order_are_refused(path: tuple[Thresholds, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        certify(draw_sample(np.random.default_rng(5), 10), path, 0.1)
+
+
+def test_a_path_may_hold_one_threshold_while_the_other_descends() -> None:
+    path = (BEST_ONLY, Thresholds(math.inf, 0.9), Thresholds(0.8, 0.9), Thresholds(0.8, 0.7))
+    sample = draw_sample(np.random.default_rng(5), 400, middle=True)
+    assert certify(sample, path, 1.0).thresholds == path[-1], "everything may be given up, so all steps are certified"
+
+
+def test_misshapen_samples_are_refused() -> None:
+    three, four = np.zeros(3, bool), np.zeros(4, bool)
+    with pytest.raises(ValueError, match="same length"):
+        Sample(Rung(np.zeros(3), three, three), four)
+    with pytest.raises(ValueError, match="same length"):
+        Sample(Rung(np.zeros(3), three, three), three, Rung(np.zeros(4), four, four))
+    with pytest.raises(ValueError, match="at least 1"):
+        Sample(Rung(np.zeros(0), three[:0], three[:0]), three[:0])

@@ -1,0 +1,288 @@
+"""Profiles and site certificates as files: what survives them, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from hawkvision.cascade.certification.profile import (
+    Certificate,
+    Condition,
+    ScoreCurve,
+    SiteCertificates,
+    SiteData,
+    SitePair,
+    SiteRung,
+    Watch,
+    dump,
+    load_profile,
+    load_site,
+    seal,
+    threshold_value,
+)
+from hawkvision.cascade.scores import Score
+from hawkvision.core.errors import ManifestError
+from hawkvision.models.artifacts import sha256_of
+from hawkvision.models.manifest import MeasuredAccuracy
+from tests.hawkvision.cascade.synthetic import SHA, make_profile
+
+FRACTIONS = st.floats(0.0, 1.0)
+NAMES = st.from_regex(re.compile(r"[a-z0-9][a-z0-9_.-]{0,20}", re.ASCII), fullmatch=True)
+HASHES = st.from_regex(re.compile(r"[0-9a-f]{64}", re.ASCII), fullmatch=True)
+THRESHOLDS = st.one_of(FRACTIONS, st.sampled_from(["always", "never"]))
+WATCHES = st.builds(Watch, max_drop=FRACTIONS, disagreement=FRACTIONS, difficulty=FRACTIONS)
+CERTIFICATES = st.builds(
+    Certificate,
+    max_drop=FRACTIONS,
+    threshold=THRESHOLDS,
+    middle_threshold=THRESHOLDS,
+    delta=FRACTIONS,
+    n=st.integers(1, 10**6),
+    basis=st.sampled_from(["labelled", "agreement", "profile"]),
+    escalation=FRACTIONS,
+    to_best=FRACTIONS,
+    observed_drop=st.floats(-1.0, 1.0),
+    edge_watch=WATCHES,
+    middle_watch=st.one_of(st.none(), WATCHES),
+)
+CONDITIONS = st.builds(
+    Condition,
+    min_received_fraction=FRACTIONS,
+    balanced=CERTIFICATES,
+    fast=CERTIFICATES,
+    certificates=st.lists(CERTIFICATES, max_size=3).map(tuple),
+)
+ACCURACIES = st.builds(
+    MeasuredAccuracy, value=FRACTIONS, n=st.integers(1, 10**6), low=FRACTIONS, high=FRACTIONS, data_sha256=HASHES
+)
+SITES = st.builds(
+    SiteCertificates,
+    format=st.just(1),
+    task=NAMES,
+    as_of=st.dates().map(lambda day: day.isoformat()),
+    data=st.builds(SiteData, name=st.text(max_size=20), sha256=HASHES, n=st.integers(1, 10**6), labelled=st.booleans()),
+    rungs=st.lists(
+        st.builds(
+            SiteRung,
+            name=NAMES,
+            fingerprint=HASHES,
+            temperature=st.floats(0.05, 20.0),
+            accuracy=st.one_of(st.none(), ACCURACIES),
+        ),
+        max_size=3,
+    ).map(tuple),
+    pairs=st.lists(
+        st.builds(
+            SitePair,
+            edge=NAMES,
+            best=NAMES,
+            middle=st.one_of(st.none(), NAMES),
+            score=st.sampled_from(Score),
+            middle_score=st.one_of(st.none(), st.sampled_from(Score)),
+            conditions=st.lists(CONDITIONS, min_size=1, max_size=2).map(tuple),
+        ),
+        min_size=1,
+        max_size=2,
+    ).map(tuple),
+)
+
+
+def content_of(document: bytes) -> dict[str, Any]:
+    content: dict[str, Any] = msgspec.json.decode(document)
+    assert len(content.pop("digest")) == 64
+    return content
+
+
+def write(folder: Path, data: bytes) -> Path:
+    path = folder / "document.json"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("middle", [False, True])
+def test_a_profile_survives_the_file(tmp_path: Path, middle: bool) -> None:
+    profile = make_profile(middle=middle)
+    assert load_profile(write(tmp_path, dump(profile))) == profile
+
+
+@given(SITES)
+@settings(max_examples=60, deadline=None)
+def test_site_certificates_survive_the_file(site: SiteCertificates) -> None:
+    assert msgspec.convert(content_of(dump(site)), SiteCertificates) == site
+
+
+def make_site() -> SiteCertificates:
+    pair = SitePair(edge="small", best="large", score=Score.TOP1, conditions=make_profile().pairs[0].conditions)
+    data = SiteData(name="yard", sha256=SHA, n=900, labelled=True)
+    rung = SiteRung(name="small", fingerprint=SHA, temperature=1.0)
+    return SiteCertificates(format=1, task="digits", as_of="2026-11-21", data=data, rungs=(rung,), pairs=(pair,))
+
+
+def test_site_certificates_are_read_from_a_file(tmp_path: Path) -> None:
+    site = make_site()
+    loaded = load_site(write(tmp_path, dump(site)))
+    assert loaded == site
+    assert loaded.rung("small") == site.rungs[0]
+    assert loaded.rung("large") is None
+    assert loaded.pair("small", "large") == site.pairs[0]
+
+
+def test_a_pair_that_a_site_lacks_names_the_command_that_certifies_it() -> None:
+    with pytest.raises(ManifestError, match=r"hawkvision certify --task \w+ --edge tiny"):
+        make_site().pair("tiny", "large")
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    assert dump(make_profile.__wrapped__(seed=3, n=600)) == dump(make_profile.__wrapped__(seed=3, n=600))
+
+
+@pytest.mark.parametrize(
+    ("load", "command"), [(load_profile, "hawkvision calibrate"), (load_site, "hawkvision certify")]
+)
+def test_a_missing_file_names_the_command(load: Callable[[Path], object], command: str, tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=command):
+        load(tmp_path / "none.json")
+
+
+@given(data=st.binary(max_size=200), load=st.sampled_from([load_profile, load_site]))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_garbage_is_refused_by_name(data: bytes, load: Callable[[Path], object], tmp_path: Path) -> None:
+    path = write(tmp_path, data)
+    with pytest.raises(ManifestError, match=path.name):
+        load(path)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=40)
+def test_a_bent_profile_is_refused_or_says_the_same(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Whatever byte is changed, what is read back is what was written or an error; nothing else escapes."""
+    document = bytearray(dump(make_profile()))
+    for _ in range(3):
+        document[data.draw(st.integers(0, len(document) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        read = load_profile(write(tmp_path_factory.mktemp("bent"), bytes(document)))
+    except ManifestError:
+        return
+    assert read == make_profile()
+
+
+NUMBER = re.compile(rb"(?<=: )\d+\.\d+(?=,?\n)")
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=40)
+def test_any_number_that_is_altered_is_found_out(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    files: list[tuple[Callable[[Path], object], bytes]]
+    files = [(load_profile, dump(make_profile())), (load_site, dump(make_site()))]
+    load, document = data.draw(st.sampled_from(files))
+    place = data.draw(st.sampled_from(list(NUMBER.finditer(document))))
+    other = data.draw(st.floats(0.0, 1.0).map(lambda number: str(number).encode()))
+    assume(float(other) != float(place[0]))
+    path = write(tmp_path_factory.mktemp("altered"), document[: place.start()] + other + document[place.end() :])
+    with pytest.raises(ManifestError, match=r"document\.json: "):
+        load(path)
+
+
+def test_an_altered_threshold_is_refused_and_the_error_says_what_to_do(tmp_path: Path) -> None:
+    content = msgspec.json.decode(dump(make_site()))
+    content["pairs"][0]["conditions"][0]["certificates"][0]["threshold"] = 0.0
+    path = write(tmp_path, msgspec.json.encode(content))
+    with pytest.raises(
+        ManifestError, match=r"was altered.*`hawkvision certify --data IMAGES`.*`hawkvision seal .*document\.json`"
+    ):
+        load_site(path)
+
+
+def test_a_file_without_a_digest_is_refused_until_somebody_vouches_for_it(tmp_path: Path) -> None:
+    site = make_site()
+    path = write(tmp_path, msgspec.json.encode(site))
+    with pytest.raises(ManifestError, match="has no digest of its content"):
+        load_site(path)
+    path.write_bytes(seal(path))
+    assert load_site(path) == site
+
+
+def test_spaces_order_and_a_byte_order_mark_are_no_alteration(tmp_path: Path) -> None:
+    profile = make_profile()
+    content = dict(reversed(msgspec.json.decode(dump(profile)).items()))
+    assert load_profile(write(tmp_path, b"\xef\xbb\xbf" + msgspec.json.encode(content))) == profile
+
+
+def test_what_is_neither_profile_nor_certificates_is_not_vouched_for(tmp_path: Path) -> None:
+    for other in (b"{}", b"[]", b"no json", b'{"as_of": 1}'):
+        with pytest.raises(ManifestError, match="expected a profile or a site's certificates"):
+            seal(write(tmp_path, other))
+
+
+def test_a_pinned_profile_is_the_pinned_file_or_none(tmp_path: Path) -> None:
+    document = dump(make_profile())
+    path = write(tmp_path, document)
+    assert load_profile(path, sha256_of(document)) == make_profile()
+    content = content_of(document)
+    content["pairs"][0]["conditions"][0]["fast"]["threshold"] = 0.0
+    path.write_bytes(msgspec.json.encode(content))
+    path.write_bytes(seal(path))  # as somebody would who knows how
+    with pytest.raises(ManifestError, match=f"expected SHA-256 {sha256_of(document)}, found"):
+        load_profile(path, sha256_of(document))
+
+
+def test_a_folder_in_the_place_of_a_profile_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=tmp_path.name):
+        load_profile(tmp_path)
+
+
+def test_an_unknown_key_is_named(tmp_path: Path) -> None:
+    bent = dump(make_profile()).replace(b'"format": 3,', b'"format": 2, "fromat": 2,', 1)
+    with pytest.raises(ManifestError, match="fromat"):
+        load_profile(write(tmp_path, bent))
+
+
+@pytest.mark.parametrize("written", ["1", "5", '"2"'])
+def test_a_profile_of_another_format_says_how_to_make_it_anew(tmp_path: Path, written: str) -> None:
+    other = dump(make_profile()).replace(b'"format": 3,', f'"format": {written},'.encode(), 1)
+    with pytest.raises(ManifestError, match=r"format.*made anew with `hawkvision calibrate .*--data IMAGES`"):
+        load_profile(write(tmp_path, other))
+
+
+@pytest.mark.parametrize(
+    ("scores", "disagreement", "drop", "message"),
+    [
+        ((0.1, 0.2), (0.5, 0.4, 0.3), (0.1, 0.1), "as many"),
+        ((0.2, 0.1), (0.5, 0.4), (0.1, 0.1), "scores of a curve must be sorted"),
+        ((0.1, 0.2), (0.4, 0.5), (0.1, 0.1), "disagreement of a curve must be sorted"),
+        ((0.1,), (0.4,), (0.1,), "length >= 2"),
+        ((0.1, 1.2), (0.4, 0.3), (0.1, 0.1), "<= 1.0"),
+        ((0.1, 0.2), (0.4, 0.3), (0.1, -0.1), ">= 0.0"),
+    ],
+)
+def test_curves_that_make_no_sense_are_refused(
+    scores: tuple[float, ...], disagreement: tuple[float, ...], drop: tuple[float, ...], message: str
+) -> None:
+    document = {"scores": scores, "disagreement": disagreement, "drop": drop}
+    with pytest.raises(msgspec.ValidationError, match=message):
+        msgspec.convert(document, ScoreCurve)
+
+
+def test_words_stand_for_infinite_thresholds() -> None:
+    assert threshold_value("always") == math.inf
+    assert threshold_value("never") == -math.inf
+    assert threshold_value(0.25) == 0.25
+
+
+def test_rungs_and_pairs_are_found_by_name_and_others_named() -> None:
+    profile = make_profile()
+    assert profile.rung("small").name == "small"
+    with pytest.raises(ManifestError, match="no rung 'tiny'"):
+        profile.rung("tiny")
+    with pytest.raises(ManifestError, match=r"hawkvision calibrate --task \w+ --edge tiny --best large"):
+        profile.pair("tiny", "large")

@@ -1,0 +1,262 @@
+"""How a profile is made: disjoint splits, temperatures, accuracies, and certificates as they are written down."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.cascade.certification.bounds import drop_upper_bound, paired_exact_p
+from hawkvision.cascade.certification.calibration import clopper_pearson
+from hawkvision.cascade.certification.certificate import BEST_ONLY, Method, Sample, Thresholds, check_path, sweep
+from hawkvision.cascade.certification.profile import Condition, threshold_value
+from hawkvision.cascade.certification.profiling import (
+    Looked,
+    balanced_drop,
+    certify_condition,
+    make_sample,
+    measure_accuracy,
+    paths_of,
+    profile_rung,
+    rounded_path,
+    split_indices,
+    written,
+)
+from hawkvision.cascade.certification.threshold_search import Costs
+from hawkvision.cascade.scores import Score, score, softmax
+from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
+
+COSTS = Costs(edge=1.0, best=20.0, hop=5.0, middle=4.0)
+BARS = st.one_of(st.floats(0.0, 1.0), st.sampled_from([math.inf, -math.inf]))
+
+
+@functools.cache
+def looked_at(n: int = 2_000) -> tuple[np.ndarray, Looked, Looked, Looked]:
+    """Labels, and what three rungs said: edge (about 80 % right), middle and best."""
+    rng = np.random.default_rng(5)
+    labels = rng.integers(0, 10, n)
+    edge, middle, best = (Looked(str(s), softmax(make_logits(rng, labels, s)), s) for s in (3.0, 6.0, 9.0))
+    return labels, edge, middle, best
+
+
+def sample_at(n: int = 2_000, *, labelled: bool = True) -> Sample:
+    labels, edge, middle, best = looked_at(n)
+    truth = labels if labelled else None
+    return make_sample(edge, Score.MARGIN, best, truth, np.arange(n), middle, Score.TOP1)
+
+
+TWO = tuple(Thresholds(t) for t in (math.inf, *np.linspace(0.99, 0.0, 60).tolist(), -math.inf))
+THREE = (
+    BEST_ONLY,
+    *(Thresholds(t, t) for t in np.linspace(0.99, 0.01, 60).tolist()),
+    Thresholds(-math.inf, -math.inf),
+)
+
+
+@functools.cache
+def condition(method: Method = Method.EXACT, *, three: bool = True) -> Condition:
+    paths = (TWO, THREE) if three else (TWO,)
+    return certify_condition(sample_at(labelled=method is not Method.AGREEMENT), paths, COSTS, 0.03, 0.05, method)
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=3, max_size=300), st.integers(0, 2**32 - 1))
+def test_splits_are_disjoint_and_cover_everything(groups: list[str], seed: int) -> None:
+    split = split_indices(np.array(groups), seed)
+    together = np.concatenate([split.profile, split.certify, split.held_out])
+    assert sorted(together.tolist()) == list(range(len(groups)))
+
+
+@given(st.lists(st.integers(0, 40), min_size=10, max_size=300), st.integers(0, 2**32 - 1))
+def test_no_part_is_empty_however_small_the_groups(groups: list[int], seed: int) -> None:
+    split = split_indices(np.array(groups, np.str_), seed)
+    assert min(len(split.profile), len(split.certify), len(split.held_out)) > 0
+
+
+def test_pictures_with_a_source_each_are_split_as_one_group() -> None:
+    split = split_indices(np.array([f"{i}.jpg" for i in range(1_000)]), seed=1)
+    assert (len(split.profile), len(split.certify), len(split.held_out)) == (200, 500, 300)
+
+
+def test_splits_keep_the_mixture_of_sources() -> None:
+    groups = np.array(["a"] * 600 + ["b"] * 400)
+    split = split_indices(groups, seed=1)
+    assert (groups[split.certify] == "a").mean() == pytest.approx(0.6)
+    assert len(split.profile) == 200
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_that_are_certified_are_those_of_the_written_temperature(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 10, 500)
+    logits = make_logits(rng, labels, 3.0)
+    split = split_indices(labels.astype(str), seed=1)
+    rung, looked = profile_rung("small", {"small": SHA}, SHA, logits, labels, split, SHA, cost_ms=1.23456)
+    served = softmax(logits, rung.temperature)
+    np.testing.assert_array_equal(looked.probabilities, served)
+    np.testing.assert_array_equal(looked.scores(Score.MARGIN), score(served, Score.MARGIN).astype(np.float64))
+    assert rung.cost_ms == looked.cost_ms == 1.235
+
+
+def test_accuracy_is_measured_on_the_certification_split_alone() -> None:
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 10, 600)
+    logits = make_logits(rng, labels, 3.0)
+    split = split_indices(labels.astype(str), seed=1)
+    logits[split.certify, :] = 0.0
+    logits[split.certify, labels[split.certify]] = 9.0
+    rung, _ = profile_rung("small", {}, SHA, logits, labels, split, SHA, 1.0)
+    assert (rung.accuracy.value, rung.accuracy.n) == (1.0, len(split.certify))
+
+
+@given(st.integers(1, 400), st.data())
+def test_measured_accuracy_lies_inside_its_interval(n: int, data: st.DataObject) -> None:
+    right = data.draw(st.integers(0, n))
+    measured = measure_accuracy(np.arange(n) < right, SHA)
+    assert 0.0 <= measured.low <= measured.value <= measured.high <= 1.0
+
+
+@pytest.mark.parametrize(("gap", "drop"), [(0.2, 0.05), (0.04, 0.01), (0.005, 0.0025), (0.0, 0.0), (-0.1, 0.0)])
+def test_balanced_gives_up_a_quarter_of_the_gap_and_never_more_than_half(gap: float, drop: float) -> None:
+    assert balanced_drop(gap, n=680, delta=0.05) == pytest.approx(drop)
+
+
+def test_balanced_asks_for_no_less_than_the_pictures_can_show() -> None:
+    assert paired_exact_p(0, 0, n=400, max_drop=0.25 * 0.0257) > 0.05
+    assert paired_exact_p(0, 0, n=400, max_drop=balanced_drop(0.0257, n=400, delta=0.05)) <= 0.05
+
+
+@given(BARS)
+def test_thresholds_are_written_once_and_for_all(bar: float) -> None:
+    kept = threshold_value(written(bar))
+    assert threshold_value(written(kept)) == kept
+    assert kept == bar or abs(kept - bar) <= 5e-9
+
+
+@given(st.lists(st.floats(0, 1), max_size=40))
+def test_a_written_path_is_still_in_testing_order_and_names_each_step_once(bars: list[float]) -> None:
+    path = (BEST_ONLY, *(Thresholds(bar, bar) for bar in sorted(bars, reverse=True)))
+    kept = rounded_path(path)
+    check_path(kept)
+    assert len(set(kept)) == len(kept)
+    assert rounded_path(kept) == kept
+
+
+def test_neighbouring_float32_scores_near_one_stay_apart() -> None:
+    above, below = np.float32(1.0), np.nextafter(np.float32(1.0), np.float32(0.0))
+    assert written(float(above)) != written(float(below))
+
+
+def test_a_sample_says_who_was_right_and_who_differed_from_the_best() -> None:
+    labels, edge, middle, best = looked_at()
+    sample = sample_at()
+    np.testing.assert_array_equal(sample.best_right, best.labels() == labels)
+    np.testing.assert_array_equal(sample.edge.differs, edge.labels() != best.labels())
+    assert sample.middle is not None
+    np.testing.assert_array_equal(sample.middle.scores, middle.scores(Score.TOP1))
+
+
+def test_without_labels_nothing_counts_as_right() -> None:
+    sample = sample_at(labelled=False)
+    assert not sample.best_right.any()
+    assert not sample.edge.right.any()
+    np.testing.assert_array_equal(sample.edge.differs, sample_at().edge.differs)
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_every_certificate_says_what_its_thresholds_did_on_the_sample(method: Method) -> None:
+    sample = sample_at(labelled=method is not Method.AGREEMENT)
+    for c in (*condition(method).certificates, condition(method).balanced, condition(method).fast):
+        thresholds = Thresholds(threshold_value(c.threshold), threshold_value(c.middle_threshold))
+        (step,) = sweep(sample, (thresholds,))
+        assert c.escalation == pytest.approx(step.escalation)
+        assert c.to_best == pytest.approx(step.to_best)
+        expected = step.differing / 2_000 if method is Method.AGREEMENT else step.drop
+        assert c.observed_drop == pytest.approx(expected, abs=1e-6)
+        assert (c.n, c.delta, c.basis) == (2_000, 0.05, "agreement" if method is Method.AGREEMENT else "labelled")
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_what_is_observed_stays_below_what_is_certified_and_looser_costs_no_more(method: Method) -> None:
+    found = condition(method)
+    assert all(c.observed_drop < c.max_drop for c in (*found.certificates, found.fast))
+    costs = [c.to_best for c in condition(method, three=False).certificates]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] > costs[-1]
+
+
+def test_agreement_never_certifies_more_than_labels_do_at_the_same_level() -> None:
+    labelled, unlabelled = condition(three=False), condition(Method.AGREEMENT, three=False)
+    wide = [(a, b) for a, b in zip(labelled.certificates, unlabelled.certificates, strict=True) if a.max_drop >= 0.03]
+    assert all(a.escalation <= b.escalation for a, b in wide)
+    assert labelled.fast.max_drop < unlabelled.fast.max_drop
+
+
+def test_each_of_two_paths_is_tested_at_half_of_delta() -> None:
+    sample, max_drop = replace(sample_at(), middle=None), 0.03
+    alone = certify_condition(sample, (TWO,), COSTS, max_drop, 0.025, Method.EXACT).balanced
+    both = certify_condition(sample, (TWO, TWO), COSTS, max_drop, 0.05, Method.EXACT).balanced
+    assert (both.threshold, both.delta) == (alone.threshold, 0.05)
+
+
+def test_never_escalating_carries_the_upper_bound_of_its_drop() -> None:
+    sample = sample_at()
+    lost = int((sample.best_right & ~sample.edge.right).sum())
+    gained = int((sample.edge.right & ~sample.best_right).sum())
+    bound = drop_upper_bound(lost, gained, 2_000)
+    assert condition().fast.threshold == "never"
+    assert bound <= condition().fast.max_drop <= bound + 1e-4
+
+
+def test_watches_bound_what_each_rung_was_seen_to_do() -> None:
+    sample = sample_at()
+    assert sample.middle is not None
+    c = next(c for c in condition().certificates if c.middle_watch is not None and c.max_drop >= 0.03)
+    assert c.middle_watch is not None
+    accepted = sample.edge.scores >= threshold_value(c.threshold)
+    halfway = ~accepted & (sample.middle.scores >= threshold_value(c.middle_threshold))
+    escalated = int((~accepted).sum())
+
+    def upper(count: int, n: int) -> float:
+        return clopper_pearson(count, n, 0.05)[1]
+
+    assert c.edge_watch.disagreement == pytest.approx(
+        upper(int((accepted & sample.edge.differs).sum()), 2_000), abs=1e-6
+    )
+    assert c.edge_watch.difficulty == pytest.approx(upper(escalated, 2_000), abs=1e-6)
+    differing = int((halfway & sample.middle.differs).sum())
+    assert c.middle_watch.disagreement == pytest.approx(upper(differing, escalated), abs=1e-6)
+    assert c.middle_watch.difficulty == pytest.approx(upper(escalated - int(halfway.sum()), escalated), abs=1e-6)
+
+
+def test_what_the_rungs_may_give_up_adds_up_to_the_certified_drop() -> None:
+    for c in condition().certificates:
+        if c.middle_watch is not None and c.middle_watch.max_drop < 1.0:
+            together = c.edge_watch.max_drop + c.middle_watch.max_drop * c.escalation
+            assert together == pytest.approx(c.max_drop, abs=2e-6)
+        elif c.middle_watch is None:
+            assert c.edge_watch.max_drop == c.max_drop
+
+
+@pytest.mark.parametrize("middle", [False, True])
+def test_the_paths_of_a_pair_are_those_that_were_certified(middle: bool) -> None:
+    pair = make_profile(middle=middle).pairs[0]
+    paths = paths_of(pair)
+    assert len(paths) == (1 if pair.middle is None else 2)
+    steps = {step for path in paths for step in path}
+    for path in paths:
+        check_path(path)
+        assert path[-1].edge == -math.inf
+    for c in (*pair.conditions[0].certificates, pair.conditions[0].balanced):
+        assert Thresholds(threshold_value(c.threshold), threshold_value(c.middle_threshold)) in steps
+
+
+def test_a_middle_rung_that_pays_is_in_the_profile() -> None:
+    pair = make_profile(middle=True).pairs[0]
+    assert pair.middle is not None
+    assert pair.middle.name == "medium"
+    assert any(c.middle_watch is not None for c in pair.conditions[0].certificates)

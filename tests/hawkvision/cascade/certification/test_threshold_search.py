@@ -1,0 +1,173 @@
+"""Which thresholds are tried: smooth curves, paths of two and three levels, and what they cost."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hawkvision.cascade.certification.certificate import BEST_ONLY, Rung, Sample, Step, Thresholds, check_path, sweep
+from hawkvision.cascade.certification.threshold_search import (
+    CURVE_KNOTS,
+    Costs,
+    disagreement_risk,
+    expected_cost,
+    measure_curve,
+    plan_paths,
+    smooth,
+)
+from hawkvision.cascade.scores import Floats
+
+COSTS = Costs(edge=1.0, best=20.0, hop=5.0, middle=4.0)
+VALUES = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([-1.0, 0.0, 1.0])), min_size=1, max_size=40)
+
+
+def ladder(seed: int, n: int = 4_000, *, middle: float | None = None) -> Sample:
+    """An edge that is right 70 % of the time, a best rung 95 %, a middle rung that gives the best's label `middle`."""
+    rng = np.random.default_rng(seed)
+    best_right = rng.random(n) < 0.95
+
+    def rung(agreeing: float) -> Rung:
+        hardness = rng.random(n)
+        agrees = hardness < agreeing
+        scores = np.clip(1.0 - hardness + rng.normal(0, 0.1, n), 0.0, 1.0)
+        return Rung(scores, agrees & best_right, ~agrees)
+
+    edge = rung(0.7)
+    return Sample(edge, best_right, None if middle is None else rung(middle))
+
+
+def least_squares_falling(scores: Floats, values: Floats) -> Floats:
+    """The falling fit by its min-max formula (Robertson, Wright and Dykstra 1988, theorem 1.4.4), in cubic time."""
+    distinct, place = np.unique(scores, return_inverse=True)
+    k = len(distinct)
+
+    def mean(first: int, last: int) -> float:
+        return float(values[(place >= first) & (place <= last)].mean())
+
+    fit = [min(max(mean(a, b) for b in range(i, k)) for a in range(i + 1)) for i in range(k)]
+    return np.array(fit)[place]
+
+
+@given(VALUES)
+@settings(max_examples=60, deadline=None)
+def test_smoothing_is_the_isotonic_least_squares_fit(pairs: list[tuple[float, float]]) -> None:
+    scores, values = np.array([s for s, _ in pairs]), np.array([v for _, v in pairs])
+    np.testing.assert_allclose(smooth(scores, values), least_squares_falling(scores, values), atol=1e-9)
+
+
+@given(VALUES)
+@settings(deadline=None)
+def test_smoothing_falls_with_the_score_keeps_the_mean_and_changes_nothing_twice(
+    pairs: list[tuple[float, float]],
+) -> None:
+    scores, values = np.array([s for s, _ in pairs]), np.array([v for _, v in pairs])
+    fitted = smooth(scores, values)
+    assert np.all(np.diff(fitted[np.argsort(scores, kind="stable")]) <= 1e-12)
+    assert fitted.mean() == pytest.approx(values.mean(), abs=1e-9)
+    np.testing.assert_allclose(smooth(scores, fitted), fitted, atol=1e-12)
+
+
+@given(st.permutations([1.0, 0.0, 0.0, 1.0, 0.0]))
+def test_pictures_of_equal_score_are_worth_the_same_in_whatever_order_they_come(values: list[float]) -> None:
+    np.testing.assert_allclose(smooth(np.ones(5), np.array(values)), 0.4)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
+@settings(deadline=None)
+def test_risk_is_a_probability_that_adds_up_to_what_differed_whatever_the_scores(
+    pairs: list[tuple[float, bool]],
+) -> None:
+    scores, differs = np.array([s for s, _ in pairs]), np.array([d for _, d in pairs])
+    risk = disagreement_risk(scores, differs)
+    assert np.all((risk >= 0.0) & (risk <= 1.0))
+    assert risk.sum() == pytest.approx(differs.sum(), abs=1e-2)
+    by_score = risk[np.argsort(scores, kind="stable")]
+    assert np.all(np.diff(by_score) >= -1e-9) or np.all(np.diff(by_score) <= 1e-9)
+
+
+def test_where_neither_of_two_rungs_differs_the_one_that_began_to_differ_lower_down_is_the_safer() -> None:
+    scores = np.linspace(0.0, 1.0, 201)[1:-1]
+    bold, shy = (disagreement_risk(scores, scores < bar) for bar in (0.3, 0.6))
+    above = scores > 0.7
+    assert np.all(np.diff(bold[above]) < 0), "and the surer of two pictures, the safer"
+    assert np.all(bold[above] < shy[above])
+
+
+def test_a_middle_rung_that_hardly_differs_has_taken_nearly_all_before_the_edge_takes_half() -> None:
+    sample = ladder(7, middle=0.99)
+    _, three = plan_paths(sample, Costs(edge=1.0, best=20.0, hop=5.0, middle=10.0, reused=10.0))
+    half = next(step for step in sweep(sample, three) if step.escalation < 0.5)
+    assert half.to_best < 0.1 * half.escalation
+
+
+def test_a_curve_has_its_knots_at_equal_shares_and_falls() -> None:
+    sample = ladder(1)
+    curve = measure_curve(sample.edge, sample.best_right)
+    assert len(curve.scores) == CURVE_KNOTS
+    np.testing.assert_allclose(curve.scores, np.quantile(sample.edge.scores, np.linspace(0, 1, CURVE_KNOTS)), atol=1e-3)
+    assert np.all(np.diff(curve.disagreement) <= 0)
+    assert np.all(np.diff(curve.drop) <= 0)
+    assert np.all((curve.drop >= 0) & (curve.drop <= curve.disagreement + 0.2))
+    assert curve.disagreement[0] > 0.5 > curve.disagreement[-1]
+
+
+@pytest.mark.parametrize("middle", [None, 0.9, 1.0])
+def test_every_path_starts_at_the_best_rung_alone_descends_and_ends_at_never_escalating(middle: float | None) -> None:
+    for path in plan_paths(ladder(2, middle=middle), COSTS if middle else Costs(1.0, 20.0, 5.0)):
+        check_path(path)
+        assert path[0] == BEST_ONLY
+        assert path[-1].edge == -math.inf
+
+
+def test_without_a_middle_rung_there_are_two_levels() -> None:
+    (path,) = plan_paths(ladder(3), Costs(1.0, 20.0, 5.0))
+    assert {step.middle for step in path} == {math.inf}
+
+
+def test_a_middle_rung_that_is_never_right_adds_no_path() -> None:
+    assert len(plan_paths(ladder(4, middle=0.0), COSTS)) == 1
+
+
+def test_a_middle_rung_as_dear_as_the_best_adds_no_path() -> None:
+    assert len(plan_paths(ladder(5, middle=0.9), Costs(edge=1.0, best=20.0, hop=5.0, middle=20.0))) == 1
+
+
+def test_a_cheap_perfect_middle_rung_makes_three_levels_that_cost_less() -> None:
+    sample = ladder(6, middle=1.0)
+    two, three = plan_paths(sample, COSTS)
+    assert {step.middle for step in two} == {math.inf}
+    assert any(-math.inf < step.middle < math.inf for step in three)
+
+    def least(path: tuple[Thresholds, ...]) -> float:
+        return min(expected_cost(COSTS, step) for step in sweep(sample, path) if step.drop <= 0.05)
+
+    assert least(three) < least(two) / 1.5
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "escalation", "to_best", "cost"),
+    [
+        (BEST_ONLY, 1.0, 1.0, 25.0),
+        (Thresholds(0.5), 0.4, 0.4, 1.0 + 0.4 * 25.0),
+        (Thresholds(0.5, 0.6), 0.4, 0.1, 1.0 + 0.4 * (5.0 + 4.0) + 0.1 * 20.0),
+        (Thresholds(math.inf, 0.6), 1.0, 0.3, 5.0 + 4.0 + 0.3 * 20.0),
+        (Thresholds(-math.inf, -math.inf), 0.0, 0.0, 1.0),
+    ],
+)
+def test_cost_counts_every_rung_that_is_asked(
+    thresholds: Thresholds, escalation: float, to_best: float, cost: float
+) -> None:
+    step = Step(thresholds, escalation, to_best, 0.0, 0, 0, 0, 0)
+    assert expected_cost(COSTS, step) == pytest.approx(cost)
+
+
+@pytest.mark.parametrize(("middle", "cost"), [(math.inf, 1.0 + 0.4 * 25.0), (0.6, 1.0 + 0.4 * 9.0 + 0.1 * 17.0)])
+def test_what_the_best_rung_takes_over_from_a_middle_one_that_was_asked_costs_nothing(
+    middle: float, cost: float
+) -> None:
+    step = Step(Thresholds(0.5, middle), 0.4, 0.4 if middle == math.inf else 0.1, 0.0, 0, 0, 0, 0)
+    assert expected_cost(Costs(edge=1.0, best=20.0, hop=5.0, middle=4.0, reused=3.0), step) == pytest.approx(cost)

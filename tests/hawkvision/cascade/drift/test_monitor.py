@@ -1,0 +1,220 @@
+"""The log of audited outcomes: alarms that are rarely false, that no caller raises alone, that only evidence lifts."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.cascade.drift.monitor import (
+    ALTERNATIVES,
+    BLOCK,
+    LEAST_RETURN,
+    LOG,
+    MOST_CALLERS,
+    RECENT,
+    Claim,
+    Claims,
+    Coverage,
+    Monitor,
+    MonitorState,
+    claims_of,
+)
+
+FAST = Claim(-math.inf, 0.05)
+CLAIMS = Claims("profile", "edge", (FAST, Claim(0.3, 0.02), Claim(0.7, 0.005)), 0.05)
+
+
+def feed(monitor: Monitor, rng: random.Random, outcomes: int, times: float, callers: tuple[str, ...] = ("a",)) -> int:
+    """Outcomes of uniform scores whose disagreement is `times` what is claimed; how many there were until a change."""
+    before = monitor.suspended
+    for number in range(outcomes):
+        score = rng.random()
+        # P(score ≥ τ and differs): 0.05, 0.02 and 0.005 at the three thresholds.
+        chance = 0.03 / 0.3 if score < 0.3 else 0.015 / 0.4 if score < 0.7 else 0.005 / 0.3
+        monitor.record(score, rng.random() < times * chance, callers[number % len(callers)])
+        if monitor.suspended != before:
+            return number + 1
+    return outcomes
+
+
+def suspended(shared: bool = False) -> Monitor:
+    monitor = Monitor(CLAIMS, shared=shared)
+    monitor.suspend()
+    return monitor
+
+
+@pytest.mark.parametrize(("times", "within"), [(100.0, 40), (4.0, 400), (2.0, 2_500)])
+def test_a_reference_that_disagrees_more_than_claimed_raises_the_alarm(times: float, within: int) -> None:
+    for seed in range(5):
+        monitor, rng = Monitor(CLAIMS, shared=False), random.Random(seed)
+        feed(monitor, rng, 500, 0.5)
+        assert not monitor.suspended
+        assert feed(monitor, rng, within, times) < within, f"seed {seed}"
+
+
+def test_a_claim_that_accepts_everything_raises_the_alarm_like_any_other() -> None:
+    monitor = Monitor(Claims("p", "edge", (FAST,), 0.05), shared=False)
+    for _ in range(20):
+        monitor.record(0.0, True)
+    assert monitor.suspended
+
+
+def test_traffic_on_the_very_bounds_raises_false_alarms_no_oftener_than_stated() -> None:
+    alarms = 0
+    for seed in range(60):
+        monitor = Monitor(CLAIMS, shared=False)
+        alarms += feed(monitor, random.Random(seed), 2_000, 1.0) < 2_000
+    assert alarms <= 3  # 5 % of 60, in half as many outcomes as the bound is about
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.booleans()), min_size=1, max_size=200))
+def test_the_evidence_is_the_best_product_of_likelihood_ratios_from_any_block_on(
+    outcomes: list[tuple[float, bool]],
+) -> None:
+    monitor = Monitor(CLAIMS, shared=False)
+    monitor._maybe_alarm = lambda: None  # type: ignore[method-assign]
+    for score, differs in outcomes:
+        monitor.record(score, differs)
+    expected = []
+    for claim in CLAIMS.claims:
+        bets = []
+        for start in range(0, len(outcomes), BLOCK):
+            for times in ALTERNATIVES:
+                other = min(times * claim.disagreement, (1 + claim.disagreement) / 2)
+                ratios = (other / claim.disagreement, (1 - other) / (1 - claim.disagreement))
+                bets.append(
+                    sum(math.log(ratios[not (s >= claim.threshold and d)]) for s, d in outcomes[start:])
+                )  # fmt: skip
+        expected.append(max(bets))
+    assert monitor._evidence(*monitor._alarm_bets, math.inf) == pytest.approx(expected)
+
+
+# --------------------------------------------------------------------------------------------------------- callers
+
+
+@pytest.mark.parametrize("callers", [("mallory",), ("mallory", "marvin")])
+def test_fewer_than_three_callers_raise_no_alarm_in_a_shared_log_whatever_they_send(callers: tuple[str, ...]) -> None:
+    monitor, rng = Monitor(CLAIMS, shared=True), random.Random(1)
+    feed(monitor, rng, 300, 0.3, tuple(f"camera {i}" for i in range(10)))
+    for number in range(2_000):
+        monitor.record(rng.random(), True, callers[number % len(callers)])
+    assert not monitor.suspended
+
+
+def test_three_callers_do() -> None:
+    monitor = Monitor(CLAIMS, shared=True)
+    assert feed(monitor, random.Random(1), 200, 100.0, ("a", "b", "c")) < 200
+
+
+def test_callers_beyond_those_that_are_told_apart_count_as_one() -> None:
+    monitor = Monitor(CLAIMS, shared=True)
+    for number in range(MOST_CALLERS):
+        for _ in range(4):
+            monitor.record(0.9, False, f"camera {number}")
+    for number in range(1_000):
+        monitor.record(0.9, True, f"mallory {number}")
+    assert not monitor.suspended
+    assert len(monitor.state.callers) == MOST_CALLERS
+
+
+def test_the_log_is_bounded() -> None:
+    monitor = Monitor(CLAIMS, shared=True)
+    for number in range(LOG + 1_000):
+        monitor.record(0.5, False, str(number))
+    assert len(monitor.state.outcomes) <= 2 * LOG
+    assert len(monitor.state.callers) <= MOST_CALLERS
+    assert len(msgspec.json.encode(monitor.state)) < 12_000
+
+
+# ----------------------------------------------------------------------------------------------------- the return
+
+
+def test_an_alarm_is_lifted_by_outcomes_that_show_the_claim_to_hold_and_by_a_stated_number_at_least() -> None:
+    monitor = Monitor(CLAIMS, shared=False)
+    assert feed(monitor, random.Random(2), 500, 100.0) < 500
+    assert LEAST_RETURN <= feed(monitor, random.Random(3), LOG, 0.1) < LOG
+
+
+def test_nothing_lifts_an_alarm_but_outcomes() -> None:
+    monitor = suspended()
+    for _ in range(LEAST_RETURN - 1):
+        monitor.record(0.9, False)
+    assert monitor.suspended
+
+
+def test_traffic_that_goes_on_disagreeing_stays_suspended() -> None:
+    for seed in range(5):
+        monitor = suspended()
+        assert feed(monitor, random.Random(seed), LOG, 1.0) == LOG, f"seed {seed}"
+
+
+def test_a_long_bad_spell_does_not_delay_the_return() -> None:
+    short, long = suspended(), suspended()
+    feed(long, random.Random(4), 1_000, 20.0)
+    delays = [feed(monitor, random.Random(5), LOG, 0.05) for monitor in (short, long)]
+    assert delays[1] <= 2 * delays[0]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_caller_of_three_does_not_lift_an_alarm_of_all(shared: bool) -> None:
+    monitor = suspended(shared)
+    for number in range(1_000):
+        monitor.record(0.9, False, "mallory")
+        if number in (0, 1):
+            monitor.record(0.9, True, ("alice", "bob")[number])
+    assert monitor.suspended is shared
+
+
+# --------------------------------------------------------------------------------------------------------- state
+
+
+def test_a_restored_monitor_goes_on_as_if_nothing_had_happened() -> None:
+    first = Monitor(CLAIMS, shared=True)
+    feed(first, random.Random(6), 300, 1.0, ("a", "b", "c"))
+    second = Monitor(CLAIMS, shared=True)
+    assert second.restore(msgspec.json.decode(msgspec.json.encode(first.state), type=MonitorState))
+    for monitor in (first, second):
+        feed(monitor, random.Random(7), 500, 8.0, ("a", "b", "c"))
+    assert second.state == first.state
+    assert first.state.alarms >= 1
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        MonitorState("another"),
+        MonitorState(CLAIMS.key, failed=3),
+        MonitorState(CLAIMS.key, bytearray(b"\0")),
+        MonitorState(CLAIMS.key, bytearray(b"\1\0")),
+        MonitorState(CLAIMS.key, bytearray(b"\0\x09")),
+    ],
+)
+def test_a_state_that_this_monitor_cannot_have_is_left_alone(state: MonitorState) -> None:
+    monitor = Monitor(CLAIMS, shared=True)
+    assert not monitor.restore(state)
+    assert monitor.state == MonitorState(CLAIMS.key)
+
+
+def test_of_claims_with_one_threshold_the_strictest_is_kept() -> None:
+    found = claims_of("p", "edge", [Claim(0.7, 0.02), Claim(-math.inf, 0.1), Claim(0.7, 0.01)], 0.05)
+    assert found.claims == (Claim(-math.inf, 0.1), Claim(0.7, 0.01))
+
+
+# ------------------------------------------------------------------------------------------------------ coverage
+
+
+@given(st.lists(st.sampled_from([Coverage.NOT_DUE, Coverage.COMPLETED, Coverage.MISSED]), max_size=1_500))
+def test_coverage_is_of_the_last_answers(outcomes: list[int]) -> None:
+    coverage = Coverage()
+    for outcome in outcomes:
+        coverage.add(outcome)
+    recent = np.array(outcomes[-RECENT:])
+    due, completed = int((recent != Coverage.NOT_DUE).sum()), int((recent == Coverage.COMPLETED).sum())
+    assert (coverage.due, coverage.completed) == (due, completed)
+    assert coverage.enough == (2 * completed >= due)

@@ -1,0 +1,461 @@
+"""The client against a real HTTP server on a real socket: what is sent, what is understood, what is refused."""
+
+import asyncio
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.client import AsyncClient, Client, Health
+from hawkvision.client.asynchronous import KEEPALIVE_S
+from hawkvision.client.response import BadReply, Unreachable, answer_from_json, error_from_reply
+from hawkvision.core import errors
+from hawkvision.core.errors import (
+    BadField,
+    ConfigError,
+    HawkVisionError,
+    NotReady,
+    Overloaded,
+    TargetUnreachable,
+    Unauthorized,
+)
+from hawkvision.core.types import (
+    AccuracyPromise,
+    Answer,
+    Basis,
+    MaxAccuracyDrop,
+    MinAccuracy,
+    MinConfidence,
+    Prediction,
+    PromiseStatus,
+    Quality,
+    Reason,
+    Tier,
+    Timing,
+)
+from hawkvision.servers.protocol import KEEP_ALIVE_S
+from tests.hawkvision.client.client_node import ANSWER, Reply, Start, ok, refusal
+from tests.images import encoded
+
+
+def test_picture_bytes_and_fields_travel_unchanged(start: Start) -> None:
+    node = start()
+    with Client(node.url, api_key="k") as client:
+        answer = client.classify(b"\xff\xd8anything", max_accuracy_drop=0.01, deadline_ms=80, stream="cam 1/é", top_k=2)
+    assert answer == ANSWER
+    assert node.bodies == [b"\xff\xd8anything"]
+    assert node.queries == [{"max_accuracy_drop": "0.01", "deadline_ms": "80", "stream": "cam 1/é", "top_k": "2"}]
+    assert node.keys == ["Bearer k"]
+
+
+def test_who_is_asked_for_datagrams_is_sent_no_key(start: Start) -> None:
+    node = start((200, {}, b'{"lossy": null}'))
+    with Client(node.url, api_key="k", transport="lossy") as client, pytest.raises(ConfigError):
+        client.classify(encoded())
+    assert node.keys == [None]
+
+
+def test_enums_and_their_words_are_written_alike(start: Start) -> None:
+    node = start()
+    with Client(node.url) as client:
+        client.classify(b"x", quality=Quality.FAST)
+        client.classify(b"x", quality="fast")
+    assert node.queries[0] == node.queries[1] == {"quality": "fast"}
+
+
+def test_path_sends_the_file_as_it_is(start: Start, tmp_path: Path) -> None:
+    node = start()
+    (tmp_path / "cat.jpg").write_bytes(b"file bytes")
+    with Client(node.url) as client:
+        client.classify(tmp_path / "cat.jpg")
+        client.classify(str(tmp_path / "cat.jpg"))
+    assert node.bodies == [b"file bytes", b"file bytes"]
+
+
+def test_missing_file_is_an_os_error_and_sends_nothing(start: Start, tmp_path: Path) -> None:
+    node = start()
+    with Client(node.url) as client, pytest.raises(FileNotFoundError):
+        client.classify(tmp_path / "none.jpg")
+    assert node.bodies == []
+
+
+def test_pixels_arrive_without_loss(start: Start) -> None:
+    node = start()
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), dtype=np.uint8)
+    with Client(node.url) as client:
+        client.classify(pixels)
+    sent = cv2.imdecode(np.frombuffer(node.bodies[0], np.uint8), cv2.IMREAD_COLOR)
+    assert sent is not None
+    assert np.array_equal(sent[:, :, ::-1], pixels)
+
+
+@pytest.mark.parametrize("color", ["rgb", "bgr", None])
+@pytest.mark.parametrize("encoding", ["png", "jpeg"])
+def test_pixels_arrive_in_the_colours_and_the_encoding_that_were_named(
+    start: Start, encoding: Literal["png", "jpeg"], color: Literal["rgb", "bgr"] | None
+) -> None:
+    node = start()
+    red = np.zeros((32, 48, 3), np.uint8)
+    red[..., 2 if color == "bgr" else 0] = 250
+    with Client(node.url) as client:
+        client.classify(red, encoding=encoding, color=color)
+    assert node.bodies[0].startswith(b"\xff\xd8" if encoding == "jpeg" else b"\x89PNG")
+    sent = cv2.imdecode(np.frombuffer(node.bodies[0], np.uint8), cv2.IMREAD_COLOR)
+    assert sent is not None
+    blue_green_red = sent.mean(axis=(0, 1))
+    assert np.allclose(blue_green_red, (0, 0, 250), atol=6.0)
+
+
+def test_a_batch_of_pixels_is_sent_as_jpeg_on_request(start: Start) -> None:
+    node = start()
+    with Client(node.url) as client:
+        assert list(client.classify_batch([np.zeros((8, 8, 3), np.uint8)] * 3, encoding="jpeg")) == [ANSWER] * 3
+    assert all(body.startswith(b"\xff\xd8") for body in node.bodies)
+
+
+@pytest.mark.parametrize(
+    ("picture", "form", "says"),
+    [
+        (b"encoded", {"encoding": "jpeg"}, "encoding: only for arrays of pixels; got bytes"),
+        ("cat.jpg", {"color": "bgr"}, "color: only for arrays of pixels; got str"),
+        (np.zeros((2, 2, 3), np.uint8), {"color": "yuv"}, "color: expected one of rgb, bgr, got 'yuv'"),
+        (np.zeros((2, 2, 3), np.uint8), {"encoding": "gif"}, "encoding: expected one of png, jpeg, got 'gif'"),
+        (np.zeros((2, 2), np.uint8), {"encoding": "jpeg"}, "expected uint8"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused_before_anything_is_sent(
+    start: Start, picture: Any, form: dict[str, Any], says: str
+) -> None:
+    node = start()
+    with Client(node.url) as client, pytest.raises(BadField, match=says):
+        client.classify(picture, **form)
+    assert node.bodies == []
+
+
+def test_a_client_waits_for_a_node_that_is_starting(start: Start) -> None:
+    ready: Reply = 200, {}, b'{"status": "ready", "task": "imagenet", "variant": "tiny"}'
+    node = start(refusal(NotReady("loading")), refusal(NotReady("loading")), ready)
+    with Client(node.url) as client:
+        assert client.wait_ready(60.0) == Health(ready=True, task="imagenet", variant="tiny")
+
+
+def test_waiting_for_a_node_ends_within_its_bound_and_says_why(start: Start) -> None:
+    node = start(refusal(NotReady("loading")))
+    with Client(node.url) as client, pytest.raises(NotReady, match=r"still starting after 0\.2 s"):
+        client.wait_ready(0.2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(Unreachable, match=r"waited 0\.2 s"):
+        client.wait_ready(0.2)
+
+
+def test_waiting_does_not_mend_a_wrong_key(start: Start) -> None:
+    node = start(refusal(Unauthorized("wrong key")))
+    with Client(node.url) as client, pytest.raises(Unauthorized):
+        client.wait_ready(60.0)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (5, 5, 4), (0, 5, 3)])
+def test_arrays_that_are_no_pictures_are_refused(start: Start, shape: tuple[int, ...]) -> None:
+    node = start()
+    with Client(node.url) as client, pytest.raises(BadField, match="height, width, 3"):
+        client.classify(np.zeros(shape, np.uint8))
+    assert node.bodies == []
+
+
+def test_two_targets_are_refused_before_sending(start: Start) -> None:
+    node = start()
+    with Client(node.url) as client, pytest.raises(BadField, match="min_accuracy and quality"):
+        client.classify(b"x", min_accuracy=0.8, quality="best")
+    assert node.bodies == []
+
+
+REFUSALS = [
+    errors.BadImage("no picture"),
+    errors.BadField("unknown field"),
+    errors.Unauthorized("key"),
+    errors.NotFound("no task"),
+    errors.TooLarge("too big"),
+    errors.UnsupportedMedia("video"),
+    TargetUnreachable("at most 0.87", 0.87),
+    Overloaded("full", 3.0),
+    errors.InternalError("ours"),
+    NotReady("loading"),
+    errors.DeadlineMissed("late"),
+]
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.code)
+def test_refusal_comes_back_as_the_error_the_node_raised(start: Start, error: HawkVisionError) -> None:
+    node = start(refusal(error, Retry_After="3"))
+    with Client(node.url) as client, pytest.raises(type(error)) as caught:
+        client.classify(b"x")
+    assert vars(caught.value) == vars(error)
+    assert caught.value.status == error.status
+
+
+@given(st.integers(400, 599), st.binary(max_size=80), st.none() | st.floats(0, 100))
+def test_any_other_reply_becomes_an_error_too(status: int, payload: bytes, retry_after_s: float | None) -> None:
+    error = error_from_reply(status, payload, retry_after_s, "http://node/x")
+    expected = {401: errors.Unauthorized, 429: Overloaded, 503: NotReady}.get(status, BadReply)
+    assert type(error) is expected
+    assert str(status) in error.message
+
+
+def test_unreachable_node_is_named() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound but not listening: nobody can answer there
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with Client(url) as client, pytest.raises(Unreachable, match=url):
+            client.classify(b"x")
+
+
+def test_silent_node_times_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with Client(url, timeout_s=0.05) as client, pytest.raises(Unreachable, match=r"0\.05 s"):
+            client.classify(b"x")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{}", b"\xff"])
+def test_a_page_that_is_no_answer_is_a_bad_reply(start: Start, body: bytes) -> None:
+    node = start((200, {}, body))
+    with Client(node.url) as client, pytest.raises(BadReply):
+        client.classify(b"x")
+
+
+def test_endless_reply_is_cut_off(start: Start) -> None:
+    node = start((200, {}, b" " * (5 * 1024 * 1024)))
+    with Client(node.url) as client, pytest.raises(BadReply, match="more than"):
+        client.classify(b"x")
+
+
+def test_idle_connections_outlast_a_slow_camera_and_end_before_the_node_ends_them() -> None:
+    assert 30 < KEEPALIVE_S < KEEP_ALIVE_S
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "127.0.0.1:8080", "ftp://node", "http://", "http://node?x=1", "http://[::1", "http://node:99999"],
+)
+def test_what_is_no_url_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected http"):
+        AsyncClient(url)
+
+
+def test_no_retry_unless_asked(start: Start) -> None:
+    node = start(refusal(Overloaded("full", 0.0), Retry_After="0"), ok())
+    with Client(node.url) as client, pytest.raises(Overloaded):
+        client.classify(b"x")
+    assert len(node.bodies) == 1
+
+
+def test_retry_within_the_budget_sends_the_same_again(start: Start) -> None:
+    busy = refusal(Overloaded("full", 0.0), Retry_After="0")
+    node = start(busy, refusal(NotReady("draining"), Retry_After="0"), ok())
+    with Client(node.url, retry_budget_s=1.0) as client:
+        assert client.classify(b"x", quality="fast") == ANSWER
+    assert node.bodies == [b"x"] * 3
+    assert node.queries == [{"quality": "fast"}] * 3
+
+
+def test_wait_longer_than_the_budget_is_not_begun(start: Start) -> None:
+    node = start(refusal(Overloaded("full", 60.0), Retry_After="60"))
+    with Client(node.url, retry_budget_s=1.0) as client, pytest.raises(Overloaded) as caught:
+        client.classify(b"x")
+    assert caught.value.retry_after_s == 60.0
+    assert len(node.bodies) == 1
+
+
+def test_deadline_bounds_the_retry_budget(start: Start) -> None:
+    node = start(refusal(Overloaded("full", 1.0), Retry_After="1"), ok())
+    with Client(node.url, retry_budget_s=60.0) as client, pytest.raises(Overloaded):
+        client.classify(b"x", deadline_ms=200)
+    assert len(node.bodies) == 1
+
+
+def test_attempts_are_bounded_whatever_the_budget(start: Start) -> None:
+    node = start(refusal(Overloaded("full", 0.0), Retry_After="0"))
+    with Client(node.url, retry_budget_s=1e9) as client, pytest.raises(Overloaded):
+        client.classify(b"x")
+    assert len(node.bodies) == 10
+
+
+def test_bad_request_is_never_retried(start: Start) -> None:
+    node = start(refusal(errors.BadImage("no"), Retry_After="0"))
+    with Client(node.url, retry_budget_s=60.0) as client, pytest.raises(errors.BadImage):
+        client.classify(b"x")
+    assert len(node.bodies) == 1
+
+
+def test_connection_is_kept_alive(start: Start) -> None:
+    node = start()
+    with Client(node.url) as client:
+        for _ in range(5):
+            client.classify(b"x")
+    assert len(node.peers) == 1
+
+
+def test_many_threads_share_a_client_within_its_connections(start: Start) -> None:
+    node = start()
+    with Client(node.url, connections=3) as client, ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(client.classify, [b"%d" % i for i in range(40)]))
+    assert answers == [ANSWER] * 40
+    assert sorted(node.bodies) == sorted(b"%d" % i for i in range(40))
+    assert len(node.peers) <= 3
+
+
+def test_connection_closed_by_the_server_is_replaced() -> None:
+    """A server that answers once per connection and then hangs up without saying so."""
+    body = json.dumps(ANSWER.to_json()).encode()
+
+    async def scenario() -> list[Answer]:
+        async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(1)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            await reader.read(1)  # the second request's first byte
+            writer.close()
+
+        server = await asyncio.start_server(answer_once, "127.0.0.1", 0)
+        async with server, AsyncClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+            return [await client.classify(b"x") for _ in range(3)]
+
+    assert asyncio.run(scenario()) == [ANSWER] * 3
+
+
+def test_connecting_beforehand_opens_the_connection_that_pictures_use(start: Start) -> None:
+    node = start((200, {}, b'{"status": "ready"}'), ok())
+
+    async def scenario() -> None:
+        async with AsyncClient(node.url) as client:
+            await client.connect()
+            await client.classify(b"x")
+            assert client.sent_bytes == 0  # of datagrams
+        async with AsyncClient("http://127.0.0.1:1") as client:
+            with pytest.raises(Unreachable):
+                await client.connect()
+
+    asyncio.run(scenario())
+    assert len(node.peers) == 1
+
+
+def test_health_tells_ready_from_loading(start: Start) -> None:
+    ready = json.dumps({"status": "ready", "task": "imagenet", "variant": "m"}).encode()
+    node = start(refusal(NotReady("loading"), Retry_After="1"), (200, {}, ready))
+    with Client(node.url) as client:
+        assert not client.health().ready
+        health = client.health()
+    assert (health.ready, health.task, health.variant) == (True, "imagenet", "m")
+
+
+def test_targets_is_the_nodes_document(start: Start) -> None:
+    node = start((200, {}, b'{"task": "imagenet", "targets": []}'))
+    with Client(node.url) as client:
+        assert client.targets() == {"task": "imagenet", "targets": []}
+
+
+def test_closed_client_says_so(start: Start) -> None:
+    client = Client(start().url)
+    client.close()
+    client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.classify(b"x")
+
+
+def test_closing_ends_a_call_under_way() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as threads:
+        client = Client(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        call = threads.submit(client.classify, b"x")
+        with silent.accept()[0]:
+            client.close()
+            with pytest.raises((RuntimeError, Unreachable)):
+                call.result(timeout=60)
+
+
+fractions = st.floats(0.0, 1.0)
+names = st.text(min_size=1, max_size=20)
+times = st.floats(0.0, 1e6)
+targets = st.one_of(
+    st.builds(MinAccuracy, fractions),
+    st.builds(MaxAccuracyDrop, fractions),
+    st.builds(MinConfidence, fractions),
+    st.sampled_from(Quality),
+)
+promises = st.builds(
+    AccuracyPromise,
+    targets,
+    st.sampled_from(PromiseStatus),
+    st.sampled_from(Basis),
+    st.none() | fractions,
+    st.none() | fractions,
+    st.none() | st.integers(1, 10**9),
+)
+answers = st.builds(
+    Answer,
+    id=names,
+    task=names,
+    top_k=st.lists(st.builds(Prediction, names, st.integers(0, 10**6), fractions), min_size=1, max_size=5).map(tuple),
+    model=names,
+    tier=st.sampled_from(Tier),
+    accuracy=promises,
+    escalated=st.booleans(),
+    reason=st.none() | st.sampled_from(Reason),
+    degraded=st.booleans(),
+    received_fraction=fractions,
+    deadline_met=st.none() | st.booleans(),
+    timing_ms=st.builds(Timing, times, times, times, times, times, times),
+)
+
+
+def rounded(answer: Answer) -> Answer:
+    """What `to_json` keeps of an answer."""
+    timing = answer.timing_ms
+    return replace(
+        answer,
+        top_k=tuple(replace(p, confidence=round(p.confidence, 6)) for p in answer.top_k),
+        timing_ms=Timing(
+            round(timing.decode, 3),
+            round(timing.queue, 3),
+            round(timing.infer, 3),
+            round(timing.uplink, 3),
+            round(timing.dc, 3),
+            round(timing.total, 3),
+        ),
+    )
+
+
+@given(answers)
+def test_answer_survives_the_wire_but_for_rounding(answer: Answer) -> None:
+    assert answer_from_json(json.loads(json.dumps(answer.to_json()))) == rounded(answer)
+
+
+@given(answers, st.data())
+def test_answer_with_a_part_missing_is_refused_by_its_name(answer: Answer, data: st.DataObject) -> None:
+    value = answer.to_json()
+    key = data.draw(st.sampled_from(["id", "task", "top_k", "model", "tier", "accuracy", "timing_ms"]))
+    del value[key]
+    with pytest.raises(BadReply, match=key):
+        answer_from_json(value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(ANSWER.to_json())), json_values)
+def test_no_value_of_any_field_raises_anything_but_bad_reply(key: str, value: object) -> None:
+    with suppress(BadReply):
+        assert isinstance(answer_from_json(ANSWER.to_json() | {key: value}), Answer)

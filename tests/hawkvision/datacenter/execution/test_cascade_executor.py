@@ -1,0 +1,271 @@
+"""Two levels in one hop, in memory: who is asked, whose answer counts, and what the deadline does between the looks."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.cascade.scores import Score, average, score
+from hawkvision.core.errors import DeadlineMissed
+from hawkvision.core.types import Logits
+from hawkvision.datacenter.catalog import ServedRung
+from hawkvision.datacenter.execution.cascade_executor import Second, look_up_to_twice
+from hawkvision.datacenter.execution.ensemble import Errand, Look, VariantAnswer, Views
+
+MIDDLE = ServedRung("c", ("c",))
+TWO = ServedRung("two", ("b", "c"))
+MIRRORED_TWO = ServedRung("mirrored two", ("c", "b"), mirrored=True)
+ALL = ServedRung("all", ("a", "b", "c"), mirrored=True, temperature=0.8)
+PLAIN_ALL = ServedRung("plain all", ("a", "b", "c"))
+EXPIRES_AT = 5e9
+
+
+def row(*key: object) -> Logits:
+    """Probabilities (1, 6) that depend on nothing but the key."""
+    seed = list(repr(key).encode())
+    return np.random.default_rng(seed).dirichlet(np.ones(6)).astype(np.float32)[None]
+
+
+@dataclass
+class Drawn:
+    """Variants that see another thing in every view and remember what they were asked, and until when."""
+
+    asked: list[tuple[str, Views]] = field(default_factory=list)
+    expiries: set[float] = field(default_factory=set)
+
+    async def ask(
+        self, errands: Sequence[Errand], picture: bytes, expires_at: float, *, piecemeal: bool
+    ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
+        self.expiries.add(expires_at)
+        for errand in errands:
+            self.asked.extend(errand.wanted.items())
+            answers = tuple(self.answer(variant, picture, views) for variant, views in errand.wanted.items())
+            if not piecemeal:
+                yield answers
+                continue
+            for answer in answers:
+                if answer.views is not Views.BOTH:
+                    yield (answer,)
+                    continue
+                for view in (Views.UPRIGHT, Views.MIRROR):
+                    yield (self.answer(answer.variant, picture, view),)
+
+    def answer(self, variant: str, picture: bytes, views: Views) -> VariantAnswer:
+        one, other = row(picture, variant, Views.UPRIGHT), row(picture, variant, Views.MIRROR)
+        seen = {Views.UPRIGHT: one, Views.MIRROR: other, Views.BOTH: average((one, other))}
+        return VariantAnswer(variant, views, seen[views], 1.0, 2.0, 3.0, 4)
+
+
+def look(variants: Drawn, first: ServedRung, second: Second | None = None, picture: bytes = b"") -> tuple[Look, ...]:
+    return asyncio.run(look_up_to_twice(variants, first, second, picture, EXPIRES_AT))
+
+
+@given(st.binary(max_size=4), st.sampled_from(Score), st.floats(0.0, 1.0))
+def test_the_first_answer_counts_exactly_if_its_score_reaches_the_threshold(
+    picture: bytes, kind: Score, accept_score: float
+) -> None:
+    looks = look(Drawn(), MIDDLE, Second(ALL, kind, accept_score), picture)
+    sure = float(score(row(picture, "c", Views.UPRIGHT), kind)[0]) >= accept_score
+    assert looks[-1].rung is (MIDDLE if sure else ALL)
+
+
+@given(st.binary(max_size=4), st.sampled_from(Score))
+def test_a_score_equal_to_the_threshold_is_accepted_and_the_next_number_is_not(picture: bytes, kind: Score) -> None:
+    value = look(Drawn(), MIDDLE, None, picture)[0].score(kind)
+    above = math.nextafter(value, 2.0)
+    ends = [look(Drawn(), MIDDLE, Second(ALL, kind, at), picture)[-1].rung.name for at in (value, above)]
+    assert ends == ["c", "all"]
+
+
+@pytest.mark.parametrize("first", [MIDDLE, TWO, MIRRORED_TWO])
+@pytest.mark.parametrize("second", [ALL, PLAIN_ALL])
+def test_a_second_look_ends_with_what_a_first_look_of_the_same_rung_gives(
+    first: ServedRung, second: ServedRung
+) -> None:
+    (alone,) = look(Drawn(), second)
+    seen = look(Drawn(), first, Second(second, Score.TOP1, math.inf))[-1]
+    assert seen.probabilities.tobytes() == alone.probabilities.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "added"),
+    [
+        (MIDDLE, ALL, [("a", Views.BOTH), ("b", Views.BOTH), ("c", Views.MIRROR)]),
+        (MIDDLE, PLAIN_ALL, [("a", Views.UPRIGHT), ("b", Views.UPRIGHT)]),
+        (MIRRORED_TWO, ALL, [("a", Views.BOTH)]),
+        (MIRRORED_TWO, PLAIN_ALL, [("a", Views.UPRIGHT), ("b", Views.UPRIGHT), ("c", Views.UPRIGHT)]),
+    ],
+)
+def test_a_second_look_asks_only_for_the_views_that_are_missing(
+    first: ServedRung, second: ServedRung, added: list[tuple[str, Views]]
+) -> None:
+    variants = Drawn()
+    looks = look(variants, first, Second(second, Score.TOP1, math.inf))
+    assert variants.asked[len(first.members) :] == added
+    single = {Views.BOTH: (Views.UPRIGHT, Views.MIRROR)}
+    heard_of = [(variant, each) for variant, views in added for each in single.get(views, (views,))]
+    assert [(answer.variant, answer.views) for answer in looks[1].asked] in (added, heard_of)
+
+
+def test_an_accepted_picture_costs_one_look() -> None:
+    variants = Drawn()
+    look(variants, MIDDLE, Second(ALL, Score.TOP1, 0.0))
+    assert variants.asked == [("c", Views.UPRIGHT)]
+
+
+def test_both_looks_run_under_the_same_deadline() -> None:
+    variants = Drawn()
+    look(variants, MIDDLE, Second(ALL, Score.TOP1, math.inf))
+    assert variants.expiries == {EXPIRES_AT}
+
+
+class Late(Drawn):
+    """Variants of which "a" finds the deadline passed."""
+
+    def answer(self, variant: str, picture: bytes, views: Views) -> VariantAnswer:
+        if variant == "a":
+            raise DeadlineMissed("the deadline passed before inference began")
+        return super().answer(variant, picture, views)
+
+
+def test_a_deadline_that_passes_between_the_looks_fails_the_whole() -> None:
+    with pytest.raises(DeadlineMissed):
+        look(Late(), MIDDLE, Second(ALL, Score.TOP1, math.inf))
+
+
+def heard(
+    first: ServedRung, second: Second | None = None, picture: bytes = b""
+) -> tuple[list[tuple[Look, ...]], tuple[Look, ...]]:
+    """What is told meanwhile, and in the end."""
+    told: list[tuple[Look, ...]] = []
+    return told, asyncio.run(look_up_to_twice(Drawn(), first, second, picture, EXPIRES_AT, told.append))
+
+
+RUNGS = st.sampled_from([MIDDLE, TWO, MIRRORED_TWO, ALL, PLAIN_ALL])
+
+
+@given(RUNGS, RUNGS, st.booleans(), st.binary(max_size=4))
+def test_what_is_told_meanwhile_is_of_the_rung_that_counts_and_ends_with_what_nobody_was_told_of(
+    first: ServedRung, second: ServedRung, twice: bool, picture: bytes
+) -> None:
+    asked = Second(second, Score.TOP1, math.inf) if twice and second is not first else None
+    told, looks = heard(first, asked, picture)
+    plain = look(Drawn(), first, asked, picture)
+    assert looks[-1].settled
+    assert looks[-1].probabilities.argmax() == plain[-1].probabilities.argmax()
+    if not looks[-1].missing:
+        np.testing.assert_allclose(looks[-1].probabilities, plain[-1].probabilities, rtol=1e-6)
+    for so_far in told:
+        assert not so_far[-1].settled
+        assert [each.rung for each in so_far] == [each.rung for each in looks]
+        assert float(so_far[-1].probabilities.sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_what_is_told_meanwhile_averages_those_who_have_looked() -> None:
+    told, _ = heard(ALL)
+    a, mirrored_a, b = (
+        row(b"", name, view) for name, view in (("a", Views.UPRIGHT), ("a", Views.MIRROR), ("b", Views.UPRIGHT))
+    )
+    expected = [average(rows, ALL.temperature) for rows in ([a], [average((a, mirrored_a))])]
+    expected.append(average((average((a, mirrored_a)), b), ALL.temperature))
+    for (so_far,), probabilities in zip(told, expected, strict=False):
+        assert so_far.probabilities.tobytes() == probabilities.tobytes()
+    assert len(told) == 5, "of six answers the last completes"
+
+
+@dataclass
+class Steep(Drawn):
+    """Variants whose views lean towards class 2, some more than others: committees of them settle early or late."""
+
+    lean: float = 0.0
+
+    def answer(self, variant: str, picture: bytes, views: Views) -> VariantAnswer:
+        plain = super().answer(variant, picture, views)
+        leaning = (1.0 - self.lean) * plain.probabilities + self.lean * np.eye(6, dtype=np.float32)[2:3]
+        return replace(plain, probabilities=leaning.astype(np.float32))
+
+
+MANY = st.sampled_from([MIRRORED_TWO, ALL, PLAIN_ALL])
+
+
+@given(MANY, st.floats(0.0, 1.0), st.binary(max_size=4))
+def test_a_settled_class_is_that_of_all_views(rung: ServedRung, lean: float, picture: bytes) -> None:
+    seen = in_parts(Steep(lean=lean), rung, picture)[-1]
+    all_of_it = average([Steep(lean=lean).answer(m, picture, of).probabilities for m, of in views_of(rung)])
+    assert seen.probabilities.argmax() == all_of_it.argmax()
+    assert seen.missing == sum(1 for _ in views_of(rung)) - len(seen.asked)
+
+
+@given(MANY, st.floats(0.0, 1.0), st.binary(max_size=4), st.binary(max_size=4))
+def test_what_the_missing_views_show_changes_no_settled_class_and_may_change_any_other(
+    rung: ServedRung, lean: float, picture: bytes, other: bytes
+) -> None:
+    for so_far in in_parts(Steep(lean=lean), rung, picture):
+        shown = {(a.variant, a.views): a.probabilities for a in so_far.asked}
+        total = np.sum([*shown.values()], axis=0)[0].astype(np.float64)
+        first, second = np.argsort(-total)[:2]
+        against = np.eye(6)[second]  # the worst that a view can show
+        left = [view for view in views_of(rung) if view not in shown]
+        assert len(left) == so_far.missing
+        worst = (total + len(left) * against).argmax()
+        if so_far.settled:
+            drawn = [Drawn().answer(variant, other, views).probabilities[0] for variant, views in left]
+            assert worst == first == (total + np.sum(drawn, axis=0)).argmax() == so_far.probabilities.argmax()
+        else:
+            assert worst == second or total[first] - total[second] == pytest.approx(len(left), abs=1e-3)
+
+
+def in_parts(variants: Drawn, rung: ServedRung, picture: bytes = b"") -> list[Look]:
+    """A look and all that is told of it meanwhile; the last is the one that counts."""
+    told: list[tuple[Look, ...]] = []
+    told.append(asyncio.run(look_up_to_twice(variants, rung, None, picture, EXPIRES_AT, told.append)))
+    return [looks[-1] for looks in told]
+
+
+def views_of(rung: ServedRung) -> list[tuple[str, Views]]:
+    views = (Views.UPRIGHT, Views.MIRROR) if rung.mirrored else (Views.UPRIGHT,)
+    return [(member, view) for member in rung.members for view in views]
+
+
+def test_a_committee_that_agrees_settles_with_the_last_views_unasked() -> None:
+    seen = in_parts(Steep(lean=0.95), ALL)[-1]
+    assert [(a.variant, a.views) for a in seen.asked] == views_of(ALL)[:4]
+    assert (seen.missing, seen.settled) == (2, True)
+
+
+def test_a_first_look_whose_score_decides_is_whole_however_much_its_members_agree() -> None:
+    looks = look(Steep(lean=0.95), PLAIN_ALL, Second(ALL, Score.TOP1, 0.5))
+    assert (len(looks), looks[0].missing) == (1, 0)
+
+
+def test_a_second_look_begins_settled_where_the_first_saw_enough() -> None:
+    variants = Steep(lean=0.99)
+    three = ServedRung("three of four", ("a", "b", "c"))
+    four = ServedRung("four", ("a", "b", "c", "d"))
+    looks = look(variants, three, Second(four, Score.TOP1, math.inf))
+    assert (looks[1].missing, looks[1].asked) == (1, ())
+    assert {variant for variant, _ in variants.asked} == {"a", "b", "c"}
+
+
+def test_a_first_look_that_is_not_sure_enough_is_the_first_opinion_of_the_second_rung() -> None:
+    told, looks = heard(MIDDLE, Second(ALL, Score.TOP1, math.inf))
+    assert told[0][-1].probabilities.tobytes() == average([row(b"", "c", Views.UPRIGHT)], ALL.temperature).tobytes()
+    assert told[0][0] is looks[0]
+    assert len(told) == 1 + 4, "and of five more answers the last completes"
+
+
+def test_a_first_rung_of_other_members_still_has_the_first_opinion() -> None:
+    told, _ = heard(MIDDLE, Second(ServedRung("others", ("a", "b")), Score.TOP1, math.inf))
+    assert told[0][-1].probabilities.tobytes() == row(b"", "c", Views.UPRIGHT).tobytes()
+
+
+def test_of_a_first_look_that_decides_who_answers_no_part_is_told() -> None:
+    told, _ = heard(TWO, Second(ALL, Score.TOP1, 0.0))
+    assert told == []

@@ -1,0 +1,125 @@
+"""The zoo's real ladders in the tier, against NumPy and direct ONNX Runtime runs; skipped where they are not built."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from hawkvision.cascade import scores
+from hawkvision.cascade.scores import Floats, Score, score, settled
+from hawkvision.core.config import DatacenterConfig
+from hawkvision.core.errors import NotFound
+from hawkvision.core.escalation_api import INFER_PATH, HopReply, HopRequest, Middle
+from hawkvision.core.types import Pixels
+from hawkvision.datacenter.catalog import Catalog, load_catalog
+from hawkvision.imaging.preprocessing import load_input
+from hawkvision.inference.backend_registry import open_backend
+from hawkvision.models.manifest import Variant, artifact_path, cache_dir
+from hawkvision.system.onnx_runtime import ort
+from tests.hawkvision.datacenter.conftest import ROOT, Running, ready_url, stop
+from tests.images import encoded
+
+pytestmark = pytest.mark.slow
+PICTURES = [encoded(height=200, width=240, seed=seed) for seed in range(12)]
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A running tier on a task's whole ladder."""
+
+    running: Running
+    catalog: Catalog
+
+    def infer(self, body: bytes, request: HopRequest) -> HopReply:
+        connection = http.client.HTTPConnection(urlsplit(self.running.url).netloc, timeout=60)
+        connection.request("POST", INFER_PATH, body, request.headers())
+        answer = msgspec.json.decode(connection.getresponse().read(), type=HopReply)
+        connection.close()
+        return answer
+
+
+def built(task: str) -> Catalog:
+    try:
+        catalog = load_catalog(DatacenterConfig(task=task))
+    except NotFound as error:
+        pytest.skip(str(error))
+    missing = [v.name for v in catalog.variants if not artifact_path(cache_dir(), task, v.name).is_file()]
+    if missing:
+        pytest.skip(f"{task}: not built on this machine: {', '.join(missing)}; run `hawkvision models build`")
+    return catalog
+
+
+@pytest.fixture(scope="module", params=["imagenet", "cifar10"])
+def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
+    catalog = built(request.param)
+    command = [sys.executable, "-m", "hawkvision.datacenter", "--port", "0", "--task", catalog.task]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True)
+    running = Running(process, ready_url(process), "")
+    yield Tier(running, catalog)
+    stop(running)
+
+
+def views(variant: Variant, catalog: Catalog, body: bytes) -> list[Floats]:
+    """The member's probabilities of the picture, and of its mirror image where the best rung looks at that."""
+    session = ort.InferenceSession(
+        str(artifact_path(cache_dir(), catalog.task, variant.name)), providers=["CPUExecutionProvider"]
+    )
+    pixels, _ = load_input(body, variant.input, max_pixels=10**7)
+
+    def view(upright: Pixels) -> Floats:
+        (logits,) = session.run(None, {session.get_inputs()[0].name: np.ascontiguousarray(upright[None])})
+        result: Floats = softmax(logits[0].astype(np.float64) / variant.temperature)
+        return result
+
+    return [view(pixels), view(pixels[:, ::-1])] if catalog.best.mirrored else [view(pixels)]
+
+
+def opinions(seen: list[tuple[str, Floats]]) -> Iterator[Floats]:
+    """The mean of all views, and of each choice of some that settle the class whatever the others show.
+
+    The tier waits for no more. Members count alike, whether one of their views was seen or both.
+    """
+    for number in range(len(seen), 0, -1):
+        for some in combinations(seen, number):
+            total = np.asarray(sum(view for _, view in some), np.float32)
+            if settled(total[None], len(seen) - number):
+                each = [np.mean([view for of, view in some if of == name], axis=0) for name in {of for of, _ in some}]
+                yield np.mean(each, axis=0)
+
+
+def test_the_best_rung_is_the_numpy_average_of_its_members(tier: Tier) -> None:
+    catalog = tier.catalog
+    answer = tier.infer(PICTURES[0], HopRequest(top_k=catalog.classes))
+    served = [confidence for _, confidence in sorted((c.index, c.confidence) for c in answer.top_k)]
+    members = [v for v in catalog.variants if v.name in catalog.best.members]
+    seen = [(v.name, view) for v in members for view in views(v, catalog, PICTURES[0])]
+    expected = [softmax(np.log(opinion) / catalog.best.temperature) for opinion in opinions(seen)]
+    assert any(np.allclose(served, each, rtol=0.0, atol=2e-5) for each in expected), (served, expected)
+
+
+def test_the_middle_rung_accepts_what_an_offline_computation_accepts(tier: Tier) -> None:
+    middle, best = tier.catalog.rungs[0].name, tier.catalog.best.name
+    variant = next(v for v in tier.catalog.variants if v.name == middle)
+    path = artifact_path(cache_dir(), tier.catalog.task, middle)
+    backend = open_backend("onnxruntime", path, variant.input, tier.catalog.classes)
+    inputs = [load_input(body, variant.input, max_pixels=10**7)[0][None] for body in PICTURES]
+    logits = np.concatenate([backend.infer(pixels) for pixels in inputs])
+    backend.close()
+    expected = score(scores.softmax(logits, variant.temperature), Score.MARGIN).astype(np.float64)
+    threshold = float(np.median(expected))
+    request = HopRequest(variant=middle, middle=Middle(Score.MARGIN, threshold, best))
+    replies = [tier.infer(body, request) for body in PICTURES]
+    assert [r.model == middle for r in replies] == (expected >= threshold).tolist()
+    stated = {i: r.score for i, r in enumerate(replies) if r.model == middle}
+    assert stated == {i: expected[i] for i in stated}

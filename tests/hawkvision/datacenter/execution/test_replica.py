@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from hawkvision.cascade.scores import Probabilities, Score, average
+from hawkvision.core.config import DatacenterConfig
+from hawkvision.core.errors import BadImage, DeadlineMissed, HawkVisionError, TooLarge, UnsupportedMedia
+from hawkvision.datacenter.catalog import ServedRung, catalog_of
+from hawkvision.datacenter.execution.ensemble import Bar, Errand, VariantAnswer, Views, errands_of
+from hawkvision.datacenter.execution.replica import Replica, settings_of
+from hawkvision.inference.backend_registry import BackendKind
+from hawkvision.models.manifest import Manifest, artifact_path
+from tests.hawkvision.datacenter.conftest import picture
+from tests.hawkvision.inference.graphs import tiny_classifier
+from tests.images import flat_png
+
+SMALL = ServedRung("small", ("small",))
+COMMITTEE = ServedRung("committee", ("small", "medium"), mirrored=True)
+UPRIGHT, BOTH = errands_of(SMALL), errands_of(COMMITTEE)
+NEVER = Bar(Score.TOP1, math.inf)
+
+
+def replica(manifest: Manifest, config: DatacenterConfig) -> Replica:
+    catalog = catalog_of(manifest, config)
+    (group,) = catalog.groups
+    return Replica(settings_of(group, catalog, config))
+
+
+def test_a_bad_picture_does_not_fail_its_neighbours(manifest: Manifest, config: DatacenterConfig) -> None:
+    async def together() -> list[tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError]:
+        loaded = replica(manifest, config)
+        bodies = [picture(), b"not a picture", picture(), picture()[:600]]
+        return await asyncio.gather(*[loaded.classify(b, BOTH, math.inf) for b in bodies])
+
+    answers = asyncio.run(together())
+    assert [type(a) for a in answers] == [tuple, UnsupportedMedia, tuple, BadImage]
+
+
+def test_an_expired_request_is_not_even_decoded(manifest: Manifest, config: DatacenterConfig) -> None:
+    async def late() -> list[object]:
+        loaded, past = replica(manifest, config), time.time() - 1.0
+        parts = [part async for part in loaded.piecemeal(b"not a picture", UPRIGHT, past)]
+        return [await loaded.classify(b"not a picture", UPRIGHT, past), *parts]
+
+    assert [type(answer) for answer in asyncio.run(late())] == [DeadlineMissed, DeadlineMissed]
+
+
+def test_probabilities_sum_to_one_whatever_the_views(manifest: Manifest, config: DatacenterConfig) -> None:
+    async def each() -> list[tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError]:
+        loaded = replica(manifest, config)
+        looks = [(Errand(COMMITTEE, {"small": views}),) for views in Views]
+        return await asyncio.gather(*[loaded.classify(picture(), look, math.inf) for look in looks])
+
+    for parts in asyncio.run(each()):
+        (answer,) = answered(parts)
+        assert answer.probabilities.shape == (1, 10)
+        assert abs(float(answer.probabilities.sum()) - 1.0) < 1e-5
+
+
+U, M = Views.UPRIGHT, Views.MIRROR
+
+
+def opinionated(manifest: Manifest) -> Manifest:
+    """The no-op backend shows the same in each view; so sharpened, it is as good as certain."""
+    variants = tuple(msgspec.structs.replace(v, temperature=0.01) for v in manifest.variants)
+    return msgspec.structs.replace(manifest, variants=variants)
+
+
+def asked(parts: Sequence[tuple[VariantAnswer, ...] | HawkVisionError]) -> list[tuple[str, Views]]:
+    return [(answer.variant, answer.views) for part in parts if isinstance(part, tuple) for answer in part]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sure", "unsure"),
+    [
+        (
+            {"small": Views.BOTH, "medium": Views.BOTH},
+            [[("small", U)], [("medium", Views.BOTH)]],
+            [[("small", U)], [("small", M), ("medium", Views.BOTH)]],
+        ),
+        ({"small": U, "medium": U}, [[("small", U)], [("medium", U)]], [[("small", U)], [("medium", U)]]),
+        ({"small": M, "medium": M}, [[("medium", M)], [("small", M)]], [[("medium", M)], [("small", M)]]),
+        (
+            {"small": M, "medium": Views.BOTH},
+            [[("medium", U)], [("small", M), ("medium", M)]],  # three views of four settle it, two never do
+            [[("medium", U)], [("small", M), ("medium", M)]],
+        ),
+    ],
+)
+def test_the_largest_variant_begins_and_all_others_follow_at_once_unless_some_are_likely_to_settle_it(
+    manifest: Manifest,
+    config: DatacenterConfig,
+    wanted: dict[str, Views],
+    sure: list[list[tuple[str, Views]]],
+    unsure: list[list[tuple[str, Views]]],
+) -> None:
+    sizes = {"small": 2_000, "medium": 1_000}
+    variants = tuple(msgspec.structs.replace(v, bytes=sizes[v.name]) for v in manifest.variants)
+    sized = msgspec.structs.replace(manifest, variants=variants)
+
+    async def parts(of: Manifest) -> list[list[tuple[str, Views]]]:
+        loaded = replica(of, config)
+        heard = [part async for part in loaded.piecemeal(picture(), (Errand(COMMITTEE, wanted),), math.inf)]
+        return [asked([part]) for part in heard]
+
+    assert asyncio.run(parts(opinionated(sized))) == sure
+    assert asyncio.run(parts(sized)) == unsure
+
+
+@pytest.mark.parametrize(
+    ("errands", "sure", "unsure"),
+    [
+        (BOTH, 3, 4),  # of four views, one may be missing; both views of one may be one answer
+        (errands_of(SMALL, COMMITTEE, Bar(Score.TOP1, 0.9)), 1, 4),
+        (errands_of(SMALL, COMMITTEE, NEVER), 3, 4),
+    ],
+)
+def test_nobody_looks_any_further_once_there_is_enough(
+    manifest: Manifest, config: DatacenterConfig, errands: tuple[Errand, ...], sure: int, unsure: int
+) -> None:
+    async def views(of: Manifest) -> set[int]:
+        loaded = replica(of, config)
+        parts = [part async for part in loaded.piecemeal(picture(), errands, math.inf)]
+        at_once = await loaded.classify(picture(), errands, math.inf)
+        assert isinstance(at_once, tuple)
+        return {sum(2 if its is Views.BOTH else 1 for _, its in asked(each)) for each in (parts, at_once)}
+
+    assert asyncio.run(views(opinionated(manifest))) == {sure}
+    assert asyncio.run(views(manifest)) == {unsure}
+
+
+def test_two_looks_are_one_visit_and_no_part_belongs_to_both(manifest: Manifest, config: DatacenterConfig) -> None:
+    async def heard() -> list[list[tuple[str, Views]]]:
+        loaded = replica(manifest, config)
+        errands = errands_of(ServedRung("upright", ("small", "medium")), COMMITTEE, NEVER)
+        parts = [part async for part in loaded.piecemeal(picture(), errands, math.inf)]
+        return [asked([part]) for part in parts]
+
+    first, *second = asyncio.run(heard())
+    assert sorted(first) == [("medium", U), ("small", U)]
+    assert sorted(each for part in second for each in part) == [("medium", M), ("small", M)]
+
+
+def test_a_bad_picture_is_an_error_and_no_parts(manifest: Manifest, config: DatacenterConfig) -> None:
+    async def parts() -> list[object]:
+        return [part async for part in replica(manifest, config).piecemeal(b"not a picture", BOTH, math.inf)]
+
+    assert [type(part) for part in asyncio.run(parts())] == [UnsupportedMedia]
+
+
+@pytest.fixture
+def real(manifest: Manifest, tmp_path: Path) -> Manifest:
+    """The manifest with model files under `tmp_path`."""
+    variants = []
+    for variant in manifest.variants:
+        side = variant.input.height
+        data = tiny_classifier(height=side, width=side, classes=manifest.classes)
+        file = artifact_path(tmp_path, manifest.task, variant.name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        variants.append(msgspec.structs.replace(variant, sha256=hashlib.sha256(data).hexdigest()))
+    return msgspec.structs.replace(manifest, variants=tuple(variants))
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "numpy", "noop"])
+def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: Path, backend: BackendKind) -> None:
+    config = DatacenterConfig(task=real.task, cache_dir=tmp_path, backend=backend)
+
+    async def scenario() -> tuple[Replica, tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError, str]:
+        loaded = replica(real, config)
+        return loaded, await loaded.classify(picture(), BOTH, math.inf), await loaded.present()
+
+    loaded, answers, present = asyncio.run(scenario())
+    assert {answer.stated for answer in answered(answers)} == {loaded.stated} == {present}
+    served = catalog_of(real, config).rung("committee")
+    assert served is not None
+    execution = {"onnxruntime": "onnxruntime:CPUExecutionProvider", "numpy": "numpy"}.get(backend)
+    assert served.ran(present) == (execution and f"{real.fingerprint('committee')}/{execution}")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_picture_gets_the_same_answers_in_parts_and_beside_others_and_on_however_many_threads(
+    real: Manifest, tmp_path: Path, threads: int
+) -> None:
+    config = DatacenterConfig(task=real.task, cache_dir=tmp_path, intra_op_threads=threads)
+
+    async def scenario() -> list[dict[str, Probabilities]]:
+        loaded = replica(real, config)
+        assert [loaded._models[name].wide is not None for name in COMMITTEE.members] == [threads > 1] * 2
+        singly = [errands_of(ServedRung(name, (name,), mirrored=True)) for name in COMMITTEE.members]
+        one_by_one = [await loaded.classify(picture(), errands, math.inf) for errands in singly]
+        beside = await asyncio.gather(*(loaded.classify(picture(), BOTH, math.inf) for _ in range(5)))
+        parts = [part async for part in loaded.piecemeal(picture(), BOTH, math.inf)]
+        return [
+            seen([answer for each in one_by_one for answer in answered(each)]),
+            seen([answer for part in parts if isinstance(part, tuple) for answer in part]),
+            *(seen(answered(answers)) for answers in beside),
+        ]
+
+    first, *others = asyncio.run(scenario())
+    for other in others:
+        for name in COMMITTEE.members:
+            np.testing.assert_allclose(other[name], first[name], rtol=1e-5)
+
+
+def answered(parts: tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError) -> tuple[VariantAnswer, ...]:
+    assert isinstance(parts, tuple)
+    return tuple(answer for part in parts for answer in part)
+
+
+def seen(answers: Sequence[VariantAnswer]) -> dict[str, Probabilities]:
+    """Of every variant, the mean over its views."""
+    views: dict[str, list[Probabilities]] = {}
+    for answer in answers:
+        views.setdefault(answer.variant, []).append(answer.probabilities)
+    return {variant: average(rows) for variant, rows in views.items()}
+
+
+def test_pictures_that_cost_too_much_are_refused_before_they_are_decoded(
+    manifest: Manifest, config: DatacenterConfig
+) -> None:
+    tight = msgspec.structs.replace(config, request_memory_bytes=9 * 2**20, max_pixels_whole=1_500_000)
+
+    async def each() -> tuple[list[object], int]:
+        loaded = replica(manifest, tight)
+        bodies = [flat_png(2000, 1000), flat_png(1200, 1000, 6), flat_png(1200, 1000)]
+        answers = [await loaded.classify(body, UPRIGHT, math.inf) for body in bodies]
+        return list(answers), loaded.memory.in_use
+
+    (many, much, fine), in_use = asyncio.run(each())
+    assert isinstance(many, TooLarge)
+    assert "at most 1500000 are decoded, for a PNG" in str(many)
+    # With alpha it takes eight bytes a pixel.
+    assert isinstance(much, TooLarge)
+    assert "of memory; one picture may have 9437184" in str(much)
+    assert isinstance(fine, tuple)
+    assert in_use == 0
+
+
+def test_a_picture_that_cannot_be_decoded_in_time_is_not_begun(manifest: Manifest, config: DatacenterConfig) -> None:
+    async def late() -> tuple[object, object, int]:
+        loaded = replica(manifest, config)
+        body = flat_png(4000, 4000)
+        slow = await loaded.classify(body, UPRIGHT, time.time() + 0.02)
+        return slow, await loaded.classify(body, UPRIGHT, math.inf), loaded.memory.in_use
+
+    slow, patient, in_use = asyncio.run(late())
+    assert isinstance(slow, DeadlineMissed)
+    assert "not begun" in str(slow)
+    assert (type(patient), in_use) == (tuple, 0)
+
+
+def test_rasters_of_all_pictures_together_stay_within_the_memory_there_is(
+    manifest: Manifest, config: DatacenterConfig
+) -> None:
+    tight = msgspec.structs.replace(config, memory_bytes=64 * 2**20)
+
+    async def crowd() -> tuple[list[object], int, int, int]:
+        loaded = replica(manifest, tight)
+        body = flat_png(1600, 1600)
+        asked = [asyncio.create_task(loaded.classify(body, BOTH, math.inf)) for _ in range(8)]
+        asked[3].cancel()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return list(answers), loaded.memory.peak, loaded.memory.limit, loaded.memory.in_use
+
+    answers, peak, limit, in_use = asyncio.run(crowd())
+    assert [type(answer) for answer in answers].count(tuple) == 7
+    assert 2 * 6 * 1600 * 1600 < peak <= limit
+    assert in_use == 0

@@ -1,0 +1,225 @@
+"""What callers notice when parts of a tier die: real processes, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hawkvision.datacenter.launch.listening import family
+from hawkvision.datacenter.launch.standby_listener import Gap
+from hawkvision.datacenter.launch.supervisor import LONGEST_PAUSE_S, MOST_RESTARTS, WITHIN_S, Restarts
+from tests.bench.robustness.exposure import vital
+from tests.hawkvision.datacenter.conftest import Running, launch, marked_processes, picture
+from tests.hawkvision.datacenter.launch.test_stopping import until
+from tests.hawkvision.datacenter.test_service import Reply, ask
+
+
+class Callers(threading.Thread):
+    """One caller after the other until stopped; knows how each was answered."""
+
+    def __init__(self, running: Running) -> None:
+        super().__init__()
+        self._running = running
+        self._told = threading.Event()
+        self.statuses: set[int] = set()
+        self.failures: list[str] = []
+
+    def run(self) -> None:
+        body = picture()
+        while not self._told.wait(0.02):  # else it takes the processor from what it waits for
+            try:
+                self.statuses.add(ask(self._running, body).status)
+            except OSError as error:
+                self.failures.append(repr(error))
+
+    def stop(self) -> None:
+        self._told.set()
+        self.join()
+
+    def were_told(self) -> None:
+        """Nobody was left waiting for what died: some were told so, and all were answered."""
+        assert self.failures == []
+        assert 503 in self.statuses
+        assert self.statuses <= {200, 503}
+
+
+@contextmanager
+def calling(running: Running) -> Iterator[Callers]:
+    callers = Callers(running)
+    callers.start()
+    try:
+        yield callers
+    finally:
+        callers.stop()
+
+
+def status(running: Running, path: str) -> int:
+    return ask(running, path=path).status
+
+
+@pytest.mark.slow
+def test_whatever_dies_of_ray_the_tier_says_so_at_once_and_comes_back_at_the_same_address(medium: Running) -> None:
+    before = restarts(medium)
+    for victim in ("raylet", "gcs_server"):
+        with calling(medium) as callers:
+            os.kill(vital(medium.process.pid)[victim], signal.SIGKILL)
+            until(lambda: status(medium, "/readyz") == 503)
+            until(lambda: status(medium, "/readyz") == 200)
+        callers.were_told()
+    assert ask(medium, picture()).status == 200
+    assert restarts(medium) - before == 2
+
+
+def restarts(tier: Running) -> int:
+    found = re.search(rb"(?m)^hawkvision_dc_restarts (\d+)\.0$", ask(tier, path="/metrics").body)
+    assert found
+    return int(found[1])
+
+
+def part(medium: Running, words: str) -> int:
+    """The process of a tier whose command line has these words."""
+    (found,) = [pid for pid in family(medium.process.pid) if words in command_line(pid)]
+    return found
+
+
+@pytest.mark.slow
+def test_a_stage_without_a_replica_makes_the_tier_unready_and_a_new_replica_ready_again(medium: Running) -> None:
+    with calling(medium) as callers:
+        os.kill(part(medium, "ServeReplica"), signal.SIGKILL)
+        until(lambda: status(medium, "/readyz") == 503)
+        rungs, metrics = ask(medium, path="/v1/rungs"), ask(medium, path="/metrics").body
+        until(lambda: status(medium, "/readyz") == 200)
+    assert_gone(rungs, metrics)
+    callers.were_told()
+    assert b'hawkvision_dc_live_replicas{group="medium"} 1.0' in ask(medium, path="/metrics").body
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["ServeReplica", "launch.child"])
+def test_what_is_stopped_makes_the_tier_unready_until_it_goes_on(medium: Running, words: str) -> None:
+    stopped = part(medium, words)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        until(lambda: ready(medium) == 503)
+        assert ask(medium, picture()).status == 503
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    until(lambda: ready(medium) == 200)
+    assert ask(medium, picture()).status == 200
+    assert part(medium, words) == stopped
+
+
+def ready(tier: Running) -> int:
+    """The status of /readyz; 0 if it does not come within a second."""
+    connection = http.client.HTTPConnection(tier.url.removeprefix("http://"), timeout=1.0)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status
+    except OSError:
+        return 0
+    finally:
+        connection.close()
+
+
+def assert_gone(rungs: Reply, metrics: bytes) -> None:
+    assert (rungs.status, rungs.headers["retry-after"]) == (503, "1")
+    assert b'hawkvision_dc_live_replicas{group="medium"} 0.0' in metrics
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.slow
+def test_a_tier_whose_process_is_killed_before_it_was_ready_fails_and_says_why(models: Path) -> None:
+    running = launch(models, "--variants", "medium")
+    child: list[int] = []
+
+    def started() -> bool:
+        child[:] = [pid for pid in family(running.process.pid) if "launch.child" in command_line(pid)]
+        return bool(child)
+
+    until(started)
+    os.kill(child[0], signal.SIGKILL)
+    assert running.process.wait(60) == 1
+    assert running.process.stdout is not None
+    running.process.stdout.close()
+    assert marked_processes(running.mark) == []
+
+
+def test_restarts_come_slower_and_slower_and_end() -> None:
+    restarts = Restarts()
+    pauses = [restarts.pause_s(now=float(second)) for second in range(MOST_RESTARTS + 1)]
+    assert pauses == [0.0, 1.0, 2.0, 4.0, LONGEST_PAUSE_S, None]
+
+
+def test_restarts_of_long_ago_do_not_count() -> None:
+    restarts = Restarts()
+    assert [restarts.pause_s(now=2.0 * WITHIN_S * turn) for turn in range(3 * MOST_RESTARTS)] == [
+        0.0
+    ] * 3 * MOST_RESTARTS
+
+
+@contextmanager
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.mark.parametrize(
+    ("sent", "begins"),
+    [
+        (b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 503 "),
+        (b"POST /v1/infer HTTP/1.1\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000), b"HTTP/1.1 503 "),
+        (b"\x16\x03\x01 a handshake of TLS", b""),
+        (b"", b""),
+    ],
+)
+def test_while_there_is_no_tier_process_callers_are_told_so(sent: bytes, begins: bytes) -> None:
+    async def scenario() -> bytes:
+        with listening() as listener:
+            gap = Gap(listener)
+            gap.open()
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(sent)
+            if not sent:
+                writer.write_eof()
+            said = await asyncio.wait_for(reader.read(), 60.0)
+            writer.close()
+            gap.close()
+            return said
+
+    said = asyncio.run(scenario())
+    assert said.startswith(begins)
+    assert (b"retry-after: 1" in said) == bool(begins)
+
+
+def test_who_connects_as_the_next_process_takes_over_is_left_to_that_one() -> None:
+    async def scenario() -> bytes:
+        with listening() as listener:
+            gap = Gap(listener)
+            gap.open()
+            await asyncio.sleep(0)
+            gap.close()
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            taken, _ = await asyncio.get_running_loop().sock_accept(listener)
+            with taken:
+                taken.send(b"of the next")
+            said = await asyncio.wait_for(reader.read(), 60.0)
+            writer.close()
+            return said
+
+    assert asyncio.run(scenario()) == b"of the next"

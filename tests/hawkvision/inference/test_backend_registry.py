@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from hawkvision.core.errors import BackendError
+from hawkvision.core.types import Logits, Pixels
+from hawkvision.inference.backend import Backend
+from hawkvision.inference.backend_registry import open_backend
+from hawkvision.inference.noop_backend import NoopBackend
+from hawkvision.inference.numpy_backend import NumpyBackend
+from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.inference.openvino_backend import OpenVinoBackend
+from hawkvision.models.manifest import InputSpec
+from hawkvision.testing import BackendConformance, random_pictures
+from tests.hawkvision.inference.graphs import model, tiny_classifier
+
+SPEC = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+ZOO = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hawkvision/models/imagenet"
+
+
+class TestOnnxRuntimeBackend(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: OnnxRuntimeBackend(tiny_classifier())
+
+
+class TestOnnxRuntimeBackendOfFixedBatch(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: OnnxRuntimeBackend(tiny_classifier(batch=1))
+
+
+class TestOpenVinoBackend(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: OpenVinoBackend(tiny_classifier())
+
+
+class TestOpenVinoBackendOfFixedBatch(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: OpenVinoBackend(tiny_classifier(batch=1))
+
+
+class TestNumpyBackend(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: NumpyBackend(tiny_classifier())
+
+
+class TestNoopBackend(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: NoopBackend((16, 12, 3), 7)
+
+
+class Faulty:
+    """Breaks the contract in one chosen way."""
+
+    input_shape = (16, 12, 3)
+    classes = 7
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.buffer: Logits = np.zeros((8, 7), np.float32)
+        self.right = NumpyBackend(tiny_classifier())
+
+    def infer(self, batch: Pixels) -> Logits:
+        logits = self.right.infer(batch)
+        match self.fault:
+            case "alias":
+                self.buffer[: len(batch)] = logits
+                return self.buffer[: len(batch)]
+            case "order":
+                return logits[np.argsort(logits[:, 0])]
+            case "writes":
+                batch[:] = 0
+            case "batch":
+                return logits + len(batch)
+        return logits
+
+    def close(self) -> None:
+        if self.fault != "unclosed":
+            self.right.close()
+
+
+def test_conformance_suite_finds_aliased_output() -> None:
+    with pytest.raises(AssertionError):
+        BackendConformance().test_output_is_the_callers_to_keep(Faulty("alias"))
+
+
+def test_conformance_suite_finds_lost_order() -> None:
+    with pytest.raises(AssertionError):
+        BackendConformance().test_order_of_pictures_is_kept(Faulty("order"))
+
+
+def test_conformance_suite_finds_dependence_on_the_batch() -> None:
+    with pytest.raises(AssertionError):
+        BackendConformance().test_batch_gives_each_picture_what_it_gets_alone(Faulty("batch"))
+
+
+def test_conformance_suite_finds_writes_to_the_input() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        BackendConformance().test_input_is_left_as_it_was(Faulty("writes"))
+
+
+def test_conformance_suite_finds_a_backend_that_answers_after_close() -> None:
+    with pytest.raises(pytest.fail.Exception):
+        BackendConformance().test_closed_backend_refuses_to_infer(lambda: Faulty("unclosed"))
+
+
+def test_conformance_suite_passes_the_faultless() -> None:
+    BackendConformance().test_order_of_pictures_is_kept(Faulty("none"))
+    BackendConformance().test_output_is_the_callers_to_keep(Faulty("none"))
+
+
+ALL = pytest.mark.parametrize("kind", [OnnxRuntimeBackend, OpenVinoBackend, NumpyBackend])
+Opener = Callable[[Path | bytes], Backend]
+
+
+@ALL
+def test_float_input_is_refused(kind: Opener) -> None:
+    nodes = [
+        helper.make_node("ReduceMean", ["image"], ["m"], axes=[1, 2], keepdims=0),
+        helper.make_node("Relu", ["m"], ["logits"]),
+    ]
+    data = model(nodes, {}, ("image", TensorProto.FLOAT, ["n", 8, 8, 3]), ("logits", TensorProto.FLOAT, ["n", 3]))
+    with pytest.raises(BackendError, match=r"uint8|u8 of \(n, height, width, 3\)"):
+        kind(data)
+
+
+@ALL
+def test_free_height_is_refused(kind: Opener) -> None:
+    nodes = [
+        helper.make_node("Cast", ["image"], ["f"], to=1),
+        helper.make_node("ReduceMean", ["f"], ["logits"], axes=[1, 2], keepdims=0),
+    ]
+    data = model(nodes, {}, ("image", TensorProto.UINT8, ["n", "h", 8, 3]), ("logits", TensorProto.FLOAT, ["n", 3]))
+    with pytest.raises(BackendError, match="height, width, 3"):
+        kind(data)
+
+
+@ALL
+@pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07\x12" + bytes(50)])
+def test_file_that_is_no_model_is_refused(kind: Opener, data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(data)
+    with pytest.raises(BackendError, match=r"broken\.onnx"):
+        kind(path)
+
+
+@ALL
+def test_missing_file_is_refused(kind: Opener, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=r"nowhere\.onnx"):
+        kind(tmp_path / "nowhere.onnx")
+
+
+def test_openvino_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(BackendError, match=r"install hawkvision\[openvino\]"):
+        OpenVinoBackend(tiny_classifier())
+
+
+def test_openvinos_package_of_reports_is_not_even_imported() -> None:
+    code = (
+        "import sys; from hawkvision.inference.openvino_backend import OpenVinoBackend;"
+        "from tests.hawkvision.inference.graphs import tiny_classifier; OpenVinoBackend(tiny_classifier()).close();"
+        "print(sys.modules['openvino'] is None, [m for m, it in sys.modules.items() if 'telemetry' in m and it])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.strip()
+    assert loaded.startswith("False")
+    assert "openvino_telemetry" not in loaded
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1_int8", "mobilenet_v2_int8", "efficientnet_lite0_int8"])
+def test_openvino_and_onnxruntime_mostly_say_the_same_of_the_zoo(name: str) -> None:
+    path = ZOO / f"{name}.onnx"
+    if not path.is_file():
+        pytest.skip(f"{path} has not been built")
+    reference, other = OnnxRuntimeBackend(path), OpenVinoBackend(path)
+    batch = random_pictures(reference, 2)
+    wanted = reference.infer(batch)
+    np.testing.assert_allclose(other.infer(batch), wanted, rtol=0, atol=0.15 * float(np.ptp(wanted)))
+
+
+def test_provider_that_is_not_installed_is_refused_and_the_installed_are_named() -> None:
+    with pytest.raises(BackendError, match=r"TensorrtExecutionProvider is not installed.*CPUExecutionProvider"):
+        OnnxRuntimeBackend(tiny_classifier(), ("TensorrtExecutionProvider", "CPUExecutionProvider"))
+
+
+def test_no_provider_at_all_is_refused() -> None:
+    with pytest.raises(BackendError, match="none given"):
+        OnnxRuntimeBackend(tiny_classifier(), ())
+
+
+def test_provider_options_reach_the_runtime() -> None:
+    backend = OnnxRuntimeBackend(tiny_classifier(), (("CPUExecutionProvider", {}),))
+    assert backend.providers == ("CPUExecutionProvider",)
+    backend.warm_up((1, 3))
+    backend.close()
+
+
+def test_numpy_backend_names_node_and_operator_it_does_not_know() -> None:
+    nodes = [
+        helper.make_node("Cast", ["image"], ["f"], to=1),
+        helper.make_node("ReduceMean", ["f"], ["m"], axes=[1, 2], keepdims=0),
+        helper.make_node("Elu", ["m"], ["logits"], name="odd_one"),
+    ]
+    data = model(nodes, {}, ("image", TensorProto.UINT8, ["n", 8, 8, 3]), ("logits", TensorProto.FLOAT, ["n", 3]))
+    with pytest.raises(BackendError, match=r"'odd_one' \(Elu\)"):
+        NumpyBackend(data)
+
+
+@pytest.mark.parametrize("kind", ["onnxruntime", "openvino", "numpy"])
+def test_opened_backend_must_fit_the_manifest(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.onnx"
+    path.write_bytes(tiny_classifier(classes=7))
+    assert open_backend(kind, path, SPEC, 7).classes == 7  # type: ignore[arg-type]
+    with pytest.raises(BackendError, match="manifest says"):
+        open_backend(kind, path, SPEC, 8)  # type: ignore[arg-type]
+
+
+def test_noop_backend_needs_no_file(tmp_path: Path) -> None:
+    backend = open_backend("noop", tmp_path / "absent.onnx", SPEC, 10)
+    assert backend.infer(random_pictures(backend, 3)).shape == (3, 10)
+
+
+def test_unknown_backend_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="'tpu'"):
+        open_backend("tpu", tmp_path, SPEC, 10)  # type: ignore[arg-type]
+
+
+def test_opening_one_backend_does_not_import_the_others() -> None:
+    code = (
+        "import sys; from pathlib import Path; from hawkvision.models.manifest import InputSpec;"
+        "from hawkvision.inference.backend_registry import open_backend;"
+        "s = InputSpec(height=8, width=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0));"
+        "open_backend('noop', Path('x'), s, 5);"
+        "print([m for m in ('onnx', 'onnxruntime', 'openvino', 'pytest') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v2", "mobilenet_v2_int8", "efficientnet_lite0_int8"])
+def test_threads_change_no_bit_of_the_zoos_logits(name: str) -> None:
+    path = ZOO / f"{name}.onnx"
+    if not path.is_file():
+        pytest.skip(f"{path} has not been built")
+    one = OnnxRuntimeBackend(path)
+    pictures = random_pictures(one, 3)
+    wanted = one.infer(pictures)
+    for threads in (2, 4):
+        several = OnnxRuntimeBackend(path, threads=threads)
+        for number in range(len(pictures)):
+            np.testing.assert_array_equal(several.infer(pictures[number : number + 1]), wanted[[number]])
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v2", "mobilenet_v2_int8"])
+def test_numpy_and_onnxruntime_agree_on_the_zoo(name: str) -> None:
+    path = ZOO / f"{name}.onnx"
+    if not path.is_file():
+        pytest.skip(f"{path} has not been built")
+    runtime, reference = OnnxRuntimeBackend(path), NumpyBackend(path)
+    batch = random_pictures(runtime, 1)
+    found, wanted = runtime.infer(batch), reference.infer(batch)
+    # int8: the runtime fuses quantised layers into integer kernels, and a rounding that differs moves on.
+    tolerance = 0.15 * float(np.ptp(wanted)) if name.endswith("int8") else 1e-3
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)

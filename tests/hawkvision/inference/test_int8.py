@@ -1,0 +1,377 @@
+"""Our int8 kernels: every logit is ONNX Runtime's, and what they do not understand they refuse."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hawkvision.core.errors import BackendError
+from hawkvision.core.types import Logits
+from hawkvision.inference.adaptive_parallelism import usable_cores
+from hawkvision.inference.backend import Backend
+from hawkvision.inference.int8 import library
+from hawkvision.inference.int8.backend import Int8Backend
+from hawkvision.inference.int8.graph import Unsupported, read
+from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.models.manifest import cache_dir
+from hawkvision.testing import BackendConformance, random_pictures
+from tests.hawkvision.inference.quantised import Quantised, Value, residual_network
+
+runs = pytest.mark.skipif(library.unable() is not None, reason=f"this machine cannot: {library.unable()}")
+needs_two_cores = pytest.mark.skipif(usable_cores() < 2, reason="a helper needs a core of its own")
+ZOO = cache_dir() / "models" / "imagenet"
+IN_ZOO = ["efficientnet_lite0_int8", "efficientnet_lite1_int8", "efficientnet_lite2_int8", "mobilenet_v2_int8"]
+
+
+@runs
+class TestInt8Backend(BackendConformance):
+    atol = 0.0
+
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: Int8Backend(residual_network())
+
+
+@runs
+class TestInt8BackendWithHelpers(BackendConformance):
+    atol = 0.0
+
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: Int8Backend(residual_network(), threads=2)
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> bytes:
+    """Layers of all kinds and sizes that are understood, in an order in which they fit."""
+    fold = draw(st.sampled_from([1, 2, 4]))
+    height, width = draw(st.integers(5, 40)), draw(st.integers(2, 9)) * 4
+    net = Quantised(draw(st.integers(0, 2**32 - 1)), height, width, fold)
+    # A row of the first window must be a multiple of four bytes.
+    columns = {1: 4, 2: 2, 4: 1}[fold]
+    down = draw(st.integers(1, 2))
+    made = draw(st.integers(1, 5)) * 16
+    taken = net.convolution(net.picture, made, (3, columns), (down, 1), (1, 0, draw(st.integers(0, 1)), columns - 1))
+    if draw(st.booleans()):
+        taken = net.unfolded(taken, 2)
+    for _ in range(draw(st.integers(0, 4))):
+        taken = draw(st.sampled_from([_product, _window, _block]))(draw, net, taken)
+    if taken.sizes[2] % 4:
+        taken = net.convolution(taken, 16)
+    return net.logits(taken, draw(st.integers(2, 70)))
+
+
+def _channels(draw: st.DrawFn, step: int) -> int:
+    return draw(st.integers(1, 160 // step)) * step
+
+
+def _product(draw: st.DrawFn, net: Quantised, taken: Value) -> Value:
+    rows, columns = draw(st.sampled_from([(1, 1), (1, 1), (3, 3), (2, 1), (1, 3)]))
+    if taken.sizes[0] < rows or taken.sizes[1] < columns:
+        rows = columns = 1
+    pads = tuple(draw(st.integers(0, most - 1)) for most in (rows, columns, rows, columns))
+    strides = draw(st.sampled_from([(1, 1), (2, 2), (1, 2)]))
+    made = _channels(draw, 4)
+    return net.convolution(taken, made, (rows, columns), strides, pads, relu=draw(st.booleans()))  # type: ignore[arg-type]
+
+
+def _window(draw: st.DrawFn, net: Quantised, taken: Value) -> Value:
+    if taken.sizes[2] % 16:
+        taken = net.convolution(taken, _channels(draw, 16), relu=draw(st.booleans()))
+    size = draw(st.sampled_from([3, 5]))
+    stride = draw(st.sampled_from([1, 2]))
+    pads = [draw(st.integers(0, size // 2)) for _ in range(4)]
+    if taken.sizes[0] + pads[0] + pads[2] < size or taken.sizes[1] + pads[1] + pads[3] < size:
+        pads = [size - 1] * 4
+    top, left, bottom, right = pads
+    return net.convolution(
+        taken,
+        taken.sizes[2],
+        (size, size),
+        (stride, stride),
+        (top, left, bottom, right),
+        depthwise=True,
+        relu=draw(st.booleans()),
+    )
+
+
+def _block(draw: st.DrawFn, net: Quantised, taken: Value) -> Value:
+    up = net.convolution(taken, _channels(draw, 16), relu=True)
+    window = net.convolution(up, up.sizes[2], (3, 3), (1, 1), (1, 1, 1, 1), depthwise=True, relu=True)
+    down = net.convolution(window, taken.sizes[2])
+    return net.addition(taken, down) if draw(st.booleans()) else net.addition(down, taken)
+
+
+@runs
+@settings(max_examples=200, deadline=None)
+@given(data=networks(), threads=st.integers(1, 2), tiles=st.booleans())
+def test_every_logit_of_every_network_is_onnx_runtimes(data: bytes, threads: int, tiles: bool) -> None:
+    tiles = tiles and library.tiles()
+    with closing(OnnxRuntimeBackend(data)) as right, closing(Int8Backend(data, threads, tiles)) as backend:
+        pictures = random_pictures(backend, 3)
+        pictures[1] //= 16
+        pictures[2] = np.maximum(pictures[2], 240)
+        np.testing.assert_array_equal(backend.infer(pictures), right.infer(pictures))
+
+
+@runs
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", IN_ZOO)
+def test_every_logit_of_the_ladders_networks_is_onnx_runtimes(name: str, threads: int, tiles: bool) -> None:
+    path = ZOO / f"{name}.onnx"
+    if not path.is_file():
+        pytest.skip(f"{path} has not been built")
+    if tiles and not library.tiles():
+        pytest.skip("this machine has no tiles")
+    with closing(OnnxRuntimeBackend(path)) as right, closing(Int8Backend(path, threads, tiles)) as backend:
+        pictures = random_pictures(backend, 4)
+        pictures[2:] = pictures[2:] // 64 * 85
+        np.testing.assert_array_equal(backend.infer(pictures), right.infer(pictures))
+
+
+@runs
+def test_tiles_that_the_machine_has_not_are_refused() -> None:
+    if library.tiles():
+        pytest.skip("this machine has tiles")
+    with pytest.raises(BackendError, match="this machine has none"):
+        Int8Backend(residual_network(), tiles=True)
+
+
+@runs
+@needs_two_cores
+def test_callers_at_once_get_the_logits_of_their_own_pictures() -> None:
+    backend = Int8Backend(residual_network(), threads=2)
+    pictures = random_pictures(backend, 8)
+    alone = [backend.infer(picture[None]) for picture in pictures]
+
+    def often(number: int) -> bool:
+        return all(np.array_equal(backend.infer(pictures[number][None]), alone[number]) for _ in range(200))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(often, range(8)))
+    backend.close()
+
+
+def helpers_of_this_process() -> list[Path]:
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has just ended
+            if (thread / "comm").read_text() == "hv-int8\n":
+                found.append(thread)
+    return found
+
+
+def sleeps(thread: Path) -> int:
+    """How often it has gone to sleep, once it has."""
+    until = time.monotonic() + 30
+    while True:
+        status = dict(line.split(":\t") for line in (thread / "status").read_text().splitlines())
+        if status["State"].startswith("S"):
+            return int(status["voluntary_ctxt_switches"])
+        assert time.monotonic() < until
+
+
+@runs
+@needs_two_cores
+def test_helpers_end_with_their_backend() -> None:
+    before = len(helpers_of_this_process())
+    backend = Int8Backend(residual_network(), threads=2)
+    backend.infer(random_pictures(backend, 1))
+    assert len(helpers_of_this_process()) == before + 1
+    backend.close()
+    assert len(helpers_of_this_process()) == before
+
+
+@runs
+@needs_two_cores
+def test_a_helper_wakes_for_a_picture_that_is_expected_and_sleeps_again_whether_it_comes_or_not() -> None:
+    others = helpers_of_this_process()
+    with closing(Int8Backend(residual_network(), threads=2)) as backend:
+        picture = random_pictures(backend, 1)
+        logits = backend.infer(picture)
+        (helper,) = (thread for thread in helpers_of_this_process() if thread not in others)
+        for comes in (False, True, False):
+            before = sleeps(helper)
+            backend.expect()
+            until = time.monotonic() + 30
+            while sleeps(helper) == before:
+                assert time.monotonic() < until
+            if comes:
+                assert np.array_equal(backend.infer(picture), logits)
+        for _ in range(200):  # while it may still be at it
+            backend.expect()
+            assert np.array_equal(backend.infer(picture), logits)
+    backend.expect()  # and of one that is closed nothing is expected
+
+
+@runs
+def test_closing_leaves_a_run_that_has_begun_to_its_end() -> None:
+    backend = Int8Backend(residual_network())
+    pictures = random_pictures(backend, 500)
+    expected = backend.infer(pictures)
+    begun = threading.Event()
+    got: list[Logits] = []
+
+    def run() -> None:
+        begun.set()
+        with suppress(BackendError):  # closed before it began
+            got.append(backend.infer(pictures))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    backend.close()
+    thread.join()
+    # Whether it was begun before the end is the scheduler's choice; whether it ended well is not.
+    if got:
+        np.testing.assert_array_equal(got[0], expected)
+    with pytest.raises(BackendError, match="closed"):
+        backend.infer(pictures)
+
+
+def refused(change: Callable[[onnx.ModelProto], None]) -> str:
+    """Why a network is not understood once it was changed."""
+    changed = onnx.load_model_from_string(residual_network())
+    change(changed)
+    with pytest.raises(Unsupported) as why:
+        read(changed)
+    return str(why.value)
+
+
+def node_of(changed: onnx.ModelProto, kind: str, number: int = 0) -> onnx.NodeProto:
+    return [node for node in changed.graph.node if node.op_type == kind][number]
+
+
+def set_attribute(node: onnx.NodeProto, name: str, value: object) -> None:
+    kept = [a for a in node.attribute if a.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
+
+
+def test_an_operator_that_is_no_integer_layer_is_named() -> None:
+    def change(changed: onnx.ModelProto) -> None:
+        node_of(changed, "Add").op_type = "Mul"
+
+    assert "(Mul): no layer of an integer network" in refused(change)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "said"),
+    [
+        ("Conv", "dilations", [2, 2], "dilated"),
+        ("Conv", "pads", [9, 0, 0, 0], "padding of"),
+        ("Conv", "pads", [-1, 0, 0, 0], "padding of"),
+        ("Conv", "strides", [0, 1], "in steps of"),
+        ("Conv", "group", 7, "7 groups"),
+        ("Gemm", "transB", 0, "classes, features"),
+        ("Gemm", "alpha", 0.5, "factors"),
+        ("Flatten", "axis", 2, "flattened"),
+        ("Transpose", "perm", [0, 2, 1, 3], "a transpose by"),
+    ],
+)
+def test_an_attribute_that_is_not_understood_is_named_with_its_node(
+    kind: str, name: str, value: object, said: str
+) -> None:
+    why = refused(lambda changed: set_attribute(node_of(changed, kind), name, value))
+    assert said in why
+    assert f"({kind})" in why
+
+
+def test_a_convolution_in_enormous_steps_is_refused() -> None:
+    why = refused(lambda changed: set_attribute(node_of(changed, "Conv", 1), "strides", [9, 954437177]))
+    assert "in steps of (9, 954437177)" in why  # their product is 1 in 32 bits
+
+
+def test_weights_that_are_scaled_by_another_axis_are_refused() -> None:
+    def change(changed: onnx.ModelProto) -> None:
+        weights = node_of(changed, "Conv").input[1]
+        del next(node for node in changed.graph.node if node.output[0] == weights).attribute[:]  # ONNX's default: 1
+
+    assert "scaled by its first axis" in refused(change)
+
+
+def test_a_fully_connected_layer_before_the_last_is_refused() -> None:
+    def change(changed: onnx.ModelProto) -> None:
+        scale, zero = node_of(changed, "QuantizeLinear").input[1:]
+        changed.graph.node.append(onnx.helper.make_node("QuantizeLinear", ["logits", scale, zero], ["more"]))
+
+    assert "not the last" in refused(change)
+
+
+def test_one_tensor_in_two_sizes_is_refused() -> None:
+    net = Quantised(0, 36, 32, fold=4)
+    made = net.convolution(net.picture, 32)
+    net.convolution(made, 16)
+    net.convolution(net.unfolded(made, 2), 16)
+    with pytest.raises(Unsupported, match="is seen in sizes"):
+        read(onnx.load_model_from_string(net.logits(net.convolution(made, 16), 5)))
+
+
+def test_signed_activations_are_refused() -> None:
+    def change(changed: onnx.ModelProto) -> None:
+        zero = node_of(changed, "QuantizeLinear").input[2]
+        constant = next(t for t in changed.graph.initializer if t.name == zero)
+        constant.CopyFrom(onnx.numpy_helper.from_array(np.array(0, np.int8), zero))
+
+    assert "expected uint8" in refused(change)
+
+
+def test_a_bias_in_other_steps_than_the_sums_is_refused() -> None:
+    def change(changed: onnx.ModelProto) -> None:
+        bias = node_of(changed, "Conv").input[2]
+        scale = next(node for node in changed.graph.node if node.output[0] == bias).input[1]
+        constant = next(t for t in changed.graph.initializer if t.name == scale)
+        doubled = onnx.numpy_helper.to_array(constant) * 2
+        constant.CopyFrom(onnx.numpy_helper.from_array(doubled, scale))
+
+    assert "another scale" in refused(change)
+
+
+@st.composite
+def spoilt(draw: st.DrawFn) -> bytes:
+    """A network some of whose bytes were changed, left out or doubled."""
+    data = bytearray(residual_network(height=12, width=8))
+    for _ in range(draw(st.integers(1, 4))):
+        # Most bytes are weights, which say nothing; the first and last kilobytes are nodes and names.
+        at = draw(st.one_of(st.integers(0, 12_000), st.integers(0, len(data) - 1))) % len(data)
+        match draw(st.integers(0, 2)):
+            case 0:
+                data[at] = draw(st.integers(0, 255))
+            case 1:
+                del data[at : at + draw(st.integers(1, 40))]
+            case _:
+                data[at:at] = data[at : at + draw(st.integers(1, 40))]
+    return bytes(data)
+
+
+@runs
+@settings(max_examples=300, deadline=None)
+@given(data=spoilt())
+def test_a_spoilt_model_is_refused_or_run_as_what_it_says(data: bytes) -> None:
+    try:
+        backend = Int8Backend(data)
+    except BackendError:
+        return
+    with closing(backend):
+        logits = backend.infer(random_pictures(backend, 1))
+    assert logits.shape == (1, backend.classes)
+
+
+@runs
+@pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07\x12" + bytes(50)])
+def test_a_file_that_is_no_model_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(data)
+    with pytest.raises(BackendError, match=r"broken\.onnx"):
+        Int8Backend(path)

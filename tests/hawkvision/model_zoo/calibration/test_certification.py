@@ -1,0 +1,176 @@
+"""Certifying a design on images that had no part in it, and paying for it where they had."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from hawkvision.cascade.certification.bounds import nuisance_beta, paired_exact_p
+from hawkvision.cascade.certification.profile import Profile, design_sha256, dump, load_profile, load_site
+from hawkvision.cascade.policy import Policy
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.types import MaxAccuracyDrop, PromiseStatus, Quality
+from hawkvision.model_zoo.calibration.calibrate import calibrate
+from hawkvision.model_zoo.calibration.certification import certify_design, share_of_delta
+from hawkvision.model_zoo.calibration.certify import certify_site
+from tests.hawkvision.model_zoo.band_task import BandTask, write_band_task
+
+
+@dataclass(frozen=True)
+class Site:
+    task: BandTask
+    others: Path
+    """Images of the same kind that no profile was made of."""
+    few: Path
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    root = tmp_path_factory.mktemp("bands")
+    task = write_band_task(root)
+    others = write_band_task(tmp_path_factory.mktemp("others"), "others.npz").data
+    with np.load(others) as archive:
+        known = {name: archive[name] for name in archive.files}
+    n = len(known["labels"])
+    # The same images in another order are another file; of those that are certified none is looked at by the design.
+    np.savez(others, **{**known, "source": np.full(n, "others")})
+    few = others.with_name("few.npz")
+    np.savez(few, data=known["data"], offsets=known["offsets"][:61], labels=known["labels"][:60])
+    return Site(task, others, few)
+
+
+def certified(site: Site, data: Path, out: Path, design: Path | None = None, compared: int = 1) -> Profile:
+    models, cache = site.task.models, site.task.cache
+    return certify_design(
+        "bands", design or site.task.profile, data, out, compared=compared, models=models, cache=cache
+    )  # fmt: skip
+
+
+def thresholds(profile: Profile) -> list[object]:
+    return [[(s.threshold, s.middle_threshold) for s in pair.path] for pair in profile.pairs]
+
+
+def test_a_profile_says_which_of_its_images_were_used_for_what(site: Site) -> None:
+    profile = load_profile(site.task.profile)
+    assert [(use.purpose, use.n, use.looks) for use in profile.uses] == [
+        ("fit", profile.data.profile, None),
+        ("certify", profile.data.certify, 1),
+        ("test", profile.data.held_out, None),
+    ]
+
+
+def test_other_images_certify_a_design_and_leave_it_as_it_was(site: Site, tmp_path: Path) -> None:
+    before = load_profile(site.task.profile)
+    made = certified(site, site.others, tmp_path / "p.json")
+    assert load_profile(tmp_path / "p.json") == made
+    assert (thresholds(made), [r.temperature for r in made.rungs]) == (
+        thresholds(before),
+        [r.temperature for r in before.rungs],
+    )
+    use = made.uses[-1]
+    assert (use.purpose, use.name, use.looks, use.design) == (
+        "certify",
+        "others.npz",
+        1,
+        design_sha256(before, before.pairs),
+    )
+    condition = made.pairs[0].conditions[0]
+    assert {c.n for c in condition.certificates} == {use.n}
+    assert all(rung.accuracy.data_sha256 == use.sha256 for rung in made.rungs)
+
+
+def test_images_that_served_the_design_certify_nothing_unless_the_choice_is_paid_for(
+    site: Site, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="served the design"):
+        certified(site, site.task.data, tmp_path / "p.json")
+    made = certified(site, site.task.data, tmp_path / "p.json", compared=20)
+    condition = made.pairs[0].conditions[0]
+    assert {c.delta for c in (*condition.certificates, condition.fast)} == {0.05 / 20}
+    before = load_profile(site.task.profile).pairs[0].conditions[0]
+    assert condition.fast.max_drop > before.fast.max_drop
+    assert {c.n for c in condition.certificates} == {load_profile(site.task.profile).data.certify}
+
+
+def test_asking_again_about_the_same_design_is_free_and_about_another_halves_delta(site: Site, tmp_path: Path) -> None:
+    first, second = tmp_path / "1.json", tmp_path / "2.json"
+    made = certified(site, site.others, first)
+    again = certified(site, site.others, second, design=first)
+    assert again == made
+    warmer = msgspec.structs.replace(made.rungs[0], temperature=made.rungs[0].temperature * 1.5)
+    other = tmp_path / "other.json"
+    other.write_bytes(dump(msgspec.structs.replace(made, rungs=(warmer, *made.rungs[1:]))))
+    changed = certified(site, site.others, second, design=other)
+    assert changed.uses[-1].looks == 2
+    assert {c.delta for c in changed.pairs[0].conditions[0].certificates} == {0.025}
+
+
+def test_what_few_images_cannot_confirm_stays_a_plan_and_is_never_called_held(site: Site, tmp_path: Path) -> None:
+    made = certified(site, site.few, tmp_path / "p.json")
+    planned = load_profile(site.task.profile).pairs[0].conditions[0].balanced
+    tight = msgspec.structs.replace(planned, max_drop=0.01, threshold=0.9)
+    before = load_profile(site.task.profile)
+    pair = before.pairs[0]
+    condition = msgspec.structs.replace(pair.conditions[0], balanced=tight)
+    design = tmp_path / "design.json"
+    design.write_bytes(
+        dump(msgspec.structs.replace(before, pairs=(msgspec.structs.replace(pair, conditions=(condition,)),)))
+    )
+    made = certified(site, site.few, tmp_path / "p.json", design=design)
+    policy = Policy(made, "dim", "sharp")
+    balanced = policy.route(Quality.BALANCED)
+    assert (balanced.threshold, balanced.promise.status) == (0.9, PromiseStatus.BEST_EFFORT)
+    assert (balanced.promise.delta, balanced.promise.max_drop, balanced.controls) == (None, None, None)
+    drop = policy.route(MaxAccuracyDrop(0.01))
+    assert drop.direct, "a drop that nothing certifies is kept by the best stage"
+    assert policy.certificate.basis == "labelled"
+
+
+def test_calibrating_with_images_of_their_own_to_certify_leaves_all_others_to_the_design(
+    site: Site, tmp_path: Path
+) -> None:
+    out, task = tmp_path / "p.json", site.task
+    profile = calibrate(
+        "bands", task.data, out, seed=5, certify_data=site.others, models=task.models, cache=task.cache
+    )  # fmt: skip
+    assert [(use.purpose, use.name) for use in profile.uses] == [
+        ("fit", "bands.npz"),
+        ("design", "bands.npz"),
+        ("test", "bands.npz"),
+        ("certify", "others.npz"),
+    ]
+    with pytest.raises(ConfigError, match="the same pictures"):
+        calibrate("bands", task.data, out, seed=5, certify_data=task.data, models=task.models, cache=task.cache)
+
+
+def test_a_site_pays_for_images_that_were_compared_on_and_for_a_second_look(site: Site, tmp_path: Path) -> None:
+    out, task = tmp_path / "site.json", site.task
+
+    def ask(data: Path, profile: Path, compared: int = 1) -> float:
+        certify_site(
+            "bands", data, out, profile=profile, compared=compared, models=task.models, cache=task.cache
+        )  # fmt: skip
+        return load_site(out).pairs[0].conditions[0].fast.delta
+
+    with pytest.raises(ConfigError, match="served the design"):
+        ask(task.data, task.profile)
+    assert ask(task.data, task.profile, compared=10) == pytest.approx(0.005)
+    assert ask(site.others, task.profile) == 0.05
+    assert ask(site.others, task.profile) == 0.05
+    known = load_profile(task.profile)
+    warmer = msgspec.structs.replace(known.rungs[0], temperature=known.rungs[0].temperature * 1.5)
+    other = tmp_path / "other.json"
+    other.write_bytes(dump(msgspec.structs.replace(known, rungs=(warmer, *known.rungs[1:]))))
+    assert ask(site.others, other) == 0.025
+    assert load_site(out).data.looks == 2
+
+
+@pytest.mark.parametrize("compared", [1, 12, 40, 1_000])
+def test_a_level_that_was_divided_can_still_be_reached(compared: int) -> None:
+    delta = share_of_delta(0.05, 1, compared)
+    assert paired_exact_p(0, 0, 10_000, 0.01, nuisance_beta(delta)) <= delta
+    assert paired_exact_p(0, 0, 10_000, 0.01, nuisance_beta(delta)) >= nuisance_beta(delta)

@@ -1,0 +1,162 @@
+"""`hawkvision certify`: a site's own certificates for the ladder whose weights are committed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from hawkvision.cascade.certification.equivalence import load_equivalences, passed
+from hawkvision.cascade.certification.profile import load_profile, load_site
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.versions import CertifiedVersions
+from hawkvision.core.errors import ConfigError, ManifestError
+from hawkvision.core.types import Basis, MaxAccuracyDrop, MinAccuracy, PromiseStatus
+from hawkvision.model_zoo.building.build import build
+from hawkvision.model_zoo.calibration.certify import certify_site
+from hawkvision.model_zoo.calibration.equivalence import check_equivalence
+from hawkvision.models.manifest import models_dir
+from tests.images import DATA, encoded
+
+PROFILE = models_dir() / "cifar10" / "profile.json"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    build("cifar10", cache=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eighty pictures of nothing, ten classes; what a network says of them is the same for every run."""
+    root = tmp_path_factory.mktemp("site")
+    for i in range(80):
+        folder = root / str(i % 10)
+        folder.mkdir(exist_ok=True)
+        (folder / f"{i}.jpg").write_bytes(encoded(seed=i))
+    return root
+
+
+@pytest.fixture(scope="module")
+def flat(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("flat")
+    for picture in sorted(site.glob("*/*.jpg")):
+        (root / picture.name).write_bytes(picture.read_bytes())
+    return root
+
+
+def certify(data: Path, cache: Path, out: Path, **options: object) -> Policy:
+    certify_site("cifar10", data, out, models=models_dir(), cache=cache, today=date(2026, 11, 21), **options)  # type: ignore[arg-type]
+    return Policy(load_profile(PROFILE), "tiny", "committee", site=load_site(out))
+
+
+def test_a_sites_certificates_are_taken_by_a_policy_and_say_whence_they_are(
+    site: Path, cache: Path, tmp_path: Path
+) -> None:
+    policy = certify(site, cache, tmp_path / "site.json")
+    promise = policy.route(MaxAccuracyDrop(0.3)).promise
+    assert (promise.status, promise.basis, promise.n) == (PromiseStatus.HELD, Basis.LABELLED, 80)
+    written = load_site(tmp_path / "site.json")
+    assert (written.as_of, written.data.n, written.data.labelled) == ("2026-11-21", 80, True)
+    assert policy.best_accuracy.n == 80
+
+
+def test_without_labels_agreement_certifies_and_no_absolute_accuracy_is_held(
+    flat: Path, cache: Path, tmp_path: Path
+) -> None:
+    policy = certify(flat, cache, tmp_path / "site.json", labelled=False)
+    promise = policy.route(MaxAccuracyDrop(0.3)).promise
+    assert promise.basis in (Basis.AGREEMENT, Basis.PROFILE)  # of the profile alone if everything goes to the best
+    assert policy.route(MinAccuracy(0.7)).promise.status is PromiseStatus.BEST_EFFORT
+
+
+def test_agreement_bounds_the_drop_that_labels_show(site: Path, flat: Path, cache: Path, tmp_path: Path) -> None:
+    certify(site, cache, tmp_path / "a.json")
+    certify(flat, cache, tmp_path / "b.json", labelled=False)
+    labelled, agreeing = (load_site(tmp_path / f"{name}.json").pair("tiny", "committee") for name in "ab")
+    assert labelled.conditions[0].fast.observed_drop <= agreeing.conditions[0].fast.observed_drop
+
+
+def test_certifying_leaves_the_profile_as_it_was(site: Path, cache: Path, tmp_path: Path) -> None:
+    before = PROFILE.read_bytes()
+    made = certify_site("cifar10", site, tmp_path / "site.json", edges=("small",), models=models_dir(), cache=cache)
+    assert PROFILE.read_bytes() == before
+    assert [pair.edge for pair in made.pairs] == ["small"]
+
+
+def test_an_edge_rung_the_profile_lacks_is_named(site: Path, cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="huge"):
+        certify(site, cache, tmp_path / "site.json", edges=("huge",))
+
+
+def test_too_few_pictures_are_refused_with_the_number_that_is_expected(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few" / "one.jpg").write_bytes(encoded())
+    with pytest.raises(ConfigError, match="at least 50"):
+        certify(tmp_path / "few", cache, tmp_path / "site.json", labelled=False)
+
+
+@pytest.mark.skipif(not (DATA / "cifar10.npz").is_file(), reason="the CIFAR-10 pictures are not on this machine")
+def test_pictures_that_the_ladder_was_trained_on_are_refused(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trained on these very pictures"):
+        certify(DATA / "cifar10.npz", cache, tmp_path / "site.json")
+
+
+def test_betting_without_labels_is_refused(flat: Path, cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="betting needs labels"):
+        certify(flat, cache, tmp_path / "site.json", labelled=False, betting=True)
+
+
+def test_the_command_prints_what_was_certified_and_where_it_lies(site: Path, cache: Path, tmp_path: Path) -> None:
+    out = tmp_path / "site.json"
+    command = [sys.executable, "-m", "hawkvision.cli", "certify", "--task", "cifar10", "--data", str(site)]
+    ran = subprocess.run(
+        [*command, "--out", str(out), "--edge", "tiny", "--cache-dir", str(cache)], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "certified on 80 pictures" in ran.stdout
+    assert load_site(out).pair("tiny", "committee").edge == "tiny"
+
+
+def equivalent(site: Path, cache: Path, tmp_path: Path, backend: str) -> subprocess.CompletedProcess[str]:
+    certify_site("cifar10", site, tmp_path / "site.json", edges=("tiny",), models=models_dir(), cache=cache)
+    command = [sys.executable, "-m", "hawkvision.cli", "models", "equivalence", "--task", "cifar10", "--edge", "tiny"]
+    command += ["--images", str(site), "--certificates", str(tmp_path / "site.json"), "--backend", backend]
+    return subprocess.run(
+        [*command, "--stage", "tiny", "--cache-dir", str(cache), "--out", str(tmp_path / "checks.json")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_another_execution_is_certified_once_it_could_not_have_changed_the_sites_certificates(
+    site: Path, cache: Path, tmp_path: Path
+) -> None:
+    ran = equivalent(site, cache, tmp_path, "numpy")
+    checks = load_equivalences(tmp_path / "checks.json")
+    profile, certificates = load_profile(PROFILE), load_site(tmp_path / "site.json")
+    found = passed(checks, profile, profile.pair("tiny", "committee"), certificates)
+    versions = CertifiedVersions({rung.name: rung.fingerprint for rung in profile.rungs}, found)
+    stated = f"{profile.rung('tiny').fingerprint}/numpy"
+    assert ran.returncode == 0, ran.stderr
+    assert versions.holds("tiny", stated)
+    assert not versions.holds("tiny", stated, whole=False)
+    assert passed(checks, profile, profile.pair("tiny", "committee")) == {}, "the profile's are of other images"
+
+
+def test_images_that_nobody_certified_on_are_refused(site: Path, cache: Path, tmp_path: Path) -> None:
+    certify_site("cifar10", site, tmp_path / "site.json", edges=("tiny",), models=models_dir(), cache=cache)
+    (tmp_path / "other" / "0").mkdir(parents=True)
+    for i in range(10):
+        (tmp_path / "other" / str(i)).mkdir(exist_ok=True)
+        (tmp_path / "other" / str(i) / "a.jpg").write_bytes(encoded(seed=100 + i))
+    with pytest.raises(ConfigError, match="expected the images of the certificates"):
+        check_equivalence(
+            "cifar10", tmp_path / "other", backend="numpy", edge="tiny", certificates=tmp_path / "site.json",
+            out=tmp_path / "checks.json", models=models_dir(), cache=cache,
+        )  # fmt: skip
+    assert not (tmp_path / "checks.json").exists()

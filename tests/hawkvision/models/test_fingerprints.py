@@ -1,0 +1,82 @@
+"""A fingerprint follows from what a process states, and names the models as manifests do."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.models.fingerprints import (
+    EXACT,
+    Execution,
+    VariantRun,
+    is_exact,
+    parts_of,
+    stage_fingerprint,
+    statement,
+)
+from hawkvision.models.manifest import InputSpec, load_manifest, models_dir
+
+SPEC = InputSpec(height=16, width=16, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+CPU = str(Execution("onnxruntime", "CPUExecutionProvider"))
+
+
+def run(name: str, **changes: object) -> VariantRun:
+    return msgspec.structs.replace(VariantRun(name, name * 64, SPEC, 1.0, CPU), **changes)
+
+
+@pytest.mark.parametrize("task", ["imagenet", "cifar10", "fashion_mnist"])
+def test_a_process_that_runs_what_a_manifest_says_has_its_fingerprints(task: str) -> None:
+    manifest = load_manifest(task, models_dir())
+    stated = statement([VariantRun(v.name, v.sha256, v.input, v.temperature, CPU) for v in manifest.variants])
+    for rung in (*manifest.ladder.edge, *manifest.ladder.dc):
+        ensemble = manifest.committee(rung)
+        found = stage_fingerprint(
+            stated,
+            tuple(v.name for v in manifest.members(rung)),
+            horizontal_flip=ensemble is not None and ensemble.horizontal_flip,
+            temperature=1.0 if ensemble is None else ensemble.temperature,
+            sure_from=None if ensemble is None else ensemble.sure_from,
+        )
+        assert found == f"{manifest.fingerprint(rung)}/{CPU}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sha256": "f" * 64},
+        {"input": msgspec.structs.replace(SPEC, width=17)},
+        {"temperature": 1.5},
+        {"execution": "x"},
+    ],
+)
+def test_all_that_decides_an_answer_changes_it(changes: dict[str, object]) -> None:
+    both = ("a", "b")
+    before = stage_fingerprint(statement([run("a"), run("b")]), both)
+    assert before != stage_fingerprint(statement([run("a"), run("b", **changes)]), both)
+    assert before != stage_fingerprint(statement([run("a"), run("b")]), both, horizontal_flip=True)
+    assert before != stage_fingerprint(statement([run("a"), run("b")]), both, temperature=0.9)
+    assert before != stage_fingerprint(statement([run("a"), run("b")]), ("b", "a"))
+    assert before == stage_fingerprint(statement([run("c"), run("b"), run("a")]), both), "others are of no consequence"
+
+
+def test_nothing_is_said_of_what_was_not_stated_or_has_no_file() -> None:
+    assert stage_fingerprint("", ("a",)) is None
+    assert stage_fingerprint(statement([run("a")]), ("a", "b")) is None
+    assert stage_fingerprint(statement([run("a", sha256=None)]), ("a",)) is None
+
+
+words = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S", "Zs")), max_size=12)
+
+
+@given(st.lists(st.builds(Execution, words, words, words, words, words), min_size=1, max_size=3))
+def test_no_execution_can_pass_for_another_or_for_several(executions: list[Execution]) -> None:
+    members = tuple("abc"[: len(executions)])
+    runs = [run(name, execution=str(each)) for name, each in zip(members, executions, strict=True)]
+    found = stage_fingerprint(statement(runs), members)
+    assert found is not None
+    models, ran = parts_of(found)
+    assert ran == {str(each) for each in executions}
+    assert len(models) == 64
+    assert is_exact(found) == all(str(each) in EXACT for each in executions)

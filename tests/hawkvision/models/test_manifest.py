@@ -1,0 +1,204 @@
+"""Manifests: the schema, and how breaking it is reported."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.cascade.certification.profile import load_profile, load_profile_of
+from hawkvision.core.errors import ManifestError, NotFound
+from hawkvision.model_zoo.training.manifest_writer import format_manifest
+from hawkvision.models.manifest import (
+    FileSource,
+    Manifest,
+    PackageSource,
+    Training,
+    load_labels,
+    load_manifest,
+    models_dir,
+    parse_manifest,
+)
+
+MINIMAL = """
+format = 1
+task = "digits"
+labels = "labels.txt"
+classes = 3
+ladder = { edge = ["small"], dc = ["large", "both"], default_edge = "small" }
+committees = [{ name = "both", members = ["small", "large"], horizontal_flip = true }]
+"""
+VARIANT = """
+[[variants]]
+name = "NAME"
+architecture = "cnn"
+precision = "fp32"
+license = "MIT"
+source = { package = "p", version = "1", member = "w.pth", sha256 = "SHA" }
+input = { height = 32, width = 32, mean = [0.0, 0.0, 0.0], std = [1.0, 1.0, 1.0] }
+"""
+GOOD = MINIMAL + "".join(VARIANT.replace("NAME", n).replace("SHA", "a" * 64) for n in ("small", "large"))
+
+
+def test_a_good_manifest_is_read() -> None:
+    manifest = parse_manifest(GOOD, "here")
+    assert manifest.best == "both"
+    assert [v.name for v in manifest.members("both")] == ["small", "large"]
+    assert [v.name for v in manifest.members("small")] == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("classes = 3", "classes = 3\nclases = 3", "unknown field `clases`"),
+        ("height = 32", "height = 0", r"variants\[0\].input.height"),
+        ('"a' + "a" * 63 + '"', '"abc"', "sha256"),
+        ('precision = "fp32"', 'precision = "fp17"', "fp17"),
+        ('members = ["small", "large"]', 'members = ["small", "huge"]', "no variant 'huge'; it has small, large"),
+        ('dc = ["large", "both"]', 'dc = ["large", "all"]', "ladder names 'all'"),
+        ('default_edge = "small"', 'default_edge = "large"', "default_edge 'large' is not in ladder.edge"),
+        ('name = "large"', 'name = "small"', "distinct names"),
+        (", horizontal_flip = true", ", sure_from = 0.8", "ladder.dc names 'both'; dc runs .* without sure_from"),
+        (
+            "horizontal_flip = true",
+            "horizontal_flip = true, sure_from = 0.8",
+            "has sure_from, and so no horizontal_flip",
+        ),
+        ("horizontal_flip = true", "sure_from = 1.5", "sure_from"),
+        ('edge = ["small"]', 'edge = ["small", "both"]', "ladder.edge names 'both'; edge runs .* with sure_from"),
+        ("format = 1", "format = 2", "format"),
+        ("format = 1", "format = ", "here"),
+    ],
+)
+def test_mistakes_name_the_place(old: str, new: str, says: str) -> None:
+    assert old in GOOD
+    with pytest.raises(ManifestError, match=says):
+        parse_manifest(GOOD.replace(old, new), "here")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_manifest_or_an_error_that_names_the_file(text: str) -> None:
+    try:
+        manifest = parse_manifest(text, "here.toml")
+    except ManifestError as error:
+        assert "here.toml" in str(error)  # noqa: PT017
+    else:
+        assert isinstance(manifest, Manifest)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("horizontal_flip = true", "horizontal_flip = false"),
+        ('"a' + "a" * 63 + '"', '"b' + "b" * 63 + '"'),
+        ("height = 32", "height = 48"),
+        ('members = ["small", "large"]', 'members = ["large", "small"]'),
+        ('license = "MIT"', 'license = "MIT"\ntemperature = 0.5'),
+    ],
+)
+def test_fingerprint_follows_all_that_decides_an_answer(old: str, new: str) -> None:
+    text = GOOD.replace("input =", f'sha256 = "{"a" * 64}"\ninput =')
+    assert old in text
+    before, after = parse_manifest(text, "here"), parse_manifest(text.replace(old, new), "here")
+    assert before.fingerprint("both") != after.fingerprint("both")
+    assert before.fingerprint("both") == parse_manifest(text, "here").fingerprint("both")
+
+
+def test_unknown_task_lists_the_known_ones() -> None:
+    with pytest.raises(NotFound, match=r"no task 'dogs'.*imagenet"):
+        load_manifest("dogs", models_dir())
+
+
+def test_labels_must_be_as_many_as_classes(tmp_path: Path) -> None:
+    manifest = parse_manifest(GOOD, "here")
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "labels.txt").write_text("one\ntwo\n")
+    with pytest.raises(ManifestError, match="expected 3 lines, one per class, found 2"):
+        load_labels(manifest, tmp_path)
+
+
+def test_shipped_imagenet_manifest_is_good_and_its_labels_are_distinct() -> None:
+    manifest = load_manifest("imagenet", models_dir())
+    labels = load_labels(manifest, models_dir())
+    assert len(set(labels)) == manifest.classes == 1000
+    for rung in (*manifest.ladder.edge, *manifest.ladder.dc):
+        assert all(variant.sha256 for variant in manifest.members(rung))
+
+
+FILE_SOURCE = f'source = {{ file = "weights/small.safetensors", sha256 = "{"c" * 64}" }}'
+PACKAGE_SOURCE = f'source = {{ package = "p", version = "1", member = "w.pth", sha256 = "{"a" * 64}" }}'
+
+
+def test_weights_come_from_a_package_or_from_a_file_beside_the_manifest() -> None:
+    manifest = parse_manifest(GOOD.replace(PACKAGE_SOURCE, FILE_SOURCE, 1), "here")
+    assert manifest.variant("small").source == FileSource(file="weights/small.safetensors", sha256="c" * 64)
+    assert manifest.variant("large").source == PackageSource(package="p", version="1", member="w.pth", sha256="a" * 64)
+
+
+@pytest.mark.parametrize("name", ["a", "v1.5-b", "deep_3"])
+def test_any_name_of_a_variant_names_a_weight_file(name: str) -> None:
+    source = FILE_SOURCE.replace("weights/small", f"weights/{name}")
+    assert str(parse_manifest(GOOD.replace(PACKAGE_SOURCE, source, 1), "here").variant("small").source).startswith(
+        f"weights/{name}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            'file = "w.safetensors", package = "p"',
+            r"variants\[0\].source: expected either `file` or `package`",
+        ),
+        ('file = "w.safetensors", reader = "torch"', r"variants\[0\].source: expected either .*reader"),
+        ('file = "../w.safetensors"', r"regex.*variants\[0\].source.file"),
+        ('file = "weights/../../w.safetensors"', r"regex.*variants\[0\].source.file"),
+        ('file = "/etc/w.safetensors"', r"regex.*variants\[0\].source.file"),
+        ('file = "w.pth"', r"regex.*variants\[0\].source.file"),
+        ('file = "w.safetensors", kind = "file"', r"variants\[0\].source: unknown field `kind`"),
+        ('file = "w.safetensors", size = 3', r"unknown field `size`.*variants\[0\].source"),
+        ('version = "1"', r"missing required field `package`.*variants\[0\].source"),
+    ],
+)
+def test_mixed_or_malformed_sources_are_refused(source: str, says: str) -> None:
+    text = GOOD.replace(PACKAGE_SOURCE, f'source = {{ {source}, sha256 = "{"c" * 64}" }}', 1)
+    with pytest.raises(ManifestError, match=says):
+        parse_manifest(text, "here")
+
+
+def test_training_pictures_are_part_of_a_manifest() -> None:
+    training = f'training = {{ data_sha256 = "{"d" * 64}", pictures = 42000, seed = 7 }}\n'
+    manifest = parse_manifest(GOOD.replace("committees =", training + "committees ="), "here")
+    assert manifest.training == Training(data_sha256="d" * 64, pictures=42000, seed=7)
+    assert parse_manifest(GOOD, "here").training is None
+
+
+STEPWISE = '{ name = "steps", members = ["small", "large"], sure_from = 0.8 }'
+
+
+def test_an_edge_rung_may_be_a_committee_whose_first_member_answers_what_it_is_sure_of() -> None:
+    text = GOOD.replace("horizontal_flip = true }", f"horizontal_flip = true }}, {STEPWISE}")
+    manifest = parse_manifest(text.replace('edge = ["small"]', 'edge = ["small", "steps"]'), "here")
+    found = manifest.committee("steps")
+    assert found is not None
+    assert (found.sure_from, [v.name for v in manifest.members("steps")]) == (0.8, ["small", "large"])
+    assert parse_manifest(format_manifest(manifest), "written") == manifest
+    other = parse_manifest(text.replace("sure_from = 0.8", "sure_from = 0.9"), "here")
+    assert manifest.fingerprint("steps") != other.fingerprint("steps")
+    assert manifest.fingerprint("both") == other.fingerprint("both")
+
+
+def test_a_fingerprint_stays_what_it_was_for_committees_that_all_look() -> None:
+    """Certificates made before there were others hold on."""
+    profile = load_profile(models_dir() / "imagenet" / "profile.json")
+    assert profile.rung("committee").fingerprint.startswith("1e7fadc1d604dda0")
+    assert load_manifest("imagenet", models_dir()).fingerprint("committee") == profile.rung("committee").fingerprint
+
+
+@pytest.mark.parametrize("task", sorted(path.parent.name for path in models_dir().glob("*/manifest.toml")))
+def test_every_shipped_manifest_pins_its_labels_and_its_profile(task: str) -> None:
+    manifest = load_manifest(task, models_dir())
+    assert manifest.labels_sha256 is not None
+    assert manifest.profile_sha256 is not None
+    load_labels(manifest, models_dir())
+    assert load_profile_of(manifest, models_dir(), None).task == task

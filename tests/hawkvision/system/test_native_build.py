@@ -1,0 +1,199 @@
+"""Libraries that are compiled here: made once, never run damaged, and not made where they cannot be kept."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hawkvision.core.errors import BackendError, CompileError
+from hawkvision.system.native_build import Recipe, find_kept, is_sound, make_library, open_library
+from tests.hawkvision.system.mounts import mounted
+from tests.waiting import until
+
+ANSWER = "int answer(void) { return 42; }\n"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    source = tmp_path / "answer.c"
+    source.write_text(ANSWER)
+    return Recipe(name="answer", language="C", source=source, included=(), flags=("-shared", "-fPIC"))
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+def libraries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.so"))
+
+
+def test_a_library_is_compiled_once(recipe: Recipe, kept: Path) -> None:
+    assert open_library(recipe, kept).answer() == 42
+    (first,) = libraries(kept)
+    made = first.stat().st_ino
+    assert open_library(recipe, kept).answer() == 42
+    assert [path.stat().st_ino for path in libraries(kept)] == [made]
+    assert is_sound(first)
+
+
+def test_other_flags_sources_and_processors_make_other_libraries(recipe: Recipe, kept: Path) -> None:
+    for other in (recipe, replace(recipe, flags=(*recipe.flags, "-O1")), replace(recipe, machine="another")):
+        assert open_library(other, kept).answer() == 42
+    recipe.source.write_text(ANSWER.replace("42", "43"))
+    assert open_library(recipe, kept).answer() == 43
+    assert len(libraries(kept)) == 4
+
+
+@pytest.mark.parametrize("damage", ["cut off", "zeros", "empty", "one bit"])
+def test_a_damaged_library_is_never_loaded_but_made_anew(
+    recipe: Recipe, kept: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = make_library(recipe, tmp_path / "whole")
+    code = bytearray(whole.read_bytes())
+    match damage:
+        case "cut off":
+            del code[len(code) // 2 :]
+        case "zeros":
+            code[4096:8192] = bytes(4096)
+        case "empty":
+            code.clear()
+        case _:
+            code[len(code) // 2] ^= 1
+    kept.mkdir()
+    (kept / whole.name).write_bytes(code)
+    assert open_library(recipe, kept).answer() == 42
+    assert "is damaged; it is made anew" in caplog.text
+    assert all(is_sound(path) for path in libraries(kept))
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_whatever_changes_in_a_file_is_found_out(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    code = data.draw(st.binary(min_size=1, max_size=200))
+    place = tmp_path_factory.mktemp("code")
+    path = place / f"kernel-{hashlib.sha256(code).hexdigest()}.so"
+    path.write_bytes(code)
+    assert is_sound(path)
+    other = data.draw(st.binary(max_size=200).filter(lambda drawn: drawn != code))
+    path.write_bytes(other)
+    assert not is_sound(path)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The machine's, as a script that can be changed and that writes a line for each time it compiles."""
+    real, script = shutil.which("cc"), tmp_path / "bin" / "cc"
+    script.parent.mkdir()
+    counts = f'case "$*" in *--version*) ;; *) echo >> {tmp_path / "compiled"};; esac'
+    script.write_text(f'#!/bin/sh\n{counts}\nexec {real} "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    return script
+
+
+OPEN = """
+import logging, sys
+from pathlib import Path
+from hawkvision.system.native_build import Recipe, open_library
+from hawkvision.core.errors import HawkVisionError
+logging.basicConfig(level=logging.INFO)
+recipe = Recipe(name="answer", language="C", source=Path(sys.argv[1]), included=(), flags=("-shared", "-fPIC"))
+try:
+    print(open_library(recipe, Path(sys.argv[2])).answer())
+except HawkVisionError as error:
+    print(error)
+"""
+
+
+def opened(recipe: Recipe, folder: Path, *prefix: str) -> str:
+    """What another process, which knows no compiler yet, has of the library."""
+    command = [*prefix, sys.executable, "-c", OPEN, str(recipe.source), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_another_version_of_the_compiler_makes_a_library_of_its_own(
+    recipe: Recipe, kept: Path, compiler: Path, tmp_path: Path
+) -> None:
+    assert [opened(recipe, kept) for _ in range(2)] == ["42", "42"]
+    assert (tmp_path / "compiled").read_text() == "\n"
+    compiler.write_text(compiler.read_text().replace("*--version*) ;;", "*--version*) echo 99.1;;"))
+    assert opened(recipe, kept) == "42"
+    assert (tmp_path / "compiled").read_text() == "\n\n"
+
+
+def test_without_a_compiler_what_another_has_made_serves(
+    recipe: Recipe, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_library(recipe, kept)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert open_library(recipe, kept).answer() == 42
+    with pytest.raises(CompileError, match="no C compiler"):
+        open_library(replace(recipe, machine="another"), kept)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [("noexec", "its file system is mounted noexec"), ("ro", "its file system is read-only")]
+)
+def test_what_cannot_be_kept_or_run_is_not_even_compiled(
+    recipe: Recipe, kept: Path, compiler: Path, tmp_path: Path, options: str, reason: str
+) -> None:
+    kept.mkdir()
+    assert opened(recipe, kept, *mounted(kept, options)).endswith(reason)
+    assert not (tmp_path / "compiled").exists()
+
+
+def test_a_sound_library_in_a_folder_without_execution_is_not_made_anew(
+    recipe: Recipe, kept: Path, compiler: Path, tmp_path: Path
+) -> None:
+    made = make_library(recipe, tmp_path / "made")
+    (tmp_path / "compiled").unlink()
+    kept.mkdir()
+    filled = ["sh", "-c", f'cp -p {made} {kept}/ && exec "$@"', "sh"]
+    assert "mounted noexec" in opened(recipe, kept, *mounted(kept, "noexec"), *filled)
+    assert not (tmp_path / "compiled").exists()
+
+
+def test_a_library_that_others_may_write_is_refused(recipe: Recipe, kept: Path) -> None:
+    make_library(recipe, kept).chmod(0o666)
+    with pytest.raises(BackendError, match="only its owner may write"):
+        find_kept(recipe, kept)
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
+    recipe: Recipe, kept: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe.source.write_text("int answer(void) { return }\n")
+    with caplog.at_level(logging.INFO), pytest.raises(CompileError, match=r"cannot compile answer\.c: .*error"):
+        open_library(replace(recipe, instead=("-DAGAIN",)), kept)
+    assert "once more, with -DAGAIN" in caplog.text
+    assert libraries(kept) == []
+
+
+def test_a_command_that_is_told_to_end_takes_its_compilers_processes_with_it(
+    recipe: Recipe, kept: Path, compiler: Path, tmp_path: Path
+) -> None:
+    """A compiler's driver starts others, which a signal to the driver alone would leave running."""
+    started = tmp_path / "started"
+    script = f'#!/bin/sh\ncase "$*" in *--version*) exit;; esac\nsleep 600 & echo $! > {started}.new\n'
+    compiler.write_text(f"{script}mv {started}.new {started}\nwait\n")
+    told = OPEN.replace("try:", "from hawkvision.system.process import exit_on_sigterm\nexit_on_sigterm()\ntry:")
+    process = subprocess.Popen([sys.executable, "-c", told, str(recipe.source), str(kept)])
+    asyncio.run(until(started.exists))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    child = Path("/proc") / started.read_text().strip()
+    asyncio.run(until(lambda: not child.exists() or "(zombie)" in (child / "status").read_text()))
