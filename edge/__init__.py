@@ -1,1 +1,1 @@
-"""The edge node: the HTTP door, the worker pool and the escalation to the datacenter tier."""
+"""The edge node: the HTTP server, the worker pool and the escalation to the datacenter tier."""

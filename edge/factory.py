@@ -20,15 +20,15 @@ from typing import Final
 import numpy as np
 
 from edge.escalation.client import Uplink
-from edge.inference.edge_stage import EdgeResult, Look, Model, Others, Rung, check_rung
+from edge.inference.edge_stage import EdgeResult, Look, Model, Others, Stage, check_stage
 from edge.inference.warm_up import look_at_samples
 from edge.inference.worker_pool import MAX_TOGETHER, WorkerPool
 from edge.monitoring.audits import Auditor
-from edge.monitoring.certification import Certification, load_certification, rung_of
+from edge.monitoring.certification import Certification, load_certification, stage_of
 from edge.monitoring.state_store import StateError, StateFile
 from edge.monitoring.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.policies.registration import Registration, register
-from edge.policies.selection import open_rival, rule_of
+from edge.policies.selection import open_baseline, rule_of
 from edge.serving.admission import Admission
 from edge.serving.node import EdgeNode
 from hawkvision.cascade.scores import Ranking, most_probable
@@ -63,41 +63,41 @@ BRIEF_PIXELS: Final = 2**20
 class Loaded:
     """What a node is made of, as far as it comes from files."""
 
-    rung: Rung
+    stage: Stage
     certification: Certification
     labels: tuple[str, ...]
     best: str
     useful_side: int
-    """Pixels of a picture's shorter side of which the most demanding of these rungs makes use."""
+    """Pixels of an image's shorter side of which the most demanding of these stages makes use."""
     reducer: Reducer
-    """Makes pictures as small as the datacenter looks at them."""
+    """Makes images as small as the datacenter looks at them."""
     inputs: tuple[InputSpec, ...]
-    """Of the models that look at one picture here."""
+    """Of the models that look at one image here."""
     registration: Registration | None = None
     """What `infaas` knows of all variants."""
 
 
 def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Loaded:
-    """Load the edge rung, its policy and what its certificates are about; `given_up` ends the waiting for a device.
+    """Load the edge stage, its policy and what its certificates are about; `given_up` ends the waiting for a device.
 
     Raises:
         HawkVisionError: if a manifest, profile, certificate or model file is missing, corrupt or for another model.
     """
     models, cache = models_dir(config.models_dir), cache_dir(config.cache_dir)
     manifest = load_manifest(config.task, models)
-    name = rung_of(config, manifest)
+    name = stage_of(config, manifest)
     first = manifest.members(name)[0].name
     registration = None
     if config.policy == "infaas":
         registration = register(config, manifest, cache, name, partial(_load_warm, config, manifest, cache))
     found = load_certification(config, manifest, rule_of(config, registration))
     if config.backend != "noop":
-        for known in found.profile.rungs:
+        for known in found.profile.stages:
             if known.name in (name, first):
-                check_rung(known, manifest, f"profile of {config.task!r}")
-    rung = _load_rung(config, manifest, cache, name, found.temperature, found.score, given_up)
-    middle = found.policy.pair.middle
-    asked = [manifest.best] if middle is None else [manifest.best, middle.name]
+                check_stage(known, manifest, f"profile of {config.task!r}")
+    stage = _load_stage(config, manifest, cache, name, found.temperature, found.score, given_up)
+    intermediate = found.policy.pair.intermediate
+    asked = [manifest.best] if intermediate is None else [manifest.best, intermediate.name]
     inputs = [member.input for each in (name, *asked) for member in manifest.members(each)]
     useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
     reducer = Reducer(manifest.datacenter_inputs, config.max_pixels)
@@ -105,10 +105,10 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     if registration is not None:
         looking = (max((each.input for each in manifest.variants), key=least_side),)
     labels = load_labels(manifest, models)
-    return Loaded(rung, found, labels, manifest.best, useful_side, reducer, looking, registration)
+    return Loaded(stage, found, labels, manifest.best, useful_side, reducer, looking, registration)
 
 
-def _load_rung(
+def _load_stage(
     config: EdgeConfig,
     manifest: Manifest,
     cache: Path,
@@ -118,8 +118,8 @@ def _load_rung(
     given_up: Future[None] | None,
     *,
     known: bool = False,
-) -> Rung:
-    """The edge rung with all its models; `temperature` and `score` are the profile's. `known`: see `open_wide`."""
+) -> Stage:
+    """The edge stage with all its models; `temperature` and `score` are the profile's. `known`: see `open_wide`."""
     models: list[Model] = []
     for variant in manifest.members(name):
         backend = _open(config, manifest, cache, variant, given_up)
@@ -128,18 +128,18 @@ def _load_rung(
                 variant.name, backend, variant.input, _open_wide(config, manifest, cache, variant, backend, known=known)
             )
         )
-    others, committee = None, manifest.committee(name)
-    if committee is not None:
-        assert committee.sure_from is not None, "no other committee is taken for an edge rung"
+    others, ensemble = None, manifest.ensemble(name)
+    if ensemble is not None:
+        assert ensemble.accept_confidence is not None, "no other ensemble is taken for an edge stage"
         temperatures = tuple(variant.temperature for variant in manifest.members(name))
-        others = Others(tuple(models[1:]), temperatures, committee.temperature, committee.sure_from)
+        others = Others(tuple(models[1:]), temperatures, ensemble.temperature, ensemble.accept_confidence)
     runs = [
         VariantRun(variant.name, None if config.backend == "noop" else variant.sha256, variant.input,
                    variant.temperature, _executions(config, model))
         for variant, model in zip(manifest.members(name), models, strict=True)
     ]  # fmt: skip
     stated, members = statement(runs), tuple(run.name for run in runs)
-    return Rung(
+    return Stage(
         name,
         models[0],
         temperature,
@@ -149,8 +149,8 @@ def _load_rung(
         stage_fingerprint(
             stated,
             members,
-            temperature=1.0 if committee is None else committee.temperature,
-            sure_from=None if committee is None else committee.sure_from,
+            temperature=1.0 if ensemble is None else ensemble.temperature,
+            accept_confidence=None if ensemble is None else ensemble.accept_confidence,
         ),
         stage_fingerprint(stated, members[:1]),
     )
@@ -175,7 +175,7 @@ def _open(
     given_up: Future[None] | None = None,
     threads: int = 1,
 ) -> Backend:
-    """A variant's backend, of verified bytes; `threads` work on one picture.
+    """A variant's backend, of verified bytes; `threads` work on one image.
 
     Raises:
         ArtifactError, BackendError: if there is none.
@@ -193,7 +193,7 @@ def _open(
         b"" if kind == "noop" else load_variant(cache, config.task, variant),
         variant.input,
         manifest.classes,
-        providers=config.providers,
+        providers=config.onnx_providers,
         threads=threads,
     )
 
@@ -201,7 +201,7 @@ def _open(
 def _open_wide(
     config: EdgeConfig, manifest: Manifest, cache: Path, variant: Variant, narrow: Backend, *, known: bool = False
 ) -> Backend | None:
-    if not divides(config.backend, config.providers):
+    if not divides(config.backend, config.onnx_providers):
         return None
     wanted = config.intra_op_threads
     return open_wide(
@@ -209,15 +209,15 @@ def _open_wide(
     )
 
 
-def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -> Rung:
-    """A variant or stepwise committee as the manifest has it, ready for its first picture."""
-    temperature = 1.0 if manifest.committee(name) is not None else manifest.variant(name).temperature
-    rung = _load_rung(config, manifest, cache, name, temperature, Score.TOP1, None, known=True)
-    for model in rung.models:
+def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -> Stage:
+    """A variant or conditional ensemble as the manifest has it, ready for its first image."""
+    temperature = 1.0 if manifest.ensemble(name) is not None else manifest.variant(name).temperature
+    stage = _load_stage(config, manifest, cache, name, temperature, Score.TOP1, None, known=True)
+    for model in stage.models:
         for each in (model.backend, model.wide):
             if each is not None:
                 warm_up(each)
-    return rung
+    return stage
 
 
 async def open_node(
@@ -229,14 +229,14 @@ async def open_node(
         HawkVisionError: if the backend cannot run the model.
         ConfigError: if the state file is another node's or of another kind.
     """
-    rung, best = loaded.rung, loaded.best
+    stage, best = loaded.stage, loaded.best
     give_back_at_once()
-    metrics.watch(rung.first.backend)
-    backends = ",".join(dict.fromkeys(backend_name(config.backend, model.backend) for model in rung.models))
+    metrics.watch(stage.first.backend)
+    backends = ",".join(dict.fromkeys(backend_name(config.backend, model.backend) for model in stage.models))
     metrics.describe(config.task, backends)
-    log.info("%s, rung %s: backend %s", config.task, rung.name, backends)
+    log.info("%s, stage %s: backend %s", config.task, stage.name, backends)
     # Read by this thread's loop, so opened by it.
-    limit = config.streams_limit
+    limit = config.max_streams
     state = _open_state(config, metrics)
     workers = config.workers or usable_cores() + waiting_workers(config)
     rates = await asyncio.to_thread(Rates)
@@ -245,12 +245,12 @@ async def open_node(
     congestion = controller_class(config.feature(DatagramSettings).congestion_control)
     uplink = (
         Uplink(
-            config.dc_url,
-            config.dc_api_key,
-            config.dc_connections,
+            config.datacenter_url,
+            config.datacenter_api_key,
+            config.datacenter_connections,
             len(loaded.labels),
             clock,
-            transport=config.dc_transport,
+            transport=config.datacenter_transport,
             min_on_time_probability=config.min_on_time_probability,
             reducer=loaded.reducer,
             metrics=metrics,
@@ -258,18 +258,18 @@ async def open_node(
             tls=dc_tls,
             congestion=congestion,
         )
-        if config.dc_url
+        if config.datacenter_url
         else None
     )
-    # Our own kernels run pictures one by one anyway.
-    together = 1 if isinstance(rung.first.backend, Int8Backend) else MAX_TOGETHER
+    # Our own kernels run images one by one anyway.
+    together = 1 if isinstance(stage.first.backend, Int8Backend) else MAX_TOGETHER
     pool: WorkerPool[EdgeResult] = WorkerPool(
-        workers, config.queue_limit, on_loop(config, uplink), most_together=together, memory=admission.memory
+        workers, config.max_queue, on_loop(config, uplink), most_together=together, memory=admission.memory
     )
-    for model in rung.models:
+    for model in stage.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))
-    if divides(config.backend, config.providers):
-        looking = partial(look_at_samples, rung, config.max_pixels, clock)
+    if divides(config.backend, config.onnx_providers):
+        looking = partial(look_at_samples, stage, config.max_pixels, clock)
         await pool.submit(
             partial(_looked, looking)
         )  # by one worker: models are warm on all, and decoders know no threads
@@ -280,7 +280,7 @@ async def open_node(
     return EdgeNode(
         task=config.task,
         labels=loaded.labels,
-        rung=rung,
+        stage=stage,
         best=best,
         policy=loaded.certification.policy,
         versions=loaded.certification.versions,
@@ -291,7 +291,7 @@ async def open_node(
         metrics=metrics,
         max_pixels=config.max_pixels,
         admission=admission,
-        dc_timeout_s=config.dc_timeout_s,
+        datacenter_timeout_s=config.datacenter_timeout_s,
         streams=Streams(config.task, limit, config.audit_share, metrics, state, loaded.certification.policy.profiles),
         auditor=Auditor(
             config.task,
@@ -299,10 +299,10 @@ async def open_node(
             uplink,
             metrics,
             random.Random(),  # noqa: S311
-            config.dc_timeout_s,
+            config.datacenter_timeout_s,
             config.audit_share,
         ),
-        rival=open_rival(config, loaded.registration, loaded.certification.policy, rung, metrics),
+        baseline=open_baseline(config, loaded.registration, loaded.certification.policy, stage, metrics),
     )
 
 
@@ -320,7 +320,7 @@ def _open_state(config: EdgeConfig, metrics: EdgeMetrics) -> StateFile | None:
     kept, failures = metrics.state_kept.labels(config.task), metrics.state_failures.labels(config.task, "open")
     kept.set(0)
     try:
-        state = StateFile(path, ROWS_PER_STREAM * config.streams_limit, DEFAULT_STREAM)
+        state = StateFile(path, ROWS_PER_STREAM * config.max_streams, DEFAULT_STREAM)
     except (StateError, ConfigError) as error:
         if config.state_file is not None and isinstance(error, ConfigError):
             raise
@@ -352,12 +352,12 @@ def _made_state_file(config: EdgeConfig) -> Path | None:
 
 
 def on_loop(config: EdgeConfig, uplink: Uplink | None) -> Callable[[Callable[[], EdgeResult]], bool] | None:
-    """Whether the event loop may look at a picture itself; None where it may at none: with datagrams, or a device.
+    """Whether the event loop may look at an image itself; None where it may at none: with datagrams, or a device.
 
-    It may where nothing else wants it on time: no datagrams, no escalation under way, and no picture that takes long to
+    It may where nothing else wants it on time: no datagrams, no escalation under way, and no image that takes long to
     decode.
     """
-    computes = config.backend == "noop" or divides(config.backend, config.providers)
+    computes = config.backend == "noop" or divides(config.backend, config.onnx_providers)
     if config.feature(DatagramSettings).port is not None or not computes:
         return None
 
@@ -382,7 +382,7 @@ def _looked(looking: Callable[[], None]) -> EdgeResult:
 
 
 def warm_up(backend: Backend, together: int = 1) -> EdgeResult:
-    """Run blank pictures, up to so many at once, so that the first callers do not pay for lazy allocation."""
+    """Run blank images, up to so many at once, so that the first callers do not pay for lazy allocation."""
     for size in (1, *range(1, together + 1)):
         backend.infer(np.zeros((size, *backend.input_shape), np.uint8))
     return EdgeResult((0,), (1.0,), 1.0, 0.0, 0.0)

@@ -23,7 +23,7 @@ import uvicorn
 from edge.factory import load_parts, open_node
 from edge.inference.loading import Loading
 from edge.monitoring.certification import CertificationReload, files_of
-from edge.servers.datagram import LossyDoor
+from edge.servers.datagram import DatagramServer
 from edge.servers.fast_path import bounded_express
 from edge.servers.http import EdgeApp
 from edge.serving.node import EdgeNode
@@ -82,7 +82,7 @@ async def serve(config: EdgeConfig) -> bool:
     listener = _listen(config.host, config.port)
     limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
     server = _server(app, limits, config, certificates)
-    lossy: LossyDoor | None = None
+    datagram: DatagramServer | None = None
     node: EdgeNode | None = None
     certification: CertificationReload | None = None
 
@@ -91,8 +91,8 @@ async def serve(config: EdgeConfig) -> bool:
         # Nothing was accepted before there is a node, so nobody waits for models, compilers or devices.
         if node is None:
             loading.give_up()
-        if lossy is not None:
-            lossy.stop()
+        if datagram is not None:
+            datagram.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
@@ -114,35 +114,35 @@ async def serve(config: EdgeConfig) -> bool:
             app.bodies.limit_bytes = bodies_limit(node.admission.parts)
         port = config.feature(DatagramSettings).port
         if port is not None:
-            lossy = await LossyDoor.open(config, port, app, metrics, loaded.useful_side, keys)
-            app.transports = lossy.offered.transports
-            reloads.add("edge.lossy_certificate", lossy.offered.files, lossy.offered.reload)
+            datagram = await DatagramServer.open(config, port, app, metrics, loaded.useful_side, keys)
+            app.transports = datagram.offered.transports
+            reloads.add("edge.datagram_certificate", datagram.offered.files, datagram.offered.reload)
             reloads.start()
         if server.should_exit:  # told to stop meanwhile; the socket is closed
             return True
         # What is loaded by now lives as long as the process: keep it out of every later collection.
         gc.collect()
         gc.freeze()
-        app.open_door(node)
-        _announce(listener, node, lossy, tls=certificates is not None)
+        app.mark_ready(node)
+        _announce(listener, node, datagram, tls=certificates is not None)
         await serving
         return True
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
         await reloads.close()
-        if lossy is not None:
-            await lossy.close(config.drain_timeout_s)
+        if datagram is not None:
+            await datagram.close(config.drain_timeout_s)
         if certification is not None:
             await certification.close()
-        app.close_door()
+        app.start_draining()
         if node is not None:
             await node.close()
         listener.close()
 
 
 def _server(app: EdgeApp, limits: Limits, config: EdgeConfig, certificates: Certificates | None) -> _Server:
-    """The server of the HTTP door; it does not listen by itself."""
+    """The server of the HTTP server; it does not listen by itself."""
     protocol = bounded_express(limits, app, answers_pages=not config.cors_origins)
     if certificates is not None:
         protocol = behind_tls(protocol, certificates)
@@ -165,15 +165,15 @@ def _server(app: EdgeApp, limits: Limits, config: EdgeConfig, certificates: Cert
     )
 
 
-def _announce(listener: socket.socket, node: EdgeNode, lossy: LossyDoor | None, *, tls: bool) -> None:
-    """Say on standard output where pictures are taken: who started the node waits for the first line."""
+def _announce(listener: socket.socket, node: EdgeNode, datagram: DatagramServer | None, *, tls: bool) -> None:
+    """Say on standard output where images are taken: who started the node waits for the first line."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"ready: {'https' if tls else 'http'}://{shown}:{port}", flush=True)  # noqa: T201
-    if node.rival is not None:
-        print(f"policy: {node.rival.name}", flush=True)  # noqa: T201
-    if lossy is not None:
-        print(f"lossy: udp://{shown}:{lossy.offer.port}", flush=True)  # noqa: T201
+    if node.baseline is not None:
+        print(f"policy: {node.baseline.name}", flush=True)  # noqa: T201
+    if datagram is not None:
+        print(f"lossy: udp://{shown}:{datagram.offer.port}", flush=True)  # noqa: T201
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,6 +1,6 @@
 """HawkVision: modeless vision inference from edge to datacenter.
 
-A caller states what a picture's answer must be worth and when it is needed; the system chooses who answers.
+A caller states what an image's answer must be worth and when it is needed; the system chooses who answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         Unauthorized,
         UnsupportedMedia,
     )
-    from hawkvision.core.types import AccuracyPromise, Answer, OnMiss, Prediction, Quality, Tier, Timing
+    from hawkvision.core.types import AccuracyGuarantee, Answer, OnMiss, Prediction, Quality, Tier, Timing
 
 __version__ = "0.1.0"
 
@@ -52,12 +52,12 @@ _FROM: Final = {
         "Unauthorized",
         "UnsupportedMedia",
     ),
-    "hawkvision.core.types": ("AccuracyPromise", "Answer", "OnMiss", "Prediction", "Quality", "Tier", "Timing"),
+    "hawkvision.core.types": ("AccuracyGuarantee", "Answer", "OnMiss", "Prediction", "Quality", "Tier", "Timing"),
 }
 _MODULE_OF: Final = {name: module for module, names in _FROM.items() for name in names}
 
 __all__ = [
-    "AccuracyPromise",
+    "AccuracyGuarantee",
     "Answer",
     "AsyncClient",
     "BadField",

@@ -1,4 +1,4 @@
-"""Encoded pictures made on the spot."""
+"""Encoded images made on the spot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 @functools.cache
 def encoded(suffix: str = ".jpg", height: int = 64, width: int = 80, seed: int = 0) -> bytes:
-    """A smooth random picture, encoded as the suffix says."""
+    """A smooth random image, encoded as the suffix says."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (8, 8, 3), np.uint8)
     pixels = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)

@@ -1,11 +1,11 @@
-"""The way to the datacenter tier: the caller's picture goes there by HTTP or as datagrams, and what the link is like.
+"""The way to the datacenter tier: the caller's image goes there by HTTP or as datagrams, and what the link is like.
 
-    infer ─► transport in use ─┬─ TCP ──► HttpHop ──┬─► reply checked ─► Escalated
-                ▲              └─ LOSSY ► LossyHop ─┘
+    infer ─► transport in use ─┬─ TCP ──► HttpTransport ──┬─► reply checked ─► Escalated
+                ▲              └─ DATAGRAM ► DatagramTransport ─┘
                 └── `edge.escalation.transport_selector` ◄── probes, losses, escalations that were late
 
 Failures never reach the caller as errors: `EscalationFailed` tells the node to answer by itself. Only what the
-datacenter found wrong with the picture is the caller's to know. Replies are checked before anybody believes them.
+datacenter found wrong with the image is the caller's to know. Replies are checked before anybody believes them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from typing import Any, Final
 import msgspec
 
 from edge.escalation.datagram_transport import TooLargeForDatagrams
-from edge.escalation.http_transport import KEY_REFUSED, Hop, HopBroken, HopLate, HttpHop, KeyRefused
+from edge.escalation.http_transport import (
+    KEY_REFUSED,
+    EscalationTransport,
+    HttpTransport,
+    KeyRefused,
+    ReplyLate,
+    TransportBroken,
+)
 from edge.escalation.link_report import LinkReport, LinkState
 from edge.escalation.pending_request import Question
 from edge.escalation.probes import Probes
@@ -32,7 +39,7 @@ from edge.serving.admission import Admission
 from hawkvision.core import errors
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import DeadlineMissed, EscalationFailed, Overloaded, RequestError
-from hawkvision.core.escalation_api import HopReply, HopRequest, Rungs
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Stages
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import TraceContext
 from hawkvision.imaging.downscale import Reducer
@@ -59,7 +66,7 @@ OWN_SHARE: Final = 0.5
 """An escalation was late for no fault of the datacenter's if that usually takes no more than this share of the wait."""
 
 
-class GivenUp(EscalationFailed):
+class WaitAbandoned(EscalationFailed):
     """Too few answers that take so long come in time; the edge's own is given instead."""
 
 
@@ -82,7 +89,7 @@ class Uplink:
         tls: ssl.SSLContext | None = None,
         congestion: CongestionFactory = LossTolerant,
     ) -> None:
-        """Prepare, and look for the lossy transport in the background if it is wanted.
+        """Prepare, and look for the datagram transport in the background if it is wanted.
 
         Args:
             url: of the ingress.
@@ -90,23 +97,23 @@ class Uplink:
             connections: HTTP connections.
             classes: what a reply's indices must stay below.
             clock: for round trips.
-            transport: how pictures travel, see `Ways`.
+            transport: how images travel, see `Ways`.
             min_on_time_probability: how likely a reply on time must be to be waited for, see `ResponseTimes`.
-            reducer: makes pictures as small as the rungs that are asked look at them; None sends them as they are.
+            reducer: makes images as small as the stages that are asked look at them; None sends them as they are.
             metrics: where to count.
-            admission: from which memory is taken to make pictures smaller; None has no bound.
+            admission: from which memory is taken to make images smaller; None has no bound.
             congestion: makes the congestion controller of datagrams.
         """
         self.url = url.rstrip("/")
         self._report = LinkReport(self.url, clock)
         self._key_refused: str | None = None
         """What the datacenter says against our key; None if it takes it, as far as is known."""
-        http = HttpHop(self.url, api_key, connections, tls=tls, ended=self._connection_ended)
+        http = HttpTransport(self.url, api_key, connections, tls=tls, ended=self._connection_ended)
         self._ways = Ways(http, api_key, transport, clock, self._switched, self._probed, metrics, congestion)
-        hops: tuple[Hop | None, ...] = (http, self._ways.lossy)
-        for hop in hops:
-            if hop is not None:
-                for times in (hop.breaker.times, hop.rest):
+        escalation_transports: tuple[EscalationTransport | None, ...] = (http, self._ways.datagram)
+        for escalation_transport in escalation_transports:
+            if escalation_transport is not None:
+                for times in (escalation_transport.breaker.times, escalation_transport.rest):
                     times.min_on_time_probability = min_on_time_probability
         self._reducer = reducer
         self._admission = admission
@@ -130,7 +137,7 @@ class Uplink:
 
     @property
     def transport(self) -> Transport:
-        """What the next picture goes over."""
+        """What the next image goes over."""
         return self._ways.transport
 
     @property
@@ -140,12 +147,12 @@ class Uplink:
 
     @property
     def up(self) -> bool:
-        """Whether the next picture has a link to go over, and will be let in."""
+        """Whether the next image has a link to go over, and will be let in."""
         return self._breaker.connected and self._key_refused is None
 
     @property
     def state(self) -> State:
-        """Of the circuit breaker of the way that the next picture goes."""
+        """Of the circuit breaker of the way that the next image goes."""
         return self._breaker.state(self._clock.now())
 
     @property
@@ -154,20 +161,20 @@ class Uplink:
         return self._report.lost
 
     def report(self) -> None:
-        """Log what has changed about the way that pictures go; to be called whenever something may have."""
+        """Log what has changed about the way that images go; to be called whenever something may have."""
         state = LinkState(self.transport, self._breaker.connected, self.state, self._key_refused)
         self._report.report(state, self.loss)
 
     @property
     def _breaker(self) -> CircuitBreaker:
-        return self._ways.hop.breaker
+        return self._ways.escalation_transport.breaker
 
     def _is(self, state: State) -> float:
         return float(self.state is state)
 
     def _probed(self) -> None:
         """Probes are of datagrams: of another transport they say nothing before the datacenter was first asked."""
-        if self._report.begun or self.transport is Transport.LOSSY:
+        if self._report.begun or self.transport is Transport.DATAGRAM:
             self.report()
 
     def _connection_ended(self) -> None:
@@ -209,12 +216,12 @@ class Uplink:
         return self._breaker.longest_ms * 1e-3
 
     async def as_sent(self, body: bytes, header: ImageHeader, until: float = math.inf) -> bytes:
-        """What a picture travels as: itself, or where that is much larger than anybody looks at it, a smaller one.
+        """What an image travels as: itself, or where that is much larger than anybody looks at it, a smaller one.
 
         Formats that not every tier reads are left behind.
 
         Args:
-            body: the picture.
+            body: the image.
             header: of it.
             until: on the loop's clock; it is not begun if it cannot be made smaller by then.
 
@@ -232,43 +239,47 @@ class Uplink:
                 running = asyncio.get_running_loop().run_in_executor(None, reducer.reduced, body, header)
                 return await to_the_end(running)
         except (Overloaded, DeadlineMissed) as error:
-            raise EscalationFailed(f"the picture could not be made smaller: {error}") from None
+            raise EscalationFailed(f"the image could not be made smaller: {error}") from None
 
     def carries_whole(self, body: bytes, deadline_s: float, *, surely: bool = False) -> bool:
-        """Whether a picture travels as it is in any case; over a lossy link it need not, see `LossyLink`."""
-        lossy = self._ways.lossy
-        return lossy is None or self._ways.hop is not lossy or lossy.carries_whole(body, deadline_s, surely=surely)
+        """Whether an image travels as it is in any case; over a lossy link it need not, see `DatagramLink`."""
+        datagram = self._ways.datagram
+        return (
+            datagram is None
+            or self._ways.escalation_transport is not datagram
+            or datagram.carries_whole(body, deadline_s, surely=surely)
+        )
 
-    def mean_ms(self, rung: str) -> float:
-        """Smoothed round trip of the answers that a rung gave; before its first, that of all."""
-        found = self._pace_ms.get((self.transport, rung))
+    def mean_ms(self, stage: str) -> float:
+        """Smoothed round trip of the answers that a stage gave; before its first, that of all."""
+        found = self._pace_ms.get((self.transport, stage))
         return found or self._breaker.times.mean_ms or UNMEASURED_MS
 
     async def infer(
         self,
         body: bytes,
-        request: HopRequest,
+        request: EscalationRequest,
         trace: TraceContext,
         timeout_s: float,
         *,
         exact: bool = False,
         patient: bool = True,
     ) -> Escalated:
-        """Ask the datacenter about a picture, whose bytes are sent; `as_sent` makes them fewer.
+        """Ask the datacenter about an image, whose bytes are sent; `as_sent` makes them fewer.
 
-        With `request.middle`, the reply's `model` says which rung answered.
+        With `request.middle`, the reply's `model` says which stage answered.
         Over a lossy link it may look at less than `body`, and the reply says so; `exact` forbids that, at the price of
         more datagrams and more time. Who is not `patient` waits only while a reply is likely enough (`ResponseTimes`),
         and the escalation itself goes on, and is learned from, until `timeout_s`. A progressive request ends with what
         has come by then, if anything has.
 
         Raises:
-            RequestError: what the datacenter found wrong with the picture.
+            RequestError: what the datacenter found wrong with the image.
             EscalationFailed: for everything else, a timeout included.
         """
         question = Question(body, request, trace, timeout_s, exact, probe=False)
         asking = self._ask(question)
-        return await (asking if patient else self._while_likely(asking, self._ways.hop, question))
+        return await (asking if patient else self._while_likely(asking, self._ways.escalation_transport, question))
 
     def _ask(self, question: Question) -> Coroutine[Any, Any, Escalated]:
         """It counts as pending at once, and until it is over.
@@ -281,32 +292,34 @@ class Uplink:
         self._pending += 1
         if self._metrics is not None:
             self._metrics.uplink_bytes.inc(len(question.body))
-        return self._asked(self._ways.hop, question)
+        return self._asked(self._ways.escalation_transport, question)
 
-    async def _asked(self, hop: Hop, question: Question) -> Escalated:
+    async def _asked(self, escalation_transport: EscalationTransport, question: Question) -> Escalated:
         try:
             try:
-                return await self._infer(hop, question)
+                return await self._infer(escalation_transport, question)
             except TooLargeForDatagrams:
                 return await self._infer(self._ways.http, question)
         finally:
             self._pending -= 1
             self.report()
 
-    async def _while_likely(self, asking: Coroutine[Any, Any, Escalated], hop: Hop, question: Question) -> Escalated:
+    async def _while_likely(
+        self, asking: Coroutine[Any, Any, Escalated], escalation_transport: EscalationTransport, question: Question
+    ) -> Escalated:
         """Its outcome if that comes while it is likely enough, or what has come by then; it goes on alone.
 
         Raises:
-            GivenUp: if nothing has.
+            WaitAbandoned: if nothing has.
         """
-        parts, times = question.parts, hop.breaker.times
+        parts, times = question.parts, escalation_transport.breaker.times
         worth_ms = times.worth_ms(question.timeout_s * 1e3, self._clock.now())
         task, first = asyncio.create_task(asking), asyncio.create_task(parts.came.wait())
         try:
             await asyncio.wait({task, first}, timeout=worth_ms * 1e-3, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and parts.first_ms is not None:
                 left_ms = max(0.0, (question.timeout_s - SPARED_S) * 1e3 - parts.first_ms)
-                rest_ms = hop.rest.worth_ms(left_ms, self._clock.now())
+                rest_ms = escalation_transport.rest.worth_ms(left_ms, self._clock.now())
                 await asyncio.wait({task}, timeout=rest_ms * 1e-3)
         except asyncio.CancelledError:
             task.cancel()
@@ -320,7 +333,7 @@ class Uplink:
         task.add_done_callback(self._came_too_late)
         if parts.latest is not None:
             return parts.latest
-        raise GivenUp(f"there is no answer after {worth_ms:.0f} ms; few of those that take so long come in time")
+        raise WaitAbandoned(f"there is no answer after {worth_ms:.0f} ms; few of those that take so long come in time")
 
     def _came_too_late(self, task: asyncio.Task[Escalated]) -> None:
         self._given_up.discard(task)
@@ -332,12 +345,12 @@ class Uplink:
         self,
         body: bytes,
         header: ImageHeader,
-        asked: Callable[[bool], HopRequest],
+        asked: Callable[[bool], EscalationRequest],
         trace: TraceContext,
     ) -> bool:
         """Escalate behind the caller's back, to learn whether it would be in time; False where that is not due.
 
-        One at a time, and only while a connection is free. `asked` is told whether the picture travels as it is.
+        One at a time, and only while a connection is free. `asked` is told whether the image travels as it is.
         """
         timeout_s = self.trial_s
 
@@ -357,14 +370,14 @@ class Uplink:
         request = msgspec.structs.replace(question.request, deadline_ms=self._breaker.longest_ms)
         return Question(question.body, request, question.trace.child(), self.trial_s, question.exact, probe=True)
 
-    async def rungs(self) -> Rungs:
+    async def stages(self) -> Stages:
         """What the datacenter serves. Once it has refused our key, it must also show that it takes it by now.
 
         Raises:
             EscalationFailed: if it does not say, or still refuses the key.
         """
         try:
-            served = await self._ways.http.rungs()
+            served = await self._ways.http.stages()
             if self._key_refused is not None:
                 await self._ways.http.check_key()
         except KeyRefused as error:
@@ -390,8 +403,8 @@ class Uplink:
         self._probes.cancel()
         self.report()
 
-    async def _infer(self, hop: Hop, question: Question) -> Escalated:
-        request, timeout_s, times = question.request, question.timeout_s, hop.breaker.times
+    async def _infer(self, escalation_transport: EscalationTransport, question: Question) -> Escalated:
+        request, timeout_s, times = question.request, question.timeout_s, escalation_transport.breaker.times
         started = self._clock.now()
         self._ways.asked(started)
         bound_ms = times.bound_ms()
@@ -407,74 +420,95 @@ class Uplink:
                 question.parts.add(escalated(payload))
 
         try:
-            status, payload = await hop.send(
+            status, payload = await escalation_transport.send(
                 question.body, request, question.trace, timeout_s, exact=question.exact, hear=hear
             )
             if status != 200:
-                raise self._refusal(hop, question, status, payload, under_way)
+                raise self._refusal(escalation_transport, question, status, payload, under_way)
             answer = escalated(payload)
-        except HopLate:
+        except ReplyLate:
             if question.parts.latest is None:
-                self._was_late(hop, question, under_way, early=early)
+                self._was_late(escalation_transport, question, under_way, early=early)
                 raise
             answer = question.parts.latest
-        except HopBroken:
-            self._failed(hop)
+        except TransportBroken:
+            self._failed(escalation_transport)
             if question.parts.latest is None:
                 raise
             return question.parts.latest
         else:
             if answer.reply.complete:
-                self._learn_pace(hop, answer.reply, answer.round_trip_ms)
+                self._learn_pace(escalation_transport, answer.reply, answer.round_trip_ms)
         finally:
             times.dropped(under_way)
-        self._was_answered(hop, question, answer, under_way, early=early)
+        self._was_answered(escalation_transport, question, answer, under_way, early=early)
         return answer
 
     def _was_answered(
-        self, hop: Hop, question: Question, answer: Escalated, under_way: Request, *, early: bool
+        self,
+        escalation_transport: EscalationTransport,
+        question: Question,
+        answer: Escalated,
+        under_way: Request,
+        *,
+        early: bool,
     ) -> None:
         """Learn from it; `early`: it should have been in time. Who has no deadline asks for more, and tells nothing."""
         if question.request.deadline_ms is None:
             return
         now, first_ms = self._clock.now(), question.parts.first_ms
-        hop.breaker.times.answered(under_way, answer.until_first_ms, now)
+        escalation_transport.breaker.times.answered(under_way, answer.until_first_ms, now)
         if first_ms is not None:
-            first = hop.rest.sent(under_way.sent + first_ms * 1e-3)
+            first = escalation_transport.rest.sent(under_way.sent + first_ms * 1e-3)
             if answer.reply.complete:
-                hop.rest.answered(first, answer.round_trip_ms - first_ms, now)
+                escalation_transport.rest.answered(first, answer.round_trip_ms - first_ms, now)
             else:
-                hop.rest.given_up(first, max(0.0, question.timeout_s * 1e3 - first_ms), now)
-        if hop is self._ways.http and early:
+                escalation_transport.rest.given_up(first, max(0.0, question.timeout_s * 1e3 - first_ms), now)
+        if escalation_transport is self._ways.http and early:
             self._ways.over_tcp(late=False)
 
-    def _learn_pace(self, hop: Hop, reply: HopReply, round_trip_ms: float) -> None:
-        """Per transport and rung that answered; replies are checked, so a certificate names them all."""
-        key = Transport.TCP if hop is self._ways.http else Transport.LOSSY, reply.model
+    def _learn_pace(
+        self, escalation_transport: EscalationTransport, reply: EscalationReply, round_trip_ms: float
+    ) -> None:
+        """Per transport and stage that answered; replies are checked, so a certificate names them all."""
+        key = Transport.TCP if escalation_transport is self._ways.http else Transport.DATAGRAM, reply.model
         before = self._pace_ms.get(key, round_trip_ms)
         self._pace_ms[key] = before + PACE_GAIN * (round_trip_ms - before)
         own_ms = reply.timing_ms.total
         self._dc_ms += PACE_GAIN * (own_ms - self._dc_ms) if self._dc_ms else own_ms
 
-    def _was_late(self, hop: Hop, question: Question, under_way: Request, *, early: bool) -> None:
+    def _was_late(
+        self, escalation_transport: EscalationTransport, question: Question, under_way: Request, *, early: bool
+    ) -> None:
         """Learn from it; `early`: it should have been back long before."""
         now, timeout_ms = self._clock.now(), question.timeout_s * 1e3
         if question.request.deadline_ms is None:
-            self._failed(hop)  # nobody hurried it, and still it did not answer
+            self._failed(escalation_transport)  # nobody hurried it, and still it did not answer
             return
         # No longer than allowed, by however much the timer was late.
-        hop.breaker.times.given_up(under_way, min((now - under_way.sent) * 1e3, timeout_ms), now, probe=question.probe)
-        if hop is self._ways.http and early:
+        escalation_transport.breaker.times.given_up(
+            under_way, min((now - under_way.sent) * 1e3, timeout_ms), now, probe=question.probe
+        )
+        if escalation_transport is self._ways.http and early:
             self._ways.over_tcp(late=self._dc_ms <= OWN_SHARE * timeout_ms)
-        if hop is self._ways.hop and not question.probe and hop.breaker.state(now) is State.OPEN:
+        if (
+            escalation_transport is self._ways.escalation_transport
+            and not question.probe
+            and escalation_transport.breaker.state(now) is State.OPEN
+        ):
             self._probe(partial(self._again, question))
 
-    def _failed(self, hop: Hop) -> None:
-        hop.breaker.connected = False
+    def _failed(self, escalation_transport: EscalationTransport) -> None:
+        escalation_transport.breaker.connected = False
         self._report.lost.set()
 
     def _refusal(
-        self, hop: Hop, question: Question, status: int, payload: bytes, under_way: Request
+        self,
+        escalation_transport: EscalationTransport,
+        question: Question,
+        status: int,
+        payload: bytes,
+        under_way: Request,
     ) -> RequestError | EscalationFailed:
         """What a reply other than 200 means here."""
         fault, said = refused(status, payload)
@@ -485,7 +519,9 @@ class Uplink:
         if status == errors.DeadlineMissed.status:
             # Alive but too busy. One that refused at once (429) has made nobody wait.
             now = self._clock.now()
-            hop.breaker.times.given_up(under_way, (now - under_way.sent) * 1e3, now, probe=question.probe)
+            escalation_transport.breaker.times.given_up(
+                under_way, (now - under_way.sent) * 1e3, now, probe=question.probe
+            )
         elif status not in (errors.Overloaded.status, errors.TooLarge.status):
-            self._failed(hop)
+            self._failed(escalation_transport)
         return EscalationFailed(f"{self.url} refused with HTTP {status}: {said[:200]}")

@@ -1,7 +1,8 @@
-"""The hop over the lossy transport: pictures as datagrams, and probes that tell what the link is like without them.
+"""The escalation over the datagram transport: images as datagrams, and probes that tell what the link is like without
+them.
 
 The peer is found by asking over HTTP once. Probes are single small datagrams, each of which asks for a report: 10 a
-second while pictures are escalated, one a second while none are, some 80 bytes each way with headers (13 kbit/s, or
+second while images are escalated, one a second while none are, some 80 bytes each way with headers (13 kbit/s, or
 1.3). A hundred of them in the ten seconds that losses are counted over tell one percent from none.
 """
 
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from edge.escalation.http_transport import HopBroken, HopLate, HttpHop
+from edge.escalation.http_transport import HttpTransport, ReplyLate, TransportBroken
 from hawkvision.core.errors import (
     MALFORMED,
     BadImage,
@@ -24,11 +25,11 @@ from hawkvision.core.errors import (
     TooLarge,
     UnsupportedMedia,
 )
-from hawkvision.core.escalation_api import HopRequest, LossyOffer
+from hawkvision.core.escalation_api import DatagramEndpoint, EscalationRequest
 from hawkvision.core.trace import TraceContext
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
-from hawkvision.transport.client.datagram_client import LinkView, LossyLink
+from hawkvision.transport.client.datagram_client import DatagramLink, LinkView
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.pending_responses import ConnectionLost, ignore_interim
@@ -48,8 +49,8 @@ SILENT_S: Final = 2.0
 """Of a peer that leaves probes unanswered before it counts as gone. Outages of radio links are shorter."""
 
 MAY_MISS: Final = 0.05
-"""Of pictures that travel as they are, where the edge's answer is one, too: one in twenty gets that; coded anew, all of
-them would be answered below what is promised of the picture itself."""
+"""Of images that travel as they are, where the edge's answer is one, too: one in twenty gets that; coded anew, all of
+them would be answered below what is guaranteed of the image itself."""
 
 _STATUSES: Final = {
     Status.OK: 200,
@@ -68,19 +69,19 @@ _refusal_decoder = msgspec.json.Decoder(_Refusal)
 
 
 class TooLargeForDatagrams(EscalationFailed):
-    """The picture does not fit the lossy transport; it may go another way."""
+    """The image does not fit the datagram transport; it may go another way."""
 
 
-class LossyHop:
-    """The datacenter over the lossy transport. Unavailable until `probe` has found it."""
+class DatagramTransport:
+    """The datacenter over the datagram transport. Unavailable until `probe` has found it."""
 
-    def __init__(self, http: HttpHop, api_key: str | None, congestion: CongestionFactory = LossTolerant) -> None:
+    def __init__(self, http: HttpTransport, api_key: str | None, congestion: CongestionFactory = LossTolerant) -> None:
         """Prepare; the peer is found through `http`, at the same host."""
         self.breaker = CircuitBreaker(ResponseTimes(), connected=False)
         self.rest = ResponseTimes()
         self._http = http
         self._complained = False
-        self._lossy = LossyLink(
+        self._datagram = DatagramLink(
             urlsplit(http.url).hostname or "",
             self._discover,
             api_key=api_key,
@@ -91,7 +92,7 @@ class LossyHop:
     @property
     def view(self) -> LinkView:
         """What is known of the link."""
-        return self._lossy.state()
+        return self._datagram.state()
 
     @property
     def available(self) -> bool:
@@ -100,26 +101,27 @@ class LossyHop:
         return view.connected and view.silent_s < SILENT_S
 
     def carries_whole(self, body: bytes, deadline_s: float, *, surely: bool) -> bool:
-        """See `LossyLink.carries_whole`."""
-        return self._lossy.carries_whole(body, deadline_s, surely=surely)
+        """See `DatagramLink.carries_whole`."""
+        return self._datagram.carries_whole(body, deadline_s, surely=surely)
 
     async def send(
         self,
         body: bytes,
-        request: HopRequest,
+        request: EscalationRequest,
         trace: TraceContext,
         timeout_s: float,
         *,
         exact: bool,
         hear: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
-        """See `Hop.send`. Without a deadline the very bytes are sent in any case: there is time to repair all losses.
+        """See `EscalationTransport.send`. Without a deadline the very bytes are sent in any case: there is time to
+        repair all losses.
 
         Raises:
             TooLargeForDatagrams: as its name says.
         """
         deadline_s = None if request.deadline_ms is None else min(request.deadline_ms * 1e-3, timeout_s)
-        asking = self._lossy.ask(
+        asking = self._datagram.ask(
             request.template(),
             body,
             meta=request.meta(trace),
@@ -135,24 +137,26 @@ class LossyHop:
         except TooLarge as error:
             raise TooLargeForDatagrams(str(error)) from None
         except TimeoutError:
-            raise HopLate(f"{self._http.url} had not answered datagrams after {timeout_s * 1e3:.0f} ms") from None
+            raise ReplyLate(f"{self._http.url} had not answered datagrams after {timeout_s * 1e3:.0f} ms") from None
         except HawkVisionError as error:
-            raise HopBroken(f"{self._http.url} cannot be reached by datagrams: {error}") from None
+            raise TransportBroken(f"{self._http.url} cannot be reached by datagrams: {error}") from None
         if status is Status.REFUSED:
             try:
                 return _refusal_decoder.decode(payload).status, payload
             except MALFORMED:
-                raise HopBroken(f"{self._http.url} refused with a body that says nothing: {payload[:80]!r}") from None
+                raise TransportBroken(
+                    f"{self._http.url} refused with a body that says nothing: {payload[:80]!r}"
+                ) from None
         return _STATUSES.get(status, 500), payload
 
     async def probe(self) -> bool:
         """Connect if there is no connection, send one probe, and say whether there is anybody to probe."""
         try:
-            await self._lossy.probe(CONNECT_S)
+            await self._datagram.probe(CONNECT_S)
         except HawkVisionError as error:
             self.breaker.connected = False
             if not self._complained:
-                log.warning("pictures go to %s over TCP: no datagrams, %s", self._http.url, error)
+                log.warning("images go to %s over TCP: no datagrams, %s", self._http.url, error)
                 self._complained = True
             return False
         self._complained = False
@@ -161,9 +165,9 @@ class LossyHop:
 
     async def close(self) -> None:
         """End the connection."""
-        await self._lossy.close()
+        await self._datagram.close()
 
-    async def _discover(self) -> LossyOffer:
+    async def _discover(self) -> DatagramEndpoint:
         """Where the peer listens.
 
         Raises:
@@ -171,9 +175,9 @@ class LossyHop:
             EscalationFailed: if it listens to no datagrams.
         """
         try:
-            offer = (await self._http.transports()).lossy
+            offer = (await self._http.transports()).datagram
         except EscalationFailed as error:
             raise ConnectionLost(str(error)) from None
         if offer is None:
-            raise EscalationFailed(f"{self._http.url} does not offer the lossy transport (dc.lossy_port)")
+            raise EscalationFailed(f"{self._http.url} does not offer the datagram transport (dc.datagram_port)")
         return offer

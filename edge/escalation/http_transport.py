@@ -1,6 +1,7 @@
-"""Ways to send a picture to the datacenter and get its answer; which one is taken, `edge.escalation.client` decides.
+"""Ways to send an image to the datacenter and get its answer; which one is taken, `edge.escalation.client` decides.
 
-A hop carries bytes and knows why it could not; what an answer means is not its affair. Here is the one over HTTP.
+An escalation carries bytes and knows why it could not; what an answer means is not its affair. Here is the one over
+HTTP.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from hawkvision.core.errors import MALFORMED, EscalationFailed, Forbidden, NotFo
 from hawkvision.core.escalation_api import (
     INFER_PATH,
     PROGRESSIVE_TYPE,
-    RUNGS_PATH,
+    STAGES_PATH,
     TRACE_HEADER,
     TRANSPORT_PATH,
-    HopRequest,
-    Rungs,
+    EscalationRequest,
+    Stages,
     Transports,
 )
 from hawkvision.core.logs import REQUEST_ID_HEADER, current_request
@@ -47,19 +48,20 @@ MAX_REPLY_BYTES: Final = 1024 * 1024
 LISTING_TIMEOUT_S: Final = 5.0
 KEY_REFUSED: Final = (Unauthorized.status, Forbidden.status)
 RUN_OUT_S: Final = 2.0
-"""How long an exchange goes on whose answer nobody waits for, so that its connection stays open; see `HttpHop.send`."""
+"""How long an exchange goes on whose answer nobody waits for, so that its connection stays open; see
+`HttpTransport.send`."""
 RUN_OUT_BYTES: Final = 1024 * 1024
-"""Of a picture whose exchange may go on: the node's bound on memory no longer counts it."""
+"""Of an image whose exchange may go on: the node's bound on memory no longer counts it."""
 
 ListingT = TypeVar("ListingT")
 
 _LISTING_TIMEOUT: Final = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
 
-_rungs_decoder = msgspec.json.Decoder(Rungs)
+_stages_decoder = msgspec.json.Decoder(Stages)
 _transports_decoder = msgspec.json.Decoder(Transports)
 
 
-class HopBroken(EscalationFailed):
+class TransportBroken(EscalationFailed):
     """The way itself does not work just now: refused, broken off, not there."""
 
 
@@ -67,11 +69,11 @@ class KeyRefused(EscalationFailed):
     """The datacenter answers, but not with this key: it does not know it, or the key may not ask for answers."""
 
 
-class HopLate(EscalationFailed):
+class ReplyLate(EscalationFailed):
     """No answer came within the time that was given."""
 
 
-class Hop(Protocol):
+class EscalationTransport(Protocol):
     """A way to the datacenter."""
 
     breaker: CircuitBreaker
@@ -82,20 +84,20 @@ class Hop(Protocol):
     async def send(
         self,
         body: bytes,
-        request: HopRequest,
+        request: EscalationRequest,
         trace: TraceContext,
         timeout_s: float,
         *,
         exact: bool,
         hear: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
-        """The answer's HTTP status and body; `exact` forbids sending anything but the picture's very bytes.
+        """The answer's HTTP status and body; `exact` forbids sending anything but the image's very bytes.
 
         Of a progressive request that has several bodies, `hear` is told each as soon as it is there.
 
         Raises:
-            HopBroken, HopLate: as their names say.
-            RequestError: what is wrong with the picture, if the hop had to look at it.
+            TransportBroken, ReplyLate: as their names say.
+            RequestError: what is wrong with the image, if the escalation had to look at it.
         """
         ...
 
@@ -131,7 +133,7 @@ class Connector(aiohttp.TCPConnector):
             self._ended()
 
 
-class HttpHop:
+class HttpTransport:
     """The very bytes over kept-alive connections, and what else is asked over HTTP."""
 
     def __init__(
@@ -188,22 +190,22 @@ class HttpHop:
     async def send(
         self,
         body: bytes,
-        request: HopRequest,
+        request: EscalationRequest,
         trace: TraceContext,
         timeout_s: float,
         *,
         exact: bool,  # noqa: ARG002  never anything else
         hear: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
-        """See `Hop.send`.
+        """See `EscalationTransport.send`.
 
         An answer that misses a deadline, or whose caller leaves, is let come, unheard, see `_let_run_out`: to break off
-        would close the connection, and the next picture would wait for the round trip of a new one, be late for it, and
-        close that too. The kernel sends the rest of the picture in either case. The price is the tier's, which no
-        longer sees the caller leave: it works on until the deadline that travels with the picture.
+        would close the connection, and the next image would wait for the round trip of a new one, be late for it, and
+        close that too. The kernel sends the rest of the image in either case. The price is the tier's, which no
+        longer sees the caller leave: it works on until the deadline that travels with the image.
         """
         if self._closed:
-            raise HopBroken(f"{self.url}: the connections are closed at this end")
+            raise TransportBroken(f"{self.url}: the connections are closed at this end")
         headers = request.headers()
         headers[TRACE_HEADER] = trace.header()
         if (about := current_request()) is not None:
@@ -221,15 +223,15 @@ class HttpHop:
                 else:
                     exchange.cancel()
         if not done:
-            raise HopLate(f"{self.url} had not answered after {timeout_s * 1e3:.0f} ms")
+            raise ReplyLate(f"{self.url} had not answered after {timeout_s * 1e3:.0f} ms")
         if exchange.cancelled():
-            raise HopBroken(f"{self.url}: the connections were closed at this end")
+            raise TransportBroken(f"{self.url}: the connections were closed at this end")
         try:
             return exchange.result()
         except aiohttp.ServerTimeoutError:
-            raise HopBroken(f"{self.url} did not accept a connection within {CONNECT_TIMEOUT_S:g} s") from None
+            raise TransportBroken(f"{self.url} did not accept a connection within {CONNECT_TIMEOUT_S:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise HopBroken(self._why_not(error)) from None
+            raise TransportBroken(self._why_not(error)) from None
 
     async def _exchange(
         self, body: bytes, headers: dict[str, str], begun: asyncio.Event, hear: Callable[[bytes], None]
@@ -257,7 +259,7 @@ class HttpHop:
         return message
 
     def _may_run_out(self, body: bytes) -> bool:
-        """On half of the connections at most, the smaller half, and with pictures that memory hardly notices."""
+        """On half of the connections at most, the smaller half, and with images that memory hardly notices."""
         return len(self._running_out) < self._most_running_out and len(body) <= RUN_OUT_BYTES
 
     def _let_run_out(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
@@ -271,13 +273,13 @@ class HttpHop:
         if not exchange.cancelled():
             exchange.exception()  # where nobody waits any more, nobody wants to know
 
-    async def rungs(self) -> Rungs:
+    async def stages(self) -> Stages:
         """What the datacenter serves.
 
         Raises:
             EscalationFailed: if it does not say.
         """
-        return await self._listing(self._session, RUNGS_PATH, _rungs_decoder)
+        return await self._listing(self._session, STAGES_PATH, _stages_decoder)
 
     async def check_key(self) -> None:
         """Ask for the answer to nothing, which is refused for the key's sake or for that of the empty body.
@@ -354,11 +356,11 @@ def _tls_reason(error: Exception) -> str | None:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         said = error.certificate_error
         why = getattr(said, "verify_message", None) or str(said)
-        return f"its certificate is not trusted: {why} (edge.dc_ca says whose certificates are)"
+        return f"its certificate is not trusted: {why} (edge.datacenter_ca says whose certificates are)"
     if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError) or "[SSL" in str(error):
         found = re.search(r"\[SSL: (\w+)\]", str(error))
         why = found[1].replace("_", " ").lower() if found else str(error)
-        return f"TLS failed: {why} (a datacenter may ask for edge.dc_certificate)"
+        return f"TLS failed: {why} (a datacenter may ask for edge.datacenter_certificate)"
     return None
 
 

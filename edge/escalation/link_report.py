@@ -20,7 +20,7 @@ to ask it all the time."""
 
 
 class LinkState(NamedTuple):
-    """Of the way that the next picture goes."""
+    """Of the way that the next image goes."""
 
     transport: Transport
     connected: bool
@@ -55,9 +55,9 @@ class LinkReport:
             return
         note, good, bad, url = self._reported.note, logging.INFO, logging.WARNING, self._url
         lost = "" if loss is None else f", loss {loss:.3f}"
-        note("transport", now.transport, good, "pictures go to %s over %s%s", url, now.transport.value, lost)
+        note("transport", now.transport, good, "images go to %s over %s%s", url, now.transport.value, lost)
         if now.key_refused is not None:
-            said = "datacenter lost: %s refuses edge.dc_api_key: %s"
+            said = "datacenter lost: %s refuses edge.datacenter_api_key: %s"
             note("datacenter", "key", bad, said, url, now.key_refused)
             return
         if not now.connected:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from edge.escalation.reply_validation import Escalated
-from hawkvision.core.escalation_api import HopRequest
+from hawkvision.core.escalation_api import EscalationRequest
 from hawkvision.core.trace import TraceContext
 
 
@@ -30,7 +30,7 @@ class Question:
     """One escalation, as the arguments of `Uplink.infer` say."""
 
     body: bytes
-    request: HopRequest
+    request: EscalationRequest
     trace: TraceContext
     timeout_s: float
     exact: bool

@@ -9,12 +9,12 @@ import msgspec
 
 from hawkvision.core import errors
 from hawkvision.core.errors import MALFORMED, EscalationFailed, RequestError
-from hawkvision.core.escalation_api import HopReply, HopRequest
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
 
 CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.UnsupportedMedia)}
-"""What is wrong with the picture itself. A datacenter's own limits (413, 429) are not the caller's fault."""
+"""What is wrong with the image itself. A datacenter's own limits (413, 429) are not the caller's fault."""
 
-_reply_decoder = msgspec.json.Decoder(HopReply)
+_reply_decoder = msgspec.json.Decoder(EscalationReply)
 
 
 class _ErrorBody(msgspec.Struct):
@@ -29,17 +29,17 @@ _error_decoder = msgspec.json.Decoder(_ErrorBody)
 class Escalated:
     """The datacenter's answer and the whole round trip in milliseconds."""
 
-    reply: HopReply
+    reply: EscalationReply
     round_trip_ms: float
 
     @property
     def until_first_ms(self) -> float:
-        """When there was an answer to be had, though perhaps not yet of all of the rung's members."""
+        """When there was an answer to be had, though perhaps not yet of all of the stage's members."""
         timing = self.reply.timing_ms
         return self.round_trip_ms - (0.0 if timing.first is None else max(0.0, timing.total - timing.first))
 
 
-def checked(payload: bytes, request: HopRequest, classes: int, url: str) -> HopReply:
+def checked(payload: bytes, request: EscalationRequest, classes: int, url: str) -> EscalationReply:
     """The reply to a request.
 
     Args:
@@ -49,7 +49,7 @@ def checked(payload: bytes, request: HopRequest, classes: int, url: str) -> HopR
         url: whose reply it is, for errors.
 
     Raises:
-        EscalationFailed: if it is none, cannot be true, or comes from a rung that was not to answer.
+        EscalationFailed: if it is none, cannot be true, or comes from a stage that was not to answer.
     """
     try:
         reply = _reply_decoder.decode(payload)
@@ -66,7 +66,7 @@ def checked(payload: bytes, request: HopRequest, classes: int, url: str) -> HopR
 
 
 def refused(status: int, payload: bytes) -> tuple[RequestError | None, str]:
-    """Of a reply other than 200: what is wrong with the caller's picture, if that was the reason, and what it said."""
+    """Of a reply other than 200: what is wrong with the caller's image, if that was the reason, and what it said."""
     try:
         body = _error_decoder.decode(payload)
     except MALFORMED:
@@ -75,17 +75,21 @@ def refused(status: int, payload: bytes) -> tuple[RequestError | None, str]:
     return (fault(body.error) if fault is not None and fault.status == status else None), body.error
 
 
-def _answers(reply: HopReply, request: HopRequest) -> bool:
-    """Whether the rung that answered was allowed to: the one asked for, or the middle one if it was sure enough.
+def _answers(reply: EscalationReply, request: EscalationRequest) -> bool:
+    """Whether the stage that answered was allowed to: the one asked for, or the middle one if it was sure enough.
 
-    A tier that does not know of middle rungs states no score, and its answer would void the certificate.
+    A tier that does not know of intermediate stages states no score, and its answer would void the certificate.
     """
-    middle = request.middle
-    if middle is None:
+    intermediate = request.intermediate
+    if intermediate is None:
         return reply.model == request.variant
     if reply.score is None or not 0.0 <= reply.score <= 1.0:
         return False
     if reply.model == request.variant:
-        return reply.score >= middle.accept_score
+        return reply.score >= intermediate.accept_score
     passed_over = reply.passed_over
-    return reply.model == middle.otherwise and passed_over is not None and passed_over.score < middle.accept_score
+    return (
+        reply.model == intermediate.otherwise
+        and passed_over is not None
+        and passed_over.score < intermediate.accept_score
+    )

@@ -1,6 +1,6 @@
-"""The ways to one datacenter, TCP and datagrams, and which of them the next picture goes.
+"""The ways to one datacenter, TCP and datagrams, and which of them the next image goes.
 
-LossyHop.probe ─► what the link loses ─┐
+DatagramTransport.probe ─► what the link loses ─┐
 escalations that were late over TCP ───┴─► transport_choice ─► way in use
 """
 
@@ -13,24 +13,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeAlias
 
-from edge.escalation.datagram_transport import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, LossyHop
-from edge.escalation.http_transport import Hop, HttpHop
+from edge.escalation.datagram_transport import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, DatagramTransport
+from edge.escalation.http_transport import EscalationTransport, HttpTransport
 from hawkvision.core.clock import Clock
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.network.transport_choice import LATE_AMONG, Choice, LinkReading, Transport
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 
-Wanted: TypeAlias = Literal["tcp", "lossy", "auto"]
-"""How pictures are to travel; `lossy` and `auto` fall back to TCP where datagrams are not answered."""
+Wanted: TypeAlias = Literal["tcp", "datagram", "auto"]
+"""How images are to travel; `datagram` and `auto` fall back to TCP where datagrams are not answered."""
 
 
 class Ways:
-    """Both hops, and the choice between them, which is made anew with every probe."""
+    """Both escalations, and the choice between them, which is made anew with every probe."""
 
     def __init__(
         self,
-        http: HttpHop,
+        http: HttpTransport,
         api_key: str | None,
         wanted: Wanted,
         clock: Clock,
@@ -39,20 +39,20 @@ class Ways:
         metrics: EdgeMetrics | None,
         congestion: CongestionFactory = LossTolerant,
     ) -> None:
-        """Prepare, and look for the lossy transport in the background if it is wanted.
+        """Prepare, and look for the datagram transport in the background if it is wanted.
 
         Args:
             http: the way over TCP.
             api_key: of the ingress.
             wanted: as its name says.
             clock: for probes.
-            switched: called when pictures go another way from now on.
+            switched: called when images go another way from now on.
             noticed: called after every probe.
             metrics: where to count.
             congestion: makes the congestion controller of datagrams.
         """
         self.http = http
-        self.lossy = None if wanted == "tcp" else LossyHop(http, api_key, congestion)
+        self.datagram = None if wanted == "tcp" else DatagramTransport(http, api_key, congestion)
         self._wanted = wanted
         self._clock = clock
         self._switched = switched
@@ -64,31 +64,31 @@ class Ways:
         self._asked_at = -math.inf
         if metrics is not None:
             self._expose(metrics)
-        self._tending = None if self.lossy is None else asyncio.create_task(self._tend(self.lossy))
+        self._tending = None if self.datagram is None else asyncio.create_task(self._tend(self.datagram))
 
     @property
     def transport(self) -> Transport:
-        """What the next picture goes over."""
+        """What the next image goes over."""
         return self._choice.transport
 
     @property
-    def hop(self) -> Hop:
-        """The way that the next picture goes."""
-        return self.http if self.lossy is None or self.transport is Transport.TCP else self.lossy
+    def escalation_transport(self) -> EscalationTransport:
+        """The way that the next image goes."""
+        return self.http if self.datagram is None or self.transport is Transport.TCP else self.datagram
 
     @property
     def loss(self) -> float | None:
         """Share of datagrams that the link loses; None while that is not known, or nobody measures it."""
-        view = None if self.lossy is None else self.lossy.view
+        view = None if self.datagram is None else self.datagram.view
         return view.loss if view is not None and view.known else None
 
     @property
     def rtt_s(self) -> float | None:
         """The link's own round trip, without the datacenter's work; None as for `loss`."""
-        return None if self.lossy is None else self.lossy.view.rtt_s
+        return None if self.datagram is None else self.datagram.view.rtt_s
 
     def asked(self, now: float) -> None:
-        """A picture is sent: what the link is like matters, and is probed more often for a while."""
+        """An image is sent: what the link is like matters, and is probed more often for a while."""
         self._asked_at = now
 
     def over_tcp(self, *, late: bool) -> None:
@@ -100,33 +100,33 @@ class Ways:
         if self._tending is not None:
             self._tending.cancel()
             await asyncio.gather(self._tending, return_exceptions=True)
-        if self.lossy is not None:
-            await self.lossy.close()
+        if self.datagram is not None:
+            await self.datagram.close()
         await self.http.close()
 
-    async def _tend(self, lossy: LossyHop) -> None:
+    async def _tend(self, datagram: DatagramTransport) -> None:
         """Keep the lossy link known, and choose."""
         while True:
-            self._choose(lossy)  # before a probe that may have to connect first, as well
-            found = await lossy.probe()
-            self._choose(lossy)
+            self._choose(datagram)  # before a probe that may have to connect first, as well
+            found = await datagram.probe()
+            self._choose(datagram)
             self._noticed()
             active = self._clock.now() - self._asked_at < ACTIVE_S
             await asyncio.sleep(PROBE_S if found and active else IDLE_PROBE_S if found else RETRY_S)
 
-    def _choose(self, lossy: LossyHop) -> None:
-        before, view, now = self._choice, lossy.view, self._clock.now()
-        if self._wanted == "lossy":
-            wanted = Transport.LOSSY if lossy.available else Transport.TCP
+    def _choose(self, datagram: DatagramTransport) -> None:
+        before, view, now = self._choice, datagram.view, self._clock.now()
+        if self._wanted == "datagram":
+            wanted = Transport.DATAGRAM if datagram.available else Transport.TCP
             self._choice = before if before.transport is wanted else Choice(wanted, now)
         else:
             loss = view.loss if view.known else None
-            self._choice = before.next(LinkReading(lossy.available, loss, view.outcomes, sum(self._late)), now)
+            self._choice = before.next(LinkReading(datagram.available, loss, view.outcomes, sum(self._late)), now)
         if self._choice.transport is before.transport:
             return
         self._late.clear()
-        self.hop.breaker.times.forget()
-        self.hop.rest.forget()
+        self.escalation_transport.breaker.times.forget()
+        self.escalation_transport.rest.forget()
         self._switched()
         if self._metrics is not None:
             self._metrics.uplink_switches.labels(self.transport.value).inc()

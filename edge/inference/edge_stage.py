@@ -1,9 +1,9 @@
-"""The edge rung: a loaded model with all that turns a picture into scored classes, and what it says of one picture.
+"""The edge stage: a loaded model with all that turns an image into scored classes, and what it says of one image.
 
-A rung may look again: where its first model is not sure of a picture, others look as well, and their probabilities are
-averaged (`manifest.Committee.sure_from`). Two networks of 5 MB that see a third of the pictures both leave the
-datacenter a third of what one leaves it. Which pictures that are depends on the picture alone: so the rung is one model
-to whoever certifies it. Where a deadline leaves no time for the others, what the first said is a `hasty` result, of
+A stage may look again: where its first model is not sure of an image, others look as well, and their probabilities are
+averaged (`manifest.Ensemble.accept_confidence`). Two networks of 5 MB that see a third of the images both leave the
+datacenter a third of what one leaves it. Which images that are depends on the image alone: so the stage is one model
+to whoever certifies it. Where a deadline leaves no time for the others, what the first said is a `truncated` result, of
 which no certificate knows.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from hawkvision.cascade.certification.profile import RungProfile
+from hawkvision.cascade.certification.profile import StageProfile
 from hawkvision.cascade.scores import (
     Probabilities,
     Ranking,
@@ -37,23 +37,23 @@ from hawkvision.system.advice import advise
 
 @dataclass(frozen=True, slots=True)
 class EdgeResult:
-    """What the edge rung says of one picture; classes most probable first."""
+    """What the edge stage says of one image; classes most probable first."""
 
     indices: tuple[int, ...]
     confidences: tuple[float, ...]
     score: float
     decode_ms: float
     infer_ms: float
-    """Of all pictures that were run together with it."""
+    """Of all images that were run together with it."""
     again: bool = False
-    """Whether the others of a stepwise committee looked as well."""
-    hasty: bool = False
+    """Whether the others of a conditional ensemble looked as well."""
+    truncated: bool = False
     """Whether they should have, and there was no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """An edge result, how long the picture waited for a worker, and which model it is of."""
+    """An edge result, how long the image waited for a worker, and which model it is of."""
 
     result: EdgeResult
     queue_ms: float
@@ -68,16 +68,16 @@ class Model:
     backend: Backend
     spec: InputSpec
     wide: Backend | None = None
-    """The same variant on several threads, for one picture while no other is there (`inference.adaptive_parallelism`).
+    """The same variant on several threads, for one image while no other is there (`inference.adaptive_parallelism`).
     """
     expectant: Expectant | None = field(init=False, repr=False, compare=False)
-    """`wide`, if it can use the time in which that picture is decoded."""
+    """`wide`, if it can use the time in which that image is decoded."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "expectant", self.wide if isinstance(self.wide, Expectant) else None)
 
     def expect(self, alone: Callable[[], bool]) -> None:
-        """One picture will follow, once it is decoded.
+        """One image will follow, once it is decoded.
 
         What int8 kernels do then, another core fetching the weights meanwhile, makes a node's P50 over an emulated wire
         of 1 Gbit/s 0.01 to 0.08 ms lower, of 2.7 to 3.0 ms on two cores of an EPYC: four comparisons with a node that
@@ -87,7 +87,7 @@ class Model:
             self.expectant.expect()
 
     def infer(self, whole: Sequence[Pixels], alone: Callable[[], bool]) -> Logits:
-        """Logits (n, classes) of n ≥ 1 pictures (height, width, 3)."""
+        """Logits (n, classes) of n ≥ 1 images (height, width, 3)."""
         if len(whole) > 1:
             return self.backend.infer(np.stack(whole))
         backend = self.backend if self.wide is None or not alone() else self.wide
@@ -123,24 +123,24 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """What a stepwise committee has beside its first member, and when they look."""
+    """What a conditional ensemble has beside its first member, and when they look."""
 
     models: tuple[Model, ...]
     temperatures: tuple[float, ...]
     """Of all members, the first included."""
     temperature: float
     """Of the average."""
-    sure_from: float
+    accept_confidence: float
     """The first member's confidence from which on it answers alone; rounded as confidences are."""
     pace: Pace = field(default_factory=Pace)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sure_from", float(np.float32(self.sure_from)))
+        object.__setattr__(self, "accept_confidence", float(np.float32(self.accept_confidence)))
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """A loaded model or stepwise committee, its temperature, and which of its numbers says how sure it is."""
+class Stage:
+    """A loaded model or conditional ensemble, its temperature, and which of its numbers says how sure it is."""
 
     name: str
     first: Model
@@ -161,7 +161,7 @@ class Rung:
         return (self.first, *(() if self.others is None else self.others.models))
 
     def look_together(self, looks: Sequence[Look]) -> list[EdgeResult | Exception]:
-        """What it says of several pictures, in one run of a model: each one's result, or what it would have raised.
+        """What it says of several images, in one run of a model: each one's result, or what it would have raised.
 
         Raises:
             BackendError: if a backend is broken.
@@ -187,7 +187,7 @@ class Rung:
         return [each.error or self._scored(each, decoded) for each in seen]
 
     def _look(self, whole: Sequence[_Seen], alone: Callable[[], bool]) -> None:
-        """Note what the first model says of the pictures, or all models where the first is not sure."""
+        """Note what the first model says of the images, or all models where the first is not sure."""
         for each, logits in zip(whole, self.first.infer([each.pixels for each in whole], alone), strict=True):
             each.said = logits
         if self.others is not None:
@@ -199,10 +199,10 @@ class Rung:
         for each in seen:
             each.before = own
             _, (confidence,) = self.ranking(each.said, own, 1)
-            if confidence >= others.sure_from:
+            if confidence >= others.accept_confidence:
                 continue
-            each.hasty = each.look.in_time(0.0) and not each.look.in_time(others.pace.seconds)
-            if each.hasty:
+            each.truncated = each.look.in_time(0.0) and not each.look.in_time(others.pace.seconds)
+            if each.truncated:
                 others.pace.left_out()
             else:
                 each.views.append(softmax(each.said[np.newaxis], own))
@@ -228,7 +228,7 @@ class Rung:
             model.close()
 
     def _scored(self, seen: _Seen, decoded: float) -> EdgeResult:
-        """What was said of one picture."""
+        """What was said of one image."""
         look = seen.look
         temperature = self.temperature if look.temperature is None else look.temperature
         most = max(2, look.top_k)  # the margin needs two
@@ -240,17 +240,17 @@ class Rung:
             decode_ms=seen.decode_ms,
             infer_ms=(look.clock.now() - decoded) * 1e3,
             again=seen.again,
-            hasty=seen.hasty,
+            truncated=seen.truncated,
         )
 
 
 @dataclass(slots=True)
 class _Seen:
-    """One picture while it is looked at."""
+    """One image while it is looked at."""
 
     look: Look
     inputs: Iterator[Pixels]
-    """As each of the rung's models takes it in, made when it is wanted."""
+    """As each of the stage's models takes it in, made when it is wanted."""
     pixels: Pixels = field(init=False)
     """For the model whose turn it is."""
     said: Logits = field(init=False)
@@ -262,10 +262,10 @@ class _Seen:
     views: list[Probabilities] = field(default_factory=list)
     """What each of a committee's members said."""
     again: bool = False
-    hasty: bool = False
+    truncated: bool = False
 
     def advance(self) -> bool:
-        """Have the pixels ready for the next model, or the error: whatever is wrong is not the other pictures' matter.
+        """Have the pixels ready for the next model, or the error: whatever is wrong is not the other images' matter.
 
         Returns: whether they are.
         """
@@ -287,17 +287,17 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One picture to decode, resize, infer and score: a job that `Rung.look_together` can do with others.
+    """One image to decode, resize, infer and score: a job that `Stage.look_together` can do with others.
 
-    `temperature` takes the place of the rung's own where the picture was received in another condition than whole
-    (`Route.temperature`). `alone` is asked on the worker's thread, before the picture is decoded and after: whether it
-    may have several cores. With `first_only` no other member of a stepwise committee looks, and the first model's
+    `temperature` takes the place of the stage's own where the image was received in another condition than whole
+    (`Route.temperature`). `alone` is asked on the worker's thread, before the image is decoded and after: whether it
+    may have several cores. With `first_only` no other member of a conditional ensemble looks, and the first model's
     logits count as they are. They do not look either where that would end after `must_end`, on the clock, and the
-    first's look did not: an answer that is late in any case may as well be a good one. `rates` learn what the picture
+    first's look did not: an answer that is late in any case may as well be a good one. `rates` learn what the image
     took that was expected to cost so much.
     """
 
-    rung: Rung
+    stage: Stage
     body: bytes
     header: ImageHeader
     top_k: int
@@ -320,19 +320,19 @@ class Look:
         return self.must_end is None or self.clock.now() + seconds <= self.must_end
 
     def __call__(self) -> EdgeResult:
-        """What the rung says of it. Runs on a worker thread.
+        """What the stage says of it. Runs on a worker thread.
 
         Raises:
-            RequestError: if the picture is broken.
+            RequestError: if the image is broken.
             BackendError: if the backend is.
         """
-        (found,) = self.rung.look_together([self])
+        (found,) = self.stage.look_together([self])
         if isinstance(found, Exception):
             raise found
         return found
 
 
-def check_rung(measured: RungProfile, manifest: Manifest, where: str) -> None:
+def check_stage(measured: StageProfile, manifest: Manifest, where: str) -> None:
     """Refuse certificates that were made for other model files, or for the same files used differently.
 
     Raises:

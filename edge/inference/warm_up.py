@@ -1,6 +1,6 @@
-"""A node's first pictures, looked at before anybody's: whoever comes first after `/readyz` waits no longer than others.
+"""A node's first images, looked at before anybody's: whoever comes first after `/readyz` waits no longer than others.
 
-They take the way of callers' pictures: decoded from each format, scaled, inferred by every model of the rung, on one
+They take the way of callers' images: decoded from each format, scaled, inferred by every model of the stage, on one
 thread and on several, and ranked.
 """
 
@@ -13,18 +13,18 @@ from typing import Final
 import cv2
 import numpy as np
 
-from edge.inference.edge_stage import Look, Others, Pace, Rung
+from edge.inference.edge_stage import Look, Others, Pace, Stage
 from hawkvision.core.clock import Clock
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import probe
 
 FORMATS: Final = (".jpg", ".png", ".webp")
 OVERSIZE: Final = 1.5
-"""Of a sample's sides over the model's input: what is decoded is scaled, as most pictures are."""
+"""Of a sample's sides over the model's input: what is decoded is scaled, as most images are."""
 
 
 def samples(side: int) -> tuple[bytes, ...]:
-    """A picture of noise in each format, encoded; `side` is the input's, in pixels."""
+    """An image of noise in each format, encoded; `side` is the input's, in pixels."""
     size = max(16, round(OVERSIZE * side))
     pixels: Pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
     encoded = []
@@ -35,21 +35,21 @@ def samples(side: int) -> tuple[bytes, ...]:
     return tuple(encoded)
 
 
-def look_at_samples(rung: Rung, max_pixels: int, clock: Clock) -> None:
-    """Have a rung look at each sample, once alone and once not. What it took teaches the rung nothing.
+def look_at_samples(stage: Stage, max_pixels: int, clock: Clock) -> None:
+    """Have a stage look at each sample, once alone and once not. What it took teaches the stage nothing.
 
     Raises:
         BackendError: if a backend is broken.
     """
-    trial = replace(rung, others=None if rung.others is None else _all_look(rung.others))
-    for body in _samples(max(rung.first.spec.height, rung.first.spec.width)):
+    trial = replace(stage, others=None if stage.others is None else _all_look(stage.others))
+    for body in _samples(max(stage.first.spec.height, stage.first.spec.width)):
         for alone in (True, False):
             Look(trial, body, probe(body), 1, max(max_pixels, 2**24), clock, alone=functools.partial(bool, alone))()
 
 
 def _all_look(others: Others) -> Others:
-    """The others of a stepwise committee, who look however sure the first is."""
-    return replace(others, sure_from=np.inf, pace=Pace())
+    """The others of a conditional ensemble, who look however sure the first is."""
+    return replace(others, accept_confidence=np.inf, pace=Pace())
 
 
 _samples = functools.lru_cache(maxsize=4)(samples)

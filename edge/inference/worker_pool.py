@@ -1,7 +1,7 @@
 """The worker pool: threads that decode and infer, fed from one bounded queue ordered by deadline.
 
-Threads suffice because decoding and inference release the interpreter lock; where pictures compete, each model call
-uses one intra-op thread, so that N cores run N pictures and no picture waits for another's barrier (one that is alone
+Threads suffice because decoding and inference release the interpreter lock; where images compete, each model call
+uses one intra-op thread, so that N cores run N images and no image waits for another's barrier (one that is alone
 may have several: `inference.adaptive_parallelism`). Earliest deadline first is optimal on a queue that can be met at
 all (Liu and Layland, JACM 1973); requests without a deadline get a virtual one, so that they are not starved.
 
@@ -11,7 +11,7 @@ and it is the first to be shed. Measured with one worker at 1.5 times its capaci
 deadlines: 66 % met, against 4 % by the order alone.
 
 Where jobs wait, a worker takes several of a kind at once and runs them together, if all of them are still in time then:
-a model that is given four pictures needs a ninth less time for each (`MAX_TOGETHER`). Nobody waits for companions.
+a model that is given four images needs a ninth less time for each (`MAX_TOGETHER`). Nobody waits for companions.
 
 A job says what it costs (`imaging.decoding_cost`). It is not begun before its bytes are free; meanwhile others go that
 need less, so many times (`memory.OVERTAKEN_MOST`) that it is not starved. Of heavy ones the time is known better than
@@ -20,14 +20,14 @@ their own, and while others wait one worker does not take from it: so nobody wai
 many there are. They are never run with others, for that saves a tenth of some milliseconds, and would keep several
 rasters in memory.
 
-With one core a thread beside the event loop gains nothing, and the loop breaks into its inference for each picture that
+With one core a thread beside the event loop gains nothing, and the loop breaks into its inference for each image that
 comes. So the loop itself may run short jobs (`here`): it sends what came of the last, takes in what came meanwhile, and
 runs the next. A node on one core of a Xeon, at 60 % of what it can answer, has a P50 of 6.6 and a P99 of 23 ms that way
 (mobilenet_v2_int8), 7.1 and 27 by a thread; with efficientnet_lite0_int8 8.2 and 29, 8.9 and 33 (12 turns of 3 s each,
 one after the other). It answers as many, within the 2 % that these turns can show.
 
-With several cores it runs what comes alone, as long as few come (`FEW`), and the picture is spared two hand-overs. On
-two cores of that Xeon, at 8, 15 and 30 pictures a second, P50 is 4.3, 4.1 and 3.9 ms that way, 4.6, 4.5 and 4.2 by a
+With several cores it runs what comes alone, as long as few come (`FEW`), and the image is spared two hand-overs. On
+two cores of that Xeon, at 8, 15 and 30 images a second, P50 is 4.3, 4.1 and 3.9 ms that way, 4.6, 4.5 and 4.2 by a
 thread, P99 8.4, 8.7 and 10.1, 8.8, 9.9 and 10.1 (efficientnet_lite0_int8, 14 turns of 3 s each).
 """
 
@@ -57,11 +57,11 @@ PATIENCE_S = 1.0
 LATE_TURN = 16
 """One turn in so many goes to a job that is late already, so that late ones are answered under lasting overload too."""
 SERVICE_GAIN = 0.1
-"""Weight of the newest picture in the smoothed service time."""
+"""Weight of the newest image in the smoothed service time."""
 MAX_TOGETHER: Final = 4
-"""Jobs that one worker runs together. ONNX Runtime's time per picture, one thread of a shared EPYC core, at 1, 2, 4 and
-8 pictures: mobilenet_v2_int8 3.68, 3.38, 3.27 and 3.28 ms; efficientnet_lite0_int8 4.48, 4.19, 4.02 and 4.06 ms (least
-of 37 runs each). The logits are those of one at a time, bit for bit, with each of the ladders' 18 models. Our own int8
+"""Jobs that one worker runs together. ONNX Runtime's time per image, one thread of a shared EPYC core, at 1, 2, 4 and
+8 images: mobilenet_v2_int8 3.68, 3.38, 3.27 and 3.28 ms; efficientnet_lite0_int8 4.48, 4.19, 4.02 and 4.06 ms (least
+of 37 runs each). The logits are those of one at a time, bit for bit, with each of the cascades' 18 models. Our own int8
 kernels gain nothing: a node answers as many a second of either, and at 60 % of that P50 is 6.1 ms one at a time, 7.1
 together (means of 4 turns of 6 s each)."""
 
@@ -74,7 +74,7 @@ LONGEST_GAP_S: Final = 0.1
 """A gap counts for no more, so that a crowd is noticed within some ten jobs."""
 FEW: Final = 0.125
 """With several cores, how many others may be expected while the loop runs a job: they have to wait for it. Without this
-bound, at 60, 120 and 200 pictures a second, P50 was 9, 20 and 4 % below that of threads, and P99 8, 6 and 9 % above."""
+bound, at 60, 120 and 200 images a second, P50 was 9, 20 and 4 % below that of threads, and P99 8, 6 and 9 % above."""
 
 FREE: Final = Cost(0, 0.0, Kind.JPEG, 0)
 """Of a job that decodes nothing."""

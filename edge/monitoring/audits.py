@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from edge.escalation.client import Uplink
 from edge.monitoring.streams import Kept, StageScore, Watched
 from hawkvision.core.errors import EscalationFailed, RequestError
-from hawkvision.core.escalation_api import HopReply, HopRequest
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import TraceContext
 from hawkvision.core.types import WHOLE, Reason, Received
@@ -40,9 +40,9 @@ MOST_AT_ONCE: Final = 4
 second."""
 MOST_UNDER_WAY: Final = 16
 MOST_BYTES: Final = 40_000_000
-"""Audits sent or waiting for their turn, for requests come in bursts, and bytes of the pictures that they keep."""
+"""Audits sent or waiting for their turn, for requests come in bursts, and bytes of the images that they keep."""
 PATIENCE_S: Final = 5.0
-"""Longest wait for an audit; `dc_timeout_s` where that is shorter."""
+"""Longest wait for an audit; `datacenter_timeout_s` where that is shorter."""
 
 
 class Accepted(NamedTuple):
@@ -77,7 +77,7 @@ class Auditor:
         self._under_way: set[asyncio.Task[None]] = set()
         self._held_bytes = 0
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
-        self.certified: Callable[[HopReply, Received], bool] = lambda *_: False
+        self.certified: Callable[[EscalationReply, Received], bool] = lambda *_: False
         """Whether a reply was computed by the reference stage as certified; the node says."""
 
     def consider(
@@ -97,7 +97,7 @@ class Auditor:
         Args:
             watched: its streams.
             scores: what each stage below the reference said.
-            body: the picture.
+            body: the image.
             trace: the request's span; an audit is a child.
             comparable: whether the datacenter says that it runs the reference stage that was certified.
             reference: what that stage has answered, if it has; then nothing need be asked.
@@ -156,13 +156,13 @@ class Auditor:
         size, reference = len(body), None
         self._held_bytes += size
         outcome, refused = "failed", False
-        request = HopRequest(task=self._task, variant=self._best, deadline_ms=self._timeout_s * 1e3, top_k=1)
+        request = EscalationRequest(task=self._task, variant=self._best, deadline_ms=self._timeout_s * 1e3, top_k=1)
         try:
             async with self._turns:
                 if uplink.idle:
                     self._metrics.escalations.labels(self._task, Reason.AUDIT.value).inc()
                     body = await uplink.as_sent(body, probe(body))
-                    # Over a lossy link, too, the very picture: an answer to another one says nothing about this one.
+                    # Over a lossy link, too, the very image: an answer to another one says nothing about this one.
                     reply = (await uplink.infer(body, request, trace.child(), self._timeout_s, exact=True)).reply
                     reference = reply.top_k[0].index if reply.whole and self.certified(reply, received) else None
                 else:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from edge.policies.routes import RivalPolicy, Rule
+from edge.policies.routes import BaselinePolicyName, Rule
 from hawkvision.cascade.certification.equivalence import equivalences_path, load_equivalences, passed
 from hawkvision.cascade.certification.profile import Profile, load_profile_of, load_site
 from hawkvision.cascade.policy import Policy
@@ -80,17 +80,17 @@ def load_certification(
     """
     content = _content(config)
     models = models_dir(config.models_dir)
-    name = rung_of(config, manifest)
+    name = stage_of(config, manifest)
     profile = load_profile_of(manifest, models, config.profile)
     site = None if config.certificates is None else load_site(config.certificates)
-    alone, first = config.dc_url is None, manifest.members(name)[0].name
+    alone, first = config.datacenter_url is None, manifest.members(name)[0].name
     policy = (
         Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
         if rule is None
-        else RivalPolicy(profile, name, manifest.best, rule, alone=alone, site=site)
+        else BaselinePolicyName(profile, name, manifest.best, rule, alone=alone, site=site)
     )
     checks = load_equivalences(equivalences_path(config.equivalences, cache_dir(config.cache_dir), config.task))
-    stages = {rung.name: rung.fingerprint for rung in profile.rungs}
+    stages = {stage.name: stage.fingerprint for stage in profile.stages}
     source = Source(*profile.certified_on, None)
     if site is not None:
         source = Source(site.data.name, site.data.sha256, site.as_of)
@@ -99,46 +99,46 @@ def load_certification(
         policy,
         CertifiedVersions(stages, passed(checks, profile, policy.pair, site, first)),
         source,
-        profile.rung(name).temperature,
+        profile.stage(name).temperature,
         policy.pair.score,
         content,
     )
 
 
-def rung_of(config: EdgeConfig, manifest: Manifest) -> str:
-    """The edge rung that a node runs: the one its configuration names, or the manifest's default.
+def stage_of(config: EdgeConfig, manifest: Manifest) -> str:
+    """The edge stage that a node runs: the one its configuration names, or the manifest's default.
 
-    Every policy runs the same one, a stepwise committee included, so that a comparison compares decisions alone. The
-    no-op backend, which knows nothing of pictures, runs its first member.
+    Every policy runs the same one, a conditional ensemble included, so that a comparison compares decisions alone. The
+    no-op backend, which knows nothing of images, runs its first member.
 
     Raises:
-        ManifestError: if it is a committee that nodes, or this policy or backend, do not run; if none is for FPGAs.
+        ManifestError: if it is an ensemble that nodes, or this policy or backend, do not run; if none is for FPGAs.
     """
-    name = config.variant or _default_rung(config, manifest)
+    name = config.variant or _default_stage(config, manifest)
     if config.variant is None and config.backend == "noop":
         name = manifest.members(name)[0].name
-    committee = manifest.committee(name)
-    if committee is not None and committee.sure_from is None:
+    ensemble = manifest.ensemble(name)
+    if ensemble is not None and ensemble.accept_confidence is None:
         raise ManifestError(
-            f"edge.variant = {name!r}: an edge node runs single variants and committees with sure_from, "
-            "and this committee has none"
+            f"edge.variant = {name!r}: an edge node runs single variants and ensembles with accept_confidence, "
+            "and this ensemble has none"
         )
-    if committee is not None and config.backend.startswith("fpga-"):
+    if ensemble is not None and config.backend.startswith("fpga-"):
         raise ManifestError(
-            f"edge.variant = {name!r}: backend {config.backend!r} runs single variants only, and this is a committee; "
-            f"expected one of {', '.join(committee.members)}"
+            f"edge.variant = {name!r}: backend {config.backend!r} runs single variants only, and this is an ensemble; "
+            f"expected one of {', '.join(ensemble.members)}"
         )
     return name
 
 
-def _default_rung(config: EdgeConfig, manifest: Manifest) -> str:
+def _default_stage(config: EdgeConfig, manifest: Manifest) -> str:
     if not config.backend.startswith("fpga-"):
-        return manifest.ladder.default_edge
-    if manifest.ladder.fpga is None:
+        return manifest.cascade.default_edge
+    if manifest.cascade.fpga is None:
         raise ManifestError(
-            f"task {config.task!r} has no rung for FPGAs: name one in edge.variant, or take another backend"
+            f"task {config.task!r} has no stage for FPGAs: name one in edge.variant, or take another backend"
         )
-    return manifest.ladder.fpga
+    return manifest.cascade.fpga
 
 
 class CertificationReload:

@@ -283,7 +283,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Of version 1, which kept no logs, take over which streams had an alarm, and say what is left behind."""
     rows = connection.execute("SELECT stream, state FROM states").fetchall()
-    suspended = {stream for stream, state in rows if _was_void(state)}
+    suspended = {stream for stream, state in rows if _was_suspended(state)}
     connection.execute("BEGIN IMMEDIATE")
     try:
         connection.execute("DROP TABLE states")
@@ -301,7 +301,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     )  # fmt: skip
 
 
-def _was_void(state: bytes) -> bool:
+def _was_suspended(state: bytes) -> bool:
     try:
         return bool(msgspec.json.decode(state)["void"])
     except (msgspec.DecodeError, *MALFORMED, KeyError, TypeError):

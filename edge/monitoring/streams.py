@@ -162,7 +162,7 @@ class Kept:
 
     def accepted(self, score: float, differs: bool | None) -> None:
         """See `StreamControl.accepted`."""
-        self.control.follow(self._watched.void)
+        self.control.follow(self._watched.suspended)
         self.control.accepted(score, self._watched.weight, differs)
         self._watched.changed()
 
@@ -173,7 +173,7 @@ class Kept:
 
     def escalated(self, score: float, differs: bool | None) -> None:
         """See `StreamControl.escalated`."""
-        self.control.follow(self._watched.void)
+        self.control.follow(self._watched.suspended)
         self.control.escalated(score, differs)
         self._watched.changed()
 
@@ -186,7 +186,7 @@ class Kept:
 class Watched:
     """One request's streams and controllers; `UNWATCHED` where no certificate stands behind its target."""
 
-    __slots__ = ("_own", "_pool", "_streams", "edge", "edge_claims", "middle", "middle_claims")
+    __slots__ = ("_own", "_pool", "_streams", "edge", "edge_claims", "intermediate", "intermediate_claims")
 
     def __init__(
         self, streams: Streams | None, own: Stream | None, pool: Stream | None, controls: Controls | None
@@ -195,19 +195,19 @@ class Watched:
         self._own = own
         self._pool = pool
         self.edge: Kept | None = None
-        self.middle: Kept | None = None
+        self.intermediate: Kept | None = None
         self.edge_claims: Claims | None = None
-        self.middle_claims: Claims | None = None
+        self.intermediate_claims: Claims | None = None
         if streams is None or own is None or controls is None:
             return
-        self.edge_claims, self.middle_claims = controls.edge_claims, controls.middle_claims
+        self.edge_claims, self.intermediate_claims = controls.edge_claims, controls.intermediate_claims
         if controls.edge is not None:
             self.edge = Kept(own.control(controls.edge, streams.audit_share), self)
-        if controls.middle is not None:
-            self.middle = Kept(own.control(controls.middle, streams.audit_share), self)
+        if controls.intermediate is not None:
+            self.intermediate = Kept(own.control(controls.intermediate, streams.audit_share), self)
 
     @property
-    def void(self) -> bool:
+    def suspended(self) -> bool:
         """Whether an alarm stands for this request's streams."""
         return (self._own is not None and self._own.suspended) or (self._pool is not None and self._pool.suspended)
 
@@ -313,7 +313,7 @@ class Streams:
             log.warning("guarantee suspended: %d streams have been since before this start", file.suspended)
         self._writer = asyncio.create_task(self._keep_writing()) if file else None
         metrics.streams.labels(task).set_function(self.__len__)
-        metrics.streams_void.labels(task).set_function(lambda: sum(stream.suspended for stream in self._all()))
+        metrics.streams_suspended.labels(task).set_function(lambda: sum(stream.suspended for stream in self._all()))
         metrics.accuracy_debt.labels(task).set_function(
             lambda: sum(control.state.debt for stream in self._all() for control in stream.controls.values())
         )

@@ -1,6 +1,8 @@
-"""What a rival brings to a node, and how its requests go: to where the rival's routes say, without regard to time.
+"""What a baseline brings to a node, and how its requests go: to where the baseline's routes say, without regard to
+time.
 
-The doors, the queue, the models, the hop and the answers are the node's own, so that only the decision differs.
+The servers, the queue, the models, the escalation and the answers are the node's own, so that only the decision
+differs.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ log = logging.getLogger("hawkvision.edge")
 
 
 async def nothing_to_close() -> None:
-    """For rivals that hold nothing of their own."""
+    """For baselines that hold nothing of their own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
-    """A rival's part of a node, beside the routes of `edge.policies.routes`."""
+class BaselinePolicy:
+    """A baseline's part of a node, beside the routes of `edge.policies.routes`."""
 
     name: PolicyName
     calls: Callable[..., Call]
@@ -50,12 +52,12 @@ class PatientCall(Call):
         return await super().answer()
 
     async def early(self) -> Answer | None:
-        """None: nobody but HawkVision answers before the picture has come."""
+        """None: nobody but HawkVision answers before the image has come."""
         return None
 
     @property
-    def hopeless(self) -> bool:
-        """Never: to others, a picture is a picture."""
+    def cannot_meet_target(self) -> bool:
+        """Never: to others, an image is an image."""
         return False
 
 
@@ -101,7 +103,7 @@ class FallbackCall(PatientCall):
         try:
             return await self._escalate(reason, slack_ms - ANSWER_MARGIN_MS)
         except RequestError as error:
-            log.warning("the datacenter refused a picture that the edge can read: %s", error)
+            log.warning("the datacenter refused an image that the edge can read: %s", error)
             return None
 
 

@@ -2,7 +2,7 @@
 
 After Romero, Li, Yadwadkar and Kozyrakis, "INFaaS: Automated Model-less Inference Serving", USENIX ATC 2021, and its
 published source (`queryfe_server.cc`, the search by accuracy and latency). The node is one worker, for every variant
-whose file is built here; the datacenter is another, for the rungs of its ladder. `edge/POLICIES.md` says what is left
+whose file is built here; the datacenter is another, for the stages of its cascade. `edge/POLICIES.md` says what is left
 out.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from edge.inference.edge_stage import EdgeResult, Look, Looked, Rung
+from edge.inference.edge_stage import EdgeResult, Look, Looked, Stage
 from edge.inference.worker_pool import WorkerPool
 from edge.policies.baseline import FallbackCall, ended
 from edge.policies.registration import Registration
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edge.serving.node import EdgeNode
 
 GAIN: Final = 0.1
-"""Weight of the newest picture, or load, in what is smoothed."""
+"""Weight of the newest image, or load, in what is smoothed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Worker:
         task: str,
         registration: Registration,
         accuracies: Registered,
-        first: Rung,
+        first: Stage,
         waiting_limit: int,
         metrics: EdgeMetrics,
     ) -> None:
@@ -128,7 +128,7 @@ class Worker:
         return found
 
     def elsewhere(self, node: EdgeNode) -> list[Option]:
-        """The datacenter's rungs, if it can be reached: the best, and what else it is known to run as registered."""
+        """The datacenter's stages, if it can be reached: the best, and what else it is known to run as registered."""
         uplink = node.uplink
         predicted_ms = None if uplink is None else uplink.bound_ms()
         if uplink is None or predicted_ms is None:
@@ -145,24 +145,24 @@ class Worker:
         return self._registration.variants[name].accuracy
 
     async def look(self, name: str, call: Call) -> Looked:
-        """What a variant says of a request's picture, loaded first if need be; that wait counts as the queue's.
+        """What a variant says of a request's image, loaded first if need be; that wait counts as the queue's.
 
         Raises:
             Overloaded: if the queue, or the line for loads, is full.
-            RequestError: if the picture is broken.
+            RequestError: if the image is broken.
         """
         node = call.node
         pool: WorkerPool[EdgeResult] = node.pool
         asked = node.clock.now()
-        async with self.residency.held(name) as rung:
+        async with self.residency.held(name) as stage:
             waited_ms = (node.clock.now() - asked) * 1e3
             look = Look(
-                rung, call.body, call.header, call.request.top_k, node.max_pixels, node.clock, alone=pool.alone,
+                stage, call.body, call.header, call.request.top_k, node.max_pixels, node.clock, alone=pool.alone,
                 rates=node.admission.rates, cost=call.cost,
             )  # fmt: skip
-            # Pictures that wait for the same variant share a run of it, as the node's own policy's do.
-            result, queue_ms = await node.queued(call, look, rung)
-        if rung.others is None or result.again:  # else it is not the work that was profiled
+            # Images that wait for the same variant share a run of it, as the node's own policy's do.
+            result, queue_ms = await node.queued(call, look, stage)
+        if stage.others is None or result.again:  # else it is not the work that was profiled
             infer_ms = self._registration.variants[name].infer_ms
             self._pace += GAIN * (result.infer_ms / infer_ms - self._pace)
         self._decode_ms += GAIN * (result.decode_ms - self._decode_ms)
@@ -197,7 +197,7 @@ class InfaasCall(FallbackCall):
         chosen = self._choose(self._worker.elsewhere(self.node))
         if chosen.local:
             return await self._answered_by(chosen.name)
-        reason, self.rung = Reason.TARGET, chosen.name
+        reason, self.stage = Reason.TARGET, chosen.name
         if self.falls_back:
             return await self._with_standby(reason)
         self.request = replace(self.request, on_miss=OnMiss.WAIT)

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from edge.inference.edge_stage import Rung
+from edge.inference.edge_stage import Stage
 from edge.policies.routes import Registered, Rule, to_best, to_edge
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.config import EdgeConfig
@@ -40,29 +40,29 @@ class Profiled:
     size: int
     """Bytes of its model files, which stand for the memory it takes."""
     infer_ms: float
-    """Of a stepwise committee, when all of its members look."""
+    """Of a conditional ensemble, when all of its members look."""
     load_ms: float
     """To read, verify, open and warm it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """All variants and stepwise committees that the node can run, and the datacenter's rungs."""
+    """All variants and conditional ensembles that the node can run, and the datacenter's stages."""
 
     variants: Mapping[str, Profiled]
     edge: str
     """The variant that is loaded at the start."""
     best: str
     remote: Mapping[str, float]
-    """Accuracies of the datacenter's rungs, of `best` among them."""
+    """Accuracies of the datacenter's stages, of `best` among them."""
     limit: int
     """Bytes that may be resident."""
-    load: Callable[[str], Rung]
+    load: Callable[[str], Stage]
     """Gives a variant ready to be used; called on a thread."""
 
     @property
     def best_accuracy(self) -> float:
-        """The best rung's."""
+        """The reference stage's."""
         return self.remote[self.best]
 
     def accuracies(self, policy: Policy) -> Registered:
@@ -80,31 +80,31 @@ class Registration:
 
 
 def register(
-    config: EdgeConfig, manifest: Manifest, cache: Path, edge: str, load: Callable[[str], Rung]
+    config: EdgeConfig, manifest: Manifest, cache: Path, edge: str, load: Callable[[str], Stage]
 ) -> Registration:
     """Load each variant that fits, and measure it. Blocks for some tenths of a second per variant.
 
-    Accuracies are the manifest's: it has one for every variant, all measured on the same pictures, whereas the profile
-    has those of the ladder alone, measured on a part of them.
+    Accuracies are the manifest's: it has one for every variant, all measured on the same images, whereas the profile
+    has those of the cascade alone, measured on a part of them.
 
     Args:
         config: task, backend and memory.
         manifest: of the task.
         cache: where the built files lie; what lacks one is left out.
-        edge: the variant or stepwise committee to begin with.
+        edge: the variant or conditional ensemble to begin with.
         load: gives one ready to be used.
 
     Raises:
         ConfigError: if the variant to begin with does not fit.
-        ManifestError: if no accuracy of it, or of the best rung, is registered.
+        ManifestError: if no accuracy of it, or of the reference stage, is registered.
         ArtifactError, BackendError: if it is not built, or one that is cannot be loaded.
     """
     limit = round((config.resident_memory_mb or RESIDENT_MEMORY_MB) * 1e6)
     known = {each.name: each.accuracy for each in manifest.variants if each.accuracy is not None}
-    known |= {each.name: each.accuracy for each in manifest.committees if each.accuracy is not None}
-    datacenters = {each.name for each in manifest.committees if each.sure_from is None}
+    known |= {each.name: each.accuracy for each in manifest.ensembles if each.accuracy is not None}
+    datacenters = {each.name for each in manifest.ensembles if each.accept_confidence is None}
     registered = {name: accuracy for name, accuracy in known.items() if name not in datacenters}
-    remote = {name: known[name].value for name in manifest.ladder.dc if name in known}
+    remote = {name: known[name].value for name in manifest.cascade.dc if name in known}
     if manifest.best not in remote or edge not in registered:
         raise ManifestError(
             f"task {manifest.task!r}: policy 'infaas' needs registered accuracies of {edge} and "
@@ -126,15 +126,15 @@ def register(
 
 
 def warm(backend: Backend) -> None:
-    """Run a blank picture, so that the first caller does not pay for lazy allocation."""
+    """Run a blank image, so that the first caller does not pay for lazy allocation."""
     backend.infer(np.zeros((1, *backend.input_shape), np.uint8))
 
 
 def _size(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -> int | None:
     """Bytes of its files; None if one is not built. For the no-op backend, which reads none, the manifest's."""
     if config.backend == "noop":
-        # It says the same to all members, so a committee would be one model several times.
-        return (manifest.variant(name).bytes or 0) if manifest.committee(name) is None else None
+        # It says the same to all members, so an ensemble would be one model several times.
+        return (manifest.variant(name).bytes or 0) if manifest.ensemble(name) is None else None
     sizes = [_file_size(manifest, cache, member.name) for member in manifest.members(name)]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
@@ -144,17 +144,17 @@ def _file_size(manifest: Manifest, cache: Path, variant: str) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _profile(name: str, accuracy: MeasuredAccuracy, size: int, load: Callable[[str], Rung]) -> Profiled:
+def _profile(name: str, accuracy: MeasuredAccuracy, size: int, load: Callable[[str], Stage]) -> Profiled:
     loads_ms: list[float] = []
     runs_ms: list[float] = []
     for _ in range(PROFILE_LOADS):
         started = time.monotonic()
-        rung = load(name)
+        stage = load(name)
         loads_ms.append((time.monotonic() - started) * 1e3)
         for _ in range(PROFILE_RUNS):
             started = time.monotonic()
-            for model in rung.models:
+            for model in stage.models:
                 warm(model.backend)
             runs_ms.append((time.monotonic() - started) * 1e3)
-        rung.close()
+        stage.close()
     return Profiled(accuracy.value, size, max(LEAST_MS, min(runs_ms)), max(LEAST_MS, min(loads_ms)))

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from edge.inference.edge_stage import Rung
+from edge.inference.edge_stage import Stage
 from hawkvision.core.errors import Overloaded
 
 
@@ -25,7 +25,7 @@ class _Place:
     """A model that is in memory, or on its way there."""
 
     size: int
-    loading: asyncio.Future[Rung]
+    loading: asyncio.Future[Stage]
     users: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -47,10 +47,10 @@ class Residency:
 
     def __init__(
         self,
-        load: Callable[[str], Rung],
+        load: Callable[[str], Stage],
         sizes: Mapping[str, int],
         limit: int,
-        first: Rung,
+        first: Stage,
         waiting_limit: int,
         on_load: Callable[[str, float], None],
     ) -> None:
@@ -70,7 +70,7 @@ class Residency:
         self._limit = limit
         self._waiting_limit = waiting_limit
         self._on_load = on_load
-        present: asyncio.Future[Rung] = asyncio.get_running_loop().create_future()
+        present: asyncio.Future[Stage] = asyncio.get_running_loop().create_future()
         present.set_result(first)
         self._places = OrderedDict({first.name: _Place(sizes[first.name], present)})
         self._used = sizes[first.name]
@@ -93,7 +93,7 @@ class Residency:
         return self._used
 
     @asynccontextmanager
-    async def held(self, name: str) -> AsyncIterator[Rung]:
+    async def held(self, name: str) -> AsyncIterator[Stage]:
         """The model, loaded if need be, and in memory for as long as the block lasts.
 
         Raises:
@@ -136,18 +136,18 @@ class Residency:
         finally:
             self._waiting -= 1
 
-    async def _bring(self, name: str) -> Rung:
+    async def _bring(self, name: str) -> Stage:
         arrived, size = False, self._sizes[name]
         try:
             async with self._turn:
                 while self._used + size > self._limit:
                     await self._evict()
                 started = time.monotonic()
-                rung = await asyncio.to_thread(self._load, name)
+                stage = await asyncio.to_thread(self._load, name)
                 self._on_load(name, (time.monotonic() - started) * 1e3)
                 self._used += size
                 arrived = True
-                return rung
+                return stage
         finally:
             if not arrived:
                 del self._places[name]
@@ -162,7 +162,7 @@ class Residency:
         self._used -= place.size
 
 
-def _hear(loading: asyncio.Future[Rung]) -> None:
+def _hear(loading: asyncio.Future[Stage]) -> None:
     """Those who wait for a load hear of its failure; if none does any more, nobody need."""
     if not loading.cancelled():
         loading.exception()

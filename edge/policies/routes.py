@@ -1,7 +1,8 @@
-"""What a target means to rivals whose decision is a route: a pure function of the target and of registered accuracies.
+"""What a target means to baselines whose decision is a route: a pure function of the target and of registered
+accuracies.
 
-Nothing here is certified, so all promises are `best_effort`. A route is `short` where the model it names is registered
-with less than the target asks for, and its answers then say that they are degraded.
+Nothing here is certified, so all guarantees are `best_effort`. A route is `short` where the model it names is
+registered with less than the target asks for, and its answers then say that they are degraded.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from hawkvision.cascade.certification.profile import Pair, Profile, SiteCertific
 from hawkvision.cascade.policy import Policy, Route
 from hawkvision.core.types import (
     WHOLE,
-    AccuracyPromise,
+    AccuracyGuarantee,
+    AccuracyStatus,
     Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
-    PromiseStatus,
     Quality,
     Received,
     Target,
@@ -31,7 +32,7 @@ DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The accuracies that a rival goes by, and what `balanced` gives up against the best of them."""
+    """The accuracies that a baseline goes by, and what `balanced` gives up against the best of them."""
 
     edge: float
     best: float
@@ -40,8 +41,8 @@ class Registered:
     def required(self, target: Target) -> float:
         """The registered accuracy that a target asks for.
 
-        `fast` asks for the edge rung's, as it does of HawkVision. A confidence is read as an accuracy: systems that
-        know models by their averages can promise no more of one answer.
+        `fast` asks for the edge stage's, as it does of HawkVision. A confidence is read as an accuracy: systems that
+        know models by their averages can guarantee no more of one answer.
         """
         match target:
             case MinAccuracy(value) | MinConfidence(value):
@@ -64,10 +65,11 @@ class Registered:
 Rule = Callable[[Target], Route]
 
 
-class RivalPolicy(Policy):
-    """A policy whose routes a rival's rule makes; accuracies, and what is refused as unreachable, stay the profile's.
+class BaselinePolicyName(Policy):
+    """A policy whose routes a baseline's rule makes; accuracies, and what is refused as unreachable, stay the
+    profile's.
 
-    Pictures that lost something on their way are routed as if they were whole.
+    Images that lost something on their way are routed as if they were whole.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class RivalPolicy(Policy):
         alone: bool = False,
         site: SiteCertificates | None = None,
     ) -> None:
-        """See `Policy`; `rule` is made from what the ladder would be to HawkVision."""
+        """See `Policy`; `rule` is made from what the cascade would be to HawkVision."""
         super().__init__(profile, edge, best, alone=alone, site=site)
         self._rule = rule(self)
 
@@ -97,18 +99,18 @@ def registered(policy: Policy) -> Registered:
 
 
 def all_dc(_: Policy) -> Rule:
-    """Every picture to the best rung."""
+    """Every image to the reference stage."""
     return to_best
 
 
 def all_edge(policy: Policy) -> Rule:
-    """Every picture to the edge rung."""
+    """Every image to the edge stage."""
     accuracies = registered(policy)
     return lambda target: to_edge(target, short=accuracies.missed_by(accuracies.edge, target))
 
 
 def split(policy: Policy) -> Rule:
-    """To the edge what its registered accuracy meets, all else to the best rung; nobody looks at a picture first."""
+    """To the edge what its registered accuracy meets, all else to the reference stage; nobody looks at an image first."""
     accuracies = registered(policy)
     return lambda target: to_best(target) if accuracies.missed_by(accuracies.edge, target) else to_edge(target)
 
@@ -117,26 +119,26 @@ def static(policy: Policy, threshold: float | None) -> Rule:
     """One threshold for all targets; None takes that of `balanced`."""
     bar = threshold_value(policy.balanced.threshold) if threshold is None else threshold
     escalation = expected_escalation(policy.pair, bar)
-    return lambda target: Route(bar, unpromised(target), escalation, to_best=escalation)
+    return lambda target: Route(bar, unguaranteed(target), escalation, to_best=escalation)
 
 
 def expected_escalation(pair: Pair, threshold: float) -> float:
-    """Share of pictures with scores below a threshold, 0..1, from those that were tried; rounded up to the next."""
+    """Share of images with scores below a threshold, 0..1, from those that were tried; rounded up to the next."""
     if threshold == -math.inf:
         return 0.0
     return next((p.escalation for p in reversed(pair.path) if threshold_value(p.threshold) >= threshold), 1.0)
 
 
 def to_best(target: Target, *, short: bool = False) -> Route:
-    """Straight to the best rung."""
-    return Route(math.inf, unpromised(target), 1.0, short=short)
+    """Straight to the reference stage."""
+    return Route(math.inf, unguaranteed(target), 1.0, short=short)
 
 
 def to_edge(target: Target, *, short: bool = False) -> Route:
     """Answered at the edge, whatever it says."""
-    return Route(-math.inf, unpromised(target), 0.0, to_best=0.0, short=short)
+    return Route(-math.inf, unguaranteed(target), 0.0, to_best=0.0, short=short)
 
 
-def unpromised(target: Target) -> AccuracyPromise:
-    """What is promised without a certificate: to try."""
-    return AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE)
+def unguaranteed(target: Target) -> AccuracyGuarantee:
+    """What is guaranteed without a certificate: to try."""
+    return AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from edge.inference.edge_stage import Rung
+from edge.inference.edge_stage import Stage
 from edge.policies import routes
-from edge.policies.baseline import FallbackCall, PatientCall, Rival
+from edge.policies.baseline import BaselinePolicy, FallbackCall, PatientCall
 from edge.policies.infaas import InfaasCall, Worker
 from edge.policies.registration import Registration
 from edge.policies.routes import Rule
@@ -17,7 +17,7 @@ from hawkvision.core.metrics import EdgeMetrics
 
 
 def rule_of(config: EdgeConfig, registration: Registration | None) -> Callable[[Policy], Rule] | None:
-    """How a rival's routes are made; None for HawkVision, whose routes are certificates."""
+    """How a baseline's routes are made; None for HawkVision, whose routes are certificates."""
     match config.policy:
         case "hawkvision":
             return None
@@ -34,13 +34,13 @@ def rule_of(config: EdgeConfig, registration: Registration | None) -> Callable[[
             return registration.rule
 
 
-def open_rival(
-    config: EdgeConfig, registration: Registration | None, policy: Policy, rung: Rung, metrics: EdgeMetrics
-) -> Rival | None:
-    """A rival's part of a node on this event loop, with the edge rung loaded; None for HawkVision."""
+def open_baseline(
+    config: EdgeConfig, registration: Registration | None, policy: Policy, stage: Stage, metrics: EdgeMetrics
+) -> BaselinePolicy | None:
+    """A baseline's part of a node on this event loop, with the edge stage loaded; None for HawkVision."""
     if config.policy == "hawkvision":
         return None
     if registration is None:
-        return Rival(config.policy, FallbackCall if config.deadline_fallback else PatientCall)
-    worker = Worker(config.task, registration, registration.accuracies(policy), rung, config.queue_limit, metrics)
-    return Rival(config.policy, partial(InfaasCall, worker, config.deadline_fallback), worker.close)
+        return BaselinePolicy(config.policy, FallbackCall if config.deadline_fallback else PatientCall)
+    worker = Worker(config.task, registration, registration.accuracies(policy), stage, config.max_queue, metrics)
+    return BaselinePolicy(config.policy, partial(InfaasCall, worker, config.deadline_fallback), worker.close)

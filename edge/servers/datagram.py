@@ -1,11 +1,11 @@
-"""The lossy door: pictures that come as datagrams, the same node and the same answers as over HTTP.
+"""The datagram server: images that come as datagrams, the same node and the same answers as over HTTP.
 
     template: a query string ─┐                            ┌─ complete ───────────────────────────► classify
     meta: the stream's name ──┼─► fields.py ─► request ─────┤
     deadline: the fragments' ─┘                            └─ partial, more asked for ─► look_early ─┬─ believed
                                                                                                      └─ not ─► classify
 
-What is there of a picture is looked at once while its missing fragments are on their way; if a certificate for pictures
+What is there of an image is looked at once while its missing fragments are on their way; if a certificate for images
 received like that accepts the answer, it leaves, and what is still on its way is of no use to anybody.
 """
 
@@ -28,7 +28,7 @@ from edge.servers.request_fields import with_stream
 from edge.serving.node import EdgeNode
 from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import NotReady, Overloaded, TooLarge
-from hawkvision.core.escalation_api import LossyOffer
+from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.core.logs import about
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import TraceContext, start_trace
@@ -37,9 +37,9 @@ from hawkvision.servers.keys import INFER, Keys
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
 from hawkvision.transport.endpoint.receiver import ReceiveTimeouts, Status
-from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.server import DatagramListener
 from hawkvision.transport.endpoint.session import Incoming
-from hawkvision.transport.metrics import LossyDoorCounts
+from hawkvision.transport.metrics import DatagramServerCounts
 from hawkvision.transport.offer import Offered
 from hawkvision.transport.protocol.identity import identity_for
 from hawkvision.transport.settings import DatagramSettings
@@ -47,20 +47,20 @@ from hawkvision.transport.settings import DatagramSettings
 log = logging.getLogger("hawkvision.edge")
 
 RECEIVE_TIMEOUTS: Final = ReceiveTimeouts(reserve_s=0.02, grace_s=0.015, hold_s=0.08)
-"""A look takes 3 to 10 ms on two cores, and answers leave 5 ms before the deadline. What a picture's first fragments
-show is a guess, and little earlier. Holding whole pictures leaves 0.23 % of answers later than 225 ms, not 0.32,
+"""A look takes 3 to 10 ms on two cores, and answers leave 5 ms before the deadline. What an image's first fragments
+show is a guess, and little earlier. Holding whole images leaves 0.23 % of answers later than 225 ms, not 0.32,
 outside held spells of a simulated busy wireless LAN (40 rounds, 13,619 answers)."""
 MISSING_S: Final = 30.0
 """Longest wait for missing fragments without a deadline; the transport itself gives up after 10 s without news."""
 CONFIRM_S: Final = 2.0
-"""How long a stopping door waits for its last answers to be confirmed, once they are given: a caller that is gone
+"""How long a stopping server waits for its last answers to be confirmed, once they are given: a caller that is gone
 confirms nothing."""
 
 _encode = msgspec.json.encode
 
 
-class LossyDoor:
-    """A node's end of the lossy transport. Made by `open`; close it."""
+class DatagramServer:
+    """A node's end of the datagram transport. Made by `open`; close it."""
 
     def __init__(self, app: EdgeApp, metrics: EdgeMetrics, max_body_bytes: int, keys: Keys) -> None:
         self._keys = keys
@@ -69,35 +69,35 @@ class LossyDoor:
         self._max_body_bytes = max_body_bytes
         self._outcomes: Counter[str] = Counter()
         self._stopping = False
-        self._server: LossyServer
+        self._server: DatagramListener
         self.offered: Offered
 
     @classmethod
     async def open(
         cls, config: EdgeConfig, port: int, app: EdgeApp, metrics: EdgeMetrics, useful_side: int, keys: Keys
-    ) -> LossyDoor:
+    ) -> DatagramServer:
         """Listen on a UDP port of `config.host`; 0 takes a free one.
 
         Args:
             config: host, certificate and bounds.
             port: UDP.
-            app: the HTTP door, whose node, bounds and counters this one shares.
+            app: the HTTP server, whose node, bounds and counters this one shares.
             metrics: where to count.
-            useful_side: pixels of the shorter side beyond which no rung gains anything.
-            keys: those of the HTTP door.
+            useful_side: pixels of the shorter side beyond which no stage gains anything.
+            keys: those of the HTTP server.
 
         Raises:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
-        door = cls(app, metrics, config.max_body_bytes, keys)
+        server = cls(app, metrics, config.max_body_bytes, keys)
         datagrams = config.feature(DatagramSettings)
         files = datagrams.certificate, datagrams.key
         identity = identity_for(*files)
-        door._server = await LossyServer.start(
+        server._server = await DatagramListener.start(
             config.host,
             port,
             identity,
-            door.answer,
+            server.answer,
             keys=keys,
             takes_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side,
@@ -105,18 +105,18 @@ class LossyDoor:
             congestion=controller_class(datagrams.congestion_control),
         )
         # Fragments become bodies, and may take as much memory.
-        door._server.budget.limit = min(door._server.budget.limit, app.bodies.limit_bytes)
-        door.offered = Offered(door._server, *files, identity)
-        metrics.watch(door)
-        return door
+        server._server.budget.limit = min(server._server.budget.limit, app.bodies.limit_bytes)
+        server.offered = Offered(server._server, *files, identity)
+        metrics.watch(server)
+        return server
 
     @property
-    def offer(self) -> LossyOffer:
-        """What `GET /v1/transport` says of this door."""
+    def offer(self) -> DatagramEndpoint:
+        """What `GET /v1/transport` says of this server."""
         return self.offered.offer
 
     def stop(self) -> None:
-        """Take no more pictures; those under way are still answered."""
+        """Take no more images; those under way are still answered."""
         self._stopping = True
 
     async def close(self, drain_s: float) -> None:
@@ -126,7 +126,7 @@ class LossyDoor:
         await self._server.close()
 
     async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
-        """The answer to one picture, or its refusal; a cancelled one has nobody who waits for it."""
+        """The answer to one image, or its refusal; a cancelled one has nobody who waits for it."""
         size = 0
         try:
             if self._stopping:
@@ -137,14 +137,14 @@ class LossyDoor:
             arrived = incoming.arrived
             assert not isinstance(arrived, Expired), "the transport answers these by itself"
             if len(arrived.body) > self._max_body_bytes:
-                raise TooLarge(f"the picture has {len(arrived.body)} bytes; at most {self._max_body_bytes} are read")
+                raise TooLarge(f"the image has {len(arrived.body)} bytes; at most {self._max_body_bytes} are read")
             self._app.bodies.reserve(len(arrived.body))
             size = len(arrived.body)
             answer = await self._classify(node, incoming, request)
         except asyncio.CancelledError:
             self._outcomes["cancelled"] += 1
             raise
-        except Exception as error:  # noqa: BLE001 - the door: everything leaves as a documented error body
+        except Exception as error:  # noqa: BLE001 - the server: everything leaves as a documented error body
             return Status.REFUSED, self._refusal(error)
         finally:
             self._app.bodies.give_back(size)
@@ -160,7 +160,7 @@ class LossyDoor:
                 self._arrived(incoming)
                 return answer
             incoming = await _at_its_best(incoming)
-        body, received = _picture(incoming)
+        body, received = _image(incoming)
         try:
             caller = _caller(incoming)
             answer = await node.classify(body, request, incoming.started, trace, received=received, caller=caller)
@@ -177,11 +177,11 @@ class LossyDoor:
         assert incoming.better is not None
         if incoming.better.done():
             return None
-        body, received = _picture(incoming)
+        body, received = _image(incoming)
         return await node.look_early(body, request, incoming.started, trace, received, _caller(incoming))
 
     def _arrived(self, incoming: Incoming) -> None:
-        _, received = _picture(incoming)
+        _, received = _image(incoming)
         self._outcomes["complete" if isinstance(incoming.arrived, Complete) else "partial"] += 1
         self._metrics.received_fraction.observe(received.fraction)
 
@@ -194,11 +194,11 @@ class LossyDoor:
 
     def collectors(self) -> Iterable[Collector]:
         """See `Instrumented`."""
-        return (LossyDoorCounts("hawkvision", lambda: self._server.counts(self._outcomes)),)
+        return (DatagramServerCounts("hawkvision", lambda: self._server.counts(self._outcomes)),)
 
 
 def _request(incoming: Incoming) -> ClassifyRequest:
-    """What is asked of a picture; the fragments' deadline counts before the template's.
+    """What is asked of an image; the fragments' deadline counts before the template's.
 
     Raises:
         BadField: as over HTTP.
@@ -213,7 +213,7 @@ def _caller(incoming: Incoming) -> str:
     return caller_of(incoming.caller.name, incoming.network)
 
 
-def _picture(incoming: Incoming) -> tuple[bytes, Received]:
+def _image(incoming: Incoming) -> tuple[bytes, Received]:
     match incoming.arrived:
         case Complete(body, quality):
             return body, Received(1.0, quality)
@@ -224,9 +224,9 @@ def _picture(incoming: Incoming) -> tuple[bytes, Received]:
 
 
 async def _at_its_best(incoming: Incoming) -> Incoming:
-    """The picture once no more of it will come."""
+    """The image once no more of it will come."""
     assert incoming.better is not None
-    # Bounded here, too: the picture that is there is better than none.
+    # Bounded here, too: the image that is there is better than none.
     until = incoming.started + MISSING_S
     if incoming.deadline is not None:
         until = max(incoming.deadline.at, incoming.started + RECEIVE_TIMEOUTS.grace_s)

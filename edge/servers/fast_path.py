@@ -1,15 +1,15 @@
-"""The short way through HTTP: a picture that arrived at once is answered without ASGI between.
+"""The short way through HTTP: an image that arrived at once is answered without ASGI between.
 
                               ┌─► Express.answer, begun ────────────────┐
     data_received ─► head ────┴─► body ─► whole in 5 ms? ── yes ────────┴─► one write
                        │ held                        └─ no ──► uvicorn's cycle, from the same head on
                        └─ anything else ────────────────────► uvicorn's cycle
 
-A camera's picture of some ten kilobytes comes in one read, or in two if its sender writes head and body apart, and its
+A camera's image of some ten kilobytes comes in one read, or in two if its sender writes head and body apart, and its
 answer fits into one write. What an ASGI server does for requests that come and go in parts (a scope, a cycle, an event
 and a task that wait for the body, headers checked on the way out) is much of what such a request costs the event loop.
 So the head of a request that may be answered here is held back for a moment, while `Express` begins with what it says:
-a picture of 16 KB takes 0.15 ms on a wire of 1 Gbit/s. If its body is whole by then, `Express` gets it; if not, uvicorn
+an image of 16 KB takes 0.15 ms on a wire of 1 Gbit/s. If its body is whole by then, `Express` gets it; if not, uvicorn
 goes on with it as if nothing had happened. Whatever is slow, large, pipelined or malformed takes uvicorn's
 way. The bounds of `hawkvision.servers.protocol` hold for both.
 """

@@ -1,6 +1,6 @@
-"""Pictures that come in multipart forms (RFC 7578), with the fields beside them.
+"""Images that come in multipart forms (RFC 7578), with the fields beside them.
 
-The picture is the part named `image`, whether it is written as a file (with `filename` or `filename*`) or as a plain
+The image is the part named `image`, whether it is written as a file (with `filename` or `filename*`) or as a plain
 field; parts may come in any order.
 """
 
@@ -25,11 +25,11 @@ MAX_PART_HEADER_BYTES: Final = 16 * 1024
 FORM_ON_LOOP_BYTES: Final = 64 * 1024
 """Longer forms are read in a thread; this many take some 0.1 ms."""
 
-_PICTURE: Final = "image"
+_IMAGE: Final = "image"
 
 
 async def read_form(content_type: str, body: bytes) -> tuple[bytes, list[Source]]:
-    """The picture and the other fields of a form; off the event loop where it is large.
+    """The image and the other fields of a form; off the event loop where it is large.
 
     Raises:
         BadField: as `parse_form`.
@@ -40,14 +40,14 @@ async def read_form(content_type: str, body: bytes) -> tuple[bytes, list[Source]
 
 
 def parse_form(content_type: str, body: bytes) -> tuple[bytes, list[Source]]:
-    """The picture and the other fields of a form.
+    """The image and the other fields of a form.
 
     Args:
         content_type: as the header has it, with the boundary.
         body: all of the form.
 
     Raises:
-        BadField: if it is malformed or cut off, has no picture or several, or files that are none.
+        BadField: if it is malformed or cut off, has no image or several, or files that are none.
     """
     boundary = _parameter(content_type, "boundary")
     if not boundary:
@@ -77,16 +77,16 @@ def parse_form(content_type: str, body: bytes) -> tuple[bytes, list[Source]]:
         raise BadField(f"multipart: {error}") from None
     if not reader.ended:
         raise BadField("multipart: the form is cut off; expected the boundary and '--' at its end")
-    if not reader.picture:
-        raise BadField(f"multipart: expected the picture in a part named {_PICTURE!r}")
-    return reader.picture, reader.fields
+    if not reader.image:
+        raise BadField(f"multipart: expected the image in a part named {_IMAGE!r}")
+    return reader.image, reader.fields
 
 
 class _Reader:
     """Collects what the parser finds."""
 
     def __init__(self) -> None:
-        self.picture: bytes | None = None
+        self.image: bytes | None = None
         self.fields: list[Source] = []
         self.ended = False
         self._number = 0
@@ -134,23 +134,23 @@ class _Reader:
         encoding = self._headers.get("content-transfer-encoding", "binary").strip().lower()
         if encoding not in ("binary", "8bit", "7bit", "identity"):
             raise BadField(f"multipart: {name[:40]!r} is encoded in {encoding[:40]!r}; send its bytes as they are")
-        if name == _PICTURE:
-            if self.picture is not None:
-                raise BadField(f"multipart: expected one {_PICTURE!r}, got several")
+        if name == _IMAGE:
+            if self.image is not None:
+                raise BadField(f"multipart: expected one {_IMAGE!r}, got several")
         elif self._file:
-            raise BadField(f"multipart: the file must be named {_PICTURE!r}, got {name[:40]!r}")
+            raise BadField(f"multipart: the file must be named {_IMAGE!r}, got {name[:40]!r}")
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         self._size += end - start
-        if self._name != _PICTURE and self._size > MAX_FIELD_BYTES:
+        if self._name != _IMAGE and self._size > MAX_FIELD_BYTES:
             raise BadField(f"multipart: {self._name[:40]!r} exceeds {MAX_FIELD_BYTES} bytes")
         self._pieces.append(data[start:end])
 
     def on_part_end(self) -> None:
         content = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces = []
-        if self._name == _PICTURE:
-            self.picture = content
+        if self._name == _IMAGE:
+            self.image = content
             return
         try:
             self.fields.append(("multipart", self._name, content.decode()))

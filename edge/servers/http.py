@@ -1,8 +1,8 @@
-"""The HTTP door: DESIGN §3 as an ASGI application.
+"""The HTTP server: DESIGN §3 as an ASGI application.
 
 `POST /v1/classify` and inference by the Open Inference Protocol are plain ASGI; everything else is Starlette
 (`edge.servers.routes`). Whatever goes wrong leaves as `{"error", "code"}` with its status. Bounds: bodies, as
-`hawkvision.servers.bodies` has them; waiting pictures, at most `queue_limit`.
+`hawkvision.servers.bodies` has them; waiting images, at most `max_queue`.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ log = logging.getLogger("hawkvision.edge")
 CLASSIFY_PATH: Final = "/v1/classify"
 
 _encode = msgspec.json.encode
-_NOT_PICTURES: Final = ("application/json", "text/", "application/xml", "video/", "audio/")
+_NOT_IMAGES: Final = ("application/json", "text/", "application/xml", "video/", "audio/")
 
 
 class EdgeApp:
-    """One node's HTTP door. Serves health at once, and everything else after `open_door`."""
+    """One node's HTTP server. Serves health at once, and everything else after `mark_ready`."""
 
     express_path: Final = CLASSIFY_PATH.encode()
     """See `Express`."""
@@ -67,10 +67,10 @@ class EdgeApp:
         self._metrics = metrics
         self._clock = clock
         self.keys = keys
-        """Of all doors together."""
+        """Of all servers together."""
         metrics.watch_keys(keys.counts)
         self.bodies = Bodies(max_body_bytes, metrics.received_bytes)
-        """Those of all doors together."""
+        """Those of all servers together."""
         self._in_flight = 0
         metrics.in_flight.set_function(lambda: self._in_flight)
         metrics.bodies_bytes.set_function(lambda: self.bodies.held)
@@ -82,19 +82,19 @@ class EdgeApp:
         more = extension_routes(self.ready_node, metrics, self.bodies, self._last_answer_ms)
         self._rest = pages(self.ready_node, lambda: self.transports(), metrics, more)
 
-    def open_door(self, node: EdgeNode) -> None:
-        """Start answering pictures: the models are loaded and warm."""
+    def mark_ready(self, node: EdgeNode) -> None:
+        """Start answering images: the models are loaded and warm."""
         self._node = node
 
-    def close_door(self) -> None:
-        """Stop taking pictures; those under way are still answered."""
+    def start_draining(self) -> None:
+        """Stop taking images; those under way are still answered."""
         self._node = None
 
     def ready_node(self) -> EdgeNode:
         """The node.
 
         Raises:
-            NotReady: before the door was opened, and after it was closed.
+            NotReady: before the server was opened, and after it was closed.
         """
         if self._node is None:
             raise NotReady("the models are still loading, or the node is shutting down")
@@ -155,7 +155,7 @@ class EdgeApp:
             answered = await work(self.ready_node(), scope, body, started, trace, caller)
         except asyncio.CancelledError:  # by the server, which stops; this is the end of its task anyway
             return self._refusal(NotReady("the node had to stop before it could answer"), started, headers)
-        except Exception as error:  # noqa: BLE001 - the door: everything leaves as a documented error body
+        except Exception as error:  # noqa: BLE001 - the server: everything leaves as a documented error body
             return self._refusal(error, started, headers) if await body.arrived() else None
         finally:
             body.release()
@@ -168,8 +168,8 @@ class EdgeApp:
     async def _classify(
         self, node: EdgeNode, scope: Scope, body: Body, started: float, trace: TraceContext, caller: str
     ) -> _Answered:
-        picture, request, header = await self._read(scope, body)
-        answer = await node.classify(picture, request, started, trace, body.hang_up, header=header, caller=caller)
+        image, request, header = await self._read(scope, body)
+        answer = await node.classify(image, request, started, trace, body.hang_up, header=header, caller=caller)
         timing = (b"server-timing", _server_timing(answer.timing_ms))
         return _Answered((answer,), _encode(answer.to_json()), [timing])
 
@@ -186,7 +186,7 @@ class EdgeApp:
         elsewhere = read_query(scope["query_string"]) + read_headers(headers)
         json_bytes = _header(headers, b"inference-header-content-length")
         asked = await oip_routes.read_infer(task, data, json_bytes, elsewhere)
-        del data  # the pictures have been copied out of it
+        del data  # the images have been copied out of it
         answers = await oip_routes.classify_all(node, asked, started, trace, body.hang_up, caller)
         written, json_written = encode_answers(asked, answers)
         if json_written is None:
@@ -195,9 +195,9 @@ class EdgeApp:
         return _Answered(answers, written, [length], b"application/octet-stream")
 
     async def _read(self, scope: Scope, body: Body) -> tuple[bytes, ClassifyRequest, ImageHeader | None]:
-        """The picture and what is asked of it, from wherever the caller wrote it.
+        """The image and what is asked of it, from wherever the caller wrote it.
 
-        With the picture's header, if that could be read while the rest was on its way.
+        With the image's header, if that could be read while the rest was on its way.
         """
         raw_headers = scope["headers"]
         ours = tuple(header for header in raw_headers if header[0].startswith(b"x-hawkvision-"))
@@ -205,12 +205,12 @@ class EdgeApp:
         declared = _header(raw_headers, b"content-length")
         if content_type.startswith("multipart/form-data"):
             data = await body.read(declared)
-            picture, fields = await read_form(_header(raw_headers, b"content-type") or "", data)
-            return picture, parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields), None
-        if content_type.startswith(_NOT_PICTURES):
+            image, fields = await read_form(_header(raw_headers, b"content-type") or "", data)
+            return image, parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields), None
+        if content_type.startswith(_NOT_IMAGES):
             raise UnsupportedMedia(
-                f"Content-Type {content_type[:60]!r}: send the picture itself (JPEG, PNG or WebP) as the body, "
-                "or a multipart form with the picture in 'image'"
+                f"Content-Type {content_type[:60]!r}: send the image itself (JPEG, PNG or WebP) as the body, "
+                "or a multipart form with the image in 'image'"
             )
         request = read_request(scope["query_string"], ours)
         header = probe_begun(body.begun())
@@ -259,7 +259,7 @@ class EdgeApp:
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - an app lives as long as its process
     def _counters(self, task: str, model: str, tier: Tier) -> tuple[Counter, Histogram]:
-        """The two series of an answer; a ladder has a handful of rungs."""
+        """The two series of an answer; a cascade has a handful of stages."""
         metrics = self._metrics
         return metrics.requests.labels(task, model, tier.value, "200"), metrics.duration.labels(task, tier.value)
 

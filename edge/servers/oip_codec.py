@@ -1,15 +1,15 @@
 """Open Inference Protocol v2 as bytes: what a request's body asks, and an answer's body. No sockets.
 
 The model's place holds the task. A request has one input, `image`, of type BYTES and shape [N] or [N,1]: N encoded
-pictures. Targets are request `parameters`, by the names of `/v1/classify`. Bodies are JSON, or with Triton's binary
+images. Targets are request `parameters`, by the names of `/v1/classify`. Bodies are JSON, or with Triton's binary
 tensor extension JSON and raw tensors behind it:
 
-    Inference-Header-Content-Length: 222                    bytes of JSON; absent: all is JSON; 0: all is one picture
+    Inference-Header-Content-Length: 222                    bytes of JSON; absent: all is JSON; 0: all is one image
     {"id": "r1", "inputs": [{"name": "image", "shape": [1, 1], "datatype": "BYTES",
       "parameters": {"binary_data_size": 16}}], "parameters": {"binary_data_output": true, "max_accuracy_drop": 0.01}}
     0C 00 00 00 | FF D8 FF …                                each element: uint32 length, little-endian, and its bytes
 
-In JSON a picture is base64, for JSON cannot carry other bytes. Parameters that are neither ours nor the protocol's mean
+In JSON an image is base64, for JSON cannot carry other bytes. Parameters that are neither ours nor the protocol's mean
 nothing here, as with KServe and Triton: the response lists their names in `ignored_parameters`, so that a misspelt
 target can be seen. Optional members may be null. Sources: Open Inference Protocol, `inference_rest.md`;
 Triton's protocol extensions `binary_data`, `classification`, `parameters` and `schedule_policy`.
@@ -28,7 +28,7 @@ import msgspec
 from edge.servers.request_fields import FIELDS, MAX_TOP_K, Source, parse_request
 from hawkvision import __version__
 from hawkvision.core.errors import MALFORMED, BadField
-from hawkvision.core.types import Answer, ClassifyRequest, PromiseStatus
+from hawkvision.core.types import AccuracyStatus, Answer, ClassifyRequest
 
 Value: TypeAlias = str | bool | int | float
 """What a parameter may be."""
@@ -38,12 +38,12 @@ INPUT: Final = "image"
 MODEL_VERSION: Final = "1"
 """A task has one; which variant answered is told with each answer."""
 OUTPUTS: Final = {"label": "BYTES", "index": "INT64", "confidence": "FP32"}
-"""What can be asked for, and of what type; each has one element per picture."""
-MAX_PICTURES: Final = 32
-"""Pictures in one request: an eighth of the places that a node has for those that wait, so that none takes them all."""
+"""What can be asked for, and of what type; each has one element per image."""
+MAX_IMAGES: Final = 32
+"""Images in one request: an eighth of the places that a node has for those that wait, so that none takes them all."""
 MAX_ID_LENGTH: Final = 1024
 MAX_JSON_VALUES: Final = 10_000
-"""Values in a request's JSON, counted by its commas before it is parsed: 32 pictures and their parameters are some
+"""Values in a request's JSON, counted by its commas before it is parsed: 32 images and their parameters are some
 hundred. Base64 has no commas, and 10 MiB of small values would take some 500 MB."""
 MAX_SAID_IGNORED: Final = 256
 """Characters of `ignored_parameters`."""
@@ -99,15 +99,15 @@ class Output:
     name: str
     binary: bool
     classes: int | None = None
-    """Of `confidence`: so many "confidence:index:label" per picture instead (Triton's classification extension)."""
+    """Of `confidence`: so many "confidence:index:label" per image instead (Triton's classification extension)."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """Pictures, what is asked of each of them, and how the answers are to be written."""
+    """Images, what is asked of each of them, and how the answers are to be written."""
 
     id: str
-    pictures: tuple[bytes, ...]
+    images: tuple[bytes, ...]
     request: ClassifyRequest
     outputs: tuple[Output, ...]
     ignored: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ def parse_infer(task: str, body: bytes, json_bytes: str | None, elsewhere: Seque
         raise BadField(f"inputs: expected one input, {INPUT!r}; got {given}")
     (tensor,) = head.inputs
     parameters = _given(head.parameters)
-    pictures = _pictures(tensor, memoryview(body)[split:])
+    images = _images(tensor, memoryview(body)[split:])
     outputs = _outputs(head.outputs, parameters)
     sources = _sources(parameters)
     most = max((output.classes or 0 for output in outputs), default=0)
@@ -153,7 +153,7 @@ def parse_infer(task: str, body: bytes, json_bytes: str | None, elsewhere: Seque
     ignored += [key for key in _given(tensor.parameters) if key != "binary_data_size"]
     ignored += [key for wanted in head.outputs or () for key in _given(wanted.parameters) if key not in _OUTPUTS_OWN]
     asked = parse_request([path, *elsewhere, *sources])
-    return InferRequest(name, pictures, asked, outputs, tuple(dict.fromkeys(ignored)))
+    return InferRequest(name, images, asked, outputs, tuple(dict.fromkeys(ignored)))
 
 
 def _given(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def json_length(header: str | None, available: int) -> int:
 def _read_head(data: bytes) -> _Head:
     if data.count(b",") >= MAX_JSON_VALUES:
         raise BadField(
-            f"body: the JSON has more than {MAX_JSON_VALUES} values; send pictures encoded, in base64 or as binary data"
+            f"body: the JSON has more than {MAX_JSON_VALUES} values; send images encoded, in base64 or as binary data"
         )
     try:
         return _decode_head(data)
@@ -192,13 +192,13 @@ def _read_head(data: bytes) -> _Head:
 # ------------------------------------------------------------------------------------------------------ the input
 
 
-def _pictures(tensor: _Tensor, behind: memoryview) -> tuple[bytes, ...]:
+def _images(tensor: _Tensor, behind: memoryview) -> tuple[bytes, ...]:
     where = f"inputs[0] ({INPUT})"
     if tensor.datatype != "BYTES":
-        raise BadField(f"{where}.datatype: expected 'BYTES', encoded pictures; got {tensor.datatype[:40]!r}")
+        raise BadField(f"{where}.datatype: expected 'BYTES', encoded images; got {tensor.datatype[:40]!r}")
     shape = tensor.shape
-    if len(shape) not in (1, 2) or shape[1:] not in ([], [1]) or not 1 <= shape[0] <= MAX_PICTURES:
-        raise BadField(f"{where}.shape: expected [N] or [N,1] with N from 1 to {MAX_PICTURES}; got {str(shape)[:60]}")
+    if len(shape) not in (1, 2) or shape[1:] not in ([], [1]) or not 1 <= shape[0] <= MAX_IMAGES:
+        raise BadField(f"{where}.shape: expected [N] or [N,1] with N from 1 to {MAX_IMAGES}; got {str(shape)[:60]}")
     parameters = _given(tensor.parameters)
     if _SHARED_MEMORY in parameters:
         raise BadField(f"{where}.parameters.{_SHARED_MEMORY}: {NO_SHARED_MEMORY}")
@@ -248,7 +248,7 @@ def _from_base64(where: str, text: str) -> bytes:
     try:
         return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
     except ValueError:
-        raise BadField(f"{where}: expected a picture in base64; send other bytes as binary data") from None
+        raise BadField(f"{where}: expected an image in base64; send other bytes as binary data") from None
 
 
 # ------------------------------------------------------------------------------------------------- what is asked
@@ -406,17 +406,17 @@ def _packed(datatype: str, values: Sequence[str] | Sequence[int] | Sequence[floa
     return struct.pack(f"<{len(values)}{'q' if datatype == 'INT64' else 'f'}", *values)
 
 
-_WEAKEST_FIRST: Final = (PromiseStatus.VOID, PromiseStatus.BEST_EFFORT, PromiseStatus.HELD)
+_WEAKEST_FIRST: Final = (AccuracyStatus.SUSPENDED, AccuracyStatus.BEST_EFFORT, AccuracyStatus.CERTIFIED)
 
 
 def describe(answers: Sequence[Answer]) -> dict[str, Value]:
     """How the answers were found, as response parameters.
 
-    Of several pictures, `variant`, `tier` and `reason` list each picture's where they differ, separated by commas; a
-    flag is true if it is of any; and numbers and the promise are those of the worst.
+    Of several images, `variant`, `tier` and `reason` list each image's where they differ, separated by commas; a
+    flag is true if it is of any; and numbers and the guarantee are those of the worst.
     """
-    promises = [answer.accuracy for answer in answers]
-    weakest = min(promises, key=lambda promise: _WEAKEST_FIRST.index(promise.status))
+    guarantees = [answer.accuracy for answer in answers]
+    weakest = min(guarantees, key=lambda guarantee: _WEAKEST_FIRST.index(guarantee.status))
     said: dict[str, Value] = {
         "variant": _each([answer.model for answer in answers]),
         "tier": _each([answer.tier.value for answer in answers]),
@@ -430,8 +430,8 @@ def describe(answers: Sequence[Answer]) -> dict[str, Value]:
     reasons = ["" if answer.reason is None else answer.reason.value for answer in answers]
     if any(reasons):
         said["reason"] = _each(reasons)
-    if all(promise.max_drop is not None for promise in promises):
-        said["max_drop"] = max(promise.max_drop or 0.0 for promise in promises)
+    if all(guarantee.max_drop is not None for guarantee in guarantees):
+        said["max_drop"] = max(guarantee.max_drop or 0.0 for guarantee in guarantees)
     if weakest.delta is not None and weakest.n is not None:
         said["delta"], said["n"] = weakest.delta, weakest.n
     if answers[0].deadline_met is not None:

@@ -1,6 +1,6 @@
-"""The Open Inference Protocol's paths on the HTTP door; `edge.servers.oip_codec` knows what their bodies mean.
+"""The Open Inference Protocol's paths on the HTTP server; `edge.servers.oip_codec` knows what their bodies mean.
 
-There is no second way to an answer: each picture of a request is one `EdgeNode.classify`, with its admission, its
+There is no second way to an answer: each image of a request is one `EdgeNode.classify`, with its admission, its
 deadline, its controllers and its metrics.
 """
 
@@ -109,21 +109,21 @@ async def classify_all(
     hang_up: Callable[[], Awaitable[object]],
     caller: str,
 ) -> list[Answer]:
-    """The answers to all pictures of a request, in order; the first error of any of them ends it.
+    """The answers to all images of a request, in order; the first error of any of them ends it.
 
     Raises:
         HawkVisionError, CallerGone: as `EdgeNode.classify`.
     """
-    if len(asked.pictures) == 1:
-        return [await node.classify(asked.pictures[0], asked.request, started, trace, hang_up, caller=caller)]
+    if len(asked.images) == 1:
+        return [await node.classify(asked.images[0], asked.request, started, trace, hang_up, caller=caller)]
 
     admission = node.admission
-    weighed = [_weighed(node, number, picture) for number, picture in enumerate(asked.pictures)]
+    weighed = [_weighed(node, number, image) for number, image in enumerate(asked.images)]
 
-    async def one(number: int, picture: bytes, header: ImageHeader) -> Answer:
+    async def one(number: int, image: bytes, header: ImageHeader) -> Answer:
         with _numbered(number):
             return await node.classify(
-                picture, asked.request, started, trace.child(), hang_up, header=header, turns=turns, caller=caller
+                image, asked.request, started, trace.child(), hang_up, header=header, turns=turns, caller=caller
             )
 
     with admission.admit([cost for _, cost in weighed]) as admitted:
@@ -133,8 +133,8 @@ async def classify_all(
             left_ms = asked.request.deadline_ms - (node.clock.now() - started) * 1e3
             admission.check_time(sum(cost.heavy_s for _, cost in weighed), left_ms, asked.request.on_miss)
         waiting = [
-            asyncio.ensure_future(one(number, picture, header))
-            for number, (picture, (header, _)) in enumerate(zip(asked.pictures, weighed, strict=True))
+            asyncio.ensure_future(one(number, image, header))
+            for number, (image, (header, _)) in enumerate(zip(asked.images, weighed, strict=True))
         ]
         try:
             return list(await asyncio.gather(*waiting))
@@ -145,15 +145,15 @@ async def classify_all(
             await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def _weighed(node: EdgeNode, number: int, picture: bytes) -> tuple[ImageHeader, Cost]:
+def _weighed(node: EdgeNode, number: int, image: bytes) -> tuple[ImageHeader, Cost]:
     with _numbered(number):
-        header = probe(picture)
-        return header, node.admission.cost(picture, header)
+        header = probe(image)
+        return header, node.admission.cost(image, header)
 
 
 @contextmanager
 def _numbered(number: int) -> Iterator[None]:
-    """Say which picture of a request is at fault."""
+    """Say which image of a request is at fault."""
     try:
         yield
     except (BadImage, TooLarge, UnsupportedMedia) as error:

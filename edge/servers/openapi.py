@@ -11,29 +11,29 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from edge.servers.oip_codec import INPUT, MAX_PICTURES, OUTPUTS
+from edge.servers.oip_codec import INPUT, MAX_IMAGES, OUTPUTS
 from edge.servers.request_fields import FIELDS, TARGET_FIELDS
 from hawkvision import __version__
 from hawkvision.core.types import (
-    AccuracyPromise,
+    AccuracyGuarantee,
+    AccuracyStatus,
     Answer,
     Basis,
     MaxAccuracyDrop,
     Prediction,
-    PromiseStatus,
     Tier,
     Timing,
 )
 
 _BASES: Final = [basis.value for basis in Basis]
 _ERRORS: Final = {
-    "400": "Not a picture, or an unknown, malformed or contradictory field",
+    "400": "Not an image, or an unknown, malformed or contradictory field",
     "401": "Missing or wrong key",
     "408": "Headers did not arrive in time, or the body came more slowly than 500 bytes a second",
     "413": "Too many bytes or too many pixels",
     "414": "The URL is longer than 16 KiB",
     "415": "A format that is not read here",
-    "422": "The ladder cannot reach the target; `maximum` says what it can",
+    "422": "The cascade cannot reach the target; `maximum` says what it can",
     "429": "A bounded queue is full; see Retry-After",
     "431": "The headers are larger than 64 KiB",
     "500": "A defect; the node's log says more",
@@ -59,7 +59,7 @@ def _schemas() -> dict[str, Any]:
     accuracy = {
         "target": {"type": "object", "description": "The target as it was understood."},
         "max_drop": _nullable(_FRACTION),
-        "status": {"type": "string", "enum": ["held", "best_effort", "void"]},
+        "status": {"type": "string", "enum": ["certified", "best_effort", "suspended"]},
         "basis": {"type": "string", "enum": _BASES},
         "delta": _nullable(_FRACTION),
         "n": _nullable({"type": "integer"}),
@@ -70,7 +70,7 @@ def _schemas() -> dict[str, Any]:
         **prediction,
         "top_k": {"type": "array", "items": _object(prediction)},
         "model": {"type": "string"},
-        "tier": {"type": "string", "enum": ["edge", "dc", "cache"]},
+        "tier": {"type": "string", "enum": ["edge", "datacenter"]},
         "escalated": {"type": "boolean"},
         # `audit` is a label of the escalation metric alone: audits are made behind the answer's back.
         "reason": _nullable({"type": "string", "enum": ["low_confidence", "target", "edge_busy"]}),
@@ -91,20 +91,20 @@ def _schemas() -> dict[str, Any]:
 
 def _targets() -> dict[str, Any]:
     accuracy = {"value": _FRACTION, "n": {"type": "integer"}, "low": _FRACTION, "high": _FRACTION}
-    rung = _object({"variant": {"type": "string"}, "accuracy": _object(accuracy)})
+    stage = _object({"variant": {"type": "string"}, "accuracy": _object(accuracy)})
     text, flag = {"type": "string"}, {"type": "boolean"}
     target = {
         "target": {"type": "object", "description": "The fields that ask for it."},
         "max_drop": _nullable(_FRACTION),
         "min_accuracy": _nullable(_FRACTION),
-        "status": {"type": "string", "enum": ["held", "best_effort", "void"]},
-        "void": flag | {"description": "In the node's own stream; other streams have their own."},
+        "status": {"type": "string", "enum": ["certified", "best_effort", "suspended"]},
+        "suspended": flag | {"description": "In the node's own stream; other streams have their own."},
         "basis": {"type": "string", "enum": _BASES},
         "delta": _nullable(_FRACTION),
         "n": _nullable({"type": "integer"}),
         "escalation": _FRACTION | {"description": "Share that leaves the edge, in traffic as certified."},
-        "to_best": _FRACTION | {"description": "Share that the best rung answers."},
-        "middle": _nullable(text),
+        "to_best": _FRACTION | {"description": "Share that the reference stage answers."},
+        "intermediate": _nullable(text),
         "expected_latency_ms": _nullable(_MILLIS),
     }
     certificates = {
@@ -116,16 +116,16 @@ def _targets() -> dict[str, Any]:
     datacenter = {
         "url": text,
         "up": flag,
-        "transport": {"type": "string", "enum": ["tcp", "lossy"], "description": "What pictures go over now."},
+        "transport": {"type": "string", "enum": ["tcp", "datagram"], "description": "What images go over now."},
         "loss": _nullable(_FRACTION | {"description": "Share of datagrams lost; null where nobody counts."}),
         "rtt_ms": _nullable(_MILLIS | {"description": "Of datagrams, without the datacenter's work."}),
     }
     return _object(
         {
             "task": text,
-            "policy": text | {"description": "Who decides: `hawkvision`, or a rival that it is compared with."},
-            "edge": rung,
-            "best": rung,
+            "policy": text | {"description": "Who decides: `hawkvision`, or a baseline that it is compared with."},
+            "edge": stage,
+            "best": stage,
             "datacenter": _nullable(_object(datacenter)),
             "certificates_valid": flag,
             "certificates": _object(certificates),
@@ -137,13 +137,13 @@ def _targets() -> dict[str, Any]:
 
 def _transports() -> dict[str, Any]:
     text, number = {"type": "string"}, {"type": "integer"}
-    lossy = {
+    datagram = {
         "port": number | {"description": "UDP, at the host of this document."},
         "certificate": text | {"description": "PEM; the first is what the server must show, bit for bit."},
         "name": text | {"description": "To ask for in the handshake."},
         "version": number | {"description": "Of the wire format, `hawkvision/transport/WIRE.md`."},
     }
-    return _object({"lossy": _nullable(_object(lossy))})
+    return _object({"datagram": _nullable(_object(datagram))})
 
 
 def document() -> dict[str, Any]:
@@ -177,7 +177,7 @@ def document() -> dict[str, Any]:
         "paths": {
             "/v1/classify": {"post": _classify(errors)},
             "/v1/targets": get("What can be asked for, and what it costs", "targets", schema="Targets"),
-            "/v1/transport": get("Where pictures may be sent as datagrams", "transport", schema="Transports"),
+            "/v1/transport": get("Where images may be sent as datagrams", "transport", schema="Transports"),
             "/healthz": get("The process is alive", "healthz"),
             "/readyz": get("Models are loaded and warm", "readyz"),
             "/v2/health/live": get("The process is alive (Open Inference Protocol)", "live"),
@@ -201,7 +201,7 @@ def document() -> dict[str, Any]:
 
 
 def _classify(errors: dict[str, Any]) -> dict[str, Any]:
-    """One picture: its fields as query parameters, itself as the body or in a form together with them."""
+    """One image: its fields as query parameters, itself as the body or in a form together with them."""
     parameters = [
         {"name": f.name, "in": "query", "required": False, "description": f.description, "schema": dict(f.schema)}
         for f in FIELDS.values()
@@ -218,7 +218,7 @@ def _classify(errors: dict[str, Any]) -> dict[str, Any]:
         }
     }
     return {
-        "summary": "Classify a picture to a target",
+        "summary": "Classify an image to a target",
         "description": "Every field may also be sent as a header `X-HawkVision-<Field-Name>` or a multipart field.",
         "operationId": "classify",
         "parameters": parameters,
@@ -251,9 +251,9 @@ def _infer(errors: dict[str, Any]) -> dict[str, Any]:
     """Inference by the Open Inference Protocol, for which others have written the schemas."""
     media = {"application/json": {"schema": {"type": "object"}}, "application/octet-stream": {"schema": {}}}
     return {
-        "summary": "Classify pictures to a target (Open Inference Protocol)",
+        "summary": "Classify images to a target (Open Inference Protocol)",
         "description": (
-            f"One input `{INPUT}`, BYTES of [N] or [N,1] with N up to {MAX_PICTURES}: encoded pictures, in binary, or "
+            f"One input `{INPUT}`, BYTES of [N] or [N,1] with N up to {MAX_IMAGES}: encoded images, in binary, or "
             "in base64 where the data are JSON. The fields of /v1/classify are request parameters. Outputs: "
             f"{', '.join(OUTPUTS)}. How they were found is in the response's parameters, and in `ignored_parameters` "
             "the names of those that mean nothing here."
@@ -372,7 +372,7 @@ def example_answer() -> dict[str, Any]:
         top_k=(Prediction("Egyptian cat", 285, 0.612), Prediction("tiger cat", 282, 0.238)),
         model="efficientnet_lite0_int8",
         tier=Tier.EDGE,
-        accuracy=AccuracyPromise(MaxAccuracyDrop(0.01), PromiseStatus.HELD, Basis.LABELLED, 0.01, 0.05, 410),
+        accuracy=AccuracyGuarantee(MaxAccuracyDrop(0.01), AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.01, 0.05, 410),
         deadline_met=True,
         timing_ms=Timing(decode=3.1, queue=0.1, infer=8.4, total=11.9),
     ).to_json()

@@ -101,18 +101,18 @@ _FRACTION_SCHEMA = {"type": "number", "minimum": 0, "maximum": 1}
 FIELDS: Final = {
     field.name: field
     for field in (
-        Field("task", _name, {"type": "string"}, "What is asked of the picture; default: the node's task."),
+        Field("task", _name, {"type": "string"}, "What is asked of the image; default: the node's task."),
         Field(
             "min_accuracy",
             _fraction,
             _FRACTION_SCHEMA,
-            "At least this share of answers right, over pictures like those of the profile.",
+            "At least this share of answers right, over images like those of the profile.",
         ),
         Field(
             "max_accuracy_drop",
             _fraction,
             _FRACTION_SCHEMA,
-            "At most this much less accurate than the ladder's best rung; the target that can be certified.",
+            "At most this much less accurate than the cascade's reference stage; the target that can be certified.",
         ),
         Field(
             "quality",
@@ -206,7 +206,7 @@ def _remembered(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> Class
 
 
 def with_stream(template: bytes, meta: bytes) -> ClassifyRequest:
-    """The request that a query string states for a picture whose `stream` is told beside it, in UTF-8, if at all.
+    """The request that a query string states for an image whose `stream` is told beside it, in UTF-8, if at all.
 
     Raises:
         BadField: as `parse_request`.

@@ -35,7 +35,7 @@ def pages(
     metrics: EdgeMetrics,
     more: Sequence[BaseRoute],
 ) -> Starlette:
-    """The application that answers everything but pictures.
+    """The application that answers everything but images.
 
     Args:
         ready_node: gives the node, or raises `NotReady`.
@@ -49,7 +49,7 @@ def pages(
 
     async def readyz(_: Request) -> Response:
         node = ready_node()
-        return _json({"status": "ready", "task": node.task, "variant": node.rung.name})
+        return _json({"status": "ready", "task": node.task, "variant": node.stage.name})
 
     async def targets(request: Request) -> Response:
         return _json(describe_targets(ready_node(), request.scope.get(CALLER, "")))

@@ -1,4 +1,4 @@
-"""What pictures may cost a node: memory and time, told from their headers before anything is decoded.
+"""What images may cost a node: memory and time, told from their headers before anything is decoded.
 
     header ─ Scales.cost ─┬─ too many pixels, or more memory than one request may have ──► 413
                           ├─ heavy ─ admit ─┬─ more work than a request may bring ───────► 413
@@ -6,8 +6,8 @@
                           │                 └─ more work than waits at most ─────────────► 429
                           └─ worker pool: starts when its bytes are free (`edge.inference.worker_pool`)
 
-A request is admitted as a whole, with all of its pictures. They enter the queue in turns (`Turns`), so that others'
-single pictures go between them, and no two heavy ones of one request are ever decoded at once.
+A request is admitted as a whole, with all of its images. They enter the queue in turns (`Turns`), so that others'
+single images go between them, and no two heavy ones of one request are ever decoded at once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from hawkvision.imaging.image_header import Encoded, ImageHeader
 from hawkvision.system.memory import Budget, Parts
 
 Refusal: TypeAlias = Literal["pixels", "memory", "request_work", "waiting_work", "deadline"]
-"""Why a picture was refused: too many pixels; more memory than a request may have; more work than a request may bring;
+"""Why an image was refused: too many pixels; more memory than a request may have; more work than a request may bring;
 more work than may wait; no time to decode it."""
 LIGHT_TURNS: Final = 2
-"""Light pictures of one request in the queue at once, for each worker: one runs, and one lies ready."""
+"""Light images of one request in the queue at once, for each worker: one runs, and one lies ready."""
 
 
 class WorkFull(Overloaded):
-    """All pictures that wait and are decoded reached the bound of expected time."""
+    """All images that wait and are decoded reached the bound of expected time."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Admitted:
 
 
 class Admission:
-    """Weighs pictures, and bounds what those together cost that a node has taken in. Used on one event loop."""
+    """Weighs images, and bounds what those together cost that a node has taken in. Used on one event loop."""
 
     def __init__(self, scales: Scales, rates: Rates, metrics: EdgeMetrics, workers: int, limit_s: float) -> None:
         """Nothing is bounded by memory before `divide`.
@@ -81,7 +81,7 @@ class Admission:
             self._metrics.memory_budget.labels(part).set(getattr(parts, part))
 
     def cost(self, body: Encoded, header: ImageHeader) -> Cost:
-        """Of decoding a picture at the edge.
+        """Of decoding an image at the edge.
 
         Raises:
             TooLarge: for too many pixels, or more bytes than one request may have.
@@ -103,16 +103,16 @@ class Admission:
         if self.parts is not None and size > self.parts.request:
             self._refuse("memory")
             raise TooLarge(
-                f"to decode the picture of {header.width}x{header.height} pixels takes up to {size} bytes of memory; "
+                f"to decode the image of {header.width}x{header.height} pixels takes up to {size} bytes of memory; "
                 f"one request may have {self.parts.request}"
             )
 
     @asynccontextmanager
     async def beside(self, body: Encoded, header: ImageHeader, min_side: int, until: float) -> AsyncGenerator[None]:
-        """Have the memory to decode a picture elsewhere than in the worker pool, as soon as it is free.
+        """Have the memory to decode an image elsewhere than in the worker pool, as soon as it is free.
 
         Args:
-            body: the picture.
+            body: the image.
             header: of it.
             min_side: see `decode`.
             until: on the loop's clock; it is not begun if it cannot be decoded by then.
@@ -130,7 +130,7 @@ class Admission:
 
     @contextmanager
     def admit(self, costs: Sequence[Cost]) -> Iterator[Admitted | None]:
-        """Let a request in for as long as the block lasts, with all of its pictures; None if none is heavy.
+        """Let a request in for as long as the block lasts, with all of its images; None if none is heavy.
 
         Raises:
             TooLarge: if they bring more work than one request may.
@@ -143,13 +143,13 @@ class Admission:
         if (alone_s := sum(map(self.rates.alone, costs))) > self._limit_s:
             self._refuse("request_work")
             raise TooLarge(
-                f"to decode the request's {len(costs)} picture(s) takes about {alone_s:.1f} s of processor time; "
+                f"to decode the request's {len(costs)} image(s) takes about {alone_s:.1f} s of processor time; "
                 f"one request may take {self._limit_s:g} s"
             )
         if self._inside and self._work_s + work_s > self._limit_s * self._workers:
             self._refuse("waiting_work")
             wait_s = max(1.0, math.ceil(self._work_s / self._workers))
-            raise WorkFull(f"pictures that take about {self._work_s:.1f} s to decode are waiting already", wait_s)
+            raise WorkFull(f"images that take about {self._work_s:.1f} s to decode are waiting already", wait_s)
         self._work_s += work_s
         self._inside += 1
         admitted = Admitted(work_s)
@@ -181,7 +181,7 @@ class Admission:
             )
 
     def count_late(self) -> None:
-        """A picture was not decoded, for it would have been late."""
+        """An image was not decoded, for it would have been late."""
         self._refuse("deadline")
 
     def _refuse(self, reason: Refusal) -> None:
@@ -189,7 +189,7 @@ class Admission:
 
 
 class Turns:
-    """One request's places in the queue: for one heavy picture, and for some light ones."""
+    """One request's places in the queue: for one heavy image, and for some light ones."""
 
     def __init__(self, workers: int, admitted: Admitted | None) -> None:
         self.admitted = admitted
@@ -198,5 +198,5 @@ class Turns:
         self._light = asyncio.Semaphore(LIGHT_TURNS * workers)
 
     def of(self, cost: Cost) -> asyncio.Semaphore:
-        """To be held while the picture is in the queue or decoded."""
+        """To be held while the image is in the queue or decoded."""
         return self._heavy if cost.heavy else self._light

@@ -1,15 +1,15 @@
-"""One edge node: from a picture and a target to an answer, wherever it is found.
+"""One edge node: from an image and a target to an answer, wherever it is found.
 
     bytes ─ probe ─ route(target) ─┬─ worker: decode, resize, infer, score ─ decide ─┬─ accept ──────────────► answer
                                    │                                                └─ escalate ─┐
-                                   └─ direct (target only the best rung can meet) ───────────────┴─ uplink ─► answer
+                                   └─ direct (target only the reference stage can meet) ───────────────┴─ uplink ─► answer
                                                                                                     │ late, down
                                                                                                     └─ degraded ► answer
 
-Beside that way run the controllers (`edge.monitoring.streams`), which raise thresholds and void promises when traffic
+Beside that way run the controllers (`edge.monitoring.streams`), which raise thresholds and void guarantees when traffic
 is not as certified, and the audits (`edge.monitoring.audits`), which tell them.
 
-The node holds no protocol: doors (`edge.servers.http`) give it bytes and a `ClassifyRequest`, and take an `Answer` or
+The node holds no protocol: servers (`edge.servers.http`) give it bytes and a `ClassifyRequest`, and take an `Answer` or
 an error.
 """
 
@@ -23,12 +23,12 @@ from dataclasses import replace
 from typing import Final
 
 from edge.escalation.client import Uplink
-from edge.inference.edge_stage import EdgeResult, Look, Looked, Rung
+from edge.inference.edge_stage import EdgeResult, Look, Looked, Stage
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.certification import Certification, Source
 from edge.monitoring.streams import Streams, Watched
-from edge.policies.baseline import Rival
+from edge.policies.baseline import BaselinePolicy
 from edge.serving.admission import Admission, Turns
 from edge.serving.request_handler import Call
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
@@ -36,19 +36,19 @@ from hawkvision.cascade.policy import Policy, Route, uncertified, unmonitored, w
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import DeadlineMissed, EscalationFailed, ManifestError, NotFound
-from hawkvision.core.escalation_api import HopReply
-from hawkvision.core.escalation_api import Rung as ServedRung
+from hawkvision.core.escalation_api import EscalationReply
+from hawkvision.core.escalation_api import Stage as ServedStage
 from hawkvision.core.logs import Transitions
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import TraceContext
 from hawkvision.core.types import (
     WHOLE,
-    AccuracyPromise,
+    AccuracyGuarantee,
+    AccuracyStatus,
     Answer,
     ClassifyRequest,
     MaxAccuracyDrop,
     OnMiss,
-    PromiseStatus,
     Quality,
     Received,
     Target,
@@ -59,12 +59,12 @@ from hawkvision.models.fingerprints import parts_of
 
 log = logging.getLogger("hawkvision.edge")
 
-RUNGS_INTERVAL_S: Final = 5.0
+STAGES_INTERVAL_S: Final = 5.0
 """How often the node asks what the datacenter serves while the link is up and nothing happens: it finds a model that
 was replaced behind a proxy, and a silent link. Where escalations fail or are doubted, or a connection ends, it asks at
 once."""
 CERTIFIED: Final = "certified"
-"""The state of a rung that the datacenter serves as it was certified."""
+"""The state of a stage that the datacenter serves as it was certified."""
 FIRST_PROBE_S: Final = 0.1
 LONGEST_PROBE_S: Final = 5.0
 PROBE_SHARE: Final = 0.05
@@ -75,14 +75,14 @@ LISTED_TARGETS: Final[tuple[Target, ...]] = (*Quality, *map(MaxAccuracyDrop, CER
 
 
 class EdgeNode:
-    """Answers pictures for one task. Made and used on one event loop."""
+    """Answers images for one task. Made and used on one event loop."""
 
     def __init__(
         self,
         *,
         task: str,
         labels: Sequence[str],
-        rung: Rung,
+        stage: Stage,
         best: str,
         policy: Policy,
         versions: CertifiedVersions,
@@ -92,36 +92,36 @@ class EdgeNode:
         metrics: EdgeMetrics,
         max_pixels: int,
         admission: Admission,
-        dc_timeout_s: float,
+        datacenter_timeout_s: float,
         streams: Streams,
         auditor: Auditor,
         source: Source | None = None,
-        rival: Rival | None = None,
+        baseline: BaselinePolicy | None = None,
     ) -> None:
         """Make a node of loaded parts.
 
         Args:
             task: what it answers.
             labels: class names in index order.
-            rung: the edge rung.
-            best: name of the ladder's best rung, asked on escalation.
+            stage: the edge stage.
+            best: name of the cascade's reference stage, asked on escalation.
             policy: of this pair.
             versions: which computations its certificates are about.
-            pool: where pictures are decoded and inferred.
+            pool: where images are decoded and inferred.
             uplink: the datacenter, or None for a node that answers alone.
             clock: for deadlines and timings.
             metrics: where to count.
-            max_pixels: largest picture accepted.
-            admission: of pictures, by what they cost.
-            dc_timeout_s: longest wait for the datacenter without a deadline.
+            max_pixels: largest image accepted.
+            admission: of images, by what they cost.
+            datacenter_timeout_s: longest wait for the datacenter without a deadline.
             streams: the controllers; closed with the node.
             auditor: of accepted answers; closed with the node.
             source: of the certificates.
-            rival: who decides in place of HawkVision's own way, by the routes of `policy`; closed with the node.
+            baseline: who decides in place of HawkVision's own way, by the routes of `policy`; closed with the node.
         """
         self.task = task
         self.labels = labels
-        self.rung = rung
+        self.stage = stage
         self.best = best
         self.policy = policy
         self.versions = versions
@@ -131,15 +131,15 @@ class EdgeNode:
         self.clock = clock
         self.max_pixels = max_pixels
         self.admission = admission
-        self.dc_timeout_s = dc_timeout_s
+        self.datacenter_timeout_s = datacenter_timeout_s
         self.streams = streams
         self.auditor = auditor
         auditor.certified = self.certified
         self.source = source
-        self.rival = rival
-        self._calls = Call if rival is None else rival.calls
+        self.baseline = baseline
+        self._calls = Call if baseline is None else baseline.calls
         self._report = Transitions(log, dict.fromkeys(self._stages, CERTIFIED))
-        self._served: dict[str, ServedRung] | None = None
+        self._served: dict[str, ServedStage] | None = None
         """By name, what the datacenter says that it serves; None before it has said so."""
         self._stated: dict[str, str | None] = {}
         """By stage of the datacenter, what its newest whole answer states that it was computed by."""
@@ -148,44 +148,44 @@ class EdgeNode:
         self._watcher = asyncio.create_task(self._watch_datacenter()) if uplink else None
         metrics.queue_length.set_function(lambda: pool.waiting)
         metrics.certificates_valid.labels(task).set_function(lambda: float(self.certificates_valid))
-        self._promised = {status: metrics.promises.labels(task, status.value) for status in PromiseStatus}
+        self._guaranteed = {status: metrics.guarantees.labels(task, status.value) for status in AccuracyStatus}
         self._observe_queue = metrics.queue_duration.labels(task).observe
-        self._observe_infer = metrics.inference_duration.labels(task, rung.name).observe
-        self._count_second_look = metrics.second_looks.labels(task).inc
+        self._observe_infer = metrics.inference_duration.labels(task, stage.name).observe
+        self._count_ensemble_run = metrics.ensemble_runs.labels(task).inc
 
     @property
     def certificates_valid(self) -> bool:
         """Whether the certificates are about the edge stage, and about the datacenter's as far as is known."""
         known = self._served is None or all(map(self._as_certified, self._stages))
-        return self.versions.holds(self.rung.name, self.rung.fingerprint) and known
+        return self.versions.holds(self.stage.name, self.stage.fingerprint) and known
 
     @property
     def _stages(self) -> tuple[str, ...]:
         """Those of the datacenter that certificates are about."""
-        middle = self.policy.pair.middle
-        return (self.best,) if middle is None else (self.best, middle.name)
+        intermediate = self.policy.pair.intermediate
+        return (self.best,) if intermediate is None else (self.best, intermediate.name)
 
-    def serves(self, rung: str) -> bool:
+    def serves(self, stage: str) -> bool:
         """Whether the datacenter says that it serves this stage as it was certified; each answer is looked at, too.
 
         What its replicas have stated counts, and before they have, what its settings say.
         """
-        found = None if self._served is None else self._served.get(rung)
+        found = None if self._served is None else self._served.get(stage)
         if found is None:
             return False
         if found.ran is None:
-            return self.versions.models_of(rung, found.fingerprint)
-        return self.versions.holds(rung, found.ran)
+            return self.versions.models_of(stage, found.fingerprint)
+        return self.versions.holds(stage, found.ran)
 
-    def _as_certified(self, rung: str) -> bool:
+    def _as_certified(self, stage: str) -> bool:
         """Whether all that its replicas last stated, in the listing and with an answer, says so; and they did."""
-        found = None if self._served is None else self._served.get(rung)
+        found = None if self._served is None else self._served.get(stage)
         listed = None if found is None else found.ran
-        if rung in self._stated:
-            return self.versions.holds(rung, self._stated[rung]) and (listed is None or self.serves(rung))
-        return self.versions.holds(rung, listed)
+        if stage in self._stated:
+            return self.versions.holds(stage, self._stated[stage]) and (listed is None or self.serves(stage))
+        return self.versions.holds(stage, listed)
 
-    def certified(self, reply: HopReply, received: Received = WHOLE) -> bool:
+    def certified(self, reply: EscalationReply, received: Received = WHOLE) -> bool:
         """Whether a whole answer was computed by its stage as certified; `received` is what it looked at.
 
         What it states is remembered, and logged where it is other than before.
@@ -198,20 +198,20 @@ class EdgeNode:
             self._note(name)
         return self.versions.holds(name, states, whole=reply.whole and received == WHOLE)
 
-    def passed_over_certified(self, reply: HopReply, received: Received) -> bool:
+    def passed_over_certified(self, reply: EscalationReply, received: Received) -> bool:
         """Whether the intermediate stage that was passed over was the certified one."""
-        middle, passed = self.policy.pair.middle, reply.passed_over
-        if middle is None or passed is None:
+        intermediate, passed = self.policy.pair.intermediate, reply.passed_over
+        if intermediate is None or passed is None:
             return False
-        return self.versions.holds(middle.name, passed.fingerprint, whole=reply.whole and received == WHOLE)
+        return self.versions.holds(intermediate.name, passed.fingerprint, whole=reply.whole and received == WHOLE)
 
     def edge_certified(self, route: Route, received: Received = WHOLE) -> bool:
         """Whether the edge stage is run as certified; of no consequence where it is not asked."""
         if route.direct:
             return True
-        name, fingerprint = self.rung.name, self.rung.fingerprint
+        name, fingerprint = self.stage.name, self.stage.fingerprint
         if route.first_only:
-            name, fingerprint = self.rung.first.name, self.rung.first_fingerprint
+            name, fingerprint = self.stage.first.name, self.stage.first_fingerprint
         return self.versions.holds(name, fingerprint, whole=received == WHOLE)
 
     def references_certified(self, route: Route) -> bool:
@@ -222,12 +222,14 @@ class EdgeNode:
         versions, verdicts = self._verdicts
         if versions is not self.versions:
             self._verdicts = _, verdicts = self.versions, {}
-        middle = None if route.middle is None else route.middle.rung
-        found = verdicts.get(middle)
+        intermediate = None if route.intermediate is None else route.intermediate.stage
+        found = verdicts.get(intermediate)
         if found is None:
             unknown = self._served is None and not self._stated
-            found = unknown or (self._as_certified(self.best) and (middle is None or self._as_certified(middle)))
-            verdicts[middle] = found
+            found = unknown or (
+                self._as_certified(self.best) and (intermediate is None or self._as_certified(intermediate))
+            )
+            verdicts[intermediate] = found
         return found
 
     def adopt(self, found: Certification) -> None:
@@ -236,15 +238,15 @@ class EdgeNode:
         Raises:
             ManifestError: if they are about other models of the edge stage than those that are loaded.
         """
-        rung = self.rung
-        for name, fingerprint in ((rung.name, rung.fingerprint), (rung.first.name, rung.first_fingerprint)):
+        stage = self.stage
+        for name, fingerprint in ((stage.name, stage.fingerprint), (stage.first.name, stage.first_fingerprint)):
             stage = found.versions.stages.get(name)
             if fingerprint is not None and stage is not None and stage != parts_of(fingerprint)[0]:
                 raise ManifestError(
                     f"the profile is about {name} with fingerprint {stage}, but loaded is "
                     f"{parts_of(fingerprint)[0]}: restart the node to load other models"
                 )
-        self.rung = replace(rung, temperature=found.temperature, score=found.score)
+        self.stage = replace(stage, temperature=found.temperature, score=found.score)
         self.policy, self.versions, self.source = found.policy, found.versions, found.source
         self.streams.adopt(found.policy.profiles)
         for name in self._stages:
@@ -268,29 +270,29 @@ class EdgeNode:
         caller: str = "",
         turns: Turns | None = None,
     ) -> Answer:
-        """Answer one picture.
+        """Answer one image.
 
         Args:
-            body: the encoded picture, as it was received.
+            body: the encoded image, as it was received.
             request: what is asked.
             started: clock time of the first byte.
             trace: the request's span; the datacenter gets a child.
             hang_up: returns when the caller is gone; waited for only while the datacenter is.
-            received: what of the caller's picture `body` is.
+            received: what of the caller's image `body` is.
             header: of `body`, if it was probed already.
             caller: whose evidence this is: `KEY` and the name of its API key, or its address.
-            turns: of the request whose picture this is, one of several, which was admitted as a whole.
+            turns: of the request whose image this is, one of several, which was admitted as a whole.
 
         Raises:
             CallerGone: if nobody waits for the answer any more.
-            RequestError: the caller's fault (picture, target, task).
+            RequestError: the caller's fault (image, target, task).
             ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
         """
         call = self._call(body, request, started, trace, hang_up, received, header, caller)
         if turns is not None:
             call.turns, call.admitted = turns, turns.admitted
         try:
-            if call.hopeless:
+            if call.cannot_meet_target:
                 raise call.missed()
             answer = await (self._admitted(call) if call.cost.heavy and turns is None else call.answer())
         except DeadlineMissed:
@@ -300,7 +302,7 @@ class EdgeNode:
             self.metrics.deadline_misses.labels(self.task).inc()
             if request.on_miss is OnMiss.FAIL:
                 raise call.missed()
-        self._promised[answer.accuracy.status].inc()
+        self._guaranteed[answer.accuracy.status].inc()
         return answer
 
     async def look_early(
@@ -312,7 +314,7 @@ class EdgeNode:
         received: Received,
         caller: str = "",
     ) -> Answer | None:
-        """The edge's answer to what is there of a picture while more of it is on its way, if it may be believed.
+        """The edge's answer to what is there of an image while more of it is on its way, if it may be believed.
 
         Believed is what `classify` would accept from the edge in time. One look, and nothing is escalated.
 
@@ -321,7 +323,7 @@ class EdgeNode:
         """
         answer = await self._call(body, request, started, trace, None, received, None, caller).early()
         if answer is not None:
-            self._promised[answer.accuracy.status].inc()
+            self._guaranteed[answer.accuracy.status].inc()
         return answer
 
     def _call(
@@ -335,10 +337,10 @@ class EdgeNode:
         header: ImageHeader | None,
         caller: str,
     ) -> Call:
-        """The request on its way; refused here, on the loop, is what can be refused from the picture's header.
+        """The request on its way; refused here, on the loop, is what can be refused from the image's header.
 
         Raises:
-            RequestError: for another task, an unreachable target, or a picture that is none or too large.
+            RequestError: for another task, an unreachable target, or an image that is none or too large.
         """
         if request.task is not None and request.task != self.task:
             raise NotFound(f"task {request.task!r} is not served here; this node serves {self.task!r}")
@@ -349,50 +351,50 @@ class EdgeNode:
         return self._calls(self, body, header, cost, request, route, watched, started, trace, hang_up, received)
 
     async def _admitted(self, call: Call) -> Answer:
-        """The answer to a heavy picture, if it is let in."""
+        """The answer to a heavy image, if it is let in."""
         with self.admission.admit([call.cost]) as call.admitted:
             return await call.answer()
 
     async def at_edge(self, call: Call, must_end: float | None = None) -> Looked:
-        """What the edge rung says; on a worker, earliest deadline first, with others where pictures wait.
+        """What the edge stage says; on a worker, earliest deadline first, with others where images wait.
 
         Second looks are left out where they would end after `must_end`.
 
         Raises:
             Overloaded: if the queue is full.
-            DeadlineMissed: if the picture cannot be decoded by the deadline, and nobody wants it late.
-            RequestError: if the picture is broken.
+            DeadlineMissed: if the image cannot be decoded by the deadline, and nobody wants it late.
+            RequestError: if the image is broken.
         """
-        rung = call.stage
+        stage = call.stage
         look = Look(
-            rung, call.body, call.header, call.request.top_k, self.max_pixels, self.clock, call.route.temperature,
+            stage, call.body, call.header, call.request.top_k, self.max_pixels, self.clock, call.route.temperature,
             self.pool.alone, call.route.first_only, must_end, self.admission.rates, call.cost,
         )  # fmt: skip
-        result, queue_ms = await self.queued(call, look, rung)
+        result, queue_ms = await self.queued(call, look, stage)
         self._observe_queue(queue_ms * 1e-3)
         self._observe_infer(result.infer_ms * 1e-3)
         if result.again:
-            self._count_second_look()
-        return Looked(result, queue_ms, rung.first.name if call.route.first_only else rung.name)
+            self._count_ensemble_run()
+        return Looked(result, queue_ms, stage.first.name if call.route.first_only else stage.name)
 
-    async def queued(self, call: Call, look: Look, rung: Rung) -> tuple[EdgeResult, float]:
+    async def queued(self, call: Call, look: Look, stage: Stage) -> tuple[EdgeResult, float]:
         """What came of a look, and how long it waited, in its request's turn.
 
         Raises:
             Overloaded, DeadlineMissed, RequestError: as `at_edge`.
         """
         if call.turns is None:
-            return await self._in_line(call, look, rung)
+            return await self._in_line(call, look, stage)
         async with call.turns.of(call.cost):
-            return await self._in_line(call, look, rung)
+            return await self._in_line(call, look, stage)
 
-    async def _in_line(self, call: Call, look: Look, rung: Rung) -> tuple[EdgeResult, float]:
+    async def _in_line(self, call: Call, look: Look, stage: Stage) -> tuple[EdgeResult, float]:
         cost, admission = call.cost, self.admission
         if not cost.heavy:
-            return await self.pool.submit(look, call.deadline, rung.look_together, cost)
+            return await self.pool.submit(look, call.deadline, stage.look_together, cost)
         useless = call.deadline is not None and call.request.on_miss is not OnMiss.WAIT
         admission.check_time(cost.heavy_s, call.slack_ms(), call.request.on_miss)
-        looking = self.pool.submit(look, call.deadline, rung.look_together, cost, late_is_useless=useless)
+        looking = self.pool.submit(look, call.deadline, stage.look_together, cost, late_is_useless=useless)
         try:
             return await looking
         except DeadlineMissed:
@@ -402,10 +404,10 @@ class EdgeNode:
             if call.admitted is not None:
                 admission.decoded(call.admitted, cost.heavy_s)
 
-    def promise(
+    def guarantee(
         self, route: Route, tier: Tier, watched: Watched, *, degraded: bool = False, version: bool = True
-    ) -> AccuracyPromise:
-        """The promise as it can be made of what computed the answer, and with the traffic that comes.
+    ) -> AccuracyGuarantee:
+        """The guarantee as it can be made of what computed the answer, and with the traffic that comes.
 
         A certificate whose stream has an alarm is void. One that is about other versions claims nothing. Where too few
         audits take place, or none can, nothing is claimed of answers that a stage below the reference may give. An
@@ -418,20 +420,20 @@ class EdgeNode:
             degraded: whether the answer fell short of the target.
             version: whether what computed it is what the route's certificate is about (`as_certified`).
         """
-        promise = route.promise
-        if promise.max_drop is None and promise.status is not PromiseStatus.HELD:
-            return weakened(promise) if degraded else promise  # nothing certified is claimed
-        if watched.void:
-            return replace(weakened(promise), status=PromiseStatus.VOID)
+        guarantee = route.guarantee
+        if guarantee.max_drop is None and guarantee.status is not AccuracyStatus.CERTIFIED:
+            return weakened(guarantee) if degraded else guarantee  # nothing certified is claimed
+        if watched.suspended:
+            return replace(weakened(guarantee), status=AccuracyStatus.SUSPENDED)
         if not version:
-            return uncertified(promise)
-        if degraded or (tier is Tier.DC and self._served is None):
-            return weakened(promise)
+            return uncertified(guarantee)
+        if degraded or (tier is Tier.DATACENTER and self._served is None):
+            return weakened(guarantee)
         if route.controls is not None and (self._served is None or not watched.monitored):
-            return unmonitored(promise)
-        return promise
+            return unmonitored(guarantee)
+        return guarantee
 
-    def as_certified(self, route: Route, received: Received = WHOLE, reply: HopReply | None = None) -> bool:
+    def as_certified(self, route: Route, received: Received = WHOLE, reply: EscalationReply | None = None) -> bool:
         """Whether what computed an answer, and runs as its reference, is what the certificates in force are about.
 
         Args:
@@ -460,7 +462,7 @@ class EdgeNode:
                 down_since = None
                 # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RUNGS_INTERVAL_S):
+                    async with asyncio.timeout(STAGES_INTERVAL_S):
                         await lost.wait()
             else:
                 link.connected = False
@@ -473,11 +475,11 @@ class EdgeNode:
     async def _check_datacenter(self, uplink: Uplink) -> bool:
         """Whether it answered."""
         try:
-            served = await uplink.rungs()
+            served = await uplink.stages()
         except EscalationFailed as error:
             log.debug("datacenter: %s", error)
             return False
-        self._served = {rung.name: rung for rung in served.rungs}
+        self._served = {stage.name: stage for stage in served.stages}
         for name in self._stages:
             self._note(name)
         return True
@@ -487,17 +489,17 @@ class EdgeNode:
         self._verdicts = (self.versions, {})
         if self.uplink is None or name not in self._stages:
             return
-        rung, models = (self._served or {}).get(name), self.versions.stages.get(name)
+        stage, models = (self._served or {}).get(name), self.versions.stages.get(name)
         if self._as_certified(name) or (name not in self._stated and self.serves(name)):
             message = "guarantees restored: %s serves %s as it was certified"
             self._report.note(name, CERTIFIED, logging.INFO, message, self.uplink.url, name)
             return
-        listed = None if rung is None else rung.ran or rung.fingerprint
+        listed = None if stage is None else stage.ran or stage.fingerprint
         states = self._stated.get(name, listed)
         if self.serves(name):  # so what answers is other than what is announced
             found = "answers that do not state by what" if states is None else f"answers of {states}"
         else:
-            found = "no such rung" if rung is None else f"it with fingerprint {listed}"
+            found = "no such stage" if stage is None else f"it with fingerprint {listed}"
         self._report.note(
             name, (states, listed), logging.WARNING,
             "guarantees suspended: certificates are about %s with fingerprint %s, %s serves %s",
@@ -514,7 +516,7 @@ class EdgeNode:
         await asyncio.to_thread(self.pool.close)
         if self.uplink:
             await self.uplink.close()
-        self.rung.close()
-        if self.rival is not None:
-            await self.rival.close()
+        self.stage.close()
+        if self.baseline is not None:
+            await self.baseline.close()
         await self.streams.close()

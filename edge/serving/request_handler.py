@@ -12,7 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from edge.escalation.client import GivenUp
+from edge.escalation.client import WaitAbandoned
 from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import Looked
 from edge.monitoring.audits import Accepted
@@ -21,7 +21,7 @@ from edge.serving.admission import Admitted, Turns
 from edge.serving.response import from_datacenter, from_edge
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
 from hawkvision.core.errors import DeadlineMissed, EscalationFailed, RequestError
-from hawkvision.core.escalation_api import HopReply, HopRequest, Middle
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Intermediate
 from hawkvision.core.trace import TraceContext
 from hawkvision.core.types import Answer, ClassifyRequest, OnMiss, Reason, Received
 from hawkvision.imaging.decoding_cost import Cost
@@ -57,7 +57,7 @@ class Call:
         self.cost = cost
         """Of decoding it here."""
         self.turns: Turns | None = None
-        """Of a request that has several pictures."""
+        """Of a request that has several images."""
         self.admitted: Admitted | None = None
         """Its part of the work that waits, if it is heavy."""
         self.request = request
@@ -67,12 +67,12 @@ class Call:
         self.trace = trace
         self.hang_up = hang_up
         self.received = received
-        self.stage = node.rung
+        self.stage = node.stage
         """The edge stage, as certified when the request came."""
         self.versions = node.versions
         """That were in force then."""
-        self.rung = node.best
-        """Who is asked in the datacenter, unless a middle rung looks first."""
+        self.stage = node.best
+        """Who is asked in the datacenter, unless an intermediate stage looks first."""
         self.deadline = None if request.deadline_ms is None else started + request.deadline_ms * 1e-3
 
     def answer(self) -> Coroutine[Any, Any, Answer]:
@@ -100,8 +100,8 @@ class Call:
                 try:
                     escalated = await self._escalate(reason, cutoff_ms, edge)
                 except RequestError as error:
-                    # The edge could read this picture, so the caller need not hear that the datacenter could not.
-                    log.warning("the datacenter refused a picture that the edge can read: %s", error)
+                    # The edge could read this image, so the caller need not hear that the datacenter could not.
+                    log.warning("the datacenter refused an image that the edge can read: %s", error)
                     escalated = None
                 except CallerGone:
                     self._saw(edge)
@@ -111,7 +111,7 @@ class Call:
                 return from_datacenter(self, escalated, reason, edge)
 
     async def early(self) -> Answer | None:
-        """The edge's answer if nothing better is to be had by waiting; None where more of the picture might be."""
+        """The edge's answer if nothing better is to be had by waiting; None where more of the image might be."""
         if self.route.direct or self.route.short or self.cost.heavy:
             return None
         edge = await self._at_edge()
@@ -121,7 +121,7 @@ class Call:
         return None
 
     async def direct(self) -> Answer:
-        """Go straight to the best rung."""
+        """Go straight to the reference stage."""
         match self._decide(None):
             case Accept():
                 return self._at_last(await self._at_edge())
@@ -162,8 +162,8 @@ class Call:
             await asyncio.gather(standby, return_exceptions=True)
 
     @property
-    def hopeless(self) -> bool:
-        """Whether the deadline left too little of the picture for the target, and the caller asked to be told."""
+    def cannot_meet_target(self) -> bool:
+        """Whether the deadline left too little of the image for the target, and the caller asked to be told."""
         part = self.route.short and self.received.fraction < 1.0
         return part and self.deadline is not None and self.request.on_miss is OnMiss.FAIL
 
@@ -187,16 +187,16 @@ class Call:
         One that was given in haste is, whatever the target: nobody measured what that costs.
         """
         control = self.watched.edge
-        if edge is None or edge.result.hasty:
+        if edge is None or edge.result.truncated:
             return True
         return self._score(edge) < (self.route.threshold if control is None else control.control.bar)
 
     def _decide(self, edge: Looked | None) -> Decision:
-        """What becomes of an edge result, or of a picture that the edge did not look at."""
+        """What becomes of an edge result, or of an image that the edge did not look at."""
         control = self.watched.edge
         decision = decide(
             self.route,
-            -math.inf if edge is None or edge.result.hasty else self._score(edge),
+            -math.inf if edge is None or edge.result.truncated else self._score(edge),
             slack_ms=self.slack_ms(),
             reachable=self.node.uplink is not None and self.node.uplink.up,
             on_miss=self.request.on_miss,
@@ -218,7 +218,7 @@ class Call:
     def _is_in_vain(self, cutoff_ms: float | None) -> bool:
         """Whether a reply is too unlikely to be waited for; who can have the edge's answer no sooner waits anyway."""
         node = self.node
-        if node.uplink is None or cutoff_ms is None or node.uplink.admits(min(cutoff_ms, node.dc_timeout_s * 1e3)):
+        if node.uplink is None or cutoff_ms is None or node.uplink.admits(min(cutoff_ms, node.datacenter_timeout_s * 1e3)):
             return False
         return self.request.on_miss is OnMiss.FAIL or node.pool.predicted_wait_ms() < cutoff_ms
 
@@ -228,8 +228,8 @@ class Call:
         assert node.uplink is not None
         timeout_ms = node.uplink.trial_s * 1e3
 
-        def asked(exact: bool) -> HopRequest:
-            return self._hop_request(reason, edge, timeout_ms, exact=exact)
+        def asked(exact: bool) -> EscalationRequest:
+            return self._escalation_request(reason, edge, timeout_ms, exact=exact)
 
         node.uplink.try_out(self.body, self.header, asked, self.trace.child())
 
@@ -253,7 +253,7 @@ class Call:
         The controllers hear of its answer, compared with `edge` if that is given.
 
         Raises:
-            RequestError: what the datacenter found wrong with the picture.
+            RequestError: what the datacenter found wrong with the image.
             CallerGone: if the caller hung up meanwhile.
         """
         node, metrics = self.node, self.node.metrics
@@ -267,16 +267,16 @@ class Call:
             metrics.escalation_failures.labels(node.task).inc()
             log.info("escalation failed: %s", error)
             return None
-        timeout_s = node.dc_timeout_s
+        timeout_s = node.datacenter_timeout_s
         if cutoff_ms is not None:
             left_s = cutoff_ms * 1e-3 - (node.clock.now() - begun)
             timeout_s = min(timeout_s, max(0.001, left_s))
         metrics.escalations.labels(node.task, reason.value).inc()
-        # With `wait`, a late answer is still wanted: the datacenter must not drop the picture as expired.
+        # With `wait`, a late answer is still wanted: the datacenter must not drop the image as expired.
         wanted_ms = None if self.request.on_miss is OnMiss.WAIT else self.slack_ms()
         surely = self.request.on_miss is OnMiss.FAIL  # then no other answer will do
         exact = wanted_ms is None or node.uplink.carries_whole(body, timeout_s, surely=surely)
-        request = self._hop_request(reason, edge, wanted_ms, exact=exact)
+        request = self._escalation_request(reason, edge, wanted_ms, exact=exact)
         # An edge answer that lies ready serves a caller who takes it better than waiting for what hardly ever comes.
         patient = edge is None or cutoff_ms is None or self.request.on_miss is not OnMiss.DEGRADE
         asking = node.uplink.infer(body, request, self.trace.child(), timeout_s, exact=exact, patient=patient)
@@ -284,71 +284,76 @@ class Call:
             escalated = await self._unless_gone(asking)
         except EscalationFailed as error:
             metrics.escalation_failures.labels(node.task).inc()
-            if isinstance(error, GivenUp):
-                metrics.escalations_given_up.labels(node.task).inc()
+            if isinstance(error, WaitAbandoned):
+                metrics.escalations_abandoned.labels(node.task).inc()
             log.debug("escalation failed: %s", error)
             return None
         self._learn(escalated.reply, edge)
         return escalated
 
-    def _hop_request(self, reason: Reason, edge: Looked | None, wanted_ms: float | None, *, exact: bool) -> HopRequest:
-        """What is asked; a middle rung only about a picture's very bytes, the only ones its certificate knows."""
-        middle = self._middle(edge) if exact and reason is not Reason.EDGE_BUSY else None
-        return HopRequest(
+    def _escalation_request(
+        self, reason: Reason, edge: Looked | None, wanted_ms: float | None, *, exact: bool
+    ) -> EscalationRequest:
+        """What is asked; an intermediate stage only about an image's very bytes, the only ones its certificate knows."""
+        intermediate = self._intermediate(edge) if exact and reason is not Reason.EDGE_BUSY else None
+        return EscalationRequest(
             task=self.node.task,
-            variant=self.rung if middle is None or self.route.middle is None else self.route.middle.rung,
+            variant=self.stage
+            if intermediate is None or self.route.intermediate is None
+            else self.route.intermediate.stage,
             deadline_ms=wanted_ms,
             top_k=self.request.top_k,
-            middle=middle,
+            intermediate=intermediate,
             progressive=wanted_ms is not None and self.request.on_miss is OnMiss.DEGRADE,
         )
 
-    def _middle(self, edge: Looked | None) -> Middle | None:
-        """On which terms the middle rung may answer; None sends the picture to the best rung.
+    def _intermediate(self, edge: Looked | None) -> Intermediate | None:
+        """On which terms the intermediate stage may answer; None sends the image to the reference stage.
 
-        The certificate covers the middle rung's answers to pictures that the certified threshold escalates, and to no
-        others: not to those that a raised threshold or a debt adds, nor to those of a busy edge. While the promise is
+        The certificate covers the intermediate stage's answers to images that the certified threshold escalates, and to
+        no
+        others: not to those that a raised threshold or a debt adds, nor to those of a busy edge. While the guarantee is
         void it is not believed, but still looks: its log must show when traffic is as certified again.
         """
-        middle, control = self.route.middle, self.watched.middle
-        if middle is None or not self.node.serves(middle.rung):
+        intermediate, control = self.route.intermediate, self.watched.intermediate
+        if intermediate is None or not self.node.serves(intermediate.stage):
             return None
-        if edge is not None and (edge.result.hasty or self._score(edge) >= self.route.threshold):
+        if edge is not None and (edge.result.truncated or self._score(edge) >= self.route.threshold):
             return None
-        bar = max(0.0, middle.threshold if control is None else control.control.threshold)
-        if self.watched.void:
+        bar = max(0.0, intermediate.threshold if control is None else control.control.threshold)
+        if self.watched.suspended:
             bar = math.inf
-        return Middle(middle.score, bar, self.node.best)
+        return Intermediate(intermediate.score, bar, self.node.best)
 
-    def _learn(self, reply: HopReply, edge: Looked | None) -> None:
+    def _learn(self, reply: EscalationReply, edge: Looked | None) -> None:
         """Tell the controllers what the datacenter said."""
         node, watched = self.node, self.watched
-        at_edge, in_middle = watched.edge, watched.middle
+        at_edge, in_intermediate = watched.edge, watched.intermediate
         index = reply.top_k[0].index
         by_best, certified = reply.model == node.best, node.certified(reply, self.received)
-        # Part of a rung's answer, or one to less than what the edge looked at, says nothing about the edge's own; nor
+        # Part of a stage's answer, or one to less than what the edge looked at, says nothing about the edge's own; nor
         # does another version's.
         comparable = node.serves(node.best) and reply.comparable and certified
         if at_edge is not None and edge is not None:
-            known = by_best and comparable and not edge.result.hasty
+            known = by_best and comparable and not edge.result.truncated
             at_edge.escalated(self._score(edge), edge.result.indices[0] != index if known else None)
         scores, accepted = self._scores(edge), None
         between = None
         if reply.passed_over is not None and node.passed_over_certified(reply, self.received):
             between = reply.passed_over.score, reply.passed_over.index
-            if in_middle is not None:
-                in_middle.escalated(between[0], between[1] != index if comparable else None)
-        elif not by_best and certified and reply.score is not None and self.route.middle is not None:
+            if in_intermediate is not None:
+                in_intermediate.escalated(between[0], between[1] != index if comparable else None)
+        elif not by_best and certified and reply.score is not None and self.route.intermediate is not None:
             between = reply.score, index
-            accepted = None if in_middle is None else Accepted(in_middle, *between)
-        if between is not None and watched.middle_claims is not None:
-            scores = (*scores, StageScore(watched.middle_claims, *between))
+            accepted = None if in_intermediate is None else Accepted(in_intermediate, *between)
+        if between is not None and watched.intermediate_claims is not None:
+            scores = (*scores, StageScore(watched.intermediate_claims, *between))
         self._consider(scores, index if by_best and comparable else None, accepted)
 
     def _scores(self, edge: Looked | None) -> tuple[StageScore, ...]:
-        """What the edge said, for its log; not if it was hasty, which is another stage that nobody certified."""
+        """What the edge said, for its log; not if it was truncated, which is another stage that nobody certified."""
         claims = self.watched.edge_claims
-        if claims is None or edge is None or edge.result.hasty:
+        if claims is None or edge is None or edge.result.truncated:
             return ()
         return (StageScore(claims, self._score(edge), edge.result.indices[0]),)
 
@@ -379,7 +384,7 @@ class Call:
             await asyncio.gather(answer, leaving, return_exceptions=True)
 
     def _saw(self, edge: Looked) -> None:
-        """Nobody gets an answer, but the picture was scored: leaving out what is escalated would distort the sample."""
+        """Nobody gets an answer, but the image was scored: leaving out what is escalated would distort the sample."""
         if self.watched.edge is not None:
             self.watched.edge.escalated(self._score(edge), None)
         self._consider(self._scores(edge))

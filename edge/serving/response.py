@@ -29,7 +29,7 @@ def from_edge(call: Call, edge: Looked, *, degraded: bool, reason: Reason | None
         top_k=tuple(Prediction(node.labels[i], i, p) for i, p in top_k),
         model=edge.model,
         tier=Tier.EDGE,
-        accuracy=node.promise(
+        accuracy=node.guarantee(
             call.route,
             Tier.EDGE,
             call.watched,
@@ -70,10 +70,10 @@ def from_datacenter(call: Call, escalated: Escalated, reason: Reason, edge: Look
         task=node.task,
         top_k=tuple(Prediction(node.labels[c.index], c.index, c.confidence) for c in reply.top_k),
         model=reply.model,
-        tier=Tier.DC,
-        accuracy=node.promise(
+        tier=Tier.DATACENTER,
+        accuracy=node.guarantee(
             route,
-            Tier.DC,
+            Tier.DATACENTER,
             call.watched,
             degraded=short,
             version=call.versions is node.versions and node.as_certified(route, received, reply),
@@ -92,7 +92,7 @@ def _met(call: Call, total_ms: float) -> bool | None:
 
 
 def _through_both(at_edge: Received, of_that: Received) -> Received:
-    """What the datacenter looked at, of the caller's picture: what it received of what the edge had received.
+    """What the datacenter looked at, of the caller's image: what it received of what the edge had received.
 
     The two links know nothing of one another, so the second loses as much of the first one's true pixels as of others.
     """

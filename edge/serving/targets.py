@@ -7,23 +7,23 @@ from typing import Any
 from edge.escalation.client import Uplink
 from edge.serving.node import LISTED_TARGETS, EdgeNode
 from hawkvision.cascade.policy import Route
-from hawkvision.core.types import PromiseStatus, Target, Tier, target_fields
+from hawkvision.core.types import AccuracyStatus, Target, Tier, target_fields
 
 
 def describe_targets(node: EdgeNode, caller: str = "") -> dict[str, Any]:
-    """The node's ladder and, per target, what is promised and what it costs.
+    """The node's cascade and, per target, what is guaranteed and what it costs.
 
-    `min_accuracy` is the absolute accuracy that the drop makes certain. `status` and `void` are those of the caller
-    who asks and names no stream; other streams have theirs. Shares and latencies are of traffic as certified:
-    `escalation` leaves the edge, `to_best` of it is answered by the best rung, the rest by `middle`. Without a
-    datacenter, what the edge does instead is listed. Latencies are expected means in milliseconds, from what the
-    node measured so far; null before the first picture.
+    `min_accuracy` is the absolute accuracy that the drop makes certain. `status` and `suspended` are those of the
+    caller who asks and names no stream; other streams have theirs. Shares and latencies are of traffic as certified:
+    `escalation` leaves the edge, `to_best` of it is answered by the reference stage, the rest by `intermediate`.
+    Without a datacenter, what the edge does instead is listed. Latencies are expected means in milliseconds, from what
+    the node measured so far; null before the first image.
     """
     policy = node.policy
     return {
         "task": node.task,
-        "policy": "hawkvision" if node.rival is None else node.rival.name,
-        "edge": {"variant": node.rung.name, "accuracy": _accuracy(policy.edge_accuracy)},
+        "policy": "hawkvision" if node.baseline is None else node.baseline.name,
+        "edge": {"variant": node.stage.name, "accuracy": _accuracy(policy.edge_accuracy)},
         "best": {"variant": node.best, "accuracy": _accuracy(policy.best_accuracy)},
         "datacenter": None if node.uplink is None else _datacenter(node.uplink),
         "certificates_valid": node.certificates_valid,
@@ -46,7 +46,7 @@ def _datacenter(uplink: Uplink) -> dict[str, Any]:
 
 
 def _certificates(node: EdgeNode) -> dict[str, Any]:
-    """What stands behind the promises: the pictures of the profile, or those of the site."""
+    """What stands behind the guarantees: the images of the profile, or those of the site."""
     certificate, source = node.policy.certificate, node.source
     return {
         "basis": certificate.basis,
@@ -60,25 +60,25 @@ def _target(node: EdgeNode, target: Target, caller: str) -> dict[str, Any]:
     route = node.policy.route(target)
     watched = node.watched(route, None, caller)
     reachable = node.uplink is not None or route.escalation == 0.0
-    promise = node.promise(
+    guarantee = node.guarantee(
         route,
-        Tier.DC if route.direct else Tier.EDGE,
+        Tier.DATACENTER if route.direct else Tier.EDGE,
         watched,
         degraded=not reachable,
         version=node.as_certified(route),
     )
     return {
         "target": target_fields(target),
-        "max_drop": promise.max_drop,
-        "min_accuracy": _min_accuracy(node, promise.max_drop),
-        "status": promise.status.value,
-        "void": promise.status is PromiseStatus.VOID,
-        "basis": promise.basis.value,
-        "delta": promise.delta,
-        "n": promise.n,
+        "max_drop": guarantee.max_drop,
+        "min_accuracy": _min_accuracy(node, guarantee.max_drop),
+        "status": guarantee.status.value,
+        "suspended": guarantee.status is AccuracyStatus.SUSPENDED,
+        "basis": guarantee.basis.value,
+        "delta": guarantee.delta,
+        "n": guarantee.n,
         "escalation": route.escalation if node.uplink else 0.0,
         "to_best": route.to_best if node.uplink else 0.0,
-        "middle": None if route.middle is None else route.middle.rung,
+        "intermediate": None if route.intermediate is None else route.intermediate.stage,
         "expected_latency_ms": _latency(node, route),
     }
 
@@ -98,8 +98,8 @@ def _latency(node: EdgeNode, route: Route) -> float | None:
     total_ms = 0.0 if direct else edge_ms
     if uplink is not None:
         total_ms += route.to_best * uplink.mean_ms(node.best)
-        if route.middle is not None:
-            total_ms += (route.escalation - route.to_best) * uplink.mean_ms(route.middle.rung)
+        if route.intermediate is not None:
+            total_ms += (route.escalation - route.to_best) * uplink.mean_ms(route.intermediate.stage)
     return round(total_ms, 3)
 
 

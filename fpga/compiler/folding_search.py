@@ -141,12 +141,12 @@ class _FoldingSearch:
             raise CompileError(f"{self._graph.name}: no folding of it fits {self._device.name}")
         low, high = 0, len(limits) - 1
         while low < high:  # halves each time
-            middle = (low + high) // 2
-            found = self.within(limits[middle])
+            intermediate = (low + high) // 2
+            found = self.within(limits[intermediate])
             if found is None:
-                low = middle + 1
+                low = intermediate + 1
             else:
-                best, high = found, middle
+                best, high = found, intermediate
         return best
 
     def within(self, limit: int) -> FoundFolding | None:

@@ -32,7 +32,7 @@ WARM_UP_RUNS: Final = 10
 MAX_RUNS: Final = 20_000
 IN_FLIGHT: Final = 40
 """Images under way at once, at most, while CPU seconds are measured; more than a device's places."""
-LEAST_PICTURES: Final = 10
+LEAST_IMAGES: Final = 10
 """Images at each rate, at least."""
 TURNS: Final = 4
 """Turns of each rate while CPU seconds are measured, because a shared core's speed drifts within a minute."""
@@ -126,7 +126,7 @@ def measure_work(
         for _ in range(WARM_UP_RUNS):
             pool.submit(backend.infer, noise[:1]).result()
         for place, rate_hz in [*enumerate(rates_hz)] * TURNS:
-            n = math.ceil(min(max(LEAST_PICTURES, rate_hz * seconds), most) / TURNS)
+            n = math.ceil(min(max(LEAST_IMAGES, rate_hz * seconds), most) / TURNS)
             due = rng.exponential(1 / rate_hz, n).cumsum()
             begun, process_s, own_s = time.perf_counter(), time.process_time(), time.thread_time()
             waiting = []
@@ -152,7 +152,7 @@ def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, host: CpuWo
         fpga.infer(noise[i : i + 1])
     taken: list[float] = []
     end = time.perf_counter() + seconds
-    while len(taken) < LEAST_PICTURES or (time.perf_counter() < end and len(taken) < MAX_RUNS):
+    while len(taken) < LEAST_IMAGES or (time.perf_counter() < end and len(taken) < MAX_RUNS):
         started = time.perf_counter()
         fpga.infer(noise[len(taken) % 16 :][:1])
         taken.append(time.perf_counter() - started)

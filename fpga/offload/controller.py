@@ -31,7 +31,7 @@ RATE_TIME_S: Final = 2.0
 """Time constant of the arrival rate's average."""
 SURPRISE: Final = 4.0
 """Standard deviations of a Poisson count beyond which the rate's average restarts."""
-SPEED_PICTURES: Final = 50.0
+SPEED_IMAGES: Final = 50.0
 """Images over which the device's speed is averaged."""
 SPEED_BAND: Final = 0.08
 """Relative change of the device's speed that is acted upon."""
@@ -151,7 +151,7 @@ class ShareController:
         if not seen.spaced:
             return
         found = seen.spacing_s / seen.spaced / self.service_s
-        weight = 1 - math.exp(-seen.spaced / SPEED_PICTURES)
+        weight = 1 - math.exp(-seen.spaced / SPEED_IMAGES)
         self.slowness += weight * (found - self.slowness)
         self.slowness = min(max(self.slowness, SPEED_RANGE[0]), SPEED_RANGE[1])
         if abs(self.slowness / self._acted_slowness - 1) > SPEED_BAND:

@@ -234,6 +234,6 @@ def quantile(parts: Sequence[tuple[float, LatencyDistribution]], probability: fl
     if not reached(high):
         return math.inf
     for _ in range(26):  # halving: to 10⁻⁸ of the range
-        middle = (low + high) / 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
+        intermediate = (low + high) / 2
+        low, high = (low, intermediate) if reached(intermediate) else (intermediate, high)
     return high

@@ -86,7 +86,7 @@ class BlockRam(ctypes.Structure):
         ("port", RamPort * 2),
         ("written", ctypes.c_int32),
         ("cells", ctypes.c_void_p),
-        ("held", ctypes.c_uint64 * (2 * LANES)),
+        ("certified", ctypes.c_uint64 * (2 * LANES)),
     ]
 
 

@@ -54,9 +54,9 @@ def _multiplexer(zero: str, one: str, select: str) -> AddCell:
 
 
 def _carry(layout: CellLayout, _name: str, cell: NetlistCell) -> None:
-    middle = layout.inside()
+    intermediate = layout.inside()
     for half, (carry_in, carry_out) in enumerate(
-        ((layout.one(cell, "CIN"), middle), (middle, layout.one(cell, "COUT") or layout.inside()))
+        ((layout.one(cell, "CIN"), intermediate), (intermediate, layout.one(cell, "COUT") or layout.inside()))
     ):
         inputs = layout.many(cell, (f"{port}{half}" for port in "ABCD"))
         layout.read(*inputs)

@@ -41,7 +41,7 @@ WIDTHS: Final = {0: 18, 1: 9, 2: 4, 3: 2}
 """The kernel's width of that port."""
 LARGE_WORDS_LOG2: Final = 10
 OPERANDS: Final = {"A": 1, "B": 2}
-MIDDLE: Final = 4
+INTERMEDIATE: Final = 4
 SUM: Final = 8
 """The kernel's flags of a multiplier: registers of the operands, behind the partial products, and behind the sum."""
 NEEDS_ZERO: Final = (
@@ -203,15 +203,15 @@ def _multiplier(layout: CellLayout, name: str, cell: NetlistCell) -> None:
 
 def _multiplier_registers(layout: CellLayout, name: str, cell: NetlistCell) -> int:
     """The registers before the output registers, as the kernel's flags."""
-    middle = {cell.number(f"{field}_REG") for field in ("TOP_8x8_MULT", "BOT_8x8_MULT")}
-    middle.add(cell.number("PIPELINE_16x16_MULT_REG1"))
-    inside = (MIDDLE if middle == {1} else 0) | (SUM if cell.number("PIPELINE_16x16_MULT_REG2") else 0)
+    intermediate = {cell.number(f"{field}_REG") for field in ("TOP_8x8_MULT", "BOT_8x8_MULT")}
+    intermediate.add(cell.number("PIPELINE_16x16_MULT_REG1"))
+    inside = (INTERMEDIATE if intermediate == {1} else 0) | (SUM if cell.number("PIPELINE_16x16_MULT_REG2") else 0)
     operands = sum(flag for side, flag in OPERANDS.items() if cell.number(f"{side}_REG"))
     enabled = not cell.connections.get("CE") or layout.one(cell, "CE") == ONE
     unlike = {
         "a multiplier of 8x8": cell.number("MODE_8x8"),
         "the falling edge": cell.number("NEG_TRIGGER"),
-        "some of the registers in the middle": len(middle) > 1,
+        "some of the registers in the middle": len(intermediate) > 1,
         "one operand in a register and none behind": operands in OPERANDS.values() and not inside,
         "an enable, a reset, or one that adds": not enabled or any(layout.many(cell, NEEDS_ZERO)),
     }

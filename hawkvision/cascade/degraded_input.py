@@ -1,13 +1,13 @@
-"""Routes of pictures that crossed a lossy link: coarser than the caller sent them, with holes filled up, or both.
+"""Routes of images that crossed a lossy link: coarser than the caller sent them, with holes filled up, or both.
 
-With holes a small network becomes confidently wrong, so confidence alone accepts nothing: a picture's condition
-(quality class, received fraction) has its own temperature, thresholds and certificates, all against the best rung on
-the *whole original picture*. Three things can come of a target:
+With holes a small network becomes confidently wrong, so confidence alone accepts nothing: an image's condition
+(quality class, received fraction) has its own temperature, thresholds and certificates, all against the reference stage
+on the *whole original image*. Three things can come of a target:
 
     kept      a certificate of this condition keeps it: accept from its threshold on, escalate the rest as received
     short     none does, though it may be that accepting gives up no more than ε beyond what the link has lost already:
-              accept from there on, escalate the rest, promise nothing
-    unknown   nothing was measured of pictures like this: the edge is not believed, promise nothing
+              accept from there on, escalate the rest, guarantee nothing
+    unknown   nothing was measured of images like this: the edge is not believed, guarantee nothing
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from hawkvision.cascade.route import (
     Controls,
     Route,
     certificates_name,
-    promised,
+    guaranteed,
     terms,
     unmonitored,
     weakened,
 )
 from hawkvision.core.types import (
-    AccuracyPromise,
+    AccuracyGuarantee,
+    AccuracyStatus,
     Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
-    PromiseStatus,
     Quality,
     Received,
     Target,
@@ -57,22 +57,22 @@ class ReceivedRoutes:
         Args:
             pair: with its conditions.
             models: what the controllers' keys are bound to.
-            best_accuracy: of the best rung on whole pictures, which absolute targets are counted from.
-            elsewhere: whether the node promises for other traffic than the profile's, so that these certificates are
-                the best there is, and no promise.
+            best_accuracy: of the reference stage on whole images, which absolute targets are counted from.
+            elsewhere: whether the node guarantees for other traffic than the profile's, so that these certificates are
+                the best there is, and no guarantee.
         """
         self._pair = pair
         self._models = models
         self._best_accuracy = best_accuracy
         self._elsewhere = elsewhere
         self._conditions = {(c.min_quality, c.min_received_fraction): c for c in pair.received}
-        self._settled: dict[tuple[int, float, Certificate], Controls] = {}  # bounded by the profile
+        self._decided: dict[tuple[int, float, Certificate], Controls] = {}  # bounded by the profile
         self._claims = {place: self._claims_in(condition) for place, condition in self._conditions.items()}
         self.profiles = frozenset(claims.profile for claims in self._claims.values() if claims is not None)
         self._known = functools.lru_cache(KNOWN_ROUTES)(self._make)
 
     def route(self, target: Target, received: Received) -> Route:
-        """What the target means for a picture received so; for targets that the best rung reaches on whole ones."""
+        """What the target means for an image received so; for targets that the reference stage reaches on whole ones."""
         condition = self._pair.condition(received)
         if condition is None:
             return _unbelieved(target)
@@ -82,7 +82,7 @@ class ReceivedRoutes:
         condition = self._conditions[quality, fraction]
         route = self._in(condition, target)
         if self._elsewhere:
-            route = replace(route, promise=weakened(route.promise), controls=None)
+            route = replace(route, guarantee=weakened(route.guarantee), controls=None)
         return replace(route, temperature=condition.edge_temperature)
 
     def _in(self, condition: ReceivedCondition, target: Target) -> Route:
@@ -96,14 +96,14 @@ class ReceivedRoutes:
             case Quality.FAST:
                 if condition.fast is None:
                     return _unbelieved(target)
-                return self._edge_alone(condition, promised(target, condition.fast))
+                return self._edge_alone(condition, guaranteed(target, condition.fast))
             case Quality.BALANCED:
                 balanced = self._pair.conditions[0].balanced.max_drop
                 return self._drop(condition, target, balanced) or self._short(condition, target, balanced)
             case Quality.BEST:
-                # No rung does better, but its answer to this picture is below its answer to the original.
-                promise = replace(promised(target, condition.best), status=PromiseStatus.BEST_EFFORT)
-                return Route(math.inf, promise, 1.0, short=True)
+                # No stage does better, but its answer to this image is below its answer to the original.
+                guarantee = replace(guaranteed(target, condition.best), status=AccuracyStatus.BEST_EFFORT)
+                return Route(math.inf, guarantee, 1.0, short=True)
 
     def _drop(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route | None:
         """By the certificate with the largest ε that does not exceed the target's; None if nothing keeps it."""
@@ -111,57 +111,57 @@ class ReceivedRoutes:
         kept = _largest(tuple(c for c in known if c.basis != "profile"), max_drop)
         if kept is None:
             return None
-        promise = promised(target, kept)
+        guarantee = guaranteed(target, kept)
         if threshold_value(kept.threshold) == math.inf:
-            # What the link has lost, no audit can see: the original is not there to ask the best rung about.
-            return _by(kept, unmonitored(promise))
-        return replace(_by(kept, promise), controls=self._controls(condition, kept))
+            # What the link has lost, no audit can see: the original is not there to ask the reference stage about.
+            return _by(kept, unmonitored(guarantee))
+        return replace(_by(kept, guarantee), controls=self._controls(condition, kept))
 
     def _short(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route:
         accepting = _largest(condition.accept_certificates, max_drop)
         unbelieved = _unbelieved(target)
-        return unbelieved if accepting is None else replace(_by(accepting, unbelieved.promise), short=True)
+        return unbelieved if accepting is None else replace(_by(accepting, unbelieved.guarantee), short=True)
 
     def _accuracy(self, condition: ReceivedCondition, target: Target, accuracy: float) -> Route:
-        """As for whole pictures: held from the lower end of an interval, whose 2.5 % add to the certificate's δ."""
+        """As for whole images: held from the lower end of an interval, whose 2.5 % add to the certificate's δ."""
         edge, best, fast = condition.edge_accuracy, self._best_accuracy, condition.fast
         if fast is not None and accuracy <= edge.value:
-            promise = AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=edge.n)
+            guarantee = AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE, n=edge.n)
             if accuracy <= edge.low and fast.basis != "profile":
-                promise = replace(promised(target, fast), delta=round(INTERVAL_DELTA + fast.delta, 6))
-            return self._edge_alone(condition, promise)
+                guarantee = replace(guaranteed(target, fast), delta=round(INTERVAL_DELTA + fast.delta, 6))
+            return self._edge_alone(condition, guarantee)
         certain, estimated = (round(a - accuracy, 9) for a in (best.low, best.value))
         route = self._drop(condition, target, certain)
         if route is not None:
-            delta = round(INTERVAL_DELTA + (route.promise.delta or 0.0), 6)
-            return replace(route, promise=replace(route.promise, delta=delta))
-        # The certified drop is stated, but the best rung's own accuracy is an estimate there.
+            delta = round(INTERVAL_DELTA + (route.guarantee.delta or 0.0), 6)
+            return replace(route, guarantee=replace(route.guarantee, delta=delta))
+        # The certified drop is stated, but the reference stage's own accuracy is an estimate there.
         route = self._drop(condition, target, estimated)
         if route is not None:
-            return replace(route, promise=replace(route.promise, status=PromiseStatus.BEST_EFFORT))
+            return replace(route, guarantee=replace(route.guarantee, status=AccuracyStatus.BEST_EFFORT))
         return self._short(condition, target, estimated)
 
     def _confidence(self, condition: ReceivedCondition, target: Target, confidence: float) -> Route:
         """Per answer: calibrated in this condition, not certified."""
         if condition.fast is None:
             return _unbelieved(target)
-        promise = AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=condition.edge_accuracy.n)
+        guarantee = AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE, n=condition.edge_accuracy.n)
         scores = condition.curve.scores  # margins, where the pair compares those, are no larger than confidences
         escalation = bisect.bisect_left(scores, confidence) / len(scores)
-        return Route(confidence, promise, escalation, by_confidence=True, to_best=escalation)
+        return Route(confidence, guarantee, escalation, by_confidence=True, to_best=escalation)
 
-    def _edge_alone(self, condition: ReceivedCondition, promise: AccuracyPromise) -> Route:
-        controls = Controls(self._claims[_place(condition)]) if promise.status is PromiseStatus.HELD else None
-        return Route(-math.inf, promise, 0.0, to_best=0.0, controls=controls)
+    def _edge_alone(self, condition: ReceivedCondition, guarantee: AccuracyGuarantee) -> Route:
+        controls = Controls(self._claims[_place(condition)]) if guarantee.status is AccuracyStatus.CERTIFIED else None
+        return Route(-math.inf, guarantee, 0.0, to_best=0.0, controls=controls)
 
     def _controls(self, condition: ReceivedCondition, certificate: Certificate) -> Controls:
         place = (*_place(condition), certificate)
-        if place not in self._settled:
+        if place not in self._decided:
             threshold, watch = threshold_value(certificate.threshold), certificate.edge_watch
             name = f"edge, quality {condition.min_quality}, received {condition.min_received_fraction}"
             followed = terms(name, self._models, certificate, threshold, watch, condition.curve)
-            self._settled[place] = Controls(self._claims[_place(condition)], followed)
-        return self._settled[place]
+            self._decided[place] = Controls(self._claims[_place(condition)], followed)
+        return self._decided[place]
 
     def _claims_in(self, condition: ReceivedCondition) -> Claims | None:
         """What all certificates claim of the edge in a condition; None if none believes it."""
@@ -186,10 +186,10 @@ def _largest(certificates: tuple[Certificate, ...], max_drop: float) -> Certific
     return max(usable, key=lambda c: c.max_drop, default=None)
 
 
-def _by(certificate: Certificate, promise: AccuracyPromise) -> Route:
+def _by(certificate: Certificate, guarantee: AccuracyGuarantee) -> Route:
     threshold = threshold_value(certificate.threshold)
-    return Route(threshold, promise, certificate.escalation, to_best=certificate.to_best)
+    return Route(threshold, guarantee, certificate.escalation, to_best=certificate.to_best)
 
 
 def _unbelieved(target: Target) -> Route:
-    return Route(math.inf, AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE), 1.0, short=True)
+    return Route(math.inf, AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE), 1.0, short=True)

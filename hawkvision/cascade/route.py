@@ -1,4 +1,4 @@
-"""A route: what a target means on a ladder, for pictures of one kind, with what stands behind it."""
+"""A route: what a target means on a cascade, for images of one kind, with what stands behind it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Wa
 from hawkvision.cascade.drift.monitor import Claims
 from hawkvision.cascade.drift.online import Terms
 from hawkvision.cascade.scores import Score
-from hawkvision.core.types import AccuracyPromise, Basis, PromiseStatus, Target
+from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Target
 
 INTERVAL_DELTA: Final = 0.025
 """Probability that an accuracy lies below the lower end of its 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
-class MiddleRoute:
-    """A datacenter rung that is asked before the best one, and believed from `threshold` on."""
+class IntermediateRoute:
+    """A datacenter stage that is asked before the best one, and believed from `threshold` on."""
 
-    rung: str
+    stage: str
     score: Score
     threshold: float
 
@@ -39,64 +39,65 @@ class Controls:
     """None where the edge is not asked."""
     edge: Terms | None = None
     """None where the threshold is not to move: the edge is not asked, or the caller asked for its answer alone."""
-    middle_claims: Claims | None = None
-    middle: Terms | None = None
+    intermediate_claims: Claims | None = None
+    intermediate: Terms | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a target means on a ladder, for pictures received as this one was.
+    """What a target means on a cascade, for images received as this one was.
 
-    The edge's own answer is accepted when its score is at least `threshold`; +∞ sends the picture straight to the best
-    rung, −∞ never escalates. `by_confidence` compares the calibrated top-1 probability instead of the pair's score.
+    The edge's own answer is accepted when its score is at least `threshold`; +∞ sends the image straight to the best
+    stage, −∞ never escalates. `by_confidence` compares the calibrated top-1 probability instead of the pair's score.
     """
 
     threshold: float
-    promise: AccuracyPromise
+    guarantee: AccuracyGuarantee
     escalation: float
     """Expected share of escalations, 0..1."""
     by_confidence: bool = False
     to_best: float = 1.0
-    """Expected share that the best rung answers, 0..1."""
-    middle: MiddleRoute | None = None
+    """Expected share that the reference stage answers, 0..1."""
+    intermediate: IntermediateRoute | None = None
     controls: Controls | None = None
-    """None where no certificate stands behind the target, or its certificate accepts only the best rung's answers."""
+    """None where no certificate stands behind the target, or its certificate accepts only the reference stage's
+    answers."""
     temperature: float | None = None
-    """Of the edge rung, for `Look`; None: its own, of whole pictures."""
+    """Of the edge stage, for `Look`; None: its own, of whole images."""
     first_only: bool = False
-    """Whether the edge's first model answers alone, where more of them make up the edge rung."""
+    """Whether the edge's first model answers alone, where more of them make up the edge stage."""
     short: bool = False
-    """Whether not even the best rung is known to keep the target for pictures received like this one: more of the
-    picture is needed, or the answer is below target."""
+    """Whether not even the reference stage is known to keep the target for images received like this one: more of the
+    image is needed, or the answer is below target."""
 
     @property
     def direct(self) -> bool:
-        """Whether the edge rung is not asked at all."""
+        """Whether the edge stage is not asked at all."""
         return self.threshold == math.inf
 
 
-def weakened(promise: AccuracyPromise) -> AccuracyPromise:
-    """The promise of an answer that had to fall short: the target stands, the certificate is not claimed."""
-    return AccuracyPromise(promise.target, PromiseStatus.BEST_EFFORT, Basis.PROFILE)
+def weakened(guarantee: AccuracyGuarantee) -> AccuracyGuarantee:
+    """The guarantee of an answer that had to fall short: the target stands, the certificate is not claimed."""
+    return AccuracyGuarantee(guarantee.target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE)
 
 
-def unmonitored(promise: AccuracyPromise) -> AccuracyPromise:
-    """The promise while nobody knows whether the certificate is still true of the traffic."""
-    return AccuracyPromise(promise.target, PromiseStatus.BEST_EFFORT, Basis.UNMONITORED)
+def unmonitored(guarantee: AccuracyGuarantee) -> AccuracyGuarantee:
+    """The guarantee while nobody knows whether the certificate is still true of the traffic."""
+    return AccuracyGuarantee(guarantee.target, AccuracyStatus.BEST_EFFORT, Basis.UNMONITORED)
 
 
-def uncertified(promise: AccuracyPromise) -> AccuracyPromise:
-    """The promise where something else computed the answer, or its reference, than what was certified."""
-    return AccuracyPromise(promise.target, PromiseStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)
+def uncertified(guarantee: AccuracyGuarantee) -> AccuracyGuarantee:
+    """The guarantee where something else computed the answer, or its reference, than what was certified."""
+    return AccuracyGuarantee(guarantee.target, AccuracyStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)
 
 
-def promised(target: Target, certificate: Certificate) -> AccuracyPromise:
-    """The promise that a certificate keeps; none, if the basis of its thresholds is the profile alone."""
+def guaranteed(target: Target, certificate: Certificate) -> AccuracyGuarantee:
+    """The guarantee that a certificate keeps; none, if the basis of its thresholds is the profile alone."""
     if certificate.basis == "profile":
-        return AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=certificate.n)
-    return AccuracyPromise(
+        return AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE, n=certificate.n)
+    return AccuracyGuarantee(
         target,
-        PromiseStatus.HELD,
+        AccuracyStatus.CERTIFIED,
         Basis(certificate.basis),
         max_drop=certificate.max_drop,
         delta=certificate.delta,

@@ -26,7 +26,7 @@ Probabilities: TypeAlias = NDArray[np.float32]
 
 
 class Ranking(Protocol):
-    """Tells the k most probable classes of one picture, most probable first, ties by lower index.
+    """Tells the k most probable classes of one image, most probable first, ties by lower index.
 
     Of its logits (classes,), divided by `before` as `tempered` does, and then at that temperature. Gives their indices,
     and their probabilities as `softmax` has them.
@@ -80,7 +80,7 @@ def top_classes(probabilities: NDArray[np.float32], k: int) -> NDArray[np.intp]:
 def most_probable(
     logits: Logits, temperature: float, k: int, before: float = 1.0
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The k most probable classes of one picture and their probabilities; a `Ranking`."""
+    """The k most probable classes of one image and their probabilities; a `Ranking`."""
     probabilities = softmax(tempered(logits, before)[np.newaxis], temperature)[0]
     order = top_classes(probabilities, k)
     return tuple(order.tolist()), tuple(probabilities[order].tolist())
@@ -89,20 +89,20 @@ def most_probable(
 def average(members: Sequence[Probabilities], temperature: float = 1.0) -> Probabilities:
     """A committee's probabilities: the equal-weight mean of its members', then sharpened or softened by `temperature`.
 
-    Members (and views of the picture) are each (n, classes). Averaging probabilities rather than logits keeps one
+    Members (and views of the image) are each (n, classes). Averaging probabilities rather than logits keeps one
     over-confident member from outvoting the rest (Lakshminarayanan et al., "Deep Ensembles", NeurIPS 2017, §2.4).
     """
     mean = np.asarray(np.mean(np.asarray(members), axis=0, dtype=np.float64), np.float32)
     return mean if temperature == 1.0 else softmax(log_probabilities(mean), temperature)
 
 
-def unsure(first: Probabilities, sure_from: float) -> NDArray[np.bool_]:
-    """Of which pictures (n,) the first member of a stepwise committee is not sure enough to answer alone."""
-    found: NDArray[np.bool_] = first.max(axis=1) < np.float32(sure_from)
+def unsure(first: Probabilities, accept_confidence: float) -> NDArray[np.bool_]:
+    """Of which images (n,) the first member of a conditional ensemble is not sure enough to answer alone."""
+    found: NDArray[np.bool_] = first.max(axis=1) < np.float32(accept_confidence)
     return found
 
 
-def settled(total: Probabilities, missing: int, rounding: float = ROUNDING) -> bool:
+def decided(total: Probabilities, missing: int, rounding: float = ROUNDING) -> bool:
     """Whether the first class of a sum (1, classes) of probabilities stays the first, whatever is added to it.
 
     Args:

@@ -83,7 +83,7 @@ class CsvRows:
 
     def answer(self, image: Path, answer: Answer) -> None:
         """A row for an answer."""
-        promised = answer.accuracy
+        guaranteed = answer.accuracy
         self._writer.writerow(
             {
                 "image": image,
@@ -93,9 +93,9 @@ class CsvRows:
                 "tier": answer.tier.value,
                 "model": answer.model,
                 "degraded": str(answer.degraded).lower(),
-                "status": promised.status.value,
-                "basis": promised.basis.value,
-                "max_drop": promised.max_drop,
+                "status": guaranteed.status.value,
+                "basis": guaranteed.basis.value,
+                "max_drop": guaranteed.max_drop,
                 "deadline_met": "" if answer.deadline_met is None else str(answer.deadline_met).lower(),
                 "total_ms": round(answer.timing_ms.total, 3),
             }

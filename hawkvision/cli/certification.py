@@ -14,38 +14,40 @@ report_app = typer.Typer(no_args_is_help=True, help="Pages that show what was me
 
 def calibrate(
     data: Annotated[
-        Path | None, typer.Option(help="Labelled pictures: a directory per class, or an npz file; or --design.")
+        Path | None, typer.Option(help="Labelled images: a directory per class, or an npz file; or --design.")
     ] = None,
     task: Task = "imagenet",
-    edge: Annotated[list[str] | None, typer.Option(help="Edge rungs to certify; default: the ladder's.")] = None,
-    best: Annotated[str | None, typer.Option(help="The rung to certify against; default: the ladder's best.")] = None,
-    middle: Annotated[str | None, typer.Option(help="A rung between them, or `none`; default: the ladder's.")] = None,
+    edge: Annotated[list[str] | None, typer.Option(help="Edge stages to certify; default: the cascade's.")] = None,
+    best: Annotated[str | None, typer.Option(help="The stage to certify against; default: the cascade's best.")] = None,
+    intermediate: Annotated[
+        str | None, typer.Option(help="A stage between them, or `none`; default: the cascade's.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the profile goes; default: ./profile.json.")] = None,
     seed: Annotated[int, typer.Option(help="Of the split.")] = 2405,
-    lossy: Annotated[
+    datagram: Annotated[
         bool, typer.Option("--lossy", help="Certify for lossy links too; takes 20 times as long.")
     ] = False,
     certify_data: Annotated[
         Path | None,
-        typer.Option(help="Labelled pictures that served no choice, to certify on; default: part of --data."),
+        typer.Option(help="Labelled images that served no choice, to certify on; default: part of --data."),
     ] = None,
     design: Annotated[
         Path | None, typer.Option(help="A profile to certify anew on --certify-data, instead of measuring --data.")
     ] = None,
     compared: Annotated[
-        int, typer.Option(min=1, help="Configurations ever compared on the certifying pictures: divides delta.")
+        int, typer.Option(min=1, help="Configurations ever compared on the certifying images: divides delta.")
     ] = 1,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Measure a ladder on your own labelled pictures: temperatures, accuracies, certificates."""
+    """Measure a cascade on your own labelled images: temperatures, accuracies, certificates."""
     from hawkvision.core.errors import ConfigError
     from hawkvision.model_zoo.calibration.calibrate import calibrate as run
     from hawkvision.model_zoo.calibration.certification import certify_design
     from hawkvision.models import manifest
 
     if design is not None:
-        if data is not None or certify_data is None or edge or best or middle:
+        if data is not None or certify_data is None or edge or best or intermediate:
             raise ConfigError("--design takes --certify-data and neither --data nor other stages than the design's")
         certify_design(
             task,
@@ -53,7 +55,7 @@ def calibrate(
             certify_data,
             out or Path("profile.json"),
             compared=compared,
-            lossy=lossy,
+            datagram=datagram,
             models=manifest.models_dir(models_dir),
             cache=manifest.cache_dir(cache_dir),
         )
@@ -66,9 +68,9 @@ def calibrate(
         out or Path("profile.json"),
         edges=tuple(edge or ()),
         best=best,
-        middle=middle,
+        intermediate=intermediate,
         seed=seed,
-        lossy=lossy,
+        datagram=datagram,
         certify_data=certify_data,
         compared=compared,
         models=manifest.models_dir(models_dir),
@@ -77,13 +79,13 @@ def calibrate(
 
 
 def certify(
-    data: Annotated[Path, typer.Option(help="The site's pictures: labelled, or with --unlabelled a plain folder.")],
+    data: Annotated[Path, typer.Option(help="The site's images: labelled, or with --unlabelled a plain folder.")],
     task: Task = "imagenet",
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Certify by agreement, without labels.")] = False,
-    edge: Annotated[list[str] | None, typer.Option(help="Edge rungs to certify; default: the profile's.")] = None,
+    edge: Annotated[list[str] | None, typer.Option(help="Edge stages to certify; default: the profile's.")] = None,
     delta: Annotated[float, typer.Option(min=0.001, max=0.5, help="Probability that a certificate is wrong.")] = 0.05,
     compared: Annotated[
-        int, typer.Option(min=1, help="Configurations ever compared on these very pictures: divides delta.")
+        int, typer.Option(min=1, help="Configurations ever compared on these very images: divides delta.")
     ] = 1,
     betting: Annotated[bool, typer.Option("--betting", help="By betting: a second opinion, somewhat weaker.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where they go; default: ./certificates.json.")] = None,
@@ -91,7 +93,7 @@ def certify(
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Certify a ladder for one site, from that site's own pictures; the profile stays as it is."""
+    """Certify a cascade for one site, from that site's own images; the profile stays as it is."""
     from rich.console import Console
     from rich.table import Table
 
@@ -113,7 +115,7 @@ def certify(
         cache=manifest.cache_dir(cache_dir),
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("edge rung", "drop at most", "escalated", "by the best rung", "accept from"):
+    for title in ("edge stage", "drop at most", "escalated", "by the reference stage", "accept from"):
         table.add_column(title)
     for pair in site.pairs:
         for certificate in pair.conditions[0].certificates:
@@ -126,7 +128,7 @@ def certify(
             )
     console = Console()
     console.print(table)
-    console.print(f"certified on {site.data.n} pictures; written to {path}; `hawkvision edge up --certificates {path}`")
+    console.print(f"certified on {site.data.n} images; written to {path}; `hawkvision edge up --certificates {path}`")
 
 
 def seal_file(
@@ -143,14 +145,14 @@ def seal_file(
 
 @report_app.command("calibration")
 def report_calibration(
-    data: Annotated[Path, typer.Option(help="Labelled pictures; best those that the profile was made of.")],
+    data: Annotated[Path, typer.Option(help="Labelled images; best those that the profile was made of.")],
     task: Task = "imagenet",
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
     profile: Profile = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Write a page on a ladder's promises: what they cost, and whether they are kept."""
+    """Write a page on a cascade's guarantees: what they cost, and whether they are kept."""
     from hawkvision.model_zoo.reports.report import report_calibration as run
     from hawkvision.models import manifest
 

@@ -84,7 +84,7 @@ def classify(
     certificate_key: Annotated[
         Path | None, typer.Option(help="The certificate's key, if it is in another file.", rich_help_panel=NODE)
     ] = None,
-    lossy: Annotated[
+    datagram: Annotated[
         bool,
         typer.Option("--lossy", help="Send images as datagrams, for links that lose some.", rich_help_panel=NODE),
     ] = False,
@@ -105,11 +105,11 @@ def classify(
 
     from hawkvision.cli.answer_table import AnswerTable, csv_rows
     from hawkvision.client import Client, Transport
-    from hawkvision.models.datasets import picture_files
+    from hawkvision.models.datasets import image_files
 
-    files = picture_files(expanded(images))
+    files = image_files(expanded(images))
     on_stderr = Console(stderr=True)
-    way: Transport = "lossy" if lossy else "http"
+    way: Transport = "datagram" if datagram else "http"
     table = AnswerTable()
     with ExitStack() as stack:
         rows = None
@@ -160,7 +160,7 @@ def tell(outcomes: Iterable[tuple[Path, Outcome]], table: AnswerTable, rows: Csv
         if rows is not None:
             rows.answer(file, outcome)
         if as_json:
-            typer.echo(json.dumps({"picture": str(file), **outcome.to_json()}))
+            typer.echo(json.dumps({"image": str(file), **outcome.to_json()}))
         elif rows is None:
             table.add(file.name, outcome)
     return failures

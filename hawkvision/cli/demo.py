@@ -62,7 +62,7 @@ def run(cache: Path, folder: Path | None = None, program: str = "hawkvision") ->
         with running("hawkvision.datacenter", "--port", "0", title="the datacenter tier", env=where) as dc:
             console.print(f"     {dc.url}\n3/4  starting an edge node …")
             with (
-                running("edge", "--port", "0", "--dc-url", dc.url, title="the edge node", env=where) as edge,
+                running("edge", "--port", "0", "--datacenter-url", dc.url, title="the edge node", env=where) as edge,
                 Client(edge.url) as client,
             ):
                 console.print(f"     {edge.url}\n4/4  classifying {len(images)} images at several targets …\n")

@@ -17,7 +17,7 @@ models_app = typer.Typer(no_args_is_help=True, help="Build, train, list and veri
 
 @models_app.command("build")
 def models_build(
-    names: Annotated[list[str] | None, typer.Argument(help="Variants; default: all of the ladder.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Variants; default: all of the cascade.")] = None,
     task: Task = "imagenet",
     from_: Annotated[str | None, typer.Option("--from", help="torchvision:NAME, to export another model.")] = None,
     weights: Annotated[Path | None, typer.Option(help="With --from: a local state-dict file.")] = None,
@@ -26,7 +26,7 @@ def models_build(
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Fetch weights, check them, and build the ladder's ONNX files; compile the kernels that run the quantised ones."""
+    """Fetch weights, check them, and build the cascade's ONNX files; compile the kernels that run the quantised ones."""
     from hawkvision.inference.int8.library import why_not
     from hawkvision.models import manifest
 
@@ -52,39 +52,39 @@ def models_build(
 @models_app.command("train")
 def models_train(
     task: Annotated[str, typer.Argument(help="A task that has a recipe, such as cifar10.")],
-    data: Annotated[Path, typer.Option(help="Labelled pictures: npz, idx files, or a directory per class.")],
+    data: Annotated[Path, typer.Option(help="Labelled images: npz, idx files, or a directory per class.")],
     only: Annotated[list[str] | None, typer.Option(help="Networks to train now; default: all that are left.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="A trial of so many epochs; needs --out.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write there instead of where the recipe lies.")] = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Train a ladder from its recipe, on the CPU; goes on where it was interrupted."""
+    """Train a cascade from its recipe, on the CPU; goes on where it was interrupted."""
     from rich.console import Console
     from rich.table import Table
 
-    from hawkvision.model_zoo.training.train_cascade import train_ladder
+    from hawkvision.model_zoo.training.train_cascade import train_cascade
     from hawkvision.models import manifest
     from hawkvision.system.advice import advise
 
     models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
-    trained = train_ladder(task, data, models=models, cache=cache, only=only or (), epochs=epochs, out=out)
+    trained = train_cascade(task, data, models=models, cache=cache, only=only or (), epochs=epochs, out=out)
     if trained.measured is None:
         typer.echo(f"nothing written yet, left to train: {', '.join(trained.left)}")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("model", "top-1: profile", "certify", "held out", "95 % interval", "n", "temperature"):
         table.add_column(title)
-    for rung in trained.measured.rungs:
-        held_out = rung.held_out
+    for stage in trained.measured.stages:
+        held_out = stage.held_out
         table.add_row(
-            rung.name,
-            f"{rung.profile.value:.4f}",
-            f"{rung.certify.value:.4f}",
+            stage.name,
+            f"{stage.profile.value:.4f}",
+            f"{stage.certify.value:.4f}",
             f"{held_out.value:.4f}",
             f"{held_out.low:.4f}–{held_out.high:.4f}",
             str(held_out.n),
-            str(rung.temperature),
+            str(stage.temperature),
         )
     Console().print(table)
     build, measure = advise("models build", "--task", task), advise("calibrate", "--task", task, "--data", str(data))
@@ -101,7 +101,7 @@ def models_list(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir
     from hawkvision.models import manifest
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("variant", "precision", "MB", "top-1", "95 % interval", "ladder", "state"):
+    for title in ("variant", "precision", "MB", "top-1", "95 % interval", "cascade", "state"):
         table.add_column(title)
     for state in list_variants(task, manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)):
         variant, accuracy = state.variant, state.variant.accuracy
@@ -111,7 +111,7 @@ def models_list(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir
             "" if variant.bytes is None else f"{variant.bytes / 1e6:.1f}",
             "" if accuracy is None else f"{accuracy.value:.3f} (n={accuracy.n})",
             "" if accuracy is None else f"{accuracy.low:.3f}–{accuracy.high:.3f}",
-            ", ".join(state.rungs),
+            ", ".join(state.stages),
             state.state,
         )
     Console().print(table)
@@ -119,7 +119,7 @@ def models_list(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir
 
 @models_app.command("verify")
 def models_verify(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir: CacheDir = None) -> None:
-    """Check every built file of the ladder against its hash."""
+    """Check every built file of the cascade against its hash."""
     from hawkvision.model_zoo.building.build import verify
     from hawkvision.models import manifest
 

@@ -12,7 +12,7 @@ from hawkvision.system.advice import remember
 # Servers take one option per setting; their own parsers know them all, so they get the words unparsed.
 PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-Task = Annotated[str, typer.Option(help="The task whose ladder is meant.")]
+Task = Annotated[str, typer.Option(help="The task whose cascade is meant.")]
 
 
 def remembered(parameter: typer.CallbackParam, value: Path | None) -> Path | None:

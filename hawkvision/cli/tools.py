@@ -28,7 +28,7 @@ def fpga_command(context: typer.Context) -> None:
 
 
 def plan_command(context: typer.Context) -> None:
-    """Say which pictures to compute on an FPGA and which on the CPU, and why; `hawkvision plan --help`."""
+    """Say which images to compute on an FPGA and which on the CPU, and why; `hawkvision plan --help`."""
     from fpga.offload.cli import app as plan_app
 
     plan_app(context.args, prog_name="hawkvision plan")

@@ -112,7 +112,7 @@ def prepare_models(edge: EdgeConfig, datacenter: DatacenterConfig, say: Callable
         return
     models, cache = models_dir(edge.models_dir), cache_dir(edge.cache_dir)
     manifest = load_manifest(edge.task, models)
-    stages = (edge.variant or manifest.ladder.default_edge, *(datacenter.variants or manifest.ladder.dc))
+    stages = (edge.variant or manifest.cascade.default_edge, *(datacenter.variants or manifest.cascade.dc))
     missing = [stage for stage in dict.fromkeys(stages) if not _is_built(manifest, stage, cache)]
     if not missing:
         return
@@ -146,7 +146,7 @@ def both_tiers(
         say("starting the edge node …")
         with running(
             "edge",
-            *options.words({**options.edge(), "dc_url": datacenter.url}),
+            *options.words({**options.edge(), "datacenter_url": datacenter.url}),
             title="the edge node",
             on_line=prefixed("edge"),
             own_group=True,
@@ -164,7 +164,7 @@ def first_whole_answer(client: Client, image: Path, tiers: tuple[ServerProcess, 
     until = time.monotonic() + WHOLE_S
     while True:
         answer = client.classify(image, quality="best")
-        if answer.tier is Tier.DC and not answer.degraded:
+        if answer.tier is Tier.DATACENTER and not answer.degraded:
             return answer
         check_running(tiers)
         if time.monotonic() > until:

@@ -1,9 +1,9 @@
-"""The client of an edge node: send a picture and what is needed of the answer, get a `hawkvision.core.types.Answer`.
+"""The client of an edge node: send an image and what is needed of the answer, get a `hawkvision.core.types.Answer`.
 
     with Client("http://127.0.0.1:8080") as client:
         answer = client.classify("cat.jpg", max_accuracy_drop=0.01, deadline_ms=80)
 
-`AsyncClient` is the implementation; `Client` runs one on an event loop of its own, so both behave alike. Pictures
+`AsyncClient` is the implementation; `Client` runs one on an event loop of its own, so both behave alike. Images
 travel unchanged, as the raw body, and fields as query parameters. A refusal is raised as the very class of
 `hawkvision.core.errors` that the node raised; two more (`hawkvision.client.response`) can happen only on this side:
 
@@ -15,10 +15,10 @@ A call with `deadline_ms` gives up `late_s` after that deadline at the latest an
 `on_miss=wait`, which `timeout_s` alone bounds. After a fork a client works in the child as well, over connections of
 the child's own.
 
-With `transport="lossy"` pictures travel as datagrams (`hawkvision.lossy`), for links that lose: as they are where the
+With `transport="lossy"` images travel as datagrams (`hawkvision.lossy`), for links that lose: as they are where the
 link is known to be quick and to lose no more than parity or sending again mends, elsewhere shrunk to what the node's
 models make use of and coded anew where that is needed (for `quality="fast"` always, for speed), so that the answer
-says what was received. `deadline_ms` then covers the link, both ways, from when the picture begins to leave, and
+says what was received. `deadline_ms` then covers the link, both ways, from when the image begins to leave, and
 fragments that would come too late are not sent. If too little arrives in time for any answer, or none comes back, that
 is `DeadlineMissed` whatever `on_miss` says, except for `wait`, which sends and waits without regard to the link's
 deadline.
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from hawkvision.client.asynchronous import CLASSIFY_PATH, AsyncClient, Health, Transport
 from hawkvision.client.blocking import Client
-from hawkvision.client.request import Picture
+from hawkvision.client.request import Image
 from hawkvision.client.response import BadReply, Unreachable
 
-__all__ = ["CLASSIFY_PATH", "AsyncClient", "BadReply", "Client", "Health", "Picture", "Transport", "Unreachable"]
+__all__ = ["CLASSIFY_PATH", "AsyncClient", "BadReply", "Client", "Health", "Image", "Transport", "Unreachable"]

@@ -21,9 +21,9 @@ from hawkvision.client.request import (
     ClassifyFields,
     Color,
     Encoding,
-    Picture,
+    Image,
     TimeLimit,
-    lossy_question,
+    datagram_request,
     query_fields,
     waits_beyond_deadline,
 )
@@ -42,16 +42,16 @@ from hawkvision.core.types import Answer, Pixels
 from hawkvision.servers.key_text import clean_key
 
 if TYPE_CHECKING:
-    from hawkvision.client.datagram import LossyWay
+    from hawkvision.client.datagram import DatagramWay
 
-Transport: TypeAlias = Literal["http", "lossy"]
+Transport: TypeAlias = Literal["http", "datagram"]
 
 CLASSIFY_PATH: Final = "/v1/classify"
 MAX_REPLY_BYTES: Final = 4 * 1024 * 1024
 """Far above the largest reply (100 classes are 10 KB), far below what would harm the caller."""
 KEEPALIVE_S: Final = 60.0
-"""Idle connections are dropped before the node does so (after 75 s), lest a picture be sent into a closing one. Long
-enough that a camera with a picture a minute, or every few seconds, connects once."""
+"""Idle connections are dropped before the node does so (after 75 s), lest an image be sent into a closing one. Long
+enough that a camera with an image a minute, or every few seconds, connects once."""
 MAX_ATTEMPTS: Final = 10
 """Per call, whatever the retry budget."""
 LATE_S: Final = 1.0
@@ -65,7 +65,7 @@ FIRST_PAUSE_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether a node takes pictures now, and what it serves; task and variant are None while it is not ready."""
+    """Whether a node takes images now, and what it serves; task and variant are None while it is not ready."""
 
     ready: bool
     task: str | None = None
@@ -106,7 +106,7 @@ class AsyncClient:
                 there is one, and so many images are under way over it at once.
             retry_budget_s: how long one call may pause in all to try again after 429 and 503, honouring
                 Retry-After; 0 never retries. A `deadline_ms` that is shorter bounds it too.
-            transport: `lossy` sends pictures as datagrams; the node says over HTTP where to.
+            transport: `datagram` sends images as datagrams; the node says over HTTP where to.
             paths: this machine's addresses to send datagrams from, each over a link of its own; default: one, the
                 system's choice.
             ca: PEM file of the authorities that the node's certificate is checked against, for https; default: the
@@ -119,11 +119,11 @@ class AsyncClient:
                 transport.
         """
         self.url = _checked_url(url)
-        if transport not in ("http", "lossy"):
+        if transport not in ("http", "datagram"):
             raise ConfigError(f"transport: expected 'http' or 'lossy', got {transport!r}")
-        if paths and transport != "lossy":
+        if paths and transport != "datagram":
             raise ConfigError("paths: only transport='lossy' uses several; HTTP goes the way the system chooses")
-        self._lossy = transport == "lossy"
+        self._datagram = transport == "datagram"
         self._paths = tuple(paths)
         self._tls: ssl.SSLContext | Literal[True] = True
         if ca is not None or certificate is not None or certificate_key is not None:
@@ -135,7 +135,7 @@ class AsyncClient:
             self._tls = caller_context(ca, certificate, certificate_key)
         api_key = clean_key(api_key, "api_key") if api_key else None
         self._api_key = api_key
-        self._link: LossyWay | None = None
+        self._link: DatagramWay | None = None
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
         self._late_s = late_s
@@ -149,7 +149,7 @@ class AsyncClient:
 
     async def classify(
         self,
-        picture: Picture,
+        image: Image,
         *,
         encoding: Encoding | None = None,
         color: Color | None = None,
@@ -158,7 +158,7 @@ class AsyncClient:
         """What the image shows.
 
         Args:
-            picture: an encoded image or the path of one, which is sent byte for byte; or uint8 pixels.
+            image: an encoded image or the path of one, which is sent byte for byte; or uint8 pixels.
             encoding: of pixels: `png`, which loses nothing and is the default over HTTP, or `jpeg`, a tenth of the
                 bytes. By datagrams pixels are coded as the link allows, unless an encoding is given.
             color: order of the channels of pixels: `rgb`, the default, or `bgr`, as OpenCV has it.
@@ -167,21 +167,21 @@ class AsyncClient:
         Raises:
             BadField: for contradictory fields, before anything is sent.
             RequestError, ServiceError: as the node says, or as the docstring of `hawkvision.client` draws. Over the
-                lossy transport a broken image is found out before it is sent.
+                datagram transport a broken image is found out before it is sent.
             DeadlineMissed: if there is no answer `late_s` after the deadline.
             OSError: if the path cannot be read.
         """
         query = query_fields(**fields)
         form = ArrayForm(encoding, color)
-        form.check(picture)
+        form.check(image)
         deadline_ms = None if waits_beyond_deadline(fields) else fields.get("deadline_ms")
         budget_s = self._retry_budget_s if deadline_ms is None else min(self._retry_budget_s, deadline_ms / 1e3)
         async with self._place():
             # In its place, so that no more images are held encoded than are sent.
-            body = await form.sendable(picture, pixels=self._lossy)
+            body = await form.sendable(image, pixels=self._datagram)
             exchange: Exchange
-            if self._lossy:
-                exchange = partial(self._exchange_lossy, body, query)
+            if self._datagram:
+                exchange = partial(self._exchange_datagram, body, query)
             else:
                 assert isinstance(body, bytes)
                 exchange = partial(self._exchange, "POST", CLASSIFY_PATH, query, body)
@@ -190,20 +190,20 @@ class AsyncClient:
 
     async def classify_batch(
         self,
-        pictures: Iterable[Picture],
+        images: Iterable[Image],
         *,
         concurrency: int = 8,
         encoding: Encoding | None = None,
         color: Color | None = None,
         **fields: Unpack[ClassifyFields],
     ) -> AsyncGenerator[Outcome]:
-        """What each picture shows, in the order of the pictures, which may be any number.
+        """What each image shows, in the order of the images, which may be any number.
 
-        An error of one picture stands in its place, and the next ones are asked all the same.
+        An error of one image stands in its place, and the next ones are asked all the same.
 
         Args:
-            pictures: each as `classify` takes it; taken from the iterable as there is room for them.
-            concurrency: pictures under way at once. Up to `AHEAD` (`hawkvision.client.batch`) times as many wait for
+            images: each as `classify` takes it; taken from the iterable as there is room for them.
+            concurrency: images under way at once. Up to `AHEAD` (`hawkvision.client.batch`) times as many wait for
                 one before them.
             encoding: as of `classify`.
             color: as of `classify`.
@@ -214,12 +214,12 @@ class AsyncClient:
         """
         query_fields(**fields)
         async for outcome in in_order(
-            pictures, partial(self.classify, encoding=encoding, color=color, **fields), concurrency
+            images, partial(self.classify, encoding=encoding, color=color, **fields), concurrency
         ):
             yield outcome
 
     async def targets(self) -> dict[str, Any]:
-        """The document of `GET /v1/targets`: attainable targets with promise, expected escalation and latency.
+        """The document of `GET /v1/targets`: attainable targets with guarantee, expected escalation and latency.
 
         Raises:
             ServiceError: if the node does not answer, or is not ready.
@@ -227,7 +227,7 @@ class AsyncClient:
         return await self._get("/v1/targets", self._retry_budget_s)
 
     async def health(self) -> Health:
-        """Whether the node takes pictures now.
+        """Whether the node takes images now.
 
         Raises:
             Unreachable: if nothing answers.
@@ -262,13 +262,13 @@ class AsyncClient:
             pause_s = min(POLL_S[1], 2.0 * pause_s)
 
     async def connect(self) -> None:
-        """Connect now, so that the first picture pays for no handshake.
+        """Connect now, so that the first image pays for no handshake.
 
         Raises:
             Unreachable: if nothing answers.
             HawkVisionError: what the node says against it.
         """
-        if not self._lossy:
+        if not self._datagram:
             await self.health()
             return
         await self._open_link().connect()
@@ -336,7 +336,7 @@ class AsyncClient:
                 try:
                     return await self._send(method, path, query, body, connected)
                 except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                    # The server may close a kept-alive connection just as it is used again. Asking about a picture
+                    # The server may close a kept-alive connection just as it is used again. Asking about an image
                     # twice changes nothing, so one new connection is tried before the caller is troubled.
                     return await self._send(method, path, query, body, connected)
         except TimeoutError:
@@ -373,19 +373,19 @@ class AsyncClient:
                     raise BadReply(f"{self.url}{path} sent more than {MAX_REPLY_BYTES} bytes")
             return response.status, _retry_after(response.headers.get("Retry-After")), bytes(payload)
 
-    def _exchange_lossy(self, picture: bytes | Pixels, query: dict[str, str], limit: TimeLimit) -> Awaitable[Reply]:
+    def _exchange_datagram(self, image: bytes | Pixels, query: dict[str, str], limit: TimeLimit) -> Awaitable[Reply]:
         """One attempt over datagrams, told as an HTTP reply would tell it."""
-        return self._open_link().exchange(picture, lossy_question(limit.applied(query)), limit)
+        return self._open_link().exchange(image, datagram_request(limit.applied(query)), limit)
 
-    def _open_link(self) -> LossyWay:
+    def _open_link(self) -> DatagramWay:
         """The link, made on first use because it belongs to the running loop."""
         # Imported here because the callers of HTTP need neither QUIC nor OpenCV, which take 300 ms to load.
-        from hawkvision.client.datagram import LossyWay
+        from hawkvision.client.datagram import DatagramWay
 
         self._settle()
         if self._link is None:
             offered = partial(self._exchange, "GET", TRANSPORT_PATH, {}, None, TimeLimit(self._timeout_s))
-            self._link = LossyWay(
+            self._link = DatagramWay(
                 self.url, offered, paths=self._paths, api_key=self._api_key, timeout_s=self._timeout_s
             )
         return self._link

@@ -7,22 +7,22 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Final, TypeAlias
 
-from hawkvision.client.request import Picture
+from hawkvision.client.request import Image
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.types import Answer
 
 Outcome: TypeAlias = Answer | HawkVisionError | OSError
-"""The answer to one picture, or why there is none."""
+"""The answer to one image, or why there is none."""
 
 AHEAD: Final = 4
 """Outcomes kept while one before them is awaited, as a multiple of the calls under way: one slow answer in a row of
-quick ones does not leave connections idle, and the pictures in memory are bounded."""
+quick ones does not leave connections idle, and the images in memory are bounded."""
 
 
 async def in_order(
-    pictures: Iterable[Picture], call: Callable[[Picture], Awaitable[Answer]], concurrency: int
+    images: Iterable[Image], call: Callable[[Image], Awaitable[Answer]], concurrency: int
 ) -> AsyncGenerator[Outcome]:
-    """Outcomes in the order of the pictures; closing the generator cancels what is under way.
+    """Outcomes in the order of the images; closing the generator cancels what is under way.
 
     Raises:
         ConfigError: if `concurrency` is no positive number.
@@ -31,17 +31,17 @@ async def in_order(
         raise ConfigError(f"concurrency: expected at least 1, got {concurrency}")
     places = asyncio.Semaphore(concurrency)
 
-    async def outcome(picture: Picture) -> Outcome:
+    async def outcome(image: Image) -> Outcome:
         async with places:
             try:
-                return await call(picture)
+                return await call(image)
             except (HawkVisionError, OSError) as error:
                 return error
 
     waiting: deque[asyncio.Task[Outcome]] = deque()
     try:
-        for picture in pictures:
-            waiting.append(asyncio.create_task(outcome(picture)))
+        for image in images:
+            waiting.append(asyncio.create_task(outcome(image)))
             if len(waiting) >= AHEAD * concurrency:
                 yield await waiting.popleft()
         while waiting:

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from hawkvision.client.asynchronous import LATE_S, AsyncClient, Health, Transport
 from hawkvision.client.batch import Outcome
 from hawkvision.client.loop import BackgroundLoop
-from hawkvision.client.request import ClassifyFields, Color, Encoding, Picture
+from hawkvision.client.request import ClassifyFields, Color, Encoding, Image
 from hawkvision.core.types import Answer
 
 
@@ -50,18 +50,18 @@ class Client:
 
     def classify(
         self,
-        picture: Picture,
+        image: Image,
         *,
         encoding: Encoding | None = None,
         color: Color | None = None,
         **fields: Unpack[ClassifyFields],
     ) -> Answer:
         """See `AsyncClient.classify`."""
-        return self._loop.run(self._async.classify(picture, encoding=encoding, color=color, **fields))
+        return self._loop.run(self._async.classify(image, encoding=encoding, color=color, **fields))
 
     def classify_batch(
         self,
-        pictures: Iterable[Picture],
+        images: Iterable[Image],
         *,
         concurrency: int = 8,
         encoding: Encoding | None = None,
@@ -69,9 +69,7 @@ class Client:
         **fields: Unpack[ClassifyFields],
     ) -> Generator[Outcome]:
         """See `AsyncClient.classify_batch`. The iterable is read on the client's own thread."""
-        outcomes = self._async.classify_batch(
-            pictures, concurrency=concurrency, encoding=encoding, color=color, **fields
-        )
+        outcomes = self._async.classify_batch(images, concurrency=concurrency, encoding=encoding, color=color, **fields)
         return self._loop.iterate(outcomes)
 
     def targets(self) -> dict[str, Any]:

@@ -13,17 +13,17 @@ import msgspec
 from hawkvision.client.request import Question, TimeLimit
 from hawkvision.client.response import BadReply, Reply, Unreachable, error_from_reply
 from hawkvision.core.errors import MALFORMED, ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
-from hawkvision.core.escalation_api import TRANSPORT_PATH, LossyOffer, Transports
+from hawkvision.core.escalation_api import TRANSPORT_PATH, DatagramEndpoint, Transports
 from hawkvision.core.types import Pixels
 from hawkvision.transport.client.connection_manager import NotConnectedInTime
-from hawkvision.transport.client.datagram_client import LossyLink
+from hawkvision.transport.client.datagram_client import DatagramLink
 from hawkvision.transport.coding.jpeg_header import cut
 from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
 
 MAY_MISS: Final = 0.05
-"""Of pictures that travel as they are, where one sent again later will do: it is small, and answered below what is
-promised of the picture itself, as all of them would be that are coded anew."""
+"""Of images that travel as they are, where one sent again later will do: it is small, and answered below what is
+guaranteed of the image itself, as all of them would be that are coded anew."""
 
 ANSWER_S: Final = 0.02
 """Of the deadline, for an edge node's look and the wait for overdue fragments: half of what a datacenter takes.
@@ -31,7 +31,7 @@ Over a simulated LTE link, with a deadline of 100 ms, a quarter more bytes come,
 longer 73."""
 
 
-class LossyWay:
+class DatagramWay:
     """One node, over a link that belongs to the running loop; close it."""
 
     def __init__(
@@ -55,7 +55,7 @@ class LossyWay:
         self.url = url
         self._offered = offered
         self._timeout_s = timeout_s
-        self._link = LossyLink(
+        self._link = DatagramLink(
             urlsplit(url).hostname or "",
             self._discover,
             local=paths,
@@ -69,7 +69,7 @@ class LossyWay:
         """Bytes of datagrams sent so far."""
         return self._link.sent_bytes
 
-    async def exchange(self, picture: bytes | Pixels, question: Question, limit: TimeLimit) -> Reply:
+    async def exchange(self, image: bytes | Pixels, question: Question, limit: TimeLimit) -> Reply:
         """One attempt, told as an HTTP reply would tell it.
 
         Raises:
@@ -81,7 +81,7 @@ class LossyWay:
         try:
             if limit.deadline_ms is None and not self._link.state().connected:
                 await self._link.probe(limit.seconds)  # making a connection has a time of its own
-            status, body = await self._ask(picture, question, limit.seconds)
+            status, body = await self._ask(image, question, limit.seconds)
         except NotReady as error:  # the node says so over HTTP, asked for where it listens
             return error.status, None, msgspec.json.encode(error.body())
         except NotConnectedInTime as error:
@@ -93,14 +93,14 @@ class LossyWay:
         except TimeoutError:
             if question.deadline_s is not None and question.deadline_s < limit.seconds:
                 raise self._missed(question.deadline_s * 1e3) from None
-            raise Unreachable(f"{self.url} had not answered a picture after {limit.seconds:g} s") from None
+            raise Unreachable(f"{self.url} had not answered an image after {limit.seconds:g} s") from None
         return _reply_of(status.name, body, self.url)
 
     def _missed(self, deadline_ms: float) -> DeadlineMissed:
         return DeadlineMissed(f"{self.url}: no answer came for the deadline {deadline_ms:g} ms")
 
-    async def _ask(self, picture: bytes | Pixels, question: Question, timeout_s: float) -> tuple[Status, bytes]:
-        """An encoded picture goes as it is where it fits and there is time to repair all losses, for without a deadline
+    async def _ask(self, image: bytes | Pixels, question: Question, timeout_s: float) -> tuple[Status, bytes]:
+        """An encoded image goes as it is where it fits and there is time to repair all losses, for without a deadline
         there is; with one, over a quick link, unless the question is fast or it travels undamaged in any case, cut
         along restart markers, of which parts can be shown.
         """
@@ -108,7 +108,7 @@ class LossyWay:
         ask = partial(
             self._link.ask,
             question.template,
-            picture,
+            image,
             meta=question.meta,
             deadline_s=deadline_s,
             timeout_s=timeout_s,
@@ -118,13 +118,13 @@ class LossyWay:
             with contextlib.suppress(TooLarge):
                 return await ask(exact=True)
         return await ask(
-            exact=not question.fast and self._may_travel_whole(picture, deadline_s, surely=not question.insist)
+            exact=not question.fast and self._may_travel_whole(image, deadline_s, surely=not question.insist)
         )
 
-    def _may_travel_whole(self, picture: bytes | Pixels, deadline_s: float | None, *, surely: bool) -> bool:
-        if deadline_s is None or not isinstance(picture, bytes):
+    def _may_travel_whole(self, image: bytes | Pixels, deadline_s: float | None, *, surely: bool) -> bool:
+        if deadline_s is None or not isinstance(image, bytes):
             return False
-        return self._link.carries_whole(picture, deadline_s, surely=surely) and cut(picture) is None
+        return self._link.carries_whole(image, deadline_s, surely=surely) and cut(image) is None
 
     async def connect(self) -> None:
         """Connect now.
@@ -142,7 +142,7 @@ class LossyWay:
         """Close the link."""
         await self._link.close()
 
-    async def _discover(self) -> LossyOffer:
+    async def _discover(self) -> DatagramEndpoint:
         """Where the node listens for datagrams."""
         where = f"{self.url}{TRANSPORT_PATH}"
         try:
@@ -152,11 +152,11 @@ class LossyWay:
         if status != 200:
             raise error_from_reply(status, payload, retry_after, where)
         try:
-            offer = msgspec.json.decode(payload, type=Transports).lossy
+            offer = msgspec.json.decode(payload, type=Transports).datagram
         except MALFORMED as error:
             raise BadReply(f"{where}: {error}") from None
         if offer is None:
-            raise ConfigError(f"{self.url} does not listen for datagrams; expected a node with edge.lossy_port set")
+            raise ConfigError(f"{self.url} does not listen for datagrams; expected a node with edge.datagram_port set")
         return offer
 
 
@@ -168,10 +168,10 @@ class _Refusal(msgspec.Struct):
 
 
 def _reply_of(status: str, body: bytes, where: str) -> Reply:
-    """A status of the lossy transport (`WIRE.md` §6) and its body as HTTP would tell them.
+    """A status of the datagram transport (`WIRE.md` §6) and its body as HTTP would tell them.
 
     Raises:
-        DeadlineMissed: if the node had too little of the picture, or not what was asked, when its time was up.
+        DeadlineMissed: if the node had too little of the image, or not what was asked, when its time was up.
         BadReply: if the node could not make anything of the fragments.
     """
     if status == "OK":

@@ -1,4 +1,4 @@
-"""A question as it travels: its fields as a query or as the lossy transport's template, its picture as bytes."""
+"""A question as it travels: its fields as a query or as the datagram transport's template, its image as bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from hawkvision.core.errors import BadField
 from hawkvision.core.types import OnMiss, Pixels, Quality
 
-Picture: TypeAlias = bytes | str | os.PathLike[str] | Pixels
+Image: TypeAlias = bytes | str | os.PathLike[str] | Pixels
 """An encoded image, the path of one, or uint8 pixels (height, width, 3)."""
 
 Encoding: TypeAlias = Literal["png", "jpeg"]
@@ -38,7 +38,7 @@ TARGETS: Final = ("min_accuracy", "max_accuracy_drop", "quality", "min_confidenc
 
 
 class ClassifyFields(TypedDict, total=False):
-    """What may be asked of a picture; DESIGN §3. At most one of the first four, the target."""
+    """What may be asked of an image; DESIGN §3. At most one of the first four, the target."""
 
     min_accuracy: float | None
     max_accuracy_drop: float | None
@@ -97,18 +97,18 @@ class TimeLimit:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The fields of a picture as the lossy transport carries them: what many pictures share, and what is its own."""
+    """The fields of an image as the datagram transport carries them: what many images share, and what is its own."""
 
     template: bytes
     meta: bytes
     deadline_s: float | None
     fast: bool = False
-    """Whether speed counts before accuracy, and a picture coded anew will do where there is time for it whole."""
+    """Whether speed counts before accuracy, and an image coded anew will do where there is time for it whole."""
     insist: bool = True
     """Whether an answer after the deadline is better than none, as it is but for `on_miss=fail`."""
 
 
-def lossy_question(query: dict[str, str]) -> Question:
+def datagram_request(query: dict[str, str]) -> Question:
     """The deadline leaves the template for the fragments where they can carry it and it is the link's to keep.
 
     What the node is to refuse stays in the template, so that it does.
@@ -138,7 +138,7 @@ class ArrayForm:
     color: Color | None = None
     """The order of the channels; None is RGB."""
 
-    def check(self, picture: Picture) -> None:
+    def check(self, image: Image) -> None:
         """Refuse what says nothing about this image.
 
         Raises:
@@ -149,27 +149,27 @@ class ArrayForm:
                 continue
             if value not in known:
                 raise BadField(f"{name}: expected one of {', '.join(known)}, got {value!r}")
-            if not isinstance(picture, np.ndarray):
-                raise BadField(f"{name}: only for arrays of pixels; got {type(picture).__name__}, sent as it is")
+            if not isinstance(image, np.ndarray):
+                raise BadField(f"{name}: only for arrays of pixels; got {type(image).__name__}, sent as it is")
 
-    async def sendable(self, picture: Picture, *, pixels: bool) -> bytes | Pixels:
+    async def sendable(self, image: Image, *, pixels: bool) -> bytes | Pixels:
         """The bytes to send, or with `pixels` RGB pixels where no encoding was asked for.
 
         Raises:
             BadField: if the array is no image.
             OSError: if the path cannot be read.
         """
-        if isinstance(picture, bytes):
-            return picture
-        if not isinstance(picture, np.ndarray):
-            return await asyncio.to_thread(Path(picture).read_bytes)
+        if isinstance(image, bytes):
+            return image
+        if not isinstance(image, np.ndarray):
+            return await asyncio.to_thread(Path(image).read_bytes)
         if pixels and self.encoding is None:
-            return np.ascontiguousarray(picture[..., ::-1]) if self.color == "bgr" else picture
-        return await asyncio.to_thread(self._encoded, picture)
+            return np.ascontiguousarray(image[..., ::-1]) if self.color == "bgr" else image
+        return await asyncio.to_thread(self._encoded, image)
 
     def _encoded(self, pixels: Pixels) -> bytes:
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
-            raise BadField(f"picture: expected uint8 (height, width, 3), got {pixels.dtype} {pixels.shape}")
+            raise BadField(f"image: expected uint8 (height, width, 3), got {pixels.dtype} {pixels.shape}")
         # Imported here because most callers send encoded images, and OpenCV takes 100 ms to load.
         import cv2
 
@@ -179,5 +179,5 @@ class ArrayForm:
         written_as_bgr = pixels if self.color == "bgr" else pixels[:, :, ::-1]
         done, written = cv2.imencode(suffix, written_as_bgr, options)
         if not done:
-            raise BadField(f"picture: {pixels.shape} cannot be encoded as {suffix[1:].upper()}")
+            raise BadField(f"image: {pixels.shape} cannot be encoded as {suffix[1:].upper()}")
         return bytes(written)

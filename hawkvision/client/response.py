@@ -11,14 +11,14 @@ from hawkvision.client.request import TARGETS, TimeLimit
 from hawkvision.core import errors
 from hawkvision.core.errors import MALFORMED, HawkVisionError, Overloaded, ServiceError, TargetUnreachable
 from hawkvision.core.types import (
-    AccuracyPromise,
+    AccuracyGuarantee,
+    AccuracyStatus,
     Answer,
     Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
     Prediction,
-    PromiseStatus,
     Quality,
     Reason,
     Target,
@@ -51,9 +51,9 @@ class _Target(msgspec.Struct, frozen=True):
     min_confidence: float | None = None
 
 
-class _Promise(msgspec.Struct, frozen=True):
+class _Guarantee(msgspec.Struct, frozen=True):
     target: _Target
-    status: PromiseStatus
+    status: AccuracyStatus
     basis: Basis
     max_drop: float | None = None
     delta: float | None = None
@@ -72,7 +72,7 @@ class _Reply(msgspec.Struct, frozen=True):
     reason: Reason | None
     degraded: bool
     received_fraction: float
-    accuracy: _Promise
+    accuracy: _Guarantee
     deadline_met: bool | None
     timing_ms: Timing
 
@@ -89,20 +89,20 @@ def answer_from_json(value: dict[str, Any]) -> Answer:
         raise BadReply(f"answer: {error}") from None
     if not reply.top_k:
         raise BadReply("answer: top_k: expected at least one class, got none")
-    promise = reply.accuracy
+    guarantee = reply.accuracy
     return Answer(
         id=reply.id,
         task=reply.task,
         top_k=reply.top_k,
         model=reply.model,
         tier=reply.tier,
-        accuracy=AccuracyPromise(
-            target=_target(promise.target),
-            status=promise.status,
-            basis=promise.basis,
-            max_drop=promise.max_drop,
-            delta=promise.delta,
-            n=promise.n,
+        accuracy=AccuracyGuarantee(
+            target=_target(guarantee.target),
+            status=guarantee.status,
+            basis=guarantee.basis,
+            max_drop=guarantee.max_drop,
+            delta=guarantee.delta,
+            n=guarantee.n,
         ),
         escalated=reply.escalated,
         reason=reply.reason,

@@ -34,9 +34,9 @@ log = logging.getLogger("hawkvision.core.config")
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 Key: TypeAlias = Annotated[str, Meta(min_length=1)]
-"""A secret. An empty one is an error: a variable left unset in a template must not open the door to everybody."""
+"""A secret. An empty one is an error: a variable left unset in a template must not open the server to everybody."""
 Memory: TypeAlias = Annotated[int, Meta(ge=32 * 1024 * 1024)]
-"""Bytes; with less, hardly a picture can be decoded."""
+"""Bytes; with less, hardly an image can be decoded."""
 Word: TypeAlias = Annotated[str, Meta(min_length=1)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 Millis: TypeAlias = Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
@@ -87,8 +87,8 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     task: str = "imagenet"
     """The task to serve: a folder with a manifest in `models_dir`."""
     variant: Word | None = None
-    """The edge stage: a variant or ensemble of the manifest. None takes the manifest's `ladder.default_edge`, or with
-    an FPGA its `ladder.fpga`."""
+    """The edge stage: a variant or ensemble of the manifest. None takes the manifest's `cascade.default_edge`, or with
+    an FPGA its `cascade.fpga`."""
     backend: Literal[
         "auto",
         "int8",
@@ -105,7 +105,7 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     ONNX Runtime, which gives the same logits. `openvino` gives others, for which nothing is certified. The last four
     run a quantised variant: on the CPU with a device's bits, as simulated RTL, on a device, and on a device as far as
     it keeps up, else on the CPU (`fpga/offload`)."""
-    providers: tuple[Word, ...] = ("CPUExecutionProvider",)
+    onnx_providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
     models_dir: Path | None = None
     """Folder of manifests, labels and profiles, one folder a task; none takes those that are shipped."""
@@ -125,7 +125,7 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
     """Threads for one image while no other is in work; with others, each has one. 0 tries 2 and 4 at the start, where
     there are so many cores, and takes what makes the model quicker."""
-    queue_limit: Count = 256
+    max_queue: Count = 256
     """Requests that may wait for a worker; further ones are refused with 429. At 5 ms each on two workers, 256 wait
     0.64 s: longer than a caller with a deadline would."""
 
@@ -145,22 +145,22 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     Images that take less than 30 ms are not counted."""
 
     # == Datacenter ==
-    dc_url: str | None = None
+    datacenter_url: str | None = None
     """Address of the datacenter tier, `http://HOST[:PORT]` or https; none makes a node that answers alone."""
-    dc_api_key: Key | None = None
+    datacenter_api_key: Key | None = None
     """The key that the datacenter tier asks for; it must allow `infer`."""
-    dc_ca: Path | None = None
+    datacenter_ca: Path | None = None
     """PEM file of the authorities that the datacenter's certificate is checked against; none takes the system's."""
-    dc_certificate: Path | None = None
+    datacenter_certificate: Path | None = None
     """PEM file of this node's own certificate, for a datacenter tier that asks for one."""
-    dc_key: Path | None = None
-    """PEM file of the private key of `dc_certificate`, unencrypted."""
-    dc_transport: Literal["tcp", "lossy", "auto"] = "tcp"
-    """How images go to the datacenter: over HTTP (`tcp`), as datagrams (`lossy`), or as datagrams while the link loses
-    some (`auto`). Datagrams need `dc.lossy_port` there."""
-    dc_connections: Count = 32
+    datacenter_key: Path | None = None
+    """PEM file of the private key of `datacenter_certificate`, unencrypted."""
+    datacenter_transport: Literal["tcp", "datagram", "auto"] = "tcp"
+    """How images go to the datacenter: over HTTP (`tcp`), as datagrams (`datagram`), or as datagrams while the link
+    loses some (`auto`). Datagrams need `dc.datagram_port` there."""
+    datacenter_connections: Count = 32
     """HTTP connections to the datacenter at most; further escalations wait for a free one."""
-    dc_timeout_s: Seconds = 10.0
+    datacenter_timeout_s: Seconds = 10.0
     """The longest wait for the datacenter, in seconds, when the request itself has no deadline."""
     min_on_time_probability: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.05
     """A caller with a deadline waits for the datacenter while a reply in time is at least this likely; 0 waits until
@@ -173,7 +173,7 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     state_file: Path | None = None
     """SQLite file that keeps what is known of streams across restarts; none takes one per task and address below
     `$XDG_STATE_HOME/hawkvision` (`~/.local/state/hawkvision`), unless `port` is 0."""
-    streams_limit: Count = 4096
+    max_streams: Count = 4096
     """Streams kept in memory, 1 to 10 KB each; the one used longest ago makes room."""
 
     # == Baseline policies, for comparisons ==
@@ -206,7 +206,7 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Longest request body, in bytes; longer ones are refused with 413."""
     connections_per_address: Annotated[int, Meta(ge=0)] = 512
     """HTTP connections from one address (IPv6: one /64 network), never more than half of all; 0 for no bound. An edge
-    node has up to `edge.dc_connections`. Not for clusters, where Serve's own proxies take the connections."""
+    node has up to `edge.datacenter_connections`. Not for clusters, where Serve's own proxies take the connections."""
 
     # == Who may call ==
     api_key: Key | None = None
@@ -230,11 +230,11 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     task: str = "imagenet"
     """The task to serve: a folder with a manifest in `models_dir`."""
     variants: tuple[Word, ...] = ()
-    """The stages to serve: variants and ensembles of the manifest; none takes the manifest's `ladder.dc`."""
+    """The stages to serve: variants and ensembles of the manifest; none takes the manifest's `cascade.dc`."""
     backend: Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"] = "auto"
     """What runs the models. `auto` takes our own kernels (`int8`) for models and processors that they are for, else
     ONNX Runtime, which gives the same logits. `openvino` gives others, for which nothing is certified."""
-    providers: tuple[Word, ...] = ("CPUExecutionProvider",)
+    onnx_providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
     models_dir: Path | None = None
     """Folder of manifests, labels and profiles, one folder a task; none takes those that are shipped."""
@@ -300,7 +300,24 @@ _SECTIONS: dict[type, tuple[Section, str]] = {
 }
 
 
-RENAMED: Final = {"give_up_below": "min_on_time_probability"}
+RENAMED: Final = {
+    "give_up_below": "min_on_time_probability",
+    "dc_url": "datacenter_url",
+    "dc_api_key": "datacenter_api_key",
+    "dc_ca": "datacenter_ca",
+    "dc_certificate": "datacenter_certificate",
+    "dc_key": "datacenter_key",
+    "dc_transport": "datacenter_transport",
+    "dc_connections": "datacenter_connections",
+    "dc_timeout_s": "datacenter_timeout_s",
+    "lossy_port": "datagram_port",
+    "lossy_certificate": "datagram_certificate",
+    "lossy_key": "datagram_key",
+    "lossy_accept_sent_keys": "datagram_accept_sent_keys",
+    "queue_limit": "max_queue",
+    "streams_limit": "max_streams",
+    "providers": "onnx_providers",
+}
 """Settings that other releases had, and what took their place."""
 
 
@@ -332,10 +349,10 @@ def load_config(
     _convert(kind, values, f"environment {prefix}*")
     values |= {k: v for k, v in (overrides or {}).items() if v is not None}
     config = _convert(kind, values, "command line")
-    if isinstance(config, EdgeConfig) and config.dc_url is not None:
-        _check_origin(f"{section}.dc_url", config.dc_url)
-    if isinstance(config, EdgeConfig) and config.dc_transport != "tcp" and config.dc_url is None:
-        raise ConfigError(f"{section}.dc_transport = {config.dc_transport!r}: missing {section}.dc_url to send to")
+    if isinstance(config, EdgeConfig) and config.datacenter_url is not None:
+        _check_origin(f"{section}.datacenter_url", config.datacenter_url)
+    if isinstance(config, EdgeConfig) and config.datacenter_transport != "tcp" and config.datacenter_url is None:
+        raise ConfigError(f"{section}.datacenter_transport = {config.datacenter_transport!r}: missing {section}.datacenter_url to send to")
     if isinstance(config, EdgeConfig):
         _check_policy(config)
     for group in settings_groups(section):
@@ -365,8 +382,8 @@ def _with_clean_keys(config: ConfigT, section: str) -> ConfigT:
     cleaned: dict[str, Any] = {}
     if config.api_key is not None:
         cleaned["api_key"] = own_key(config.api_key, f"{section}.api_key")
-    if isinstance(config, EdgeConfig) and config.dc_api_key is not None:
-        cleaned["dc_api_key"] = clean_key(config.dc_api_key, f"{section}.dc_api_key")
+    if isinstance(config, EdgeConfig) and config.datacenter_api_key is not None:
+        cleaned["datacenter_api_key"] = clean_key(config.datacenter_api_key, f"{section}.datacenter_api_key")
     return msgspec.structs.replace(config, **cleaned)
 
 
@@ -376,10 +393,10 @@ def _check_datacenter_tls(config: EdgeConfig) -> None:
     Raises:
         ConfigError: naming both.
     """
-    together("edge", "dc_certificate", config.dc_certificate, "dc_key", config.dc_key)
-    for key in ("dc_ca", "dc_certificate"):
-        if getattr(config, key) is not None and not (config.dc_url or "").lower().startswith("https:"):
-            raise ConfigError(f"edge.{key} belongs to an edge.dc_url of https://HOST[:PORT], got {config.dc_url!r}")
+    together("edge", "datacenter_certificate", config.datacenter_certificate, "datacenter_key", config.datacenter_key)
+    for key in ("datacenter_ca", "datacenter_certificate"):
+        if getattr(config, key) is not None and not (config.datacenter_url or "").lower().startswith("https:"):
+            raise ConfigError(f"edge.{key} belongs to an edge.datacenter_url of https://HOST[:PORT], got {config.datacenter_url!r}")
 
 
 def section_of(kind: type[EdgeConfig] | type[DatacenterConfig]) -> tuple[Section, str]:
@@ -485,8 +502,8 @@ def _check_policy(config: EdgeConfig) -> None:
     Raises:
         ConfigError: naming both.
     """
-    if config.policy in ("all-dc", "static", "split") and config.dc_url is None:
-        raise ConfigError(f"edge.policy = {config.policy!r}: missing edge.dc_url to send to")
+    if config.policy in ("all-dc", "static", "split") and config.datacenter_url is None:
+        raise ConfigError(f"edge.policy = {config.policy!r}: missing edge.datacenter_url to send to")
     for key, policy in (("static_threshold", "static"), ("resident_memory_mb", "infaas")):
         if getattr(config, key) is not None and config.policy != policy:
             raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")

@@ -2,7 +2,7 @@
 
     HawkVisionError
     ├── RequestError            the caller can mend it; each carries an HTTP status hint
-    │   ├── BadImage            400 bad_image          the bytes are no picture we can decode
+    │   ├── BadImage            400 bad_image          the bytes are no image we can decode
     │   ├── BadField            400 bad_field          an unknown, malformed or contradictory field
     │   ├── Unauthorized        401 unauthorized       missing or wrong key
     │   ├── Forbidden           403 forbidden          the key is known, and has not the scope
@@ -12,7 +12,7 @@
     │   ├── TooLarge            413 too_large          too many bytes or too many pixels
     │   ├── UriTooLong          414 uri_too_long       the URL exceeds its bound
     │   ├── UnsupportedMedia    415 unsupported_media  a format we do not read
-    │   ├── TargetUnreachable   422 target_unreachable the ladder cannot promise that much
+    │   ├── TargetUnreachable   422 target_unreachable the cascade cannot guarantee that much
     │   └── HeadersTooLarge     431 headers_too_large  request line and headers exceed their bound
     ├── ServiceError            the caller may try again
     │   ├── Overloaded          429 overloaded         a bounded queue is full; carries retry_after_s
@@ -27,7 +27,7 @@
     ├── CompileError            a model that the FPGA compiler cannot take, or code that no compiler here can make
     └── EscalationFailed        the datacenter tier did not answer; never shown to callers as an error
 
-The status is a hint for the doors (HTTP, gRPC); nothing here knows about any protocol.
+The status is a hint for the servers (HTTP, gRPC); nothing here knows about any protocol.
 Every error survives pickling, because Ray carries them between processes.
 """
 
@@ -52,7 +52,7 @@ class HawkVisionError(Exception):
         self.message = message
 
     def body(self) -> dict[str, Any]:
-        """The documented error body, the same at every door."""
+        """The documented error body, the same at every server."""
         return {"error": self.message, "code": self.code}
 
 
@@ -63,7 +63,7 @@ class RequestError(HawkVisionError):
 
 
 class BadImage(RequestError):
-    """The body is not a picture that can be decoded."""
+    """The body is not an image that can be decoded."""
 
     code = "bad_image"
 
@@ -110,7 +110,7 @@ class RequestTimeout(RequestError):
 
 
 class TooLarge(RequestError):
-    """The body or the picture exceeds a limit."""
+    """The body or the image exceeds a limit."""
 
     code = "too_large"
     status = 413
@@ -131,7 +131,7 @@ class UnsupportedMedia(RequestError):
 
 
 class TargetUnreachable(RequestError):
-    """The ladder cannot reach the target; `maximum` says what it can."""
+    """The cascade cannot reach the target; `maximum` says what it can."""
 
     code = "target_unreachable"
     status = 422

@@ -1,18 +1,18 @@
-"""The hop from an edge node to the datacenter tier: what travels on the wire, and nothing else.
+"""The escalation from an edge node to the datacenter tier: what travels on the wire, and nothing else.
 
     POST /v1/infer
         X-HawkVision-Task: imagenet            default: the tier's own task
-        X-HawkVision-Variant: committee        a rung of the ladder; default: the best served
+        X-HawkVision-Variant: ensemble        a stage of the cascade; default: the best served
         X-HawkVision-Deadline-Ms: 180.0        time left when sent; absent: none
         X-HawkVision-Top-K: 5
         X-HawkVision-Progressive: 1            answers of some of a committee's members are welcome meanwhile
         X-HawkVision-Accept-Score: 0.913       these three together: the variant looks first, and
         X-HawkVision-Score: margin             unless its score of this kind is at least that, the
-        X-HawkVision-Otherwise: committee      otherwise-rung answers
+        X-HawkVision-Otherwise: ensemble      otherwise-stage answers
         traceparent: 00-…                      W3C trace context
         X-Request-Id: …                        the caller's, or the trace's id (`core.logs`); not as datagrams
         Authorization: Bearer KEY              when the tier has a key
-        <the encoded picture: the caller's own bytes, or a smaller one made of a much larger (`imaging.downscale`)>
+        <the encoded image: the caller's own bytes, or a smaller one made of a much larger (`imaging.downscale`)>
 
     200 {"top_k": [{"index": 281, "confidence": 0.83}, …], "model": "committee",
          "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …, "first": …}, "batch_size": 3,
@@ -22,40 +22,40 @@
     200 {"lossy": {"port": 8091, "certificate": "-----BEGIN CERTIFICATE-----…", "name": "…", "version": 1}}
                                            what else the tier listens to; null where it does not
 
-    GET /v1/rungs
+    GET /v1/stages
     200 {"task": "imagenet", "best": "committee",
-         "rungs": [{"name": "committee", "members": [{"name": "resnet50", "sha256": "…"}, …],
+         "stages": [{"name": "committee", "members": [{"name": "resnet50", "sha256": "…"}, …],
                     "fingerprint": "…", "ran": "…/int8"}, …]}
 
 Errors are `{"error", "code"}` with the statuses of `hawkvision.core.errors`. A deadline is sent as time *left*, not as
 a time of day, because the clocks of edge and datacenter need not agree; the uplink's own time is the edge's to
 subtract.
 
-The certificate of an edge rung may cover three levels: edge, a middle rung, the best. The second decision is then
-taken in the tier, for the price of one round trip:
+The certificate of an edge stage may cover three levels: edge, an intermediate stage, the best. The second decision is
+then taken in the tier, for the price of one round trip:
 
     score of the variant ≥ Accept-Score ──►  200, "model": the variant,        "score": its own, ≥ Accept-Score
-    else, within the same deadline      ──►  200, "model": the otherwise-rung, "score": its own, whatever it is,
+    else, within the same deadline      ──►  200, "model": the otherwise-stage, "score": its own, whatever it is,
                                              "passed_over": {"index": 282, "score": 0.41}   what the variant said
 
 `fingerprint` says what computed the answer, as the replicas state it that ran the models
 (`hawkvision.models.fingerprints`); `passed_over` has its own. A tier of before 0.2 states none, and its answers are
-never certified; an edge of before 0.2 ignores it, and goes by the fingerprint in `/v1/rungs`, which follows from the
+never certified; an edge of before 0.2 ignores it, and goes by the fingerprint in `/v1/stages`, which follows from the
 tier's settings. `ran` there is what its replicas state.
 
-The score is `cascade.scores.score` of the rung's calibrated probabilities as served (the manifest's temperatures), in
+The score is `cascade.scores.score` of the stage's calibrated probabilities as served (the manifest's temperatures), in
 float32; the comparison widens it to float64, which is exact, and the header writes the threshold with as many digits
-as give the same float64 back. So the tier accepts exactly the pictures that a computation offline accepts. Scores
-reach 1.0, so a middle rung that is not to be believed at all, only to be watched, gets the Accept-Score `inf`.
+as give the same float64 back. So the tier accepts exactly the images that a computation offline accepts. Scores
+reach 1.0, so an intermediate stage that is not to be believed at all, only to be watched, gets the Accept-Score `inf`.
 
 A caller who will not wait beyond its deadline, and would rather have the opinion of some members than none, asks for a
 progressive reply. Then the body may be several such objects, a line each (`application/jsonl`), each from more members
 and views than the one before. The last is `"complete": true`, unless something went wrong after the first, or the
 deadline came. Certificates say nothing of the others. `first` says when the first was ready, in any reply.
 
-Over the lossy transport (`hawkvision.transport`) a request has the same fields. Those that many pictures share are its
-template, a JSON object with `task`, `variant` and, for a middle rung, `score` and `otherwise`. This picture's own are
-its meta, big-endian:
+Over the datagram transport (`hawkvision.transport`) a request has the same fields. Those that many images share are its
+template, a JSON object with `task`, `variant` and, for an intermediate stage, `score` and `otherwise`. This image's own
+are its meta, big-endian:
 
      0        1        2                 4           20          28       29                    37
     ┌────────┬────────┬─────────────────┬───────────┬───────────┬────────┬─────────────────────┐
@@ -83,7 +83,7 @@ from hawkvision.core.trace import TraceContext
 from hawkvision.core.types import Score
 
 INFER_PATH: Final = "/v1/infer"
-RUNGS_PATH: Final = "/v1/rungs"
+STAGES_PATH: Final = "/v1/stages"
 TRANSPORT_PATH: Final = "/v1/transport"
 TASK_HEADER: Final = "X-HawkVision-Task"
 VARIANT_HEADER: Final = "X-HawkVision-Variant"
@@ -101,35 +101,37 @@ META_VERSION: Final = 1
 
 _META: Final = struct.Struct(">BBH16s8sB")
 _ACCEPT: Final = struct.Struct(">d")
-_HAS_MIDDLE: Final = 1
+_HAS_INTERMEDIATE: Final = 1
 _PROGRESSIVE: Final = 2
 
 
-class Middle(msgspec.Struct, frozen=True):
-    """The variant asked for is a middle rung: its answer counts if it is sure enough, else another rung's does."""
+class Intermediate(msgspec.Struct, frozen=True):
+    """The variant asked for is an intermediate stage: its answer counts if it is sure enough, else another stage's
+    does.
+    """
 
     score: Score
     accept_score: float
-    """0..1, or +∞; the middle rung's answer is accepted if its score is at least this."""
+    """0..1, or +∞; the intermediate stage's answer is accepted if its score is at least this."""
     otherwise: str
-    """The rung that answers if not."""
+    """The stage that answers if not."""
 
 
-class HopRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the edge asks of one picture. None leaves the choice to the datacenter tier."""
+class EscalationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the edge asks of one image. None leaves the choice to the datacenter tier."""
 
     task: str | None = None
     variant: str | None = None
     deadline_ms: float | None = None
     """Time left when the request was sent; zero or less has already expired."""
     top_k: int = 5
-    middle: Middle | None = None
-    """With it, `variant` must name the middle rung, and another one than `middle.otherwise`."""
+    intermediate: Intermediate | None = None
+    """With it, `variant` must name the intermediate stage, and another one than `intermediate.otherwise`."""
     progressive: bool = False
     """Whether answers of some of a committee's members will do if time does not suffice for all."""
 
     def headers(self) -> dict[str, str]:
-        """The request as headers; `parse_hop_headers` reads them back."""
+        """The request as headers; `parse_escalation_headers` reads them back."""
         headers = {TOP_K_HEADER: str(self.top_k)}
         if self.task is not None:
             headers[TASK_HEADER] = self.task
@@ -137,26 +139,26 @@ class HopRequest(msgspec.Struct, frozen=True, kw_only=True):
             headers[VARIANT_HEADER] = self.variant
         if self.deadline_ms is not None:
             headers[DEADLINE_HEADER] = repr(float(self.deadline_ms))
-        if self.middle is not None:
-            headers[ACCEPT_SCORE_HEADER] = repr(float(self.middle.accept_score))
-            headers[SCORE_HEADER] = self.middle.score.value
-            headers[OTHERWISE_HEADER] = self.middle.otherwise
+        if self.intermediate is not None:
+            headers[ACCEPT_SCORE_HEADER] = repr(float(self.intermediate.accept_score))
+            headers[SCORE_HEADER] = self.intermediate.score.value
+            headers[OTHERWISE_HEADER] = self.intermediate.otherwise
         if self.progressive:
             headers[PROGRESSIVE_HEADER] = "1"
         return headers
 
     def template(self) -> bytes:
-        """What many pictures share, for the lossy transport; few differ: rungs and the score's kind."""
-        middle = self.middle
-        score, otherwise = (None, None) if middle is None else (middle.score, middle.otherwise)
+        """What many images share, for the datagram transport; few differ: stages and the score's kind."""
+        intermediate = self.intermediate
+        score, otherwise = (None, None) if intermediate is None else (intermediate.score, intermediate.otherwise)
         return _template_encoder.encode(_Template(self.task, self.variant, score, otherwise))
 
     def meta(self, trace: TraceContext) -> bytes:
-        """What is this picture's own, for the lossy transport, except the deadline."""
-        flags = (0 if self.middle is None else _HAS_MIDDLE) | (_PROGRESSIVE if self.progressive else 0)
+        """What is this image's own, for the datagram transport, except the deadline."""
+        flags = (0 if self.intermediate is None else _HAS_INTERMEDIATE) | (_PROGRESSIVE if self.progressive else 0)
         ids = bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
         packed = _META.pack(META_VERSION, flags, self.top_k, *ids, int(trace.flags, 16))
-        return packed if self.middle is None else packed + _ACCEPT.pack(self.middle.accept_score)
+        return packed if self.intermediate is None else packed + _ACCEPT.pack(self.intermediate.accept_score)
 
 
 class _Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -170,15 +172,15 @@ _template_encoder = msgspec.json.Encoder()
 _template_decoder = msgspec.json.Decoder(_Template)
 
 
-class HopClass(msgspec.Struct, frozen=True):
-    """One class with its calibrated probability under the rung that answered."""
+class ClassScore(msgspec.Struct, frozen=True):
+    """One class with its calibrated probability under the stage that answered."""
 
     index: int
     confidence: float
 
 
-class HopTiming(msgspec.Struct, frozen=True):
-    """Milliseconds inside the datacenter tier. A committee reports its slowest member's stages; two looks add up."""
+class EscalationTiming(msgspec.Struct, frozen=True):
+    """Milliseconds inside the datacenter tier. An ensemble reports its slowest member's stages; two looks add up."""
 
     decode: float
     queue: float
@@ -188,36 +190,37 @@ class HopTiming(msgspec.Struct, frozen=True):
     """When there was an answer of some of those that were asked, complete or not."""
 
 
-class PassedOver(msgspec.Struct, frozen=True):
-    """What a middle rung saw that was not sure enough: its most probable class, and its score.
+class IntermediateResult(msgspec.Struct, frozen=True):
+    """What an intermediate stage saw that was not sure enough: its most probable class, and its score.
 
-    With the answer that counts it tells, for nothing, whether the two rungs agree; online control learns from that.
+    With the answer that counts it tells, for nothing, whether the two stages agree; online control learns from that.
     """
 
     index: int
     score: float
     fingerprint: str | None = None
-    """Of what computed it, see `HopReply.fingerprint`."""
+    """Of what computed it, see `EscalationReply.fingerprint`."""
 
 
-class HopReply(msgspec.Struct, frozen=True):
-    """The answer; `top_k[0]` is the most probable class, `batch_size` the most pictures inferred together."""
+class EscalationReply(msgspec.Struct, frozen=True):
+    """The answer; `top_k[0]` is the most probable class, `batch_size` the most images inferred together."""
 
-    top_k: tuple[HopClass, ...]
+    top_k: tuple[ClassScore, ...]
     model: str
-    """The rung that answered: the one asked for, or with a middle rung possibly `Middle.otherwise`."""
-    timing_ms: HopTiming
+    """The stage that answered: the one asked for, or with an intermediate stage possibly `Intermediate.otherwise`."""
+    timing_ms: EscalationTiming
     batch_size: int
     score: float | None = None
-    """The answering rung's own score, of the kind that `Middle.score` asked for; None if no middle rung was named."""
-    passed_over: PassedOver | None = None
-    """The middle rung's answer where the otherwise-rung gave the one that counts."""
+    """The answering stage's own score, of the kind that `Intermediate.score` asked for; None if no intermediate stage
+    was named."""
+    passed_over: IntermediateResult | None = None
+    """The intermediate stage's answer where the otherwise-stage gave the one that counts."""
     received_fraction: float = 1.0
-    """Share of the picture, as the edge sent it, that reached the tier; the rest of what was looked at is made up."""
+    """Share of the image, as the edge sent it, that reached the tier; the rest of what was looked at is made up."""
     quality: int | None = None
-    """JPEG quality at which the transport encoded the picture anew; None: it came as the edge had it."""
+    """JPEG quality at which the transport encoded the image anew; None: it came as the edge had it."""
     complete: bool = True
-    """Whether all of the rung's members looked, or so many that the first class is settled
+    """Whether all of the stage's members looked, or so many that the first class is settled
     (`datacenter.execution.cascade_executor`).
 
     Only a progressive request has other replies.
@@ -229,27 +232,27 @@ class HopReply(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether the tier looked at the very picture that the edge sent."""
+        """Whether the tier looked at the very image that the edge sent."""
         return self.received_fraction == 1.0 and self.quality is None
 
     @property
     def comparable(self) -> bool:
-        """Whether this is the rung's own answer to the picture that the edge sent, so that theirs can be compared."""
+        """Whether this is the stage's own answer to the image that the edge sent, so that theirs can be compared."""
         return self.whole and self.complete
 
 
-class RungMember(msgspec.Struct, frozen=True):
+class StageMember(msgspec.Struct, frozen=True):
     """A variant and the hash of the very file that is loaded; None for a backend without a file (`noop`)."""
 
     name: str
     sha256: str | None
 
 
-class Rung(msgspec.Struct, frozen=True):
-    """One rung that can be asked for: a variant, or a committee of several."""
+class Stage(msgspec.Struct, frozen=True):
+    """One stage that can be asked for: a variant, or an ensemble of several."""
 
     name: str
-    members: tuple[RungMember, ...]
+    members: tuple[StageMember, ...]
     fingerprint: str | None = None
     """`Manifest.fingerprint`: files, input handling, temperatures and averaging in one hash, as the settings have it;
     None without files, or with an execution that certificates are not about."""
@@ -258,16 +261,16 @@ class Rung(msgspec.Struct, frozen=True):
     none."""
 
 
-class Rungs(msgspec.Struct, frozen=True):
+class Stages(msgspec.Struct, frozen=True):
     """What the tier serves, cheapest first. An edge refuses certificates that were made for other files."""
 
     task: str
     best: str
-    rungs: tuple[Rung, ...]
+    stages: tuple[Stage, ...]
 
 
-class LossyOffer(msgspec.Struct, frozen=True):
-    """Where the lossy transport listens, at the host of the document that says so."""
+class DatagramEndpoint(msgspec.Struct, frozen=True):
+    """Where the datagram transport listens, at the host of the document that says so."""
 
     port: int
     """UDP."""
@@ -282,28 +285,29 @@ class LossyOffer(msgspec.Struct, frozen=True):
 class Transports(msgspec.Struct, frozen=True):
     """The reply to `GET /v1/transport`."""
 
-    lossy: LossyOffer | None = None
+    datagram: DatagramEndpoint | None = None
 
 
-def parse_hop_headers(headers: Mapping[str, str]) -> HopRequest:
+def parse_escalation_headers(headers: Mapping[str, str]) -> EscalationRequest:
     """The request that the headers state; names are matched as `headers` does (Starlette's ignore case).
 
     Raises:
         BadField: naming the header, what was expected and what was found.
     """
     variant = headers.get(VARIANT_HEADER) or None
-    return HopRequest(
+    return EscalationRequest(
         task=headers.get(TASK_HEADER) or None,
         variant=variant,
         deadline_ms=_deadline(headers.get(DEADLINE_HEADER)),
         top_k=_top_k(headers.get(TOP_K_HEADER)),
-        middle=_middle(headers, variant),
+        intermediate=_intermediate(headers, variant),
         progressive=_progressive(headers.get(PROGRESSIVE_HEADER)),
     )
 
 
-def parse_hop_datagram(template: bytes, meta: bytes) -> tuple[HopRequest, TraceContext | None]:
-    """The request, without its deadline, of a picture that came over the lossy transport, and its trace if it is valid.
+def parse_escalation_datagram(template: bytes, meta: bytes) -> tuple[EscalationRequest, TraceContext | None]:
+    """The request, without its deadline, of an image that came over the datagram transport, and its trace if it is
+    valid.
 
     Raises:
         BadField: naming the field, what was expected and what was found.
@@ -315,25 +319,25 @@ def parse_hop_datagram(template: bytes, meta: bytes) -> tuple[HopRequest, TraceC
     if len(meta) < _META.size or meta[0] != META_VERSION:
         raise BadField(f"meta: expected version {META_VERSION} and {_META.size} bytes or more, got {meta[:8].hex()!r}…")
     _, flags, top_k, trace_id, span_id, trace_flags = _META.unpack_from(meta)
-    size = _META.size + (_ACCEPT.size if flags & _HAS_MIDDLE else 0)
-    if flags & ~(_HAS_MIDDLE | _PROGRESSIVE) or len(meta) != size:
+    size = _META.size + (_ACCEPT.size if flags & _HAS_INTERMEDIATE else 0)
+    if flags & ~(_HAS_INTERMEDIATE | _PROGRESSIVE) or len(meta) != size:
         raise BadField(f"meta: flags {flags} and {len(meta)} bytes do not go together; expected {size} bytes")
     if not 1 <= top_k <= MAX_TOP_K:
         raise BadField(f"meta: top_k is {top_k}; expected 1 to {MAX_TOP_K}")
-    middle = None
-    if flags & _HAS_MIDDLE:
+    intermediate = None
+    if flags & _HAS_INTERMEDIATE:
         if shared.score is None or shared.otherwise is None:
             raise BadField("template: score or otherwise is missing; the meta has an accept score")
         (accept_score,) = _ACCEPT.unpack_from(meta, _META.size)
-        _check_middle(shared.variant, shared.otherwise, "template: variant", "template: otherwise")
-        middle = Middle(shared.score, _sure(accept_score, "meta: accept score"), shared.otherwise)
+        _check_intermediate(shared.variant, shared.otherwise, "template: variant", "template: otherwise")
+        intermediate = Intermediate(shared.score, _sure(accept_score, "meta: accept score"), shared.otherwise)
     elif shared.score is not None or shared.otherwise is not None:
-        raise BadField("meta: accept score is missing; the template names a middle rung")
-    request = HopRequest(
+        raise BadField("meta: accept score is missing; the template names an intermediate stage")
+    request = EscalationRequest(
         task=shared.task or None,
         variant=shared.variant or None,
         top_k=top_k,
-        middle=middle,
+        intermediate=intermediate,
         progressive=bool(flags & _PROGRESSIVE),
     )
     trace = None
@@ -356,7 +360,7 @@ def _deadline(text: str | None) -> float | None:
 
 def _top_k(text: str | None) -> int:
     if text is None:
-        return HopRequest().top_k
+        return EscalationRequest().top_k
     # isascii, because str.isdigit also accepts digits that a header cannot carry, such as '²'.
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_TOP_K):
         raise BadField(f"{TOP_K_HEADER}: expected a whole number from 1 to {MAX_TOP_K}, got {text[:40]!r}")
@@ -369,7 +373,7 @@ def _progressive(text: str | None) -> bool:
     return text == "1"
 
 
-def _middle(headers: Mapping[str, str], variant: str | None) -> Middle | None:
+def _intermediate(headers: Mapping[str, str], variant: str | None) -> Intermediate | None:
     names = (ACCEPT_SCORE_HEADER, SCORE_HEADER, OTHERWISE_HEADER)
     given = [headers.get(name) for name in names]
     accept_score, kind, otherwise = given
@@ -378,16 +382,16 @@ def _middle(headers: Mapping[str, str], variant: str | None) -> Middle | None:
     if accept_score is None or kind is None or otherwise is None:
         absent = names[given.index(None)]
         raise BadField(f"{absent}: missing; {', '.join(names)} belong together, all or none")
-    _check_middle(variant, otherwise, VARIANT_HEADER, OTHERWISE_HEADER)
-    return Middle(_score(kind), _accept_score(accept_score), otherwise)
+    _check_intermediate(variant, otherwise, VARIANT_HEADER, OTHERWISE_HEADER)
+    return Intermediate(_score(kind), _accept_score(accept_score), otherwise)
 
 
-def _check_middle(variant: str | None, otherwise: str, variant_field: str, otherwise_field: str) -> None:
+def _check_intermediate(variant: str | None, otherwise: str, variant_field: str, otherwise_field: str) -> None:
     if not variant:
-        raise BadField(f"{variant_field}: missing; an accept score needs it to name the rung that looks first")
+        raise BadField(f"{variant_field}: missing; an accept score needs it to name the stage that looks first")
     if otherwise in ("", variant):
         raise BadField(
-            f"{otherwise_field}: expected another rung than the {variant_field} {variant[:64]!r}, "
+            f"{otherwise_field}: expected another stage than the {variant_field} {variant[:64]!r}, "
             f"got {otherwise[:64]!r}"
         )
 

@@ -1,7 +1,7 @@
 """What a node counts, in Prometheus' own conventions: base units, `_total` counters, bounded labels.
 
-Every label takes its values from a closed set (tasks, rungs, tiers, reasons, status codes), never from a caller's text,
-so that no caller can grow the number of series.
+Every label takes its values from a closed set (tasks, stages, tiers, reasons, status codes), never from a caller's
+text, so that no caller can grow the number of series.
 """
 
 from __future__ import annotations
@@ -114,22 +114,24 @@ class EdgeMetrics:
         self.duration = histogram("request_duration_seconds", "First byte in to answer out", "task", "tier")
         self.queue_duration = histogram("queue_duration_seconds", "Wait for a worker", "task")
         self.inference_duration = histogram("inference_duration_seconds", "Backend time", "task", "variant")
-        self.second_looks = counter(
-            "second_looks", "Pictures that the others of a stepwise committee looked at as well", "task"
+        self.ensemble_runs = counter(
+            "ensemble_runs", "Images that the others of a conditional ensemble looked at as well", "task"
         )
         self.escalations = counter(
-            "escalations", "Pictures sent to the datacenter, audits and trials included", "task", "reason"
+            "escalations", "Images sent to the datacenter, audits and trials included", "task", "reason"
         )
         self.escalation_failures = counter("escalation_failures", "Escalations that got no answer in time", "task")
-        self.escalations_given_up = counter(
-            "escalations_given_up", "Of these, those that were not waited for to the end", "task"
+        self.escalations_abandoned = counter(
+            "escalations_abandoned", "Of these, those that were not waited for to the end", "task"
         )
-        self.audits = counter("audits", "Accepted answers drawn to be checked by the best rung", "task", "outcome")
-        self.promises = counter("promises", "Answers by the status of their accuracy promise", "task", "status")
-        self.alarms = counter("alarms", "Promises that became void because traffic is not as certified", "task")
-        self.returns = counter("returns", "Promises that came back because traffic is as certified again", "task")
-        self.streams = gauge("streams", "Controllers in memory: one per stream, certificate and rung", "task")
-        self.streams_void = gauge("streams_void", "Controllers whose promise is void", "task")
+        self.audits = counter(
+            "audits", "Accepted answers drawn to be checked by the reference stage", "task", "outcome"
+        )
+        self.guarantees = counter("guarantees", "Answers by the status of their accuracy guarantee", "task", "status")
+        self.alarms = counter("alarms", "Guarantees that became void because traffic is not as certified", "task")
+        self.returns = counter("returns", "Guarantees that came back because traffic is as certified again", "task")
+        self.streams = gauge("streams", "Controllers in memory: one per stream, certificate and stage", "task")
+        self.streams_suspended = gauge("streams_suspended", "Controllers whose guarantee is suspended", "task")
         self.accuracy_debt = gauge("accuracy_debt", "Wrong answers, in expectation, that all streams owe", "task")
         self.state_failures = counter(
             "state_failures",
@@ -147,23 +149,23 @@ class EdgeMetrics:
         self.degraded = counter("degraded", "Answers below target, flagged as such", "task")
         self.shed = counter("shed", "Requests refused because a bound was reached", "reason")
         self.refused_costs = counter(
-            "refused_costs", "Pictures refused before they were decoded, for what that would cost", "reason"
+            "refused_costs", "Images refused before they were decoded, for what that would cost", "reason"
         )
         self.memory_budget = gauge("memory_budget_bytes", "Memory that may be used, by what for", "part")
         self.bodies_bytes = gauge("bodies_bytes", "Of it, what bodies take")
         self.decoding_bytes = gauge("decoding_bytes", "Of it, what decoding takes, at most")
         self.decoding_peak_bytes = gauge("decoding_peak_bytes", "The most that decoding ever took, at most")
-        self.decoding_work = gauge("decoding_work_seconds", "Expected time of heavy pictures that are not decoded yet")
+        self.decoding_work = gauge("decoding_work_seconds", "Expected time of heavy images that are not decoded yet")
         self.deadline_misses = counter("deadline_misses", "Answers after their deadline", "task")
         self.received_bytes = counter("received_bytes", "Bytes of request bodies")
-        self.uplink_bytes = counter("uplink_bytes", "Picture bytes sent to the datacenter")
-        self.uplink_transport = gauge("uplink_transport", "1 for what pictures go to the datacenter over", "transport")
+        self.uplink_bytes = counter("uplink_bytes", "Image bytes sent to the datacenter")
+        self.uplink_transport = gauge("uplink_transport", "1 for what images go to the datacenter over", "transport")
         self.uplink_switches = counter("uplink_switches", "Changes of transport, by the one changed to", "transport")
         self.uplink_loss_ratio = gauge("uplink_loss_ratio", "Share of datagrams to the datacenter that are lost")
         self.uplink_rtt = gauge("uplink_rtt_seconds", "Round trip of datagrams to the datacenter, without its work")
         self.received_fraction = Histogram(
-            "hawkvision_lossy_received_fraction",
-            "Share of a picture that had come when it was answered",
+            "hawkvision_datagram_received_fraction",
+            "Share of an image that had come when it was answered",
             registry=self.registry,
             buckets=RECEIVED_BUCKETS,
         )

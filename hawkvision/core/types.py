@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Pixels: TypeAlias = NDArray[np.uint8]
-"""Pictures as (height, width, 3) or batches as (n, height, width, 3), RGB, 0..255."""
+"""Images as (height, width, 3) or batches as (n, height, width, 3), RGB, 0..255."""
 
 Logits: TypeAlias = NDArray[np.float32]
 """(n, classes), before softmax and temperature."""
 
 
 class Score(StrEnum):
-    """Which number says how sure a rung is; both lie in 0..1 and grow with certainty."""
+    """Which number says how sure a stage is; both lie in 0..1 and grow with certainty."""
 
     TOP1 = "top1"
     MARGIN = "margin"
@@ -47,12 +47,12 @@ class Tier(StrEnum):
     """Where an answer came from."""
 
     EDGE = "edge"
-    DC = "dc"
+    DATACENTER = "datacenter"
     CACHE = "cache"
 
 
 class Reason(StrEnum):
-    """Why a picture was escalated; answers never say `audit` or `trial`, for nobody waits for those."""
+    """Why an image was escalated; answers never say `audit` or `trial`, for nobody waits for those."""
 
     LOW_CONFIDENCE = "low_confidence"
     AUDIT = "audit"
@@ -61,16 +61,16 @@ class Reason(StrEnum):
     TRIAL = "trial"
 
 
-class PromiseStatus(StrEnum):
+class AccuracyStatus(StrEnum):
     """Whether the accuracy target is kept by certificate, tried for, or known to be broken."""
 
-    HELD = "held"
+    CERTIFIED = "certified"
     BEST_EFFORT = "best_effort"
-    VOID = "void"
+    SUSPENDED = "suspended"
 
 
 class Basis(StrEnum):
-    """What a promise rests on: labelled pictures, agreement between tiers, or only measured averages.
+    """What a guarantee rests on: labelled images, agreement between tiers, or only measured averages.
 
     `unmonitored`: there is a certificate, but too few audits to know whether it is still true of the traffic.
     `uncertified_version`: it is about other models, or another way of running them, than those that computed the answer
@@ -93,7 +93,7 @@ class MinAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class MaxAccuracyDrop:
-    """At most this many answers fewer right, as a fraction, than the ladder's best rung would get."""
+    """At most this many answers fewer right, as a fraction, than the cascade's reference stage would get."""
 
     value: float
 
@@ -123,7 +123,7 @@ def target_fields(target: Target) -> dict[str, float | str]:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyRequest:
-    """What a caller asks of one picture, apart from the picture itself."""
+    """What a caller asks of one image, apart from the image itself."""
 
     task: str | None = None
     target: Target = Quality.BALANCED
@@ -135,7 +135,7 @@ class ClassifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What of the caller's picture is there: how much of it, and how coarsely it was quantised on the way."""
+    """What of the caller's image is there: how much of it, and how coarsely it was quantised on the way."""
 
     fraction: float = 1.0
     """Share of its area in true pixels, 0..1; the rest is made up."""
@@ -156,17 +156,17 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class AccuracyPromise:
-    """What is promised about the stream of answers to this target, and on what ground.
+class AccuracyGuarantee:
+    """What is guaranteed about the stream of answers to this target, and on what ground.
 
-    `max_drop` is the certified bound on the drop below the ladder's best rung; `delta` the probability that the
-    promise is wrong; `n` the number of pictures behind it. Each is None where there is nothing to state. A target of
-    `min_accuracy` can be `best_effort` and still state the certified drop: then only the best rung's own accuracy is
-    uncertain.
+    `max_drop` is the certified bound on the drop below the cascade's reference stage; `delta` the probability that the
+    guarantee is wrong; `n` the number of images behind it. Each is None where there is nothing to state. A target of
+    `min_accuracy` can be `best_effort` and still state the certified drop: then only the reference stage's own accuracy
+    is uncertain.
     """
 
     target: Target
-    status: PromiseStatus
+    status: AccuracyStatus
     basis: Basis
     max_drop: float | None = None
     delta: float | None = None
@@ -187,14 +187,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One classified picture; `top_k[0]` is the answer itself."""
+    """One classified image; `top_k[0]` is the answer itself."""
 
     id: str
     task: str
     top_k: tuple[Prediction, ...]
     model: str
     tier: Tier
-    accuracy: AccuracyPromise
+    accuracy: AccuracyGuarantee
     escalated: bool = False
     reason: Reason | None = None
     degraded: bool = False
@@ -219,7 +219,7 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """The answer as the JSON object of DESIGN §3; `Client` reads it back with `answer_from_json`."""
-        best, promise, timing = self.top_k[0], self.accuracy, self.timing_ms
+        best, guarantee, timing = self.top_k[0], self.accuracy, self.timing_ms
         return {
             "id": self.id,
             "task": self.task,
@@ -234,12 +234,12 @@ class Answer:
             "degraded": self.degraded,
             "received_fraction": self.received_fraction,
             "accuracy": {
-                "target": target_fields(promise.target),
-                "max_drop": promise.max_drop,
-                "status": promise.status.value,
-                "basis": promise.basis.value,
-                "delta": promise.delta,
-                "n": promise.n,
+                "target": target_fields(guarantee.target),
+                "max_drop": guarantee.max_drop,
+                "status": guarantee.status.value,
+                "basis": guarantee.basis.value,
+                "delta": guarantee.delta,
+                "n": guarantee.n,
             },
             "deadline_met": self.deadline_met,
             "timing_ms": {

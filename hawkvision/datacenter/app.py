@@ -1,9 +1,9 @@
-"""The Ray Serve application: one deployment per group of variants, and an ingress deployment that hosts the door.
+"""The Ray Serve application: one deployment per group of variants, and an ingress deployment that hosts the server.
 
-    caller ──HTTP──▶ door ──handle──▶ a committee's members  (1..n replicas, each decoding and batching)
-                        └───handle──▶ a variant that is in no committee
+    caller ──HTTP──▶ server ──handle──▶ a committee's members  (1..n replicas, each decoding and batching)
+                        └───handle──▶ a variant that is in no ensemble
 
-On one machine (`run.serve`) the door is hosted by the process that started Ray, and asks replicas directly (`direct`)
+On one machine (`run.serve`) the server is hosted by the process that started Ray, and asks replicas directly (`direct`)
 unless their number changes; in a cluster the deployment `Ingress` hosts it.
 """
 
@@ -30,7 +30,7 @@ from hawkvision.core.logs import LogFormat, LogLevel, adopt, current_request
 from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
 from hawkvision.datacenter.execution.ensemble import Errand, VariantAnswer
 from hawkvision.datacenter.execution.replica import GroupSettings, Replica, settings_of
-from hawkvision.datacenter.servers.http_server import make_door, max_in_flight
+from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.datacenter.servers.local_socket import PROBE_S, Address, HungUp, Question, Replicas, no_replica
 from hawkvision.servers.reload import Reloads
 from hawkvision.system.log_relay import configure_worker
@@ -61,7 +61,7 @@ class Presence(Protocol):
 
 
 class HandleVariants:
-    """The door's way to the replicas: directly or by Serve's handles, with Serve's errors in our words."""
+    """The server's way to the replicas: directly or by Serve's handles, with Serve's errors in our words."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class HandleVariants:
         self._direct = direct
 
     async def ask(
-        self, errands: Sequence[Errand], picture: bytes, expires_at: float, *, piecemeal: bool
+        self, errands: Sequence[Errand], image: bytes, expires_at: float, *, piecemeal: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        """See `looks.Variants.ask`. A rung's members are all in one group; rungs that share one are as well."""
+        """See `looks.Variants.ask`. A stage's members are all in one group; stages that share one are as well."""
         for (group, handle), its in groupby(errands, lambda errand: self._groups[next(iter(errand.wanted))]):
-            question = Question(picture, tuple(its), expires_at, piecemeal, current_request())
+            question = Question(image, tuple(its), expires_at, piecemeal, current_request())
             if self._direct is not None:
                 answering = self._direct.ask(group, question)
             else:
@@ -101,7 +101,7 @@ class HandleVariants:
         for tries_left in (1, 0):
             heard = False
             try:
-                through = asking(group, handle, question.picture, question.errands, question.expires_at)
+                through = asking(group, handle, question.image, question.errands, question.expires_at)
                 async with aclosing(through), aclosing(self._while_present(group, through)) as parts:
                     async for part in parts:
                         heard = True
@@ -159,9 +159,9 @@ async def _next(parts: AsyncGenerator[AnswerT]) -> AnswerT | None:
 
 
 async def _piece_by_piece(
-    group: str, handle: DeploymentHandle, picture: bytes, errands: Sequence[Errand], expires_at: float
+    group: str, handle: DeploymentHandle, image: bytes, errands: Sequence[Errand], expires_at: float
 ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-    stream = handle.options(stream=True).piecemeal.remote(picture, errands, expires_at, current_request())
+    stream = handle.options(stream=True).piecemeal.remote(image, errands, expires_at, current_request())
     try:
         while (part := await _in_our_words(group, anext(stream, None))) is not None:
             yield part
@@ -170,9 +170,9 @@ async def _piece_by_piece(
 
 
 async def _at_once(
-    group: str, handle: DeploymentHandle, picture: bytes, errands: Sequence[Errand], expires_at: float
+    group: str, handle: DeploymentHandle, image: bytes, errands: Sequence[Errand], expires_at: float
 ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-    response = handle.classify.remote(picture, errands, expires_at, current_request())
+    response = handle.classify.remote(image, errands, expires_at, current_request())
     try:
         parts: tuple[tuple[VariantAnswer, ...], ...] = await _in_our_words(group, response)
     except asyncio.CancelledError:
@@ -217,36 +217,36 @@ class ServedReplica(Replica):
 
 
 class Ingress:
-    """The door inside a cluster, behind Serve's own HTTP listener."""
+    """The server inside a cluster, behind Serve's own HTTP listener."""
 
     def __init__(self, config: DatacenterConfig, catalog: Catalog, *handles: DeploymentHandle) -> None:
         _log_as_the_tier(config.log_level, config.log_format)
-        self._door = make_door(config, catalog)
-        self._door.tier.metrics.describe(config.task, config.backend)
+        self._server = make_http_server(config, catalog)
+        self._server.tier.metrics.describe(config.task, config.backend)
         self._presence = HandlePresence(
             {group.name: handle for group, handle in zip(catalog.groups, handles, strict=True)},
-            self._door.tier.replicas_changed,
-            self._door.tier.states,
+            self._server.tier.replicas_changed,
+            self._server.tier.states,
         )
         # A deployment that may go down to no replica is woken by its callers, and kept awake by questions like these.
         self._watches = config.min_replicas > 0
         self._variants = HandleVariants(catalog.groups, handles, self._presence if self._watches else None)
-        self._reloads = Reloads.of(self._door.keys)
+        self._reloads = Reloads.of(self._server.keys)
 
     async def __call__(self, request: Request) -> Response:
         """Any request to the application."""
         self._reloads.start()  # the first time, for only now there is a loop for sure
-        return await self._door.respond(request)
+        return await self._server.respond(request)
 
     async def check_health(self) -> None:
         """Serve asks this before it calls the ingress started, and ever again."""
         if self._watches:
             self._presence.begin()
-        self._door.tier.variants = self._variants
+        self._server.tier.variants = self._variants
 
 
 class HandlePresence:
-    """Which groups have a replica that answers, by asking through their handles; for a door that is not beside them.
+    """Which groups have a replica that answers, by asking through their handles; for a server that is not beside them.
 
     A question of this kind may wait behind callers' own; so answers to those count as well.
     """
@@ -310,10 +310,10 @@ _GROUP: Any = serve.deployment(ServedReplica)
 _INGRESS: Any = serve.deployment(Ingress)
 
 
-def group_apps(config: DatacenterConfig, catalog: Catalog, door: Address | None = None) -> dict[str, Application]:
+def group_apps(config: DatacenterConfig, catalog: Catalog, server: Address | None = None) -> dict[str, Application]:
     """Each group's deployment with its settings, by its name; in the order of `catalog.groups`.
 
-    Replicas report to `door`, where that is on their machine.
+    Replicas report to `server`, where that is on their machine.
     """
     scale: dict[str, Any] = {"num_replicas": config.max_replicas}
     if config.min_replicas != config.max_replicas:
@@ -332,7 +332,7 @@ def group_apps(config: DatacenterConfig, catalog: Catalog, door: Address | None 
             health_check_period_s=_HEALTH_PERIOD_S,
             ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus},
             **scale,
-        ).bind(settings_of(group, catalog, config, door))
+        ).bind(settings_of(group, catalog, config, server))
         for group in catalog.groups
     }
 
@@ -352,20 +352,20 @@ def application(config: DatacenterConfig) -> Application:
     """The whole application under these settings.
 
     Raises:
-        ConfigError: if the rungs are unknown, or the lossy transport is asked for, which a cluster cannot offer: its
-            proxies speak HTTP, and replicas come and go on ports of their own.
+        ConfigError: if the stages are unknown, or the datagram transport is asked for, which a cluster cannot offer:
+            its proxies speak HTTP, and replicas come and go on ports of their own.
     """
     port = config.feature(DatagramSettings).port
     if port is not None:
         raise ConfigError(
-            f"dc.lossy_port = {port}: in a cluster the tier speaks HTTP only; the lossy transport needs a "
+            f"dc.datagram_port = {port}: in a cluster the tier speaks HTTP only; the datagram transport needs a "
             "tier on one machine (`hawkvision dc up`)"
         )
     catalog = load_catalog(config)
     limit = max_in_flight(config, catalog)
     return _INGRESS.options(
         name="ingress",
-        # Above the door's own bound, so that it is the door that sheds, with 429 and Retry-After.
+        # Above the server's own bound, so that it is the server that sheds, with 429 and Retry-After.
         max_ongoing_requests=2 * limit,
         max_queued_requests=limit,
         ray_actor_options={"num_cpus": config.num_cpus},

@@ -1,7 +1,7 @@
-"""What a tier serves: the rungs of one task, worked out from the manifest and the settings, without starting anything.
+"""What a tier serves: the stages of one task, worked out from the manifest and the settings, without starting anything.
 
-The committee is no model of its own: a request for it asks its members, which are loaded once, and shared with the
-rungs of their own names. Variants that are asked together are a group, and are deployed together; groups scale apart.
+The ensemble is no model of its own: a request for it asks its members, which are loaded once, and shared with the
+stages of their own names. Variants that are asked together are a group, and are deployed together; groups scale apart.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import ConfigError, ManifestError
-from hawkvision.core.escalation_api import Rung, RungMember, Rungs
+from hawkvision.core.escalation_api import Stage, StageMember, Stages
 from hawkvision.inference.backend_registry import ON_THE_CPU
 from hawkvision.models.fingerprints import stage_fingerprint
 from hawkvision.models.manifest import Manifest, Variant, load_manifest, models_dir
 
 
 @dataclass(frozen=True, slots=True)
-class ServedRung:
-    """How a rung is answered: by these members, over the mirror image too if `mirrored`, then `temperature`."""
+class ServedStage:
+    """How a stage is answered: by these members, over the mirror image too if `mirrored`, then `temperature`."""
 
     name: str
     members: tuple[str, ...]
@@ -35,7 +35,9 @@ class ServedRung:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Variants that share pictures, directly or over others: they live in one process. Named after their best rung."""
+    """Variants that share images, directly or over others: they live in one process. Named after their reference
+    stage.
+    """
 
     name: str
     variants: tuple[Variant, ...]
@@ -43,47 +45,47 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The rungs from cheapest to best and the variants, each once, that they run on."""
+    """The stages from cheapest to best and the variants, each once, that they run on."""
 
     task: str
     classes: int
-    rungs: tuple[ServedRung, ...]
+    stages: tuple[ServedStage, ...]
     variants: tuple[Variant, ...]
     has_artifacts: bool
 
     @property
-    def best(self) -> ServedRung:
-        """The rung that answers when the caller names none."""
-        return self.rungs[-1]
+    def best(self) -> ServedStage:
+        """The stage that answers when the caller names none."""
+        return self.stages[-1]
 
-    def rung(self, name: str) -> ServedRung | None:
-        """The rung of that name, or None."""
-        return next((r for r in self.rungs if r.name == name), None)
+    def stage(self, name: str) -> ServedStage | None:
+        """The stage of that name, or None."""
+        return next((r for r in self.stages if r.name == name), None)
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """All variants, each in one group; the best rung's group is the last."""
+        """All variants, each in one group; the reference stage's group is the last."""
         parts: list[tuple[str, set[str]]] = []
-        for rung in self.rungs:
-            members = set(rung.members)
+        for stage in self.stages:
+            members = set(stage.members)
             joined = [part for part in parts if part[1] & members]
             parts = [part for part in parts if part not in joined]
-            parts.append((rung.name, members.union(*(its for _, its in joined))))
+            parts.append((stage.name, members.union(*(its for _, its in joined))))
         return tuple(Group(name, tuple(v for v in self.variants if v.name in its)) for name, its in parts)
 
-    def listing(self, stated: Collection[str] = ()) -> Rungs:
-        """The reply to `GET /v1/rungs`; `stated` is what replicas have stated, the newest first."""
+    def listing(self, stated: Collection[str] = ()) -> Stages:
+        """The reply to `GET /v1/stages`; `stated` is what replicas have stated, the newest first."""
         hashes = {v.name: v.sha256 if self.has_artifacts else None for v in self.variants}
-        rungs = tuple(
-            Rung(
+        stages = tuple(
+            Stage(
                 r.name,
-                tuple(RungMember(m, hashes[m]) for m in r.members),
+                tuple(StageMember(m, hashes[m]) for m in r.members),
                 r.fingerprint,
                 next((ran for each in stated if (ran := r.ran(each))), None),
             )
-            for r in self.rungs
+            for r in self.stages
         )
-        return Rungs(self.task, self.best.name, rungs)
+        return Stages(self.task, self.best.name, stages)
 
 
 def load_catalog(config: DatacenterConfig) -> Catalog:
@@ -97,29 +99,29 @@ def load_catalog(config: DatacenterConfig) -> Catalog:
 
 
 def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
-    """The rungs that `config.variants` asks for (empty: the manifest's `ladder.dc`), best last.
+    """The stages that `config.variants` asks for (empty: the manifest's `cascade.dc`), best last.
 
     Raises:
-        ConfigError: if a name is neither a variant nor a committee, or stands twice, or is a committee with
-            `sure_from`.
+        ConfigError: if a name is neither a variant nor a committee, or stands twice, or is an ensemble with
+            `accept_confidence`.
     """
-    names = config.variants or manifest.ladder.dc
+    names = config.variants or manifest.cascade.dc
     if len(set(names)) != len(names):
-        raise ConfigError(f"dc.variants: every rung once, got {', '.join(names)}")
-    usual = config.backend in ("auto", "int8", "onnxruntime") and config.providers == ON_THE_CPU
-    rungs: list[ServedRung] = []
+        raise ConfigError(f"dc.variants: every stage once, got {', '.join(names)}")
+    usual = config.backend in ("auto", "int8", "onnxruntime") and config.onnx_providers == ON_THE_CPU
+    stages: list[ServedStage] = []
     variants: dict[str, Variant] = {}
     for name in names:
-        committee = manifest.committee(name)
+        ensemble = manifest.ensemble(name)
         try:
             members = manifest.members(name)
         except ManifestError as error:
             raise ConfigError(f"dc.variants: {error}") from None
-        if committee is not None and committee.sure_from is not None:
-            raise ConfigError(f"dc.variants: {name!r} is a committee with sure_from, which only edge nodes run")
-        flip = committee is not None and committee.horizontal_flip
-        temperature = committee.temperature if committee is not None else 1.0
+        if ensemble is not None and ensemble.accept_confidence is not None:
+            raise ConfigError(f"dc.variants: {name!r} is an ensemble with accept_confidence, which only edge nodes run")
+        flip = ensemble is not None and ensemble.horizontal_flip
+        temperature = ensemble.temperature if ensemble is not None else 1.0
         fingerprint = manifest.fingerprint(name) if usual else None
-        rungs.append(ServedRung(name, tuple(m.name for m in members), flip, temperature, fingerprint))
+        stages.append(ServedStage(name, tuple(m.name for m in members), flip, temperature, fingerprint))
         variants |= {m.name: m for m in members}
-    return Catalog(manifest.task, manifest.classes, tuple(rungs), tuple(variants.values()), config.backend != "noop")
+    return Catalog(manifest.task, manifest.classes, tuple(stages), tuple(variants.values()), config.backend != "noop")

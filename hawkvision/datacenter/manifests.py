@@ -36,7 +36,7 @@ def serve_config(config: DatacenterConfig) -> str:
     """The YAML for `serve deploy FILE`.
 
     Raises:
-        ConfigError: if the rungs are unknown, or if it should speak TLS, which Serve's proxies would not.
+        ConfigError: if the stages are unknown, or if it should speak TLS, which Serve's proxies would not.
     """
     return _yaml(_serve_document(config))
 
@@ -117,7 +117,7 @@ def _network_policy() -> dict[str, Any]:
 
 
 def _serve_document(config: DatacenterConfig) -> dict[str, Any]:
-    load_catalog(config)  # the rungs exist, or the cluster would only find out while starting
+    load_catalog(config)  # the stages exist, or the cluster would only find out while starting
     if config.tls_certificate is not None:
         raise ConfigError(
             "dc.tls_certificate belongs to a tier on one machine: in a cluster the proxies of Ray Serve listen, and "

@@ -1,18 +1,19 @@
 """The datacenter tier: `serve` runs it on this machine, `deploy` sends it to a Ray cluster.
 
 `serve` is the tier process that `launch.supervisor` starts. It starts a private Ray, deploys one application per group
-of variants, and hosts the door itself, which speaks kept-alive HTTP. That is what the edge's hop costs least over; two
-shared cores, no-op variant, 30 KB JPEG, milliseconds that the caller waits, client, tier and proxy on one machine:
+of variants, and hosts the server itself, which speaks kept-alive HTTP. That is what the edge's escalation costs least
+over; two shared cores, no-op variant, 30 KB JPEG, milliseconds that the caller waits, client, tier and proxy on one
+machine:
 
     python -m tests.bench.grpc_hop                  load 2, n = 1,920 a row
                               callers      P50      P99    req/s
-    own door, HTTP                  1      3.9      9.1      235
+    own server, HTTP                  1      3.9      9.1      235
     Serve's gRPC proxy              1      7.4       17      125
-    own door, HTTP                 16       35      111      406
+    own server, HTTP                 16       35      111      406
     Serve's gRPC proxy             16       58      111      264
 
     python -m loadgen.bench.dc_hop                  load 3, n = 800 a row; less decoding, queue and inference
-    own door, HTTP                  1      2.3      7.1
+    own server, HTTP                  1      2.3      7.1
     Serve's HAProxy, HTTP           1      2.4      8.2
     Serve's Python proxy, HTTP      1      9.1       25       tuned; 11 and 24 as it comes
 
@@ -49,8 +50,8 @@ from hawkvision.datacenter.execution.ensemble import errands_of
 from hawkvision.datacenter.launch.messages import ALIVE, BEAT_S, LEAVING, LISTENING, RAY_DIED, READY
 from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import PublicSockets
-from hawkvision.datacenter.servers.datagram_server import LossyDoor
-from hawkvision.datacenter.servers.http_server import Door, make_door
+from hawkvision.datacenter.servers.datagram_server import DatagramServer
+from hawkvision.datacenter.servers.http_server import HttpServer, make_http_server
 from hawkvision.datacenter.servers.local_socket import Replicas
 from hawkvision.datacenter.service import Tier
 from hawkvision.models.artifacts import load_variant
@@ -73,9 +74,9 @@ ResultT = TypeVar("ResultT")
 
 # Ray reads these when it is imported, so `serve` sets them first; whoever has set one keeps it.
 TUNING = {
-    # Handle calls by gRPC: 1.1 ms instead of 2.8 ms for 30 KB, and no object store for large pictures.
+    # Handle calls by gRPC: 1.1 ms instead of 2.8 ms for 30 KB, and no object store for large images.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    # Our replicas and door never block their loop (models and decoders have threads), so two hops between loops go.
+    # Our replicas and server never block their loop (models and decoders have threads), so two hops between loops go.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
@@ -84,7 +85,7 @@ TUNING = {
 }
 # A second apart; Ray would try twenty times. Where somebody listens and refuses so often, the key is likely wrong.
 _TRIES = {"RAY_NUM_REDIS_GET_RETRIES": "5"}
-# Pictures travel by gRPC; what Ray itself keeps in the store is small. 78 MB is the least it accepts.
+# Images travel by gRPC; what Ray itself keeps in the store is small. 78 MB is the least it accepts.
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _LOOPBACK = "127.0.0.1"
 _VITAL = ("gcs_server", "raylet")
@@ -120,12 +121,12 @@ def serve(
         restarts: how many tier processes came before this one; for the metrics.
 
     Raises:
-        ConfigError: if rungs, keys or certificates are unknown or unusable.
+        ConfigError: if stages, keys or certificates are unknown or unusable.
         ArtifactError: if a model file is missing or is not the one that the manifest names.
         BackendError: if a variant does not start.
     """
     catalog = load_catalog(config)
-    door = make_door(config, catalog)
+    http_server = make_http_server(config, catalog)
     certificates = server_certificates(config, "dc")
     if config.backend != "noop":
         for variant in catalog.variants:  # each replica checks again; here it fails at once, and says why
@@ -140,13 +141,13 @@ def serve(
     # name server to learn which address of this machine it has.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     _adopt_orphans()
-    asyncio.run(_serve(config, catalog, door, certificates, sockets, folder, launcher, stopping, restarts))
+    asyncio.run(_serve(config, catalog, http_server, certificates, sockets, folder, launcher, stopping, restarts))
 
 
 async def _serve(
     config: DatacenterConfig,
     catalog: Catalog,
-    door: Door,
+    http_server: HttpServer,
     certificates: Certificates | None,
     sockets: PublicSockets,
     folder: Path,
@@ -158,21 +159,21 @@ async def _serve(
     _stop_on_signal(stop)
     if stopping.is_set():
         stop.set()
-    door.tier.metrics.restarts.set(restarts)
-    lossy: LossyDoor | None = None
+    http_server.tier.metrics.restarts.set(restarts)
+    datagram: DatagramServer | None = None
     port = config.feature(DatagramSettings).port
     if port is not None:
-        lossy = await LossyDoor.open(config, port, door.tier, door.keys, sockets.datagrams)
-        door.transports = lossy.offered.transports
-    reloads = Reloads.of(door.keys, certificates)
-    if lossy is not None:
-        reloads.add("dc.lossy_certificate", lossy.offered.files, lossy.offered.reload)
+        datagram = await DatagramServer.open(config, port, http_server.tier, http_server.keys, sockets.datagrams)
+        http_server.transports = datagram.offered.transports
+    reloads = Reloads.of(http_server.keys, certificates)
+    if datagram is not None:
+        reloads.add("dc.datagram_certificate", datagram.offered.files, datagram.offered.reload)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
     reloads.start()
     server = _Server(
         uvicorn.Config(
-            door.asgi,
-            http=_protocol(config, door, certificates),
+            http_server.asgi,
+            http=_protocol(config, http_server, certificates),
             interface="asgi3",
             timeout_keep_alive=KEEP_ALIVE_S,
             lifespan="off",
@@ -185,14 +186,14 @@ async def _serve(
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[sockets.http]))
-    replicas = await _replicas(config, catalog, door.tier)
+    replicas = await _replicas(config, catalog, http_server.tier)
     _tell(launcher, LISTENING)
     beating = asyncio.create_task(_beat(launcher))
     watch = _RayWatch()
-    # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
+    # Ray is started outside the main thread, where it would take SIGTERM for itself and block the server; and by one
     # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
     with relaying(folder), ThreadPoolExecutor(1, "ray") as ray_thread:
-        opening = asyncio.create_task(_open(door, config, catalog, folder, replicas, ray_thread, watch, stop))
+        opening = asyncio.create_task(_open(http_server, config, catalog, folder, replicas, ray_thread, watch, stop))
         lost = asyncio.create_task(watch.lost.wait())
         try:
             await asyncio.wait((opening, lost), return_when=asyncio.FIRST_COMPLETED)
@@ -201,18 +202,18 @@ async def _serve(
                 stopped = asyncio.create_task(stop.wait())
                 await asyncio.wait((stopped, lost), return_when=asyncio.FIRST_COMPLETED)
             if lost.done() and not stop.is_set():
-                door.tier.variants = None
+                http_server.tier.variants = None
                 replicas.close()
                 await _give_back(sockets, launcher)
                 await _abandon(server, serving)
         finally:
-            door.tier.variants = None
+            http_server.tier.variants = None
             await _give_back(sockets, launcher)
             server.should_exit = True
             await serving
             await reloads.close()
-            if lossy is not None:
-                await lossy.close(_DRAIN_S)
+            if datagram is not None:
+                await datagram.close(_DRAIN_S)
             replicas.close()
             beating.cancel()
             watch.end()
@@ -285,7 +286,7 @@ class _RayWatch:
 
 
 async def _open(
-    door: Door,
+    http_server: HttpServer,
     config: DatacenterConfig,
     catalog: Catalog,
     folder: Path,
@@ -294,7 +295,7 @@ async def _open(
     watch: _RayWatch,
     stop: asyncio.Event,
 ) -> bool:
-    """Start Ray, load every variant and give them to the door; False if `stop` was set first.
+    """Start Ray, load every variant and give them to the server; False if `stop` was set first.
 
     Each step runs to its end before `stop` is looked at: Ray cannot be stopped under a call that uses it. The longest
     are Ray's own start and that of Serve's controller, 2 to 5 s each; loading models is awaited by polling.
@@ -318,20 +319,22 @@ async def _open(
     while not stop.is_set():
         if await step(lambda: _all_running(catalog)) and (config.min_replicas == 0 or not replicas.absent):
             await _connect(variants, config, catalog)
-            door.tier.metrics.describe(config.task, await variants.backends())
-            door.tier.variants = variants
+            http_server.tier.metrics.describe(config.task, await variants.backends())
+            http_server.tier.variants = variants
             return True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_S)
     return False
 
 
-def _protocol(config: DatacenterConfig, door: Door, certificates: Certificates | None) -> type[asyncio.Protocol]:
+def _protocol(
+    config: DatacenterConfig, http_server: HttpServer, certificates: Certificates | None
+) -> type[asyncio.Protocol]:
     """What speaks HTTP with callers, within bounds, and behind TLS where there is a certificate."""
     protocol = bounded(Limits(connections_for(raise_open_files()), config.connections_per_address))
     if certificates is None:
         return protocol
-    door.tier.metrics.watch_tls(certificates.state)
+    http_server.tier.metrics.watch_tls(certificates.state)
     return behind_tls(protocol, certificates)
 
 
@@ -340,10 +343,10 @@ async def _connect(variants: HandleVariants, config: DatacenterConfig, catalog: 
     if _is_fixed(config):
         return
     for group in catalog.groups:
-        rung = catalog.rung(group.name)
-        assert rung is not None, "a group is named after one of its rungs"
+        stage = catalog.stage(group.name)
+        assert stage is not None, "a group is named after one of its stages"
         with contextlib.suppress(DeadlineMissed):
-            await anext(variants.ask(errands_of(rung), b"", expires_at=0.0, piecemeal=False))
+            await anext(variants.ask(errands_of(stage), b"", expires_at=0.0, piecemeal=False))
 
 
 def _is_fixed(config: DatacenterConfig) -> bool:
@@ -451,7 +454,7 @@ def deploy(config: DatacenterConfig, address: str) -> None:
     `manifests.rayservice` does that.
 
     Raises:
-        ConfigError: if the rungs are unknown, or the cluster cannot be reached, refuses the key or runs another Ray.
+        ConfigError: if the stages are unknown, or the cluster cannot be reached, refuses the key or runs another Ray.
         BackendError: if the application does not start on the cluster; says what Serve says.
     """
     check_ray()
@@ -510,7 +513,7 @@ def _stop_ray(*, ask: bool) -> None:
     """Stop every process that Ray started: first as Ray does, if it is to be asked; after five seconds the rest by
     force.
 
-    Serve's own shutdown is left out. It drains replica by replica for 5 to 50 s; the door has already drained, so
+    Serve's own shutdown is left out. It drains replica by replica for 5 to 50 s; the server has already drained, so
     nothing is inside.
     """
     ray = sys.modules.get("ray")

@@ -1,11 +1,11 @@
-"""What the tier does with a picture, whichever door brought it: check, let in, look, reply. No protocol here.
+"""What the tier does with an image, whichever server brought it: check, let in, look, reply. No protocol here.
 
-    door ── HopRequest ──► visit ─┬─ unknown rung, not ready, too late, full ──► error
-                                  └─ Visit ── picture ──► inside ─┬─ full ──► error
-                                                                  └─ look ─┬─► HopReply
-                                                                           └─► HopReply so far, … (progressive requests)
+    server ── EscalationRequest ──► visit ─┬─ unknown stage, not ready, too late, full ──► error
+                                  └─ Visit ── image ──► inside ─┬─ full ──► error
+                                                                  └─ look ─┬─► EscalationReply
+                                                                           └─► EscalationReply so far, … (progressive requests)
 
-A visit counts against `max_in_flight` once its picture is there, so that callers whose pictures do not come keep nobody
+A visit counts against `max_in_flight` once its image is there, so that callers whose images do not come keep nobody
 out; what of these is in memory has a bound of its own (`hawkvision.servers.bodies`).
 """
 
@@ -21,10 +21,17 @@ from typing import Final, TypeVar
 
 from hawkvision.cascade.scores import top_classes
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError, NotFound, NotReady, Overloaded
-from hawkvision.core.escalation_api import HopClass, HopReply, HopRequest, HopTiming, PassedOver, Rungs
+from hawkvision.core.escalation_api import (
+    ClassScore,
+    EscalationReply,
+    EscalationRequest,
+    EscalationTiming,
+    IntermediateResult,
+    Stages,
+)
 from hawkvision.core.types import Score
-from hawkvision.datacenter.catalog import Catalog, ServedRung
-from hawkvision.datacenter.execution.cascade_executor import Second, Variants, look_up_to_twice
+from hawkvision.datacenter.catalog import Catalog, ServedStage
+from hawkvision.datacenter.execution.cascade_executor import Second, Variants, run_two_stages
 from hawkvision.datacenter.execution.ensemble import Look, VariantAnswer
 from hawkvision.datacenter.metrics import DatacenterMetrics
 
@@ -37,7 +44,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Tier:
-    """The rungs of one task behind their doors. Not ready until `variants` is set."""
+    """The stages of one task behind their servers. Not ready until `variants` is set."""
 
     def __init__(self, catalog: Catalog, max_in_flight: int) -> None:
         self.catalog = catalog
@@ -62,7 +69,7 @@ class Tier:
         return self.variants
 
     def check_ready(self) -> None:
-        """Whether every rung can be answered.
+        """Whether every stage can be answered.
 
         Raises:
             NotReady: saying what is missing.
@@ -78,8 +85,8 @@ class Tier:
         while len(self._stated) > _STATEMENTS:
             del self._stated[next(iter(self._stated))]
 
-    def listing(self) -> Rungs:
-        """The reply to `GET /v1/rungs`."""
+    def listing(self) -> Stages:
+        """The reply to `GET /v1/stages`."""
         return self.catalog.listing(tuple(reversed(self._stated)))
 
     def replicas_changed(self, group: str, live: int) -> None:
@@ -97,14 +104,14 @@ class Tier:
         elif live > 0 and was_absent:
             log.info("%s has a live replica again", group)
 
-    def visit(self, asked: HopRequest) -> Visit:
-        """What is to become of a request whose picture may be on its way still; it is let in by `Visit.inside`.
+    def visit(self, asked: EscalationRequest) -> Visit:
+        """What is to become of a request whose image may be on its way still; it is let in by `Visit.inside`.
 
         Raises:
-            NotFound: for a task or rung that is not served.
+            NotFound: for a task or stage that is not served.
             NotReady, DeadlineMissed, Overloaded: as their names say.
         """
-        first, second = self._rungs(asked)
+        first, second = self._stages(asked)
         variants = self.ready_variants()
         if asked.deadline_ms is not None and asked.deadline_ms <= 0.0:
             raise DeadlineMissed(f"the deadline had passed by {-asked.deadline_ms:g} ms when the request came")
@@ -112,8 +119,8 @@ class Tier:
         return Visit(variants, first, second, asked, self.metrics, self._inside)
 
     @contextmanager
-    def admit(self, asked: HopRequest) -> Iterator[Visit]:
-        """Let a request whose picture is there in for as long as the block lasts.
+    def admit(self, asked: EscalationRequest) -> Iterator[Visit]:
+        """Let a request whose image is there in for as long as the block lasts.
 
         Raises:
             HawkVisionError: as `visit`.
@@ -136,29 +143,29 @@ class Tier:
             raise Overloaded(f"{self._in_flight} requests are already inside the tier", retry_after_s=1.0)
 
     def count(self, path: str, asked_for: str | None, status: int, seconds: float) -> None:
-        """Count a request for a picture: by the rung asked for (None: the best), and how long it took if answered."""
-        rung = self.catalog.rung(asked_for or self.catalog.best.name)
-        label = "none" if rung is None else rung.name
+        """Count a request for an image: by the stage asked for (None: the best), and how long it took if answered."""
+        stage = self.catalog.stage(asked_for or self.catalog.best.name)
+        label = "none" if stage is None else stage.name
         if status == 200:
             self.metrics.duration.labels(label).observe(seconds)
         self.metrics.requests.labels(path, label, str(status)).inc()
 
-    def _rungs(self, asked: HopRequest) -> tuple[ServedRung, Second | None]:
+    def _stages(self, asked: EscalationRequest) -> tuple[ServedStage, Second | None]:
         """Who looks first, and who looks next if that one is not sure enough."""
         if asked.task not in (None, self.catalog.task):
             raise NotFound(f"no task {asked.task!r} here; this tier serves {self.catalog.task!r}")
-        first = self.catalog.best if asked.variant is None else self._rung(asked.variant)
-        middle = asked.middle
-        if middle is None:
+        first = self.catalog.best if asked.variant is None else self._stage(asked.variant)
+        intermediate = asked.intermediate
+        if intermediate is None:
             return first, None
-        return first, Second(self._rung(middle.otherwise), middle.score, middle.accept_score)
+        return first, Second(self._stage(intermediate.otherwise), intermediate.score, intermediate.accept_score)
 
-    def _rung(self, name: str) -> ServedRung:
-        rung = self.catalog.rung(name)
-        if rung is None:
-            known = ", ".join(r.name for r in self.catalog.rungs)
-            raise NotFound(f"task {self.catalog.task!r} has no rung {name[:80]!r} here; it has {known}")
-        return rung
+    def _stage(self, name: str) -> ServedStage:
+        stage = self.catalog.stage(name)
+        if stage is None:
+            known = ", ".join(r.name for r in self.catalog.stages)
+            raise NotFound(f"task {self.catalog.task!r} has no stage {name[:80]!r} here; it has {known}")
+        return stage
 
 
 class Visit:
@@ -167,9 +174,9 @@ class Visit:
     def __init__(
         self,
         variants: Variants,
-        first: ServedRung,
+        first: ServedStage,
         second: Second | None,
-        asked: HopRequest,
+        asked: EscalationRequest,
         metrics: DatacenterMetrics,
         inside: Callable[[], AbstractContextManager[None]],
     ) -> None:
@@ -177,7 +184,7 @@ class Visit:
         """Lets it in for as long as the block lasts; raises `Overloaded` if the tier is full."""
         left_s = None if asked.deadline_ms is None else asked.deadline_ms / 1e3
         self._variants = variants
-        self._rungs = first, second
+        self._stages = first, second
         self._asked = asked
         self._metrics = metrics
         self._started = time.perf_counter()
@@ -198,8 +205,8 @@ class Visit:
         except TimeoutError:
             raise DeadlineMissed(f"no answer within the {self._asked.deadline_ms:g} ms that were left") from None
 
-    async def look(self, picture: bytes, hear: Callable[[HopReply], None] | None = None) -> HopReply:
-        """The reply to a picture. Of a progressive request, `hear` is told what there is so far.
+    async def look(self, image: bytes, hear: Callable[[EscalationReply], None] | None = None) -> EscalationReply:
+        """The reply to an image. Of a progressive request, `hear` is told what there is so far.
 
         The latest of that is the reply, too, if the rest is late or fails.
 
@@ -207,8 +214,8 @@ class Visit:
             HawkVisionError: as `looks.Variants.ask`.
             DeadlineMissed: if it takes longer than was left.
         """
-        first, second = self._rungs
-        so_far: HopReply | None = None
+        first, second = self._stages
+        so_far: EscalationReply | None = None
 
         def heard(looks: tuple[Look, ...]) -> None:
             nonlocal so_far
@@ -216,8 +223,8 @@ class Visit:
             if hear is not None:
                 hear(so_far)
 
-        looking = look_up_to_twice(
-            self._variants, first, second, picture, self._expires_at, heard if self._asked.progressive else None
+        looking = run_two_stages(
+            self._variants, first, second, image, self._expires_at, heard if self._asked.progressive else None
         )
         try:
             looks = await self.in_time(looking)
@@ -229,7 +236,7 @@ class Visit:
         self._observe(looks)
         return self._reply(looks)
 
-    def _reply(self, looks: tuple[Look, ...]) -> HopReply:
+    def _reply(self, looks: tuple[Look, ...]) -> EscalationReply:
         total_ms = (time.perf_counter() - self._started) * 1e3
         if self._first_ms is None:
             self._first_ms = total_ms
@@ -237,11 +244,11 @@ class Visit:
 
     def _observe(self, looks: tuple[Look, ...]) -> None:
         metrics = self._metrics
-        metrics.answers.labels(looks[-1].rung.name).inc()
+        metrics.answers.labels(looks[-1].stage.name).inc()
         if looks[-1].missing:
-            metrics.settled.labels(looks[-1].rung.name).inc()
+            metrics.decided.labels(looks[-1].stage.name).inc()
         if len(looks) > 1:
-            metrics.second_looks.labels(looks[0].rung.name).inc()
+            metrics.ensemble_runs.labels(looks[0].stage.name).inc()
         for answer in (answer for look in looks for answer in look.asked):
             metrics.decode_duration.labels(answer.variant).observe(answer.decode_ms / 1e3)
             metrics.queue_duration.labels(answer.variant).observe(answer.queue_ms / 1e3)
@@ -249,27 +256,29 @@ class Visit:
             metrics.batch_size.labels(answer.variant).observe(answer.batch_size)
 
 
-def _reply(looks: tuple[Look, ...], asked: HopRequest, total_ms: float, first_ms: float) -> HopReply:
+def _reply(looks: tuple[Look, ...], asked: EscalationRequest, total_ms: float, first_ms: float) -> EscalationReply:
     """The last look's answer, with the time that all looks took."""
     counts = looks[-1]
     row = counts.probabilities[0]
     # Of one answer each: the longest wait of one and the longest inference of another may overlap.
     slowest = [max(look.asked, key=_took_ms) for look in looks if look.asked]
-    timing = HopTiming(
+    timing = EscalationTiming(
         decode=round(sum(answer.decode_ms for answer in slowest), 3),
         queue=round(sum(answer.queue_ms for answer in slowest), 3),
         infer=round(sum(answer.infer_ms for answer in slowest), 3),
         total=round(total_ms, 3),
         first=round(first_ms, 3),
     )
-    return HopReply(
-        top_k=tuple(HopClass(int(i), float(row[i])) for i in top_classes(row, asked.top_k)),
-        model=counts.rung.name,
+    return EscalationReply(
+        top_k=tuple(ClassScore(int(i), float(row[i])) for i in top_classes(row, asked.top_k)),
+        model=counts.stage.name,
         timing_ms=timing,
         batch_size=max(answer.batch_size for look in looks for answer in look.asked),
-        score=None if asked.middle is None else counts.score(asked.middle.score),
-        passed_over=None if asked.middle is None or len(looks) == 1 else _passed_over(looks, asked.middle.score),
-        complete=counts.settled,
+        score=None if asked.intermediate is None else counts.score(asked.intermediate.score),
+        passed_over=None
+        if asked.intermediate is None or len(looks) == 1
+        else _passed_over(looks, asked.intermediate.score),
+        complete=counts.decided,
         fingerprint=_fingerprint(counts, looks),
     )
 
@@ -277,19 +286,19 @@ def _reply(looks: tuple[Look, ...], asked: HopRequest, total_ms: float, first_ms
 def _fingerprint(look: Look, looks: tuple[Look, ...]) -> str | None:
     """Of what computed a look, as the replicas state it whose answers it is made of.
 
-    None where there is no single statement, and of what is not the whole rung's answer, which no certificate is about.
+    None where there is no single statement, and of what is not the whole stage's answer, which no certificate is about.
     """
-    if not look.settled:
+    if not look.decided:
         return None
-    stated = {answer.stated for each in looks for answer in each.asked if answer.variant in look.rung.members}
-    return look.rung.ran(stated.pop()) if len(stated) == 1 else None
+    stated = {answer.stated for each in looks for answer in each.asked if answer.variant in look.stage.members}
+    return look.stage.ran(stated.pop()) if len(stated) == 1 else None
 
 
 def _took_ms(answer: VariantAnswer) -> float:
     return answer.decode_ms + answer.queue_ms + answer.infer_ms
 
 
-def _passed_over(looks: tuple[Look, ...], kind: Score) -> PassedOver:
+def _passed_over(looks: tuple[Look, ...], kind: Score) -> IntermediateResult:
     look = looks[0]
     (index,) = top_classes(look.probabilities[0], 1)
-    return PassedOver(int(index), look.score(kind), _fingerprint(look, looks))
+    return IntermediateResult(int(index), look.score(kind), _fingerprint(look, looks))

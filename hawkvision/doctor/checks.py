@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from edge.monitoring.certification import rung_of
+from edge.monitoring.certification import stage_of
 from hawkvision.cascade.certification.profile import load_profile_of
 from hawkvision.core.config import ConfigT, DatacenterConfig, EdgeConfig, default_state_file, load_config
 from hawkvision.datacenter.catalog import load_catalog
@@ -71,8 +71,8 @@ def _edge_checks(config: EdgeConfig) -> Iterable[tuple[str, Check]]:
     yield "state file", partial(_state_file, config)
     yield "keys and TLS", partial(access.access, config, "edge", _now())
     yield from _port_checks("edge", config.host, config.port, config.feature(DatagramSettings).port)
-    if config.dc_url is not None:
-        yield "datacenter", partial(_datacenter, config, config.dc_url)
+    if config.datacenter_url is not None:
+        yield "datacenter", partial(_datacenter, config, config.datacenter_url)
 
 
 def _datacenter_checks(config: DatacenterConfig) -> Iterable[tuple[str, Check]]:
@@ -86,16 +86,16 @@ def _datacenter_checks(config: DatacenterConfig) -> Iterable[tuple[str, Check]]:
     yield from _port_checks("dc", config.host, config.port, config.feature(DatagramSettings).port)
 
 
-def _port_checks(section: str, host: str, port: int, lossy_port: int | None) -> Iterable[tuple[str, Check]]:
+def _port_checks(section: str, host: str, port: int, datagram_port: int | None) -> Iterable[tuple[str, Check]]:
     yield f"port {port}", partial(network.port, host, port, socket.SOCK_STREAM, f"{section}.port")
-    if lossy_port is not None:
-        where = f"{section}.lossy_port"
-        yield f"UDP port {lossy_port}", partial(network.port, host, lossy_port, socket.SOCK_DGRAM, where)
+    if datagram_port is not None:
+        where = f"{section}.datagram_port"
+        yield f"UDP port {datagram_port}", partial(network.port, host, datagram_port, socket.SOCK_DGRAM, where)
 
 
 def _edge_models(config: EdgeConfig) -> Iterable[Finding]:
     manifest = load_manifest(config.task, models_dir(config.models_dir))
-    return files.models(config.task, manifest.members(rung_of(config, manifest)), cache_dir(config.cache_dir))
+    return files.models(config.task, manifest.members(stage_of(config, manifest)), cache_dir(config.cache_dir))
 
 
 def _datacenter_models(config: DatacenterConfig) -> Iterable[Finding]:
@@ -105,7 +105,7 @@ def _datacenter_models(config: DatacenterConfig) -> Iterable[Finding]:
 def _profile(config: EdgeConfig) -> Finding:
     folder = models_dir(config.models_dir)
     manifest = load_manifest(config.task, folder)
-    return files.profile(config, manifest, rung_of(config, manifest), folder)
+    return files.profile(config, manifest, stage_of(config, manifest), folder)
 
 
 def _datacenter(config: EdgeConfig, url: str) -> Iterable[Finding]:
@@ -114,11 +114,11 @@ def _datacenter(config: EdgeConfig, url: str) -> Iterable[Finding]:
     expected: dict[str, str] = {}
     if config.backend != "noop":
         profile = load_profile_of(manifest, folder, config.profile)
-        pair = profile.pair(rung_of(config, manifest), manifest.best)
-        asked = [manifest.best] if pair.middle is None else [manifest.best, pair.middle.name]
-        expected = {each: profile.rung(each).fingerprint for each in asked}
+        pair = profile.pair(stage_of(config, manifest), manifest.best)
+        asked = [manifest.best] if pair.intermediate is None else [manifest.best, pair.intermediate.name]
+        expected = {each: profile.stage(each).fingerprint for each in asked}
     certificates = datacenter_certificates(config)
-    return network.datacenter(url, config.dc_api_key, expected, None if certificates is None else certificates.context)
+    return network.datacenter(url, config.datacenter_api_key, expected, None if certificates is None else certificates.context)
 
 
 def _now() -> datetime.datetime:

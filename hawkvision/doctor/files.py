@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from edge.inference.edge_stage import check_rung
+from edge.inference.edge_stage import check_stage
 from edge.monitoring.state_store import APPLICATION_ID
 from hawkvision.cascade.certification.profile import load_profile_of, load_site
 from hawkvision.cascade.policy import Policy
@@ -32,23 +32,23 @@ def models(task: str, variants: Iterable[Variant], cache: Path) -> Iterator[Find
             yield ok(f"model {variant.name}", f"{len(data) / 1e6:.1f} MB, as the manifest says")
 
 
-def profile(config: EdgeConfig, manifest: Manifest, rung: str, folder: Path) -> Finding:
+def profile(config: EdgeConfig, manifest: Manifest, stage: str, folder: Path) -> Finding:
     """Whether the certificates were made for these models."""
     path = config.profile or folder / config.task / "profile.json"
-    first = manifest.members(rung)[0].name
+    first = manifest.members(stage)[0].name
     try:
         loaded = load_profile_of(manifest, folder, config.profile)
         site = None if config.certificates is None else load_site(config.certificates)
-        for known in loaded.rungs:
-            if known.name in (rung, first, manifest.best):
-                check_rung(known, manifest, str(path))
-        Policy(loaded, rung, manifest.best, alone=config.dc_url is None, site=site, first=first)
+        for known in loaded.stages:
+            if known.name in (stage, first, manifest.best):
+                check_stage(known, manifest, str(path))
+        Policy(loaded, stage, manifest.best, alone=config.datacenter_url is None, site=site, first=first)
     except ManifestError as error:
         return problem(
-            "profile", error.message, advise("calibrate", "--task", config.task, "--edge", rung, "--data", "IMAGES")
+            "profile", error.message, advise("calibrate", "--task", config.task, "--edge", stage, "--data", "IMAGES")
         )
     whose = path if config.certificates is None else config.certificates
-    return ok("profile", f"{whose} is about {rung} and {manifest.best} as the manifest has them")
+    return ok("profile", f"{whose} is about {stage} and {manifest.best} as the manifest has them")
 
 
 def cache(folder: Path) -> Finding:

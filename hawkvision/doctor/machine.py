@@ -18,9 +18,9 @@ OLDEST_LINUX: Final = (4, 18)
 FEW_FILES: Final = 1024
 """Most systems' own soft limit; the server raises it to the hard one by itself."""
 EDGE_BYTES: Final = 512 * 2**20
-"""Twice what a node with the ImageNet ladder's edge committee takes up; pictures need the rest."""
+"""Twice what a node with the ImageNet cascade's edge ensemble takes up; images need the rest."""
 DATACENTER_BYTES: Final = 2 * 2**30
-"""Ray's own processes take 1 GB, a replica of the ImageNet ladder 0.4 GB."""
+"""Ray's own processes take 1 GB, a replica of the ImageNet cascade 0.4 GB."""
 
 
 def processor(machine: str | None = None, flags: str | None = None) -> Finding:

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from hawkvision.cascade.versions import CertifiedVersions
-from hawkvision.core.escalation_api import INFER_PATH, RUNGS_PATH, Rungs
+from hawkvision.core.escalation_api import INFER_PATH, STAGES_PATH, Stages
 from hawkvision.doctor.findings import Finding, ok, problem, warning
 from hawkvision.system.advice import advise
 
@@ -71,24 +71,24 @@ def datacenter(
     Args:
         url: of the ingress.
         key: that it asks for.
-        expected: fingerprint of each rung.
+        expected: fingerprint of each stage.
         context: for TLS; None is the system's.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}{RUNGS_PATH}", headers=headers)  # noqa: S310 - http or https, by the settings
+    request = urllib.request.Request(f"{url.rstrip('/')}{STAGES_PATH}", headers=headers)  # noqa: S310 - http or https, by the settings
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as response:  # noqa: S310
-            listing = msgspec.json.decode(response.read(MAX_LISTING_BYTES), type=Rungs)
+            listing = msgspec.json.decode(response.read(MAX_LISTING_BYTES), type=Stages)
             date = response.headers.get("Date")
     except urllib.error.HTTPError as error:
         yield _refused(url, error)
         return
     except urllib.error.URLError as error:
         if isinstance(error.reason, ssl.SSLError):
-            advice = "set edge.dc_ca to the authority that certified the datacenter, and mind the clocks"
+            advice = "set edge.datacenter_ca to the authority that certified the datacenter, and mind the clocks"
         else:
             advice = (
-                "start it; mind the address in edge.dc_url, firewalls and routes (curl -v shows the step that fails)"
+                "start it; mind the address in edge.datacenter_url, firewalls and routes (curl -v shows the step that fails)"
             )
         yield problem("datacenter", f"{url} cannot be reached: {error.reason}", advice)
         return
@@ -98,7 +98,7 @@ def datacenter(
         )
         return
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        advice = "set edge.dc_url to a datacenter tier; something in between answers, or another server"
+        advice = "set edge.datacenter_url to a datacenter tier; something in between answers, or another server"
         yield problem("datacenter", f"{url} does not answer as a datacenter tier does: {error}", advice)
         return
     yield _key_taken(url, headers, context) if key else ok("datacenter", f"{url} answers, and asks for no key")
@@ -125,17 +125,17 @@ def _key_taken(url: str, headers: Mapping[str, str], context: ssl.SSLContext | N
 def _refused(url: str, error: urllib.error.HTTPError) -> Finding:
     with error:
         if error.code in (401, 403):
-            advice = "set HAWKVISION_EDGE_DC_API_KEY to a key that the datacenter takes, with the scope infer"
+            advice = "set HAWKVISION_EDGE_DATACENTER_API_KEY to a key that the datacenter takes, with the scope infer"
             return problem("datacenter", f"{url} does not take the key (HTTP {error.code})", advice)
         if error.code == 503:
             return warning("datacenter", f"{url} is not ready (HTTP 503)", "wait for it, or look into its log")
-        advice = "set edge.dc_url to the datacenter tier's own address, without a path"
-        return problem("datacenter", f"{url} answers HTTP {error.code} at {RUNGS_PATH}", advice)
+        advice = "set edge.datacenter_url to the datacenter tier's own address, without a path"
+        return problem("datacenter", f"{url} answers HTTP {error.code} at {STAGES_PATH}", advice)
 
 
-def _certified(url: str, listing: Rungs, expected: Mapping[str, str]) -> Finding:
+def _certified(url: str, listing: Stages, expected: Mapping[str, str]) -> Finding:
     versions = CertifiedVersions(expected)
-    served = {rung.name: rung.ran for rung in listing.rungs}
+    served = {stage.name: stage.ran for stage in listing.stages}
     others = [name for name in expected if not versions.holds(name, served.get(name))]
     if not others:
         return ok("certificates", f"{url} serves what they are about: {', '.join(expected)}")

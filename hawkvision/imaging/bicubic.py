@@ -2,14 +2,14 @@
 
 OpenCV leaves it to Intel's library, which weighs four values of a row, then four of these sums, in float32. In which
 order it adds was found by trying the orders there are on pixels that come out next to a half: 24,500 of these are as
-the kernel has them. At the edges, where some of the four are beyond the picture, it adds in another order, of which we
-do not know the last bit: where that may decide, for one picture in thirteen, OpenCV scales it. The weights themselves
-OpenCV is asked for: a picture that is black but for single white columns comes out as them. None of 1.7 * 10^9 values
-of 3,000 pictures of noise differs (`python -m tests.bench.bicubic --pictures 3000`).
+the kernel has them. At the edges, where some of the four are beyond the image, it adds in another order, of which we
+do not know the last bit: where that may decide, for one image in thirteen, OpenCV scales it. The weights themselves
+OpenCV is asked for: an image that is black but for single white columns comes out as them. None of 1.7 * 10^9 values
+of 3,000 images of noise differs (`python -m tests.bench.bicubic --images 3000`).
 
-    picture (height, width, 3) ──► four rows, scaled across, in float32 ──► one row of the outcome
+    image (height, width, 3) ──► four rows, scaled across, in float32 ──► one row of the outcome
 
-Before it is used, `prepare` looks whether it does as OpenCV does on this machine. A picture of 227 pixels a side is
+Before it is used, `prepare` looks whether it does as OpenCV does on this machine. An image of 227 pixels a side is
 scaled to 224 in 51 us instead of 88 in the mean (one core of an EPYC).
 """
 
@@ -39,19 +39,19 @@ VALUES: Final = 16
 BYTES: Final = 64
 """Of a row, that they are made of."""
 LEAST_SIDE: Final = 8
-"""Pixels of a picture's sides. Of less than four, OpenCV has other values."""
+"""Pixels of an image's sides. Of less than four, OpenCV has other values."""
 MOST_WIDTH: Final = 1024
 """Pixels of the outcome's rows, which bounds the kernel's memory."""
 MOST_SHRINKING: Final = 2.0
 """From there on OpenCV scales: by two, values at the edges are halves too often, and further, 16 values would be made
 of more than `BYTES` (and `image.preprocess` averages areas)."""
 REMEMBERED: Final = 256
-"""Pairs of sizes, of 20 kB each. A picture that is scaled bicubically has at most twice the input's side, so that few
+"""Pairs of sizes, of 20 kB each. An image that is scaled bicubically has at most twice the input's side, so that few
 inputs see more."""
 TRIED: Final = ((227, 224), (256, 224), (331, 240), (440, 224), (96, 224), (24, 64))
 """Sides, before and after, with which it is compared with OpenCV."""
 MOST_DRAWN: Final = 8
-"""Pictures of each, for some are left to OpenCV."""
+"""Images of each, for some are left to OpenCV."""
 _PERIOD: Final = 8
 """Columns from one white one to the next: more than four are weighed by nobody."""
 
@@ -71,7 +71,7 @@ class _Scaling(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What the kernel takes for pictures of one size, and all that this points to."""
+    """What the kernel takes for images of one size, and all that this points to."""
 
     struct: _Scaling
     kept: tuple[NDArray[Any], ...]
@@ -100,9 +100,9 @@ def prepare() -> bool:
 
 
 def scaled(pixels: Pixels, width: int, height: int) -> Pixels:
-    """A picture (h, w, 3) as one of (height, width, 3), by `cv2.resize` with `INTER_CUBIC` or what gives the same.
+    """An image (h, w, 3) as one of (height, width, 3), by `cv2.resize` with `INTER_CUBIC` or what gives the same.
 
-    Its rows may lie further apart than they are long, as those of a part of a picture do.
+    Its rows may lie further apart than they are long, as those of a part of an image do.
     """
     if _kernel is not None and _can(pixels, width, height):
         made = _scaled(_kernel, pixels, width, height)
@@ -112,7 +112,7 @@ def scaled(pixels: Pixels, width: int, height: int) -> Pixels:
 
 
 def left_to_opencv(pixels: Pixels, width: int, height: int) -> bool:
-    """Whether the kernel leaves a picture, of a size that it takes, to OpenCV."""
+    """Whether the kernel leaves an image, of a size that it takes, to OpenCV."""
     return _kernel is not None and _scaled(_kernel, pixels, width, height) is None
 
 
@@ -143,13 +143,13 @@ def _scaled(kernel: Any, pixels: Pixels, width: int, height: int) -> Pixels | No
 
 
 def _agrees(kernel: Any, before: int, after: int) -> bool:
-    """Whether a picture of noise, that many pixels a side, comes out as OpenCV has it; one that is not left to it."""
+    """Whether an image of noise, that many pixels a side, comes out as OpenCV has it; one that is not left to it."""
     draw = np.random.default_rng(before)
     for _ in range(MOST_DRAWN):
-        picture = draw.integers(0, 256, (before, before, 3), dtype=np.uint8)
-        ours = _scaled(kernel, picture, after, after)
+        image = draw.integers(0, 256, (before, before, 3), dtype=np.uint8)
+        ours = _scaled(kernel, image, after, after)
         if ours is not None:
-            return np.array_equal(ours, _by_opencv(picture, after, after))
+            return np.array_equal(ours, _by_opencv(image, after, after))
     return False
 
 

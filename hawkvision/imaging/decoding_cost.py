@@ -1,9 +1,9 @@
-"""What decoding a picture will cost, from its header: bytes at its peak, and seconds.
+"""What decoding an image will cost, from its header: bytes at its peak, and seconds.
 
     JPEG                       raster at the chosen scale (3 bytes a pixel, 4 of CMYK); three of them, where it may be
                                mended (`jpeg_decoding`); two where it may not, and is turned upright
-      of several scans         and 2 bytes for every coefficient of the whole picture
-    PNG, WebP                  the decoder's raster and a copy of it, of the whole picture: 3 bytes a pixel each,
+      of several scans         and 2 bytes for every coefficient of the whole image
+    PNG, WebP                  the decoder's raster and a copy of it, of the whole image: 3 bytes a pixel each,
                                4 with alpha, 8 with alpha of 16 bits; lossless WebP 4 for its own
       animated                 and the decoder's canvas
     others (`formats`)         24 bytes a pixel: Pillow's raster of 4, what it is made of, conversions and copies
@@ -11,7 +11,7 @@
 
 Bytes are an upper bound (`tests/hawkvision/imaging/test_decoding_cost.py` compares them with what a process takes): a
 JPEG's sampling is not looked at, so that its coefficients are taken to be as many as there are samples. Seconds are
-pixels times what a pixel of such a picture took lately, from a start that is measured.
+pixels times what a pixel of such an image took lately, from a start that is measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hawkvision.imaging.preprocessing import decode, least_side, scale_of
 from hawkvision.models.manifest import InputSpec
 
 BASE_BYTES: Final = 256 * 1024
-"""Tables, inflating windows and strips, of any picture."""
+"""Tables, inflating windows and strips, of any image."""
 ROW_BYTES: Final = 256
 """For each pixel of a row: the rows that a decoder has at once, of all components."""
 BODIES: Final = 6
@@ -45,7 +45,7 @@ BLOCK: Final = 32
 OTHER_BYTES: Final = 24
 """A pixel of a format that Pillow reads."""
 HEAVY_S: Final = 0.03
-"""From so long on a picture is heavy: its time is reckoned with. Others take as long as the mean picture does, as far
+"""From so long on an image is heavy: its time is reckoned with. Others take as long as the mean image does, as far
 as queues are concerned, and callers who are late have their answers."""
 SMALL_PIXELS: Final = 1 << 19
 SMALL_SIDE: Final = 4096
@@ -53,15 +53,15 @@ SMALL_BODY: Final = 512 * 1024
 """A JPEG of one scan within these bounds takes no time that is reckoned with, and its bytes are not worth counting one
 by one."""
 LEARN_FROM: Final = 1 << 16
-"""Pixels: smaller pictures say more of what else there is to do."""
+"""Pixels: smaller images say more of what else there is to do."""
 GAIN: Final = 0.1
-"""Weight of the newest picture in the smoothed time of a pixel."""
+"""Weight of the newest image in the smoothed time of a pixel."""
 SAMPLE_SIDE: Final = 256
 """Pixels a side of what is decoded to measure the start."""
 
 
 class Kind(StrEnum):
-    """Pictures of which a pixel takes about as long as another's."""
+    """Images of which a pixel takes about as long as another's."""
 
     JPEG = "jpeg"
     """At full or half scale."""
@@ -81,7 +81,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of decoding one picture."""
+    """Of decoding one image."""
 
     bytes: int
     """At its peak, beside the body."""
@@ -104,10 +104,10 @@ SMALL: Final = Cost(
 
 
 class Rates:
-    """Seconds that a pixel takes, by kind; learned from all pictures that are decoded. Any thread may use it."""
+    """Seconds that a pixel takes, by kind; learned from all images that are decoded. Any thread may use it."""
 
     def __init__(self) -> None:
-        """Measure the start: a photograph-like picture of each kind. Takes less than 0.1 s."""
+        """Measure the start: a photograph-like image of each kind. Takes less than 0.1 s."""
         self._start: dict[Kind, float] = {kind: _measured(kind) for kind in Kind if kind is not Kind.OTHER}
         self._start[Kind.OTHER] = max(self._start.values())
         self._seconds = dict(self._start)
@@ -117,7 +117,7 @@ class Rates:
         return self._seconds[kind] * work
 
     def alone(self, cost: Cost) -> float:
-        """What a heavy picture took if nothing else ran: the same from start to end. 0 of others."""
+        """What a heavy image took if nothing else ran: the same from start to end. 0 of others."""
         return self._start[cost.kind] * cost.work if cost.heavy else 0.0
 
     def learn(self, cost: Cost, seconds: float) -> None:
@@ -127,7 +127,7 @@ class Rates:
 
 
 class Scales:
-    """What pictures cost that are decoded for some inputs: those of the models that look at them."""
+    """What images cost that are decoded for some inputs: those of the models that look at them."""
 
     def __init__(self, inputs: Iterable[InputSpec], rates: Rates, max_pixels: int, max_pixels_whole: int) -> None:
         """For models of these inputs.
@@ -135,7 +135,7 @@ class Scales:
         Args:
             inputs: at least one.
             rates: what pixels take.
-            max_pixels: the largest picture; see `check_pixels`.
+            max_pixels: the largest image; see `check_pixels`.
             max_pixels_whole: the largest that cannot be decoded small.
         """
         self._sides = sorted({least_side(each) for each in inputs})
@@ -164,11 +164,11 @@ class Scales:
 
 
 def check_pixels(header: ImageHeader, max_pixels: int, max_pixels_whole: int) -> None:
-    """Refuse a picture that has more pixels than are decoded.
+    """Refuse an image that has more pixels than are decoded.
 
     Args:
-        header: what the picture says of itself.
-        max_pixels: of any picture.
+        header: what the image says of itself.
+        max_pixels: of any image.
         max_pixels_whole: of one that can only be decoded at its full size (all but JPEG); half, of 16 bits with alpha.
 
     Raises:
@@ -181,12 +181,12 @@ def check_pixels(header: ImageHeader, max_pixels: int, max_pixels_whole: int) ->
         most, why = most // 2, ", of 16 bits with alpha"
     if header.pixels > most:
         raise TooLarge(
-            f"the picture has {header.width}x{header.height} = {header.pixels} pixels; at most {most} are decoded{why}"
+            f"the image has {header.width}x{header.height} = {header.pixels} pixels; at most {most} are decoded{why}"
         )
 
 
 def cost_of(body: Encoded, header: ImageHeader, min_sides: Iterable[int], rates: Rates) -> Cost:
-    """Of decoding a picture once for each scale that `min_sides` (see `decode`) come to."""
+    """Of decoding an image once for each scale that `min_sides` (see `decode`) come to."""
     pixels = header.pixels
     if header.format is not ImageFormat.JPEG:
         kind, work = _kind_whole(header), pixels

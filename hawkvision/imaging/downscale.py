@@ -1,13 +1,13 @@
-"""What a picture travels as to larger models: the part that they look at, no finer than they look.
+"""What an image travels as to larger models: the part that they look at, no finer than they look.
 
     1920 x 1080 from a camera ──┬─ the centred square ──► 260 pixels a side ──► JPEG of 30 KB ──► datacenter
     256 x 256 pixels, 25 KB ────┴────────────────────────────────────── as it is ───────────────► datacenter
 
-Pictures with less than `LEAST_FINER` times the pixels a side that are looked at are left alone: coding these anew at
+Images with less than `LEAST_FINER` times the pixels a side that are looked at are left alone: coding these anew at
 their own size would add its losses to theirs, a point of accuracy at quality 90, where shrinking averages both out.
 
-1,360 ImageNet pictures enlarged four times, with the noise of a camera, as JPEG of quality 85, and what is made of
-them, before the committee of three (`python -m tests.bench.reduced`). What was right before and is wrong after is
+1,360 ImageNet images enlarged four times, with the noise of a camera, as JPEG of quality 85, and what is made of
+them, before the ensemble of three (`python -m tests.bench.reduced`). What was right before and is wrong after is
 lost, the other way it is won.
 
     detail, quality     KB    accuracy     lost, won    same answer
@@ -19,7 +19,7 @@ lost, the other way it is won.
     1, 85               18     88.01 %        21, 15         96.0 %
 
 The first is what is sent: a sixth of the bytes, as many right answers, and nearly all of them the same. Of 4,000
-CIFAR-10 pictures enlarged six times it lost 21 and won 14.
+CIFAR-10 images enlarged six times it lost 21 and won 14.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _QUICKLY: Final = (cv2.IMWRITE_PNG_COMPRESSION, 1)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The centred part of a picture that some inputs are cropped from, in pixels, and what it is scaled by."""
+    """The centred part of an image that some inputs are cropped from, in pixels, and what it is scaled by."""
 
     height: int
     width: int
@@ -54,9 +54,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """Makes pictures as small as these inputs look at them.
+    """Makes images as small as these inputs look at them.
 
-    Whatever is cropped and scaled for one of the inputs, from a picture or from what is made of it, shows the same
+    Whatever is cropped and scaled for one of the inputs, from an image or from what is made of it, shows the same
     thing. The same bytes in give the same bytes out.
     """
 
@@ -69,11 +69,11 @@ class Reducer:
     """On libjpeg's scale."""
 
     def saves(self, header: ImageHeader) -> bool:
-        """Whether a picture is so much finer than anybody looks that it is made smaller."""
+        """Whether an image is so much finer than anybody looks that it is made smaller."""
         return self._window(*_upright(header)).scale * LEAST_FINER <= self.detail
 
     def reduced(self, body: bytes, header: ImageHeader) -> bytes:
-        """The picture as a JPEG of what the inputs take of it; the very same object where that would not be smaller.
+        """The image as a JPEG of what the inputs take of it; the very same object where that would not be smaller.
 
         Of a format that not every tier reads, a JPEG or a PNG is made in any case.
 
@@ -95,12 +95,12 @@ class Reducer:
         return bytes(encoded.data)
 
     def least_side(self, header: ImageHeader) -> int:
-        """At what size a picture is decoded that is made smaller; see `decode`, `min_side`."""
+        """At what size an image is decoded that is made smaller; see `decode`, `min_side`."""
         side = self._window(*_upright(header)).scale * min(header.height, header.width)
         return round(side * max(1.0, OVERSAMPLING / self.detail))
 
     def _window(self, height: int, width: int) -> Window:
-        """Of a picture this large.
+        """Of an image this large.
 
         `preprocess` takes the same of this part as of the whole: a share of the largest rectangle of an input's aspect,
         which lies within it.
@@ -122,6 +122,6 @@ class Reducer:
 
 
 def _upright(header: ImageHeader) -> tuple[int, int]:
-    """Height and width of the picture as it is to be seen."""
+    """Height and width of the image as it is to be seen."""
     turned = header.orientation >= 5
     return (header.width, header.height) if turned else (header.height, header.width)

@@ -83,7 +83,7 @@ def decode(body: Encoded, header: ImageHeader) -> NDArray[Any]:
     if raster.shape[:2] != (header.height, header.width):
         raise BadImage(
             f"{kind.upper()}: decoded to {raster.shape[1]}x{raster.shape[0]}, "
-            f"the header promised {header.width}x{header.height}"
+            f"the header guaranteed {header.width}x{header.height}"
         )
     return raster
 

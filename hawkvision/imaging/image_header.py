@@ -1,4 +1,4 @@
-"""What an encoded picture says about itself, read from its first bytes without decoding a pixel.
+"""What an encoded image says about itself, read from its first bytes without decoding a pixel.
 
     JPEG   FFD8 { FF marker, length:2, payload }*  SOFn: precision:1 height:2 width:2 components:1; up to SOS
     PNG    89504E470D0A1A0A { length:4 type:4 payload crc:4 }*  first IHDR: width:4 height:4 depth:1 colour:1 ...
@@ -21,14 +21,14 @@ from typing import TypeAlias
 from hawkvision.core.errors import BadImage, UnsupportedMedia
 
 Encoded: TypeAlias = bytes | bytearray | memoryview
-"""An encoded picture, as it came from the socket."""
+"""An encoded image, as it came from the socket."""
 
 MAX_SEGMENTS = 512
 """JPEG segments hopped over before the first scan. Each holds up to 64 KiB, so 512 is 32 MiB of metadata, three
 times the largest body a node takes; ICC profiles and extended XMP use a few dozen."""
 
 MAX_CHUNKS = 64
-"""PNG chunks before the picture data, or WebP chunks in the file: the standards define about twenty each."""
+"""PNG chunks before the image data, or WebP chunks in the file: the standards define about twenty each."""
 
 MAX_EXIF_ENTRIES = 256
 """Entries of EXIF's first directory that are looked at; cameras write about fifteen."""
@@ -43,7 +43,7 @@ _SIGNATURES = (_JPEG_SIGNATURE, PNG_SIGNATURE, b"RIFF")
 
 _EXIF_INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
 """Field types that cameras have been seen to give the orientation; the standard wants 3."""
-_MORE = "JPEG, PNG and WebP pictures are read, with hawkvision[formats] also HEIC, AVIF, GIF, BMP and TIFF"
+_MORE = "JPEG, PNG and WebP images are read, with hawkvision[formats] also HEIC, AVIF, GIF, BMP and TIFF"
 
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"GIF8", "GIF"),
@@ -105,7 +105,7 @@ _OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """A picture's own account of itself.
+    """An image's own account of itself.
 
     `width` and `height` are as stored, before `orientation` (EXIF, 1..8) is applied. `components` counts stored
     channels: 1 grey or palette, 2 grey with alpha, 3 colour, 4 colour with alpha, or CMYK where the format is JPEG.
@@ -131,7 +131,7 @@ class ImageHeader:
 
 
 def probe(body: Encoded) -> ImageHeader:
-    """Read the header of a JPEG, PNG or WebP picture.
+    """Read the header of a JPEG, PNG or WebP image.
 
     Raises:
         BadImage: if the body is empty, or its header is cut off or breaks its format.
@@ -140,7 +140,7 @@ def probe(body: Encoded) -> ImageHeader:
     view = memoryview(body).cast("B")
     head = bytes(view[:32])
     if not head:
-        raise BadImage("the body is empty; expected a JPEG, PNG or WebP picture")
+        raise BadImage("the body is empty; expected a JPEG, PNG or WebP image")
     if head.startswith(_JPEG_SIGNATURE[:2]):
         return _probe_jpeg(view)
     if head.startswith(PNG_SIGNATURE):
@@ -148,12 +148,12 @@ def probe(body: Encoded) -> ImageHeader:
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return _probe_webp(view)
     if any(signature.startswith(head[: len(signature)]) for signature in _SIGNATURES) and len(head) < 12:
-        raise BadImage(f"the picture ends after {len(head)} bytes, inside its header")
+        raise BadImage(f"the image ends after {len(head)} bytes, inside its header")
     raise UnsupportedMedia(f"the body looks like {_recognise(bytes(view[:128]))}; {_MORE}")
 
 
 def probe_begun(begun: bytes) -> ImageHeader | None:
-    """What `probe` will say of a picture of which this is the beginning; None where that cannot be told yet.
+    """What `probe` will say of an image of which this is the beginning; None where that cannot be told yet.
 
     Of a JPEG it can, once its first scan begins, for nothing behind that counts but a height that was left open, which
     the first definition behind it gives. Never raises.

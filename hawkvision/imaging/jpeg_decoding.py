@@ -29,7 +29,7 @@ from hawkvision.imaging.jpeg_repair import TAIL_BYTES, Stream, taken_apart
 
 MAX_PIECES: Final = 16_384
 """Pieces between restart markers that are decoded one by one, 20 us each, where padding hides whether they are whole;
-a third of a second at most. A picture of 1080 rows has 68 to 8,160."""
+a third of a second at most. An image of 1080 rows has 68 to 8,160."""
 MAX_SCANNED_PIXELS: Final = 200_000_000
 """Scans x pixels of an image that is looked at more closely, which decodes it up to seven times: 16 megapixels in
 twelve scans. Larger ones are decoded once, and refused if libjpeg complains."""
@@ -70,7 +70,7 @@ def decode_jpeg(data: bytes, header: ImageHeader, factor: int) -> Pixels:
     except ValueError as error:
         pixels = _recovered(data, header, factor, options, str(error))
     if pixels.shape[:2] != (height, width):
-        raise BadImage(f"JPEG: decoded to {pixels.shape[1]}x{pixels.shape[0]}, the header promised {width}x{height}")
+        raise BadImage(f"JPEG: decoded to {pixels.shape[1]}x{pixels.shape[0]}, the header guaranteed {width}x{height}")
     return pixels
 
 

@@ -1,7 +1,7 @@
-"""From an encoded picture to a model's input: probe the header, decode, crop and scale. The edge's hot path.
+"""From an encoded image to a model's input: probe the header, decode, crop and scale. The edge's hot path.
 
-JPEG goes to libjpeg-turbo through simplejpeg, PNG and WebP to OpenCV. Measured on two shared Xeon cores, 300 pictures
-of 227 to 256 px (28 KB) and one of 12 MP (2.6 MB), per picture:
+JPEG goes to libjpeg-turbo through simplejpeg, PNG and WebP to OpenCV. Measured on two shared Xeon cores, 300 images
+of 227 to 256 px (28 KB) and one of 12 MP (2.6 MB), per image:
 
                         28 KB JPEG   same, 2 threads   12 MP, full   12 MP, 1/8   import, RSS over NumPy
     simplejpeg 1.9.0    268 us       180 us            38 ms         23 ms        +0 ms, +0.4 MB
@@ -9,7 +9,7 @@ of 227 to 256 px (28 KB) and one of 12 MP (2.6 MB), per picture:
     Pillow 13           619 us       320 us            -             24 ms        not a dependency of the edge
 
 All three give identical pixels at full scale. simplejpeg won because it raises on truncation with a reason, in every
-version and without writing to stderr, where older OpenCV returns a picture that is grey from the cut on.
+version and without writing to stderr, where older OpenCV returns an image that is grey from the cut on.
 Both release the GIL. Every function here may be called from several threads at once.
 """
 
@@ -56,7 +56,7 @@ cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 OVERSAMPLING = 2
 """How much larger than the input a JPEG is at least decoded, where it is that large.
 
-Measured with mobilenet_v2_int8 on 680 ImageNet pictures enlarged four times, top-1 and agreement with decoding in full
+Measured with mobilenet_v2_int8 on 680 ImageNet images enlarged four times, top-1 and agreement with decoding in full
 and averaging areas (81.8 %): at once and averaging, 80.6 % and 93.8 %; at twice and averaging, 81.3 % and 97.5 %. In
 full, plain bilinear sampling gives 82.5 % and 95.3 %, averaging to twice the input and then bilinear 81.9 % and 97.2 %.
 The accuracies do not differ by more than chance, the agreements do.
@@ -67,7 +67,7 @@ MAX_SCANS = 100
 visit every pixel, so a 10 MiB body could otherwise ask for days of work (libjpeg-turbo's "LIMITSCANS", there 500)."""
 
 MAX_SCANNED_PIXELS_RATIO = 20
-"""Scans x pixels over `max_pixels`: the largest picture may have twenty scans, smaller ones more."""
+"""Scans x pixels over `max_pixels`: the largest image may have twenty scans, smaller ones more."""
 
 MAX_BYTES_PER_PIXEL = 4
 """Bytes of a decoded raster over `max_pixels`: 200 MB at 50 MP. All kinds but one decode to three bytes a pixel or four
@@ -98,9 +98,9 @@ def probe(body: Encoded) -> ImageHeader:
 def load_input(
     body: Encoded, spec: InputSpec, *, max_pixels: int, header: ImageHeader | None = None
 ) -> tuple[Pixels, ImageHeader]:
-    """An encoded picture as a model takes it in, (height, width, 3), with what its header said.
+    """An encoded image as a model takes it in, (height, width, 3), with what its header said.
 
-    A caller that has probed the picture already gives its `header`, and saves a second look.
+    A caller that has probed the image already gives its `header`, and saves a second look.
 
     Raises:
         BadImage, TooLarge, UnsupportedMedia: see `probe` and `decode`.
@@ -112,10 +112,10 @@ def load_input(
 def load_inputs(
     body: Encoded, specs: Iterable[InputSpec], *, max_pixels: int, header: ImageHeader | None = None
 ) -> Generator[Pixels]:
-    """An encoded picture as each of several models takes it in, one by one, to the byte as `load_input` has it.
+    """An encoded image as each of several models takes it in, one by one, to the byte as `load_input` has it.
 
     It is decoded once for all models that want it at the same scale, and not for those that are not asked for. A caller
-    that has probed the picture already gives its `header`.
+    that has probed the image already gives its `header`.
 
     Raises:
         BadImage, TooLarge, UnsupportedMedia: as `load_input`, at the first.
@@ -136,14 +136,14 @@ def least_side(spec: InputSpec) -> int:
 
 
 def scale_of(header: ImageHeader, min_side: int) -> int:
-    """By what a picture's sides are divided while it is decoded: 1, 2, 4 or 8, of a JPEG."""
+    """By what an image's sides are divided while it is decoded: 1, 2, 4 or 8, of a JPEG."""
     shorter = min(header.width, header.height)
     factors = (8, 4, 2) if header.format is ImageFormat.JPEG else ()
     return next((f for f in factors if math.ceil(shorter / f) >= min_side), 1)
 
 
 def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int) -> Pixels:
-    """The picture as RGB (height, width, 3), upright.
+    """The image as RGB (height, width, 3), upright.
 
     An image that is not all there is refused, however little is missing: no certificate covers what is made of it, as
     those do that the datagram transport needs, which knows what it lost. What is merely odd about a file is no matter
@@ -157,15 +157,15 @@ def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int
     Raises:
         TooLarge: if the header declares more than `max_pixels`, or a raster of more than `MAX_BYTES_PER_PIXEL` times
             as many bytes; nothing has been decoded then.
-        BadImage: if the picture data are cut off, corrupt, or not of the declared size.
+        BadImage: if the image data are cut off, corrupt, or not of the declared size.
     """
     if header.pixels > max_pixels:
-        raise TooLarge(f"the picture has {header.width}x{header.height} = {header.pixels} pixels; at most {max_pixels}")
+        raise TooLarge(f"the image has {header.width}x{header.height} = {header.pixels} pixels; at most {max_pixels}")
     # OpenCV narrows 16-bit samples while it decodes, but not where it keeps alpha.
     raster_bytes = header.pixels * (8 if header.alpha and header.depth == 16 else 4)
     if raster_bytes > MAX_BYTES_PER_PIXEL * max_pixels:
         raise TooLarge(
-            f"the picture's {header.width}x{header.height} pixels of {header.depth}-bit samples with alpha decode to "
+            f"the image's {header.width}x{header.height} pixels of {header.depth}-bit samples with alpha decode to "
             f"{raster_bytes} bytes; at most {MAX_BYTES_PER_PIXEL * max_pixels}"
         )
     data = body if isinstance(body, bytes) else bytes(body)
@@ -234,13 +234,13 @@ def _decode_opencv(data: bytes, header: ImageHeader) -> Pixels:
     try:
         raster: _Raster | None = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error as error:
-        raise BadImage(f"{name}: the picture data are corrupt ({error.err or error})") from None
+        raise BadImage(f"{name}: the image data are corrupt ({error.err or error})") from None
     if raster is None:
-        raise BadImage(f"{name}: the picture data are corrupt or cut off")
+        raise BadImage(f"{name}: the image data are corrupt or cut off")
     if raster.shape[:2] != (header.height, header.width):
         raise BadImage(
             f"{name}: decoded to {raster.shape[1]}x{raster.shape[0]}, "
-            f"the header promised {header.width}x{header.height}"
+            f"the header guaranteed {header.width}x{header.height}"
         )
     return _on_white(raster) if header.alpha else raster
 
@@ -283,7 +283,7 @@ def _shaded(colours: Pixels, shades: Pixels) -> Pixels:
 def _fold(memory: _Raster, raster: Pixels, strip_of: Callable[[Pixels], Pixels]) -> Pixels:
     """A raster (height, width, 4) to three channels, strip by strip, into the front of the memory it lies in.
 
-    There a strip's three bytes a pixel never reach the next strip's four (or eight, of 16 bits), and a picture takes
+    There a strip's three bytes a pixel never reach the next strip's four (or eight, of 16 bits), and an image takes
     no more memory than its decoder took already.
     """
     samples = raster.reshape(1, -1, 4)

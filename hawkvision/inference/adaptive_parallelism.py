@@ -1,7 +1,7 @@
-"""One picture on several cores while they have nothing else to do, and on one core as soon as pictures compete.
+"""One image on several cores while they have nothing else to do, and on one core as soon as images compete.
 
 Parallel inference is quicker and costs more: on two cores of an AMD EPYC, `efficientnet_lite0_int8` takes 3.4 ms
-instead of 5.4, and 6.6 ms of processor time instead of 5.2. Which of both counts is known only when a picture's turn
+instead of 5.4, and 6.6 ms of processor time instead of 5.2. Which of both counts is known only when an image's turn
 has come. So the model is loaded twice, with one thread and with several, and whoever is alone then takes the latter:
 adaptive parallelism, as search engines have it (Jeon et al., "Adaptive Parallelism for Web Search", EuroSys 2013).
 ImageNet's ten networks give the same logits, bit for bit, with one to four threads.
@@ -29,7 +29,7 @@ from hawkvision.inference.backend import Backend
 log = logging.getLogger("hawkvision.vision")
 
 TRIED: Final = (2, 4)
-"""Threads. The networks of the ladders have some fifty layers of a tenth of a millisecond each."""
+"""Threads. The networks of the cascades have some fifty layers of a tenth of a millisecond each."""
 LEAST_GAIN: Final = 0.1
 """Share of the time that more than the fewest threads must save."""
 MOST_LOSS: Final = 0.05
@@ -51,7 +51,7 @@ def divides(backend: str, providers: Sequence[str]) -> bool:
 def open_wide(
     narrow: Backend, opened: Callable[[int], Backend], threads: int = 0, *, known: bool = False
 ) -> Backend | None:
-    """A backend for a picture that is alone; None where `narrow` is best.
+    """A backend for an image that is alone; None where `narrow` is best.
 
     Args:
         narrow: the model on one thread.
@@ -73,7 +73,7 @@ def open_wide(
         candidate = opened(number)
         before_s, with_s = _compared(best, candidate)
         pays = with_s <= (1.0 + MOST_LOSS if best is narrow else 1.0 - LEAST_GAIN) * before_s
-        log.info("%d threads for a picture that is alone: %.2f ms, %.2f before", number, with_s * 1e3, before_s * 1e3)
+        log.info("%d threads for an image that is alone: %.2f ms, %.2f before", number, with_s * 1e3, before_s * 1e3)
         loser = best if pays else candidate
         if loser is not narrow:
             loser.close()
@@ -84,7 +84,7 @@ def open_wide(
 
 
 def _compared(one: Backend, other: Backend) -> tuple[float, float]:
-    """Median seconds of a blank picture with each."""
+    """Median seconds of a blank image with each."""
     blank = np.zeros((1, *one.input_shape), np.uint8)
     took: tuple[list[float], list[float]] = ([], [])
     turn = list(zip((one, other), took, strict=True))

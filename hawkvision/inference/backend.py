@@ -19,16 +19,16 @@ class Backend(Protocol):
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """(height, width, 3) of one picture."""
+        """(height, width, 3) of one image."""
         ...
 
     @property
     def classes(self) -> int:
-        """Number of logits per picture."""
+        """Number of logits per image."""
         ...
 
     def infer(self, batch: Pixels) -> Logits:
-        """Logits (n, classes) of n ≥ 1 pictures (n, height, width, 3), in order.
+        """Logits (n, classes) of n ≥ 1 images (n, height, width, 3), in order.
 
         Raises:
             BackendError: if the batch has another shape or dtype, or the backend is closed.
@@ -42,10 +42,10 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Expectant(Backend, Protocol):
-    """A backend that can make use of the time until a picture is ready for it."""
+    """A backend that can make use of the time until an image is ready for it."""
 
     def expect(self) -> None:
-        """A picture is likely to follow within a millisecond. Never raises, and does no harm where none follows."""
+        """An image is likely to follow within a millisecond. Never raises, and does no harm where none follows."""
         ...
 
 

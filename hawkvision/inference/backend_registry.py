@@ -124,5 +124,5 @@ def _open_int8(model: Path | bytes, threads: int) -> Backend:
             f"{model if isinstance(model, Path) else 'model'}: int8: its logits are not those of ONNX Runtime here: "
             "a defect of these kernels, or of the compiler that made them"
         )
-    bicubic.prepare()  # whoever runs networks by these kernels scales pictures by them
+    bicubic.prepare()  # whoever runs networks by these kernels scales images by them
     return backend

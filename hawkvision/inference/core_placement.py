@@ -2,9 +2,9 @@
 
 The kernel is free to wake a thread on a processor that another computes on, though the next one has nothing to do, and
 to let it wait there until a slice of some milliseconds is over. In virtual machines Linux does so often (see
-`inference.intra_op_threads`). On two cores of an AMD EPYC under KVM, the three models of ImageNet's committee take 17.1
+`inference.intra_op_threads`). On two cores of an AMD EPYC under KVM, the three models of ImageNet's ensemble take 17.1
 ms in the mean and 20.8 at the 90th percentile, shared out to two threads; apart 13.5 and 14.4. Where processors are
-kept from halting, both take 12.6 in the mean (`python -m tests.bench.apart`). An edge node that answers 150 pictures a
+kept from halting, both take 12.6 in the mean (`python -m tests.bench.apart`). An edge node that answers 150 images a
 second takes 10.7 and 9.3 ms instead of 11.3 and 9.9 in the mean of two runs, and at 60 or 210 as long as before.
 
     at work      A on core 0                   A on core 0, B on core 2

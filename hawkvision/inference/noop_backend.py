@@ -9,7 +9,7 @@ from hawkvision.inference.backend import check_batch, check_open
 
 
 class NoopBackend:
-    """Answers every picture with the same logits, drawn once from a seed."""
+    """Answers every image with the same logits, drawn once from a seed."""
 
     def __init__(self, input_shape: tuple[int, int, int], classes: int, seed: int = 0) -> None:
         self._shape = input_shape

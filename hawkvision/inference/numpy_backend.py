@@ -85,7 +85,7 @@ class Graph:
 
 
 class NumpyBackend:
-    """A `Backend` over `Graph`. Pictures are run one by one, which bounds memory and makes rows independent."""
+    """A `Backend` over `Graph`. Images are run one by one, which bounds memory and makes rows independent."""
 
     def __init__(self, model: Path | bytes) -> None:
         graph = Graph(model)

@@ -82,7 +82,7 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _conv(inputs: Inputs, attributes: Attributes) -> Tensor:
-    """Grouped 2-D cross-correlation as one matrix product per picture and group (im2col)."""
+    """Grouped 2-D cross-correlation as one matrix product per image and group (im2col)."""
     x, kernel, bias = _needed(inputs, 0), _needed(inputs, 1), _optional(inputs, 2)
     groups = int(attributes.get("group", 1))
     outputs, depth, rows, columns = kernel.shape
@@ -109,7 +109,7 @@ def _max_pool(inputs: Inputs, attributes: Attributes) -> Tensor:
         size, stride = x.shape[2 + axis], strides[axis]
         span = size + before + after - (dilations[axis] * (kernel[axis] - 1) + 1)
         steps = math.ceil(span / stride) if attributes.get("ceil_mode", 0) else span // stride
-        if steps * stride >= size + before:  # the last window must begin within the picture or its leading pad
+        if steps * stride >= size + before:  # the last window must begin within the image or its leading pad
             steps -= 1
         ends.append(max(after, after + steps * stride - span))
     lowest = -np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min

@@ -1,7 +1,7 @@
 """The production backend: a variant's ONNX graph in ONNX Runtime, one intra-op thread per inference unless told more.
 
-Throughput on a small machine comes from several worker threads that each run one picture, so a session gets one thread
-and runs its graph in sequence. One with several threads is for a picture that is alone
+Throughput on a small machine comes from several worker threads that each run one image, so a session gets one thread
+and runs its graph in sequence. One with several threads is for an image that is alone
 (`inference.adaptive_parallelism`); these help one another (`inference.intra_op_threads`).
 """
 
@@ -88,7 +88,7 @@ class OnnxRuntimeBackend:
         return Execution("onnxruntime", ",".join(providers), ",".join(faster), ort.__version__, processor_of(providers))
 
     def infer(self, batch: Pixels) -> Logits:
-        """See `Backend.infer`. A graph of fixed batch size 1 is run once per picture."""
+        """See `Backend.infer`. A graph of fixed batch size 1 is run once per image."""
         session = self._session  # held here, so that `close` in another thread waits for this run
         check_open("ONNX Runtime", session is None)
         check_batch(batch, self._shape)
@@ -99,7 +99,7 @@ class OnnxRuntimeBackend:
         return self._run(session, batch)
 
     def warm_up(self, batch_sizes: Sequence[int] = (1,)) -> None:
-        """Run on black pictures, so that kernels are chosen and memory is mapped before the first request."""
+        """Run on black images, so that kernels are chosen and memory is mapped before the first request."""
         for size in batch_sizes:
             self.infer(np.zeros((size, *self._shape), np.uint8))
 
@@ -144,7 +144,7 @@ def _open_session(model: Path | bytes, where: str, providers: Sequence[Provider]
             f"this ONNX Runtime {ort.__version__} has {', '.join(available)}"
         )
     if isinstance(model, Path) and not model.is_file():
-        raise BackendError(f"{where}: no such model file; build the ladder first")
+        raise BackendError(f"{where}: no such model file; build the cascade first")
     spins = can_step_aside(threads)
     try:
         session, helpers = _load(model, wanted, threads, spins=spins)

@@ -76,7 +76,7 @@ class OpenVinoBackend:
         return Execution("openvino", DEVICE, PRECISION, str(_openvino().__version__), processor_of())
 
     def infer(self, batch: Pixels) -> Logits:
-        """See `Backend.infer`. A graph of free batch size, or of 1, is run once per picture."""
+        """See `Backend.infer`. A graph of free batch size, or of 1, is run once per image."""
         compiled = self._compiled  # held here, so that `close` in another thread waits for this run
         check_open("OpenVINO", compiled is None)
         check_batch(batch, self._shape)
@@ -112,7 +112,7 @@ class OpenVinoBackend:
 def _compiled(model: Path | bytes, where: str, threads: int) -> Any:
     openvino = _openvino()
     if isinstance(model, Path) and not model.is_file():
-        raise BackendError(f"{where}: no such model file; build the ladder first")
+        raise BackendError(f"{where}: no such model file; build the cascade first")
     cores = len(os.sched_getaffinity(0))
     settings = {
         "NUM_STREAMS": cores if threads == 1 else 1,
@@ -125,7 +125,7 @@ def _compiled(model: Path | bytes, where: str, threads: int) -> Any:
         graph = core.read_model(model if isinstance(model, bytes) else str(model))
         shape = graph.inputs[0].partial_shape
         if len(graph.inputs) == 1 and shape.rank.is_static and len(shape) == 4 and shape[0].is_dynamic:
-            # Pictures one by one: with a shape that is known the runtime is quicker than with a free batch size.
+            # Images one by one: with a shape that is known the runtime is quicker than with a free batch size.
             shape[0] = 1
             graph.reshape(shape)
         return core.compile_model(graph, DEVICE, settings)

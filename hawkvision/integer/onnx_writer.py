@@ -25,7 +25,7 @@ from hawkvision.models.onnx_graph import GraphWriter
 PRODUCER: Final = "hawkvision.fpga"
 EXACT: Final = 1 << 24
 """Whole numbers below it are exact in float32."""
-_MIDDLE: Final = 128
+_INTERMEDIATE: Final = 128
 """The zero of signed weights that are stored as unsigned bytes."""
 
 
@@ -134,7 +134,7 @@ class _IntegerOnnxWriter(GraphWriter):
         with AVX2 only, and these saturate.
         """
         narrow = self.cast(x, f"{name}.bytes", TensorProto.UINT8)
-        bytes_ = self.constant(f"{name}.weight", (weights.astype(np.int16) + _MIDDLE).astype(np.uint8))
-        zeros = [self.constant(f"byte.{zero}", np.array(zero, np.uint8)) for zero in (0, _MIDDLE)]
+        bytes_ = self.constant(f"{name}.weight", (weights.astype(np.int16) + _INTERMEDIATE).astype(np.uint8))
+        zeros = [self.constant(f"byte.{zero}", np.array(zero, np.uint8)) for zero in (0, _INTERMEDIATE)]
         products = self.node(op, [narrow, bytes_, *zeros], f"{name}.products", **how)
         return self.node("Add", [products, self.constant(f"{name}.bias", bias)], f"{name}.sums")

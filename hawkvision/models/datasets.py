@@ -1,8 +1,8 @@
-"""Pictures for training, calibrating and evaluating: an npz file, a directory per class, or an MNIST-like directory.
+"""Images for training, calibrating and evaluating: an npz file, a directory per class, or an MNIST-like directory.
 
 npz: `data` (all encoded bytes in a row, uint8), `offsets` (n + 1), `labels` (n), and optionally `source` (n names of
-where each picture came from) and `is_test` (n booleans). Directory per class: `ROOT/<class>/<picture>`, where <class>
-is a label or an index of the task. MNIST-like: `{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]` (`pictures_idx`).
+where each image came from) and `is_test` (n booleans). Directory per class: `ROOT/<class>/<image>`, where <class>
+is a label or an index of the task. MNIST-like: `{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]` (`images_idx`).
 Without labels there is only the flat directory, which `read_unlabelled` reads.
 """
 
@@ -29,8 +29,8 @@ MAX_FOLDER_BYTES: Final = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class LabelledPictures:
-    """Encoded pictures with their labels; `sources` groups pictures that were taken alike.
+class LabelledImages:
+    """Encoded images with their labels; `sources` groups images that were taken alike.
 
     `is_test` marks those that a data set's makers set aside for testing; all False where nothing says so.
     """
@@ -47,8 +47,8 @@ class LabelledPictures:
 
 
 @dataclass(frozen=True, slots=True)
-class UnlabelledPictures:
-    """Encoded pictures of which nothing is known; `sha256` is over their contents in the order of their names."""
+class UnlabelledImages:
+    """Encoded images of which nothing is known; `sha256` is over their contents in the order of their names."""
 
     name: str
     sha256: str
@@ -58,11 +58,11 @@ class UnlabelledPictures:
         return len(self.bodies)
 
 
-def picture_files(paths: Sequence[Path]) -> list[Path]:
-    """The paths, with the pictures below it in the place of each folder, in the order of their names.
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """The paths, with the images below it in the place of each folder, in the order of their names.
 
     Raises:
-        ConfigError: naming a folder that holds no pictures.
+        ConfigError: naming a folder that holds no images.
     """
     files: list[Path] = []
     for path in paths:
@@ -70,12 +70,12 @@ def picture_files(paths: Sequence[Path]) -> list[Path]:
         if path.is_dir():
             found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
             if not found:
-                raise ConfigError(f"{path}: expected pictures ({', '.join(SUFFIXES)}) in this folder, found none")
+                raise ConfigError(f"{path}: expected images ({', '.join(SUFFIXES)}) in this folder, found none")
         files += found
     return files
 
 
-def read_pictures(path: Path, labels: Sequence[str], names: Mapping[str, int] | None = None) -> LabelledPictures:
+def read_images(path: Path, labels: Sequence[str], names: Mapping[str, int] | None = None) -> LabelledImages:
     """Read a labelled set; `labels` are the task's class names in index order.
 
     `names` are further names that a class directory may have, with their class indices.
@@ -90,24 +90,24 @@ def read_pictures(path: Path, labels: Sequence[str], names: Mapping[str, int] | 
     raise ConfigError(f"{path}: expected an npz file or a directory of class directories, or of idx files")
 
 
-def read_unlabelled(root: Path) -> UnlabelledPictures:
-    """Read a flat folder of pictures, in the order of their names. Other files are passed over.
+def read_unlabelled(root: Path) -> UnlabelledImages:
+    """Read a flat folder of images, in the order of their names. Other files are passed over.
 
     Raises:
-        ConfigError: if it is no folder, holds no pictures, or more than `MAX_FOLDER_BYTES` of them.
+        ConfigError: if it is no folder, holds no images, or more than `MAX_FOLDER_BYTES` of them.
     """
     if not root.is_dir():
-        raise ConfigError(f"{root}: expected a folder of pictures")
+        raise ConfigError(f"{root}: expected a folder of images")
     digest = hashlib.sha256()
-    bodies = _read_files(root, _pictures_in(root))
+    bodies = _read_files(root, _images_in(root))
     for body in bodies:
         digest.update(f"{len(body)}:".encode() + body)
     if not bodies:
-        raise ConfigError(f"{root}: no pictures (expected files ending in {', '.join(SUFFIXES)})")
-    return UnlabelledPictures(root.name, digest.hexdigest(), bodies)
+        raise ConfigError(f"{root}: no images (expected files ending in {', '.join(SUFFIXES)})")
+    return UnlabelledImages(root.name, digest.hexdigest(), bodies)
 
 
-def _read_npz(path: Path, classes: int) -> LabelledPictures:
+def _read_npz(path: Path, classes: int) -> LabelledImages:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if not zipfile.is_zipfile(path):
         raise ConfigError(f"{path}: not a readable npz file: it is no zip archive")
@@ -129,7 +129,7 @@ def _read_npz(path: Path, classes: int) -> LabelledPictures:
             f"{path}: is_test must be {labels.shape} booleans, one per label, got {is_test.dtype} of {is_test.shape}"
         )
     bodies = [data[start:stop].tobytes() for start, stop in itertools.pairwise(offsets)]
-    return LabelledPictures(
+    return LabelledImages(
         path.name, digest, bodies, labels.astype(np.int64), sources.astype(np.str_), is_test.astype(np.bool_)
     )
 
@@ -146,7 +146,7 @@ def _check(path: Path, data: NDArray[Any], offsets: NDArray[Any], labels: NDArra
         raise ConfigError(f"{path}: labels must be whole numbers from 0 to {classes - 1}")
 
 
-def _read_idx(root: Path, classes: int) -> LabelledPictures:
+def _read_idx(root: Path, classes: int) -> LabelledImages:
     parts = read_idx_parts(root)
     digest = hashlib.sha256()
     for part in parts:
@@ -154,7 +154,7 @@ def _read_idx(root: Path, classes: int) -> LabelledPictures:
             raise ConfigError(f"{root}: {part.name}: a label is {part.labels.max()}; expected 0 to {classes - 1}")
         digest.update(part.digest())
     sizes = [len(part.labels) for part in parts]
-    return LabelledPictures(
+    return LabelledImages(
         root.name,
         digest.hexdigest(),
         [body for part in parts for body in part.bodies()],
@@ -164,7 +164,7 @@ def _read_idx(root: Path, classes: int) -> LabelledPictures:
     )
 
 
-def _read_folder(root: Path, labels: Sequence[str], names: Mapping[str, int]) -> LabelledPictures:
+def _read_folder(root: Path, labels: Sequence[str], names: Mapping[str, int]) -> LabelledImages:
     numbers = {label: index for index, label in enumerate(labels)} | {str(i): i for i in range(len(labels))}
     numbers |= names
     paths: list[Path] = []
@@ -175,16 +175,16 @@ def _read_folder(root: Path, labels: Sequence[str], names: Mapping[str, int]) ->
                 f"{folder}: the directory is named after no class; expected a label such as {labels[0]!r} "
                 f"or an index from 0 to {len(labels) - 1}{_or_one_of(names)}"
             )
-        pictures = _pictures_in(folder)
-        paths += pictures
-        found += [numbers[folder.name]] * len(pictures)
+        images = _images_in(folder)
+        paths += images
+        found += [numbers[folder.name]] * len(images)
     bodies = _read_files(root, paths)
     if not bodies:
-        raise ConfigError(f"{root}: no pictures in class directories (expected files ending in {', '.join(SUFFIXES)})")
+        raise ConfigError(f"{root}: no images in class directories (expected files ending in {', '.join(SUFFIXES)})")
     digest = hashlib.sha256()
     for label, body in zip(found, bodies, strict=True):
         digest.update(f"{label}:{len(body)}:".encode() + body)
-    return LabelledPictures(
+    return LabelledImages(
         root.name,
         digest.hexdigest(),
         bodies,
@@ -198,7 +198,7 @@ def _or_one_of(names: Mapping[str, int]) -> str:
     return f", or a name such as {min(names)!r}" if names else ""
 
 
-def _pictures_in(folder: Path) -> list[Path]:
+def _images_in(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
 
 
@@ -214,8 +214,8 @@ def _read_files(root: Path, paths: Sequence[Path]) -> list[bytes]:
         try:
             left -= path.stat().st_size
             if left < 0:
-                raise ConfigError(f"{root}: the pictures exceed {MAX_FOLDER_BYTES} bytes together; take a sample")
+                raise ConfigError(f"{root}: the images exceed {MAX_FOLDER_BYTES} bytes together; take a sample")
             bodies.append(path.read_bytes())
         except OSError as error:
-            raise ConfigError(f"{path}: cannot read the picture: {error.strerror}") from None
+            raise ConfigError(f"{path}: cannot read the image: {error.strerror}") from None
     return bodies

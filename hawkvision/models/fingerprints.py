@@ -70,7 +70,7 @@ def stage_fingerprint(
     *,
     horizontal_flip: bool = False,
     temperature: float = 1.0,
-    sure_from: float | None = None,
+    accept_confidence: float | None = None,
 ) -> str | None:
     """The fingerprint of a stage whose members ran in a process that stated this.
 
@@ -79,7 +79,7 @@ def stage_fingerprint(
         members: of the stage; more than one are averaged.
         horizontal_flip: whether mirror images are averaged, too.
         temperature: of the average.
-        sure_from: of a conditional ensemble.
+        accept_confidence: of a conditional ensemble.
 
     Returns: None if the process did not state one of them, or ran no model file.
     """
@@ -91,7 +91,7 @@ def stage_fingerprint(
         [(run.name, run.sha256, run.input, run.temperature) for run in runs],
         horizontal_flip=horizontal_flip,
         temperature=temperature if len(members) > 1 else None,
-        sure_from=sure_from,
+        accept_confidence=accept_confidence,
     )
     return f"{models}{SEPARATOR}{BETWEEN.join(dict.fromkeys(run.execution for run in runs))}"
 

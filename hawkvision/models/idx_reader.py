@@ -3,7 +3,7 @@
     {train,t10k}-images-idx3-ubyte   0x00000803, n, height, width (uint32, big-endian), then n * height * width bytes
     {train,t10k}-labels-idx1-ubyte   0x00000801, n, then n bytes
 
-The header says how long a file must be; nothing beyond that is ever unpacked. Each grey picture becomes a PNG, without
+The header says how long a file must be; nothing beyond that is ever unpacked. Each grey image becomes a PNG, without
 loss, so that it can be sent to a node like any other.
 """
 
@@ -26,7 +26,7 @@ from hawkvision.core.errors import ConfigError
 PARTS: Final = ("train", "t10k")
 """In this order; the second is the test part."""
 MAX_BYTES: Final = 1 << 30
-"""Of one unpacked file. EMNIST, the largest of the family, has 814,255 pictures of 28x28: 638 MB."""
+"""Of one unpacked file. EMNIST, the largest of the family, has 814,255 images of 28x28: 638 MB."""
 MAX_SIDE: Final = 512
 
 _IMAGES_MAGIC: Final = 0x0803
@@ -35,7 +35,7 @@ _LABELS_MAGIC: Final = 0x0801
 
 @dataclass(frozen=True, slots=True)
 class IdxPart:
-    """Grey pictures (n, height, width) and labels (n,), n ≥ 1."""
+    """Grey images (n, height, width) and labels (n,), n ≥ 1."""
 
     name: str
     images: NDArray[np.uint8]
@@ -52,7 +52,7 @@ class IdxPart:
         return hashlib.sha256(head + self.labels.tobytes() + self.images.tobytes()).digest()
 
     def bodies(self) -> Iterator[bytes]:
-        """Each picture as a PNG."""
+        """Each image as a PNG."""
         return map(grey_png, self.images)
 
 
@@ -86,7 +86,7 @@ def read_idx_parts(root: Path) -> tuple[IdxPart, ...]:
 
 
 def grey_png(pixels: NDArray[np.uint8]) -> bytes:
-    """A PNG of 8-bit grey pixels (height, width), unfiltered: MNIST-like pictures gain nothing from filters."""
+    """A PNG of 8-bit grey pixels (height, width), unfiltered: MNIST-like images gain nothing from filters."""
     height, width = pixels.shape
     rows = np.zeros((height, width + 1), np.uint8)  # each row begins with its filter, 0 for none
     rows[:, 1:] = pixels

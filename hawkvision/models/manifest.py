@@ -1,7 +1,7 @@
 """The zoo's manifests: what each variant of a task is, read from TOML into frozen values.
 
 A manifest states facts about models (where their weights come from, what they take in, how right they were measured
-to be) and the default ladder. Which machine runs what is deployment, and lives in `hawkvision.core.config`.
+to be) and the default cascade. Which machine runs what is deployment, and lives in `hawkvision.core.config`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class InputSpec(_Strict, frozen=True):
     """What a variant takes in: uint8 RGB of (n, height, width, 3), `mean` and `std` on the 0..255 scale.
 
-    The picture is scaled so that its centred square, `crop_fraction` of the shorter side, covers the input.
+    The image is scaled so that its centred square, `crop_fraction` of the shorter side, covers the input.
     Normalisation is folded into the graph; `mean` and `std` are kept for the builder and for other runtimes.
     """
 
@@ -84,7 +84,7 @@ WeightSource: TypeAlias = PackageSource | FileSource
 
 
 class MeasuredAccuracy(_Strict, frozen=True):
-    """Top-1 accuracy on labelled pictures, with its exact (Clopper-Pearson) 95 % interval."""
+    """Top-1 accuracy on labelled images, with its exact (Clopper-Pearson) 95 % interval."""
 
     value: Fraction
     n: Annotated[int, Meta(ge=1)]
@@ -108,37 +108,37 @@ class Variant(_Strict, frozen=True):
     accuracy: MeasuredAccuracy | None = None
 
 
-class Committee(_Strict, frozen=True):
-    """Several variants whose temperature-scaled probabilities are averaged, over the picture and its mirror image."""
+class Ensemble(_Strict, frozen=True):
+    """Several variants whose temperature-scaled probabilities are averaged, over the image and its mirror image."""
 
     name: Name
     members: Annotated[tuple[Name, ...], Meta(min_length=2)]
     horizontal_flip: bool = False
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
     """Of the average."""
-    sure_from: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    """The first member's confidence from which on it answers alone, and the others do not look: a stepwise committee,
-    which edge nodes run. None asks all about every picture."""
+    accept_confidence: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    """The first member's confidence from which on it answers alone, and the others do not look: a conditional ensemble,
+    which edge nodes run. None asks all about every image."""
     accuracy: MeasuredAccuracy | None = None
 
 
-class Ladder(_Strict, frozen=True):
-    """The rungs from cheapest to best, by where they usually run. The last of `dc` is the best."""
+class Cascade(_Strict, frozen=True):
+    """The stages from cheapest to best, by where they usually run. The last of `dc` is the best."""
 
     edge: Annotated[tuple[Name, ...], Meta(min_length=1)]
     dc: Annotated[tuple[Name, ...], Meta(min_length=1)]
     default_edge: Name
     fpga: Name | None = None
-    """The rung of `edge` that FPGAs run when none is named: a quantised one."""
+    """The stage of `edge` that FPGAs run when none is named: a quantised one."""
 
 
 class Training(_Strict, frozen=True):
-    """Which pictures trained a ladder: `pictures` of a set, drawn by `seed`
+    """Which images trained a cascade: `images` of a set, drawn by `seed`
     (`hawkvision.model_zoo.training.recipe.training_mask`).
     """
 
     data_sha256: Sha256
-    pictures: Annotated[int, Meta(ge=1)]
+    images: Annotated[int, Meta(ge=1)]
     seed: int
 
 
@@ -149,11 +149,11 @@ class Manifest(_Strict, frozen=True):
     task: Name
     labels: str
     classes: Annotated[int, Meta(ge=2)]
-    ladder: Ladder
+    cascade: Cascade
     variants: tuple[Variant, ...]
-    committees: tuple[Committee, ...] = ()
+    ensembles: tuple[Ensemble, ...] = ()
     training: Training | None = None
-    """Of ladders that `hawkvision models train` made; None where others trained the models."""
+    """Of cascades that `hawkvision models train` made; None where others trained the models."""
     labels_sha256: Sha256 | None = None
     """Of the label file, its lines ending in a newline; None does not check it."""
     profile_sha256: Sha256 | None = None
@@ -171,37 +171,37 @@ class Manifest(_Strict, frozen=True):
         known = ", ".join(v.name for v in self.variants)
         raise ManifestError(f"task {self.task!r} has no variant {name!r}; it has {known}")
 
-    def committee(self, name: str) -> Committee | None:
-        """The committee of that name, or None."""
-        return next((c for c in self.committees if c.name == name), None)
+    def ensemble(self, name: str) -> Ensemble | None:
+        """The ensemble of that name, or None."""
+        return next((c for c in self.ensembles if c.name == name), None)
 
-    def fingerprint(self, rung: str) -> str:
-        """SHA-256 over all that decides a rung's answers: files, inputs, temperatures, how members are averaged.
+    def fingerprint(self, stage: str) -> str:
+        """SHA-256 over all that decides a stage's answers: files, inputs, temperatures, how members are averaged.
 
-        A certificate holds for the rung with this fingerprint and no other.
+        A certificate holds for the stage with this fingerprint and no other.
         """
-        committee = self.committee(rung)
+        ensemble = self.ensemble(stage)
         return model_fingerprint(
-            [(v.name, v.sha256, v.input, v.temperature) for v in self.members(rung)],
-            horizontal_flip=committee is not None and committee.horizontal_flip,
-            temperature=committee.temperature if committee else None,
-            sure_from=None if committee is None else committee.sure_from,
+            [(v.name, v.sha256, v.input, v.temperature) for v in self.members(stage)],
+            horizontal_flip=ensemble is not None and ensemble.horizontal_flip,
+            temperature=ensemble.temperature if ensemble else None,
+            accept_confidence=None if ensemble is None else ensemble.accept_confidence,
         )
 
     @property
     def best(self) -> str:
-        """The ladder's best rung."""
-        return self.ladder.dc[-1]
+        """The cascade's reference stage."""
+        return self.cascade.dc[-1]
 
-    def members(self, rung: str) -> tuple[Variant, ...]:
-        """The variants that a rung runs: a committee's members, or the variant itself."""
-        committee = self.committee(rung)
-        return tuple(self.variant(m) for m in (committee.members if committee else (rung,)))
+    def members(self, stage: str) -> tuple[Variant, ...]:
+        """The variants that a stage runs: a committee's members, or the variant itself."""
+        ensemble = self.ensemble(stage)
+        return tuple(self.variant(m) for m in (ensemble.members if ensemble else (stage,)))
 
     @property
     def datacenter_inputs(self) -> tuple[InputSpec, ...]:
-        """What the rungs of `ladder.dc` and their members take in, each once."""
-        return tuple(dict.fromkeys(member.input for rung in self.ladder.dc for member in self.members(rung)))
+        """What the stages of `cascade.dc` and their members take in, each once."""
+        return tuple(dict.fromkeys(member.input for stage in self.cascade.dc for member in self.members(stage)))
 
 
 def model_fingerprint(
@@ -209,15 +209,15 @@ def model_fingerprint(
     *,
     horizontal_flip: bool,
     temperature: float | None,
-    sure_from: float | None,
+    accept_confidence: float | None,
 ) -> str:
     """See `Manifest.fingerprint`; of each member the name, the file's SHA-256, its input and its temperature.
 
     `temperature` is that of the average, None where there is none.
     """
     facts: dict[str, Any] = {"members": members, "horizontal_flip": horizontal_flip, "temperature": temperature}
-    if sure_from is not None:
-        facts["sure_from"] = sure_from
+    if accept_confidence is not None:
+        facts["accept_confidence"] = accept_confidence
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
 
 
@@ -231,37 +231,39 @@ def parse_manifest(text: str, where: str) -> Manifest:
         manifest = msgspec.convert(_with_source_kinds(tomllib.loads(text), where), Manifest)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ManifestError(f"{where}: {error}") from None
-    names = [v.name for v in manifest.variants] + [c.name for c in manifest.committees]
+    names = [v.name for v in manifest.variants] + [c.name for c in manifest.ensembles]
     if len(set(names)) != len(names):
-        raise ManifestError(f"{where}: variants and committees must have distinct names, got {sorted(names)}")
-    for rung in (*manifest.ladder.edge, *manifest.ladder.dc):
-        if rung not in names:
-            raise ManifestError(f"{where}: ladder names {rung!r}, which is neither a variant nor a committee")
-    for committee in manifest.committees:
-        for member in committee.members:
+        raise ManifestError(f"{where}: variants and ensembles must have distinct names, got {sorted(names)}")
+    for stage in (*manifest.cascade.edge, *manifest.cascade.dc):
+        if stage not in names:
+            raise ManifestError(f"{where}: cascade names {stage!r}, which is neither a variant nor a committee")
+    for ensemble in manifest.ensembles:
+        for member in ensemble.members:
             manifest.variant(member)
-        if committee.sure_from is not None and committee.horizontal_flip:
-            raise ManifestError(f"{where}: committee {committee.name!r} has sure_from, and so no horizontal_flip")
-    _check_stepwise(manifest, where)
-    if manifest.ladder.default_edge not in manifest.ladder.edge:
-        raise ManifestError(f"{where}: ladder.default_edge {manifest.ladder.default_edge!r} is not in ladder.edge")
-    if manifest.ladder.fpga is not None and manifest.ladder.fpga not in manifest.ladder.edge:
-        raise ManifestError(f"{where}: ladder.fpga {manifest.ladder.fpga!r} is not in ladder.edge")
+        if ensemble.accept_confidence is not None and ensemble.horizontal_flip:
+            raise ManifestError(f"{where}: ensemble {ensemble.name!r} has accept_confidence, and so no horizontal_flip")
+    _check_conditional(manifest, where)
+    if manifest.cascade.default_edge not in manifest.cascade.edge:
+        raise ManifestError(f"{where}: cascade.default_edge {manifest.cascade.default_edge!r} is not in cascade.edge")
+    if manifest.cascade.fpga is not None and manifest.cascade.fpga not in manifest.cascade.edge:
+        raise ManifestError(f"{where}: cascade.fpga {manifest.cascade.fpga!r} is not in cascade.edge")
     return manifest
 
 
-def _check_stepwise(manifest: Manifest, where: str) -> None:
-    """State that each tier's committees are of the kind that it runs.
+def _check_conditional(manifest: Manifest, where: str) -> None:
+    """State that each tier's ensembles are of the kind that it runs.
 
     Raises:
         ManifestError: naming the one that is not.
     """
-    for tier, rungs, stepwise in (("edge", manifest.ladder.edge, True), ("dc", manifest.ladder.dc, False)):
-        for rung in rungs:
-            committee = manifest.committee(rung)
-            if committee is not None and (committee.sure_from is not None) is not stepwise:
-                wanted = "committees with sure_from" if stepwise else "committees without sure_from"
-                raise ManifestError(f"{where}: ladder.{tier} names {rung!r}; {tier} runs single variants and {wanted}")
+    for tier, stages, conditional in (("edge", manifest.cascade.edge, True), ("dc", manifest.cascade.dc, False)):
+        for stage in stages:
+            ensemble = manifest.ensemble(stage)
+            if ensemble is not None and (ensemble.accept_confidence is not None) is not conditional:
+                wanted = "committees with accept_confidence" if conditional else "committees without accept_confidence"
+                raise ManifestError(
+                    f"{where}: cascade.{tier} names {stage!r}; {tier} runs single variants and {wanted}"
+                )
 
 
 def _with_source_kinds(document: dict[str, Any], where: str) -> dict[str, Any]:

@@ -1,18 +1,18 @@
-"""Which transport escalated pictures take: chosen by what the link loses, without flapping.
+"""Which transport escalated images take: chosen by what the link loses, without flapping.
 
-TCP is the better carrier of a picture until the link loses some: the very bytes arrive, at no extra cost. At 1 % loss
+TCP is the better carrier of an image until the link loses some: the very bytes arrive, at no extra cost. At 1 % loss
 its P99 is 334 ms (CUBIC) or 299 ms (BBR) where datagrams take 27, and each percent more makes it worse (20 KB,
 20 Mbit/s, 40 ms; measured before any of this was built). So:
 
              loss ≥ 1 % for 3 s, on at least two lost datagrams; or two of the last 32 escalations
              that should have been early had not come back by their deadlines for no fault of the tier's
         ┌─────┐ ──────────────────────────────────────────────────────────────► ┌───────┐
-        │ TCP │                                                                 │ LOSSY │
+        │ TCP │                                                                 │ DATAGRAM │
         └─────┘ ◄────────────────────────────────────────────────────────────── └───────┘
              loss < 0.3 % for 30 s; or the lossy peer is gone, at once
 
 Between the thresholds nothing moves. Losses are counted by the lossy channel itself, which is probed while TCP carries
-the pictures, so a return needs no trial. Whoever has just returned stays for `TCP_DWELL_S`, so that two changes for the
+the images, so a return needs no trial. Whoever has just returned stays for `TCP_DWELL_S`, so that two changes for the
 worse are never closer than that.
 
 Trap (found in simulation): the shares of answers that each transport brought in time cannot be compared, because they
@@ -28,10 +28,10 @@ from typing import Final
 
 
 class Transport(StrEnum):
-    """How pictures travel."""
+    """How images travel."""
 
     TCP = "tcp"
-    LOSSY = "lossy"
+    DATAGRAM = "datagram"
 
 
 LOSS_TO_LEAVE: Final = 0.01
@@ -74,7 +74,7 @@ class Choice:
         """The choice after a reading; equal to this one while nothing is to be remembered."""
         if self.transport is Transport.TCP:
             return self._on_tcp(reading, now)
-        return self._on_lossy(reading, now)
+        return self._on_datagram(reading, now)
 
     def _on_tcp(self, reading: LinkReading, now: float) -> Choice:
         lost = 0.0 if reading.loss is None else reading.loss * reading.outcomes
@@ -83,10 +83,10 @@ class Choice:
         long_bad = bad_since is not None and now - bad_since >= LEAVE_AFTER_S
         leave = long_bad or reading.late >= LATE_TO_LEAVE
         if leave and reading.available and now - self.since >= TCP_DWELL_S:
-            return Choice(Transport.LOSSY, now)
+            return Choice(Transport.DATAGRAM, now)
         return replace(self, bad_since=bad_since)
 
-    def _on_lossy(self, reading: LinkReading, now: float) -> Choice:
+    def _on_datagram(self, reading: LinkReading, now: float) -> Choice:
         if not reading.available:
             return Choice(Transport.TCP, now)
         calm = reading.loss is not None and reading.loss < LOSS_TO_RETURN

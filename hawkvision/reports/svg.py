@@ -51,8 +51,8 @@ def log_scale(values: Iterable[float], start: float, end: float) -> Scale:
     known = [value for value in values if math.isfinite(value) and value > 0] or [1.0, 10.0]
     low, high = min(known) / 1.12, max(known) * 1.12
     if high / low < 4.0:
-        middle = math.sqrt(low * high)
-        low, high = middle / 2.0, middle * 2.0
+        intermediate = math.sqrt(low * high)
+        low, high = intermediate / 2.0, intermediate * 2.0
     return Scale(low, high, start, end, "log")
 
 
@@ -188,10 +188,10 @@ def bottom_axis(scale: Scale, y: float, top: float, label: str, unit: str = "", 
     marks = []
     for tick in ticks(scale, most):
         x = scale.at(tick)
-        marks += [rule(x, top, x, y, "grid"), text(x, y + TEXT + 3, written(tick, unit), "middle")]
+        marks += [rule(x, top, x, y, "grid"), text(x, y + TEXT + 3, written(tick, unit), "intermediate")]
     marks.append(rule(scale.start, y, scale.end, y, "axis"))
     if label:
-        marks.append(text((scale.start + scale.end) / 2, y + 2 * TEXT + 8, label, "middle", "name"))
+        marks.append(text((scale.start + scale.end) / 2, y + 2 * TEXT + 8, label, "intermediate", "name"))
     return marks
 
 

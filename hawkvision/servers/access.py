@@ -34,11 +34,11 @@ class Escalating(Protocol):
     """The settings of a node that may have a datacenter."""
 
     @property
-    def dc_ca(self) -> Path | None: ...  # noqa: D102
+    def datacenter_ca(self) -> Path | None: ...  # noqa: D102
     @property
-    def dc_certificate(self) -> Path | None: ...  # noqa: D102
+    def datacenter_certificate(self) -> Path | None: ...  # noqa: D102
     @property
-    def dc_key(self) -> Path | None: ...  # noqa: D102
+    def datacenter_key(self) -> Path | None: ...  # noqa: D102
 
 
 def check_access(settings: Access, section: str, prefix: str, *, loopback: bool) -> None:
@@ -106,7 +106,7 @@ def datacenter_certificates(settings: Escalating) -> Certificates | None:
     Raises:
         ConfigError: if its files cannot be used.
     """
-    if settings.dc_ca is None and settings.dc_certificate is None:
+    if settings.datacenter_ca is None and settings.datacenter_certificate is None:
         return None
-    files = TlsFiles("edge.dc_", settings.dc_certificate, settings.dc_key, settings.dc_ca, authorities_name="ca")
+    files = TlsFiles("edge.dc_", settings.datacenter_certificate, settings.datacenter_key, settings.datacenter_ca, authorities_name="ca")
     return Certificates(files, server=False)

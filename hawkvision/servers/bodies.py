@@ -1,7 +1,7 @@
 """Request bodies, received within their bounds.
 
 Bounds: a body has at most `max_body_bytes` and must come on, as `Pace` has it, however long it takes in
-all; all bodies together have at most `Bodies.limit_bytes`, whichever door they come by. Where these are reached, the
+all; all bodies together have at most `Bodies.limit_bytes`, whichever server they come by. Where these are reached, the
 body that has gone longest without progress makes room, so that callers who stall cannot keep out those who do not.
 """
 
@@ -99,7 +99,7 @@ class Bodies:
 
     def full(self) -> str:
         """What is said where they have reached their bound."""
-        return f"{self.limit_bytes} bytes of pictures are already being received"
+        return f"{self.limit_bytes} bytes of images are already being received"
 
     def _sheds_one(self) -> bool:
         """Whether a body made room."""
@@ -236,5 +236,5 @@ def some(data: bytes) -> bytes:
         BadImage: else.
     """
     if not data:
-        raise BadImage("the body is empty; expected a JPEG, PNG or WebP picture")
+        raise BadImage("the body is empty; expected a JPEG, PNG or WebP image")
     return data

@@ -367,7 +367,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Collect the URL, within its bound."""
         self.url += url
         if len(self.url) > MAX_URL_BYTES:
-            raise UriTooLong(f"the URL exceeds {MAX_URL_BYTES} bytes; send the picture in the body")
+            raise UriTooLong(f"the URL exceeds {MAX_URL_BYTES} bytes; send the image in the body")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect a header; a trailer is dropped, for it must not pass for one (RFC 9110 §6.5.1)."""

@@ -28,14 +28,14 @@ ResultT = TypeVar("ResultT")
 
 SHARE: Final = 0.75
 """Of the room, what is budgeted. The rest is for what is not counted: connections, answers, threads' stacks, inference
-of more pictures at once than at the start, and what an allocator cannot give back."""
+of more images at once than at the start, and what an allocator cannot give back."""
 BODIES_SHARE: Final = 0.25
 """Of the budget, what bodies may take; each counts twice, for it is in pieces and in one piece for a moment. Bodies
-never take decoding's part, so that a picture that is here can always be decoded, and then leaves."""
+never take decoding's part, so that an image that is here can always be decoded, and then leaves."""
 LEAST_BYTES: Final = 32 * 1024 * 1024
-"""Of a budget that is not set: with less no picture at all could be decoded."""
+"""Of a budget that is not set: with less no image at all could be decoded."""
 REQUEST_SHARE: Final = 0.5
-"""Of decoding's part, what one request may take: never all of it, so that others' pictures are decoded meanwhile."""
+"""Of decoding's part, what one request may take: never all of it, so that others' images are decoded meanwhile."""
 OVERTAKEN_MOST: Final = 16
 """How often who needs more memory than is free is overtaken by who needs less; then nobody gets any before."""
 WAITING_MOST: Final = 1024
@@ -150,7 +150,7 @@ def give_back_at_once() -> None:
     """Have the allocator return what is large as soon as it is free, where it is glibc's.
 
     It would learn from each large raster that is freed to keep the next, up to 32 MB for every thread (mallopt(3),
-    M_MMAP_THRESHOLD), and so hold for ever what a few large pictures once took.
+    M_MMAP_THRESHOLD), and so hold for ever what a few large images once took.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -261,7 +261,7 @@ class Budget:
         served: asyncio.Future[None] = loop.create_future()
         with self._lock:
             if len(self._waiting) >= WAITING_MOST:
-                raise Overloaded(f"{WAITING_MOST} pictures are already waiting for memory", 1.0)
+                raise Overloaded(f"{WAITING_MOST} images are already waiting for memory", 1.0)
             heapq.heappush(self._waiting, (until, next(self._numbers), size, served))
             self._serve()  # it may have come back meanwhile
         try:
@@ -276,7 +276,7 @@ class Budget:
             if ours:  # served, and nobody there
                 self.give_back(size)
             if isinstance(error, TimeoutError):
-                raise DeadlineMissed("the deadline passed before there was memory to decode the picture") from None
+                raise DeadlineMissed("the deadline passed before there was memory to decode the image") from None
             raise
 
     def _serve(self) -> None:

@@ -10,10 +10,10 @@ from prometheus_client.registry import Collector
 
 
 @dataclass(frozen=True, slots=True)
-class LossyCounts:
-    """What a lossy door has counted since it was opened, and its sessions now."""
+class DatagramCounts:
+    """What a datagram server has counted since it was opened, and its sessions now."""
 
-    pictures: Mapping[str, int]
+    images: Mapping[str, int]
     """By what came of them: complete, partial, cancelled, and the transport's refusals."""
     sessions: int
     dropped_datagrams: Mapping[str, int]
@@ -31,22 +31,22 @@ def _by_reason(name: str, text: str, counts: Mapping[str, int]) -> CounterMetric
     return family
 
 
-class LossyDoorCounts(Collector):
-    """Reads a lossy door's counts when Prometheus asks, so that no datagram pays for it."""
+class DatagramServerCounts(Collector):
+    """Reads a datagram server's counts when Prometheus asks, so that no datagram pays for it."""
 
-    def __init__(self, prefix: str, read: Callable[[], LossyCounts]) -> None:
+    def __init__(self, prefix: str, read: Callable[[], DatagramCounts]) -> None:
         self._prefix = prefix
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
         """The families of one scrape."""
-        counts, prefix = self._read(), f"{self._prefix}_lossy"
-        pictures = CounterMetricFamily(
-            f"{prefix}_pictures", "Pictures that came as datagrams, by what came of them", labels=("outcome",)
+        counts, prefix = self._read(), f"{self._prefix}_datagram"
+        images = CounterMetricFamily(
+            f"{prefix}_images", "Images that came as datagrams, by what came of them", labels=("outcome",)
         )
-        for outcome, n in sorted(counts.pictures.items()):
-            pictures.add_metric((outcome,), n)
-        yield pictures
+        for outcome, n in sorted(counts.images.items()):
+            images.add_metric((outcome,), n)
+        yield images
         yield GaugeMetricFamily(f"{prefix}_sessions", "Callers connected for datagrams", counts.sessions)
         yield _by_reason(f"{prefix}_dropped_datagrams", "Datagrams of strangers, or broken", counts.dropped_datagrams)
         yield _by_reason(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hawkvision.core.escalation_api import LossyOffer, Transports
-from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.core.escalation_api import DatagramEndpoint, Transports
+from hawkvision.transport.endpoint.server import DatagramListener
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.identity import Identity, identity_for
 
@@ -13,7 +13,9 @@ from hawkvision.transport.protocol.identity import Identity, identity_for
 class Offered:
     """A server, and the operator's files of its certificate, if there are any."""
 
-    def __init__(self, server: LossyServer, certificate: Path | None, key: Path | None, identity: Identity) -> None:
+    def __init__(
+        self, server: DatagramListener, certificate: Path | None, key: Path | None, identity: Identity
+    ) -> None:
         """`identity` is what the server was started with, of these files."""
         self._server = server
         self._certificate, self._key = certificate, key
@@ -40,5 +42,5 @@ class Offered:
             self._server.renew(identity)
             self.offer = self._of(identity)
 
-    def _of(self, identity: Identity) -> LossyOffer:
-        return LossyOffer(self._server.port, identity.pem, identity.name, VERSION)
+    def _of(self, identity: Identity) -> DatagramEndpoint:
+        return DatagramEndpoint(self._server.port, identity.pem, identity.name, VERSION)

@@ -14,7 +14,7 @@ from hawkvision.servers.access import together
 
 
 class DatagramSettings(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=lambda name: f"lossy_{name}"
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=lambda name: f"datagram_{name}"
 ):
     """Where a server takes images as datagrams, and how."""
 
@@ -35,7 +35,7 @@ class DatagramSettings(
 
 
 def _check(section: Section, _: EdgeConfig | DatacenterConfig, datagrams: DatagramSettings) -> None:
-    together(section, "lossy_certificate", datagrams.certificate, "lossy_key", datagrams.key)
+    together(section, "datagram_certificate", datagrams.certificate, "datagram_key", datagrams.key)
 
 
 EDGE: Final = SettingsGroup(section="edge", kind=DatagramSettings, check=partial(_check, "edge"))

@@ -40,7 +40,7 @@ class TargetVerdict(StrEnum):
     FLAGGED = "missed, flagged"
     """Missed, but not among the answers that claim otherwise, as far as can be shown."""
     UNCLAIMED = "missed, never claimed"
-    """Missed, and no answer claimed otherwise: what servers without promises do."""
+    """Missed, and no answer claimed otherwise: what servers without guarantees do."""
     SILENT = "missed silently"
     """Missed among the answers that claim to keep it."""
 
@@ -61,9 +61,9 @@ class TargetJudgement(msgspec.Struct, frozen=True):
 
 
 def drops_of(run: Run, counted: CountedRequests) -> Floats:
-    """Per request, what was lost against the best rung: 1, 0 or -1; NaN where that was not measured."""
+    """Per request, what was lost against the reference stage: 1, 0 or -1; NaN where that was not measured."""
     reference = run.reference or {}
-    best = np.array([float(reference.get(picture, math.nan)) for picture in counted.picture.tolist()])
+    best = np.array([float(reference.get(image, math.nan)) for image in counted.image.tolist()])
     return best - counted.right
 
 
@@ -92,11 +92,11 @@ def judge(
     missing: Floats = drops - bound if field == "max_accuracy_drop" else bound - right
     late = np.where(counted.in_time, 0.0, right)
     measured = np.isfinite(missing)
-    shortfall = mean_difference(missing, counted.picture, measured & counted.labelled)
-    effective = mean_difference(missing + late, counted.picture, measured, run.origin.seed)
+    shortfall = mean_difference(missing, counted.image, measured & counted.labelled)
+    effective = mean_difference(missing + late, counted.image, measured, run.origin.seed)
     if shortfall is None or effective is None:
         return None
-    unflagged_shortfall = mean_difference(missing, counted.picture, measured & unflagged)
+    unflagged_shortfall = mean_difference(missing, counted.image, measured & unflagged)
     return TargetJudgement(
         field, bound, shortfall, effective, unflagged_shortfall, _verdict(shortfall, unflagged_shortfall)
     )
@@ -113,14 +113,14 @@ def _verdict(shortfall: IntervalEstimate, unflagged: IntervalEstimate | None) ->
 
 
 def mean_difference(
-    differences: Floats, pictures: NDArray[np.int64], which: NDArray[np.bool_], in_time_seed: int | None = None
+    differences: Floats, images: NDArray[np.int64], which: NDArray[np.bool_], in_time_seed: int | None = None
 ) -> IntervalEstimate | None:
-    """The mean of some paired differences, of which those on the same picture may be alike.
+    """The mean of some paired differences, of which those on the same image may be alike.
 
     With a seed, neighbours in time may be alike as well, and the wider of both intervals is taken. Never narrower than
-    the exact upper bound of a share of which nothing was seen: no difference among ten pictures proves little.
+    the exact upper bound of a share of which nothing was seen: no difference among ten images proves little.
     """
-    some, clusters = differences[which], pictures[which]
+    some, clusters = differences[which], images[which]
     n = len(some)
     if n == 0:
         return None

@@ -140,19 +140,19 @@ def exact_interval(successes: float, n: float, delta: float = 0.05) -> tuple[flo
     return low, high
 
 
-def clustered_interval(right: NDArray[np.bool_], pictures: NDArray[np.int64]) -> tuple[float, float]:
-    """The exact interval of a share of requests, of which several may have sent the same picture.
+def clustered_interval(right: NDArray[np.bool_], images: NDArray[np.int64]) -> tuple[float, float]:
+    """The exact interval of a share of requests, of which several may have sent the same image.
 
-    A picture sent twice is right twice or wrong twice and says hardly more than one sent once. So the exact interval is
-    taken at as many independent requests as would vary as much (Korn and Graubard, 1998); with every picture sent once,
+    An image sent twice is right twice or wrong twice and says hardly more than one sent once. So the exact interval is
+    taken at as many independent requests as would vary as much (Korn and Graubard, 1998); with every image sent once,
     that is Clopper and Pearson's.
     """
     n, share = len(right), float(right.mean())
     naive = share * (1.0 - share) / n
     if naive == 0.0:
-        independent = float(len(np.unique(pictures)))
+        independent = float(len(np.unique(images)))
     else:
-        independent = n / max(1.0, clustered_error(right.astype(np.float64), pictures) ** 2 / naive)
+        independent = n / max(1.0, clustered_error(right.astype(np.float64), images) ** 2 / naive)
     return exact_interval(share * independent, independent)
 
 

@@ -136,7 +136,7 @@ class CountedAnswers:
     latency_ms: Floats
     right: NDArray[np.bool_] | None
     """None without labels."""
-    picture: NDArray[np.int64]
+    image: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.outcomes)
@@ -149,7 +149,7 @@ class CountedAnswers:
         """With its interval."""
         if self.right is None or not len(self):
             return None
-        return IntervalEstimate(float(self.right.mean()), *clustered_interval(self.right, self.picture))
+        return IntervalEstimate(float(self.right.mean()), *clustered_interval(self.right, self.image))
 
 
 def counted(outcomes: Sequence[Outcome], start_s: float, end_s: float, *, labelled: bool) -> CountedAnswers:
@@ -164,7 +164,7 @@ def counted(outcomes: Sequence[Outcome], start_s: float, end_s: float, *, labell
         end_s,
         np.array([each.latency_s * 1e3 if each.answered else math.inf for each in kept], np.float64),
         np.array([each.answered and each.right is True for each in kept], np.bool_) if labelled else None,
-        np.array([each.picture for each in kept], np.int64),
+        np.array([each.image for each in kept], np.int64),
     )
 
 
@@ -176,7 +176,7 @@ def judge(
     *,
     interrupted: bool = False,
 ) -> Probe:
-    """Whether a rate held; `least` is what came of the lowest rate, whose pictures were the same."""
+    """Whether a rate held; `least` is what came of the lowest rate, whose images were the same."""
     p99_ms, accuracy = answers.p99_ms(), answers.accuracy()
     failing: list[Failing] = []
     if not p99_ms <= goal.p99_ms:
@@ -248,13 +248,13 @@ def _too_wrong(
 
 
 def _lost_by_load(answers: CountedAnswers, least: CountedAnswers) -> bool:
-    """Whether fewer of the same pictures were right than at the lowest rate, by more than chance explains."""
+    """Whether fewer of the same images were right than at the lowest rate, by more than chance explains."""
     n = min(len(answers), len(least))
     if answers.right is None or least.right is None or n == 0:
         return False
-    assert (answers.picture[:n] == least.picture[:n]).all(), "runs of one search send the same pictures"
+    assert (answers.image[:n] == least.image[:n]).all(), "runs of one search send the same images"
     lost = least.right[:n].astype(np.float64) - answers.right[:n]
-    found = mean_difference(lost, answers.picture[:n], np.ones(n, np.bool_))
+    found = mean_difference(lost, answers.image[:n], np.ones(n, np.bool_))
     return found is not None and found.low > 0.0
 
 

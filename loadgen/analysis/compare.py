@@ -1,6 +1,6 @@
 """Two or more runs side by side: every later one against the first, as ratios that say how sure they are.
 
-Runs that sent the same pictures at the same moments are compared in pairs: a resample draws the same stretches of time
+Runs that sent the same images at the same moments are compared in pairs: a resample draws the same stretches of time
 from both, so what the schedule did to both cancels out. Others are resampled each by itself, which needs a larger
 difference to show one. A difference is called one when the 95 % interval of the ratio does not contain 1; with several
 rows, about one in twenty does so by luck.
@@ -136,14 +136,14 @@ def compare_all(runs: Sequence[Run]) -> tuple[RunComparison, ...]:
 
 
 def same_schedule(first: Run, other: Run, ours: CountedRequests, theirs: CountedRequests) -> bool:
-    """Whether both sent the same pictures with the same targets at the same moments, to a microsecond.
+    """Whether both sent the same images with the same targets at the same moments, to a microsecond.
 
     Callers in a closed loop wait for answers, so no two such runs send at the same moments.
     """
     if (first.schedule, first.origin.seed, first.targets) != (other.schedule, other.origin.seed, other.targets):
         return False
     sent, also_sent = (
-        [(round(each.due_s, 6), each.picture, each.target) for each in counted.outcomes] for counted in (ours, theirs)
+        [(round(each.due_s, 6), each.image, each.target) for each in counted.outcomes] for counted in (ours, theirs)
     )
     return sent == also_sent
 
@@ -155,7 +155,7 @@ def _statistic(counted: CountedRequests, *, labelled: bool) -> Statistic:
     escalated = counted.answered & np.array([each.escalated for each in counted.outcomes])
     sent = np.array([each.sent_bytes for each in counted.outcomes], np.float64)
     shares = tuple(LATENCIES.values())
-    # Of pictures without labels nothing is known; of those that have some, one without an answer is not right.
+    # Of images without labels nothing is known; of those that have some, one without an answer is not right.
     judging = 1.0 if labelled else math.nan
 
     def statistic(places: Places) -> Floats:

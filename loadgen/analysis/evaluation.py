@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.types import (
+    AccuracyStatus,
     Answer,
-    PromiseStatus,
     Quality,
     Target,
     target_fields,
@@ -21,7 +21,7 @@ from loadgen.analysis.bootstrap import exact_interval
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedImage:
-    """One answered picture: whether it was right, what the client waited, and what the answer says of itself."""
+    """One answered image: whether it was right, what the client waited, and what the answer says of itself."""
 
     right: bool
     latency_ms: float
@@ -30,7 +30,7 @@ class EvaluatedImage:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedImages:
-    """What was answered so far, by picture."""
+    """What was answered so far, by image."""
 
     samples: dict[Target, dict[int, EvaluatedImage]] = field(default_factory=dict)
     unattainable: dict[Target, float] = field(default_factory=dict)
@@ -53,13 +53,13 @@ class TargetRow(msgspec.Struct, frozen=True, tag="measured"):
     low: float
     high: float
     lost: int
-    """Pictures that `quality=best` got right and this target wrong."""
+    """Images that `quality=best` got right and this target wrong."""
     gained: int
     """The reverse."""
     drop: float
-    promised_drop: float | None
+    guaranteed_drop: float | None
     """Largest bound that any answer stated; None where any stated none."""
-    status: dict[PromiseStatus, int]
+    status: dict[AccuracyStatus, int]
     escalated: float
     degraded: int
     p50_ms: float
@@ -69,7 +69,7 @@ class TargetRow(msgspec.Struct, frozen=True, tag="measured"):
 def rows_of(
     seen: EvaluatedImages, chosen: NDArray[np.intp], targets: Sequence[Target]
 ) -> tuple[TargetRow | UnattainableTarget, ...]:
-    """The rows of targets with answers, each over the pictures that `best` has answered, too."""
+    """The rows of targets with answers, each over the images that `best` has answered, too."""
     best = seen.samples.get(Quality.BEST, {})
     rows: list[TargetRow | UnattainableTarget] = []
     for target in targets:
@@ -90,15 +90,15 @@ def written(target: Target) -> str:
 
 
 def summarise(target: str, samples: Sequence[EvaluatedImage], best: Sequence[EvaluatedImage]) -> TargetRow:
-    """One row from a target's samples and those of `best` for the same pictures, in the same order."""
+    """One row from a target's samples and those of `best` for the same images, in the same order."""
     n = len(samples)
     right = np.array([sample.right for sample in samples])
     best_right = np.array([sample.right for sample in best])
     lost, gained = int((best_right & ~right).sum()), int((right & ~best_right).sum())
     low, high = exact_interval(int(right.sum()), n)
     p50, p99 = np.percentile([sample.latency_ms for sample in samples], (50, 99))
-    promises = [sample.answer.accuracy for sample in samples]
-    bounds = [promise.max_drop for promise in promises if promise.max_drop is not None]
+    guarantees = [sample.answer.accuracy for sample in samples]
+    bounds = [guarantee.max_drop for guarantee in guarantees if guarantee.max_drop is not None]
     return TargetRow(
         target=target,
         n=n,
@@ -108,8 +108,8 @@ def summarise(target: str, samples: Sequence[EvaluatedImage], best: Sequence[Eva
         lost=lost,
         gained=gained,
         drop=(lost - gained) / n,
-        promised_drop=max(bounds) if len(bounds) == n else None,
-        status={s: found for s in PromiseStatus if (found := sum(p.status is s for p in promises))},
+        guaranteed_drop=max(bounds) if len(bounds) == n else None,
+        status={s: found for s in AccuracyStatus if (found := sum(p.status is s for p in guarantees))},
         escalated=sum(sample.answer.escalated for sample in samples) / n,
         degraded=sum(sample.answer.degraded for sample in samples),
         p50_ms=float(p50),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.types import PromiseStatus
+from hawkvision.core.types import AccuracyStatus
 from loadgen.analysis.bootstrap import Floats, Places, block_length, occasions, quantiles
 from loadgen.workload.record import Outcome, Run, TargetClass
 
@@ -34,7 +34,7 @@ class CountedRequests:
     labelled: NDArray[np.bool_]
     """Answered, and known to be right or wrong."""
     target: NDArray[np.int64]
-    picture: NDArray[np.int64]
+    image: NDArray[np.int64]
 
     def some(self, places: Places) -> CountedRequests:
         """Some of them."""
@@ -46,7 +46,7 @@ class CountedRequests:
             self.right[places],
             self.labelled[places],
             self.target[places],
-            self.picture[places],
+            self.image[places],
         )
 
     def block(self) -> int:
@@ -99,7 +99,7 @@ def counted_of(run: Run) -> CountedRequests:
         right=answered & np.array([each.right is True for each in outcomes]),
         labelled=answered & np.array([each.right is not None for each in outcomes]),
         target=target,
-        picture=np.array([each.picture for each in outcomes], np.int64),
+        image=np.array([each.image for each in outcomes], np.int64),
     )
 
 
@@ -135,7 +135,7 @@ def counted_seconds(run: Run, outcomes: Sequence[Outcome]) -> float:
 
 def is_flagged(outcome: Outcome) -> bool:
     """Whether an answer does not claim to keep its accuracy target."""
-    return outcome.degraded or outcome.promise is not PromiseStatus.HELD
+    return outcome.degraded or outcome.guarantee is not AccuracyStatus.CERTIFIED
 
 
 def error_code(outcome: Outcome) -> str:

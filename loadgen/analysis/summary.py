@@ -133,11 +133,11 @@ class ClassSummary(msgspec.Struct, frozen=True):
     """Of all counted requests."""
     figures: Figures
     drop: IntervalEstimate | None
-    """Against the best rung, over answers; None if that was not measured."""
+    """Against the reference stage, over answers; None if that was not measured."""
     unflagged: int
     """Answers that claim to keep the target."""
     unflagged_drop: IntervalEstimate | None
-    promised_drop: float | None
+    guaranteed_drop: float | None
     """The largest drop that any of them allows itself; None where any states none."""
     numeric: bool
     """Whether its target says in numbers what accuracy is wanted."""
@@ -160,8 +160,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     """Those with requests, in the order of `Run.targets`."""
     block: int
     """Neighbouring requests that were resampled together for the intervals of `total`."""
-    per_picture: float
-    """How often a picture was sent on average."""
+    per_image: float
+    """How often an image was sent on average."""
     steady: bool | None
     interrupted: bool
 
@@ -194,7 +194,7 @@ def summarise(run: Run) -> RunSummary:
         total=total,
         classes=tuple(classes),
         block=counted.block(),
-        per_picture=len(counted.outcomes) / len(np.unique(counted.picture)),
+        per_image=len(counted.outcomes) / len(np.unique(counted.image)),
         steady=run.steady,
         interrupted=run.interrupted,
     )
@@ -263,7 +263,7 @@ def _accuracy(counted: CountedRequests) -> IntervalEstimate | None:
     if not counted.labelled.any():
         return None
     right = counted.right[counted.labelled]
-    low, high = clustered_interval(right, counted.picture[counted.labelled])
+    low, high = clustered_interval(right, counted.image[counted.labelled])
     return IntervalEstimate(float(right.mean()), low, high)
 
 
@@ -287,10 +287,10 @@ def _class_summary(run: Run, target: TargetClass, counted: CountedRequests, all_
         target=target.name,
         share=len(counted.outcomes) / all_requests,
         figures=_figures(run, counted),
-        drop=mean_difference(drops, counted.picture, known & counted.labelled),
+        drop=mean_difference(drops, counted.image, known & counted.labelled),
         unflagged=int(unflagged.sum()),
-        unflagged_drop=mean_difference(drops, counted.picture, known & unflagged),
-        promised_drop=max(stated) if stated and len(stated) == len(bounds) else None,
+        unflagged_drop=mean_difference(drops, counted.image, known & unflagged),
+        guaranteed_drop=max(stated) if stated and len(stated) == len(bounds) else None,
         numeric=bound_field(target) is not None,
         kept=judge(run, target, counted, drops, unflagged),
     )

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from hawkvision.core.types import PromiseStatus
+from hawkvision.core.types import AccuracyStatus
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Reply(msgspec.Struct, frozen=True):
     model: str = ""
     escalated: bool = False
     degraded: bool = False
-    promise: PromiseStatus | None = None
+    guarantee: AccuracyStatus | None = None
     max_drop: float | None = None
     received_fraction: float = 1.0
     sent_bytes: int = 0
@@ -66,8 +66,8 @@ class RequestClient(Protocol):
             HawkVisionError: if there is nobody.
         """
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
-        """Send one picture with its target's fields, not before it is due, and say in `times` when it left and came."""
+    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+        """Send one image with its target's fields, not before it is due, and say in `times` when it left and came."""
 
     async def close(self) -> None:
         """Disconnect."""

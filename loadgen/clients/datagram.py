@@ -16,7 +16,7 @@ MAX_UNDER_WAY: Final = 1 << 16
 
 
 class DatagramClient:
-    """An `Asker` whose pictures travel as datagrams."""
+    """An `Asker` whose images travel as datagrams."""
 
     def __init__(self, url: str, *, timeout_s: float, task: str | None = None, api_key: str | None = None) -> None:
         """Prepare; nothing is sent yet.
@@ -25,7 +25,7 @@ class DatagramClient:
             ConfigError: if the URL is none.
         """
         self._client = AsyncClient(
-            url, transport="lossy", timeout_s=timeout_s, late_s=timeout_s, api_key=api_key, connections=MAX_UNDER_WAY
+            url, transport="datagram", timeout_s=timeout_s, late_s=timeout_s, api_key=api_key, connections=MAX_UNDER_WAY
         )
         self._task = task
         self._counted = 0
@@ -34,14 +34,14 @@ class DatagramClient:
         """See `Asker`."""
         await self._client.connect()
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
         """See `Asker`."""
         asked: dict[str, Any] = dict(fields)
         if "deadline_ms" in asked:
             asked["deadline_ms"] = float(asked["deadline_ms"])
         times.send()  # preparing the datagrams is the transport's own work, and counts
         try:
-            answer = await self._client.classify(picture, task=self._task, **asked)
+            answer = await self._client.classify(image, task=self._task, **asked)
         except (Unreachable, BadReply) as error:
             return Reply(UNANSWERED, error.code, sent_bytes=self._sent())
         except HawkVisionError as error:
@@ -54,7 +54,7 @@ class DatagramClient:
             model=answer.model,
             escalated=answer.escalated,
             degraded=answer.degraded,
-            promise=answer.accuracy.status,
+            guarantee=answer.accuracy.status,
             max_drop=answer.accuracy.max_drop,
             received_fraction=answer.received_fraction,
             sent_bytes=self._sent(),
@@ -65,7 +65,7 @@ class DatagramClient:
         await self._client.close()
 
     def _sent(self) -> int:
-        """Bytes of datagrams sent since this was asked last: exact over all pictures together, not for each alone."""
+        """Bytes of datagrams sent since this was asked last: exact over all images together, not for each alone."""
         total = self._client.sent_bytes
         sent, self._counted = total - self._counted, total
         return sent

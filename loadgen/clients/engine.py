@@ -46,31 +46,31 @@ class ServerAddress(msgspec.Struct, frozen=True):
     task: str | None = None
     """None: not named; over OIP it is part of the path, and this is `imagenet`."""
     path: str = "/v1/classify"
-    """Of plain HTTP: where pictures go."""
+    """Of plain HTTP: where images go."""
     api_key: str | None = None
     timeout_s: float = 10.0
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What one process sends. The n-th request is of class `target[n]` with picture `picture[n]`."""
+    """What one process sends. The n-th request is of class `target[n]` with image `image[n]`."""
 
     server: ServerAddress
     fields: list[dict[str, str]]
     """Per target class."""
     target: list[int]
-    picture: list[int]
-    """Positions among the pictures loaded, not numbers in the data set."""
+    image: list[int]
+    """Positions among the images loaded, not numbers in the data set."""
     duration_s: float
     max_in_flight: int
     due: list[float] = []
-    """When, for the open loop: as many as there are targets and pictures."""
+    """When, for the open loop: as many as there are targets and images."""
     callers: int = 0
     """Above 0: the closed loop, which begins the lists anew when it comes to their end."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedImages:
-    """Pictures with their numbers in the data set, and their labels where they have any."""
+    """Images with their numbers in the data set, and their labels where they have any."""
 
     bodies: Sequence[bytes]
     numbers: Sequence[int]
@@ -176,7 +176,7 @@ class Engine:
 
     async def _ask(self, number: int, due_s: float, start: float) -> bool:
         """Ask, note, and say whether a reply came."""
-        body = self._loaded.bodies[self._job.picture[number]]
+        body = self._loaded.bodies[self._job.image[number]]
         fields = self._job.fields[self._job.target[number]]
         times, begun = RequestTimes(start + due_s), time.monotonic()
         try:
@@ -191,7 +191,7 @@ class Engine:
         return replied.status != UNANSWERED
 
     def _note(self, number: int, due_s: float, sent_s: float, done_s: float, replied: Reply) -> None:
-        position = self._job.picture[number]
+        position = self._job.image[number]
         right: bool | None = None
         if self._loaded.labels is not None and replied.index is not None:
             right = replied.index == self._loaded.labels[position]
@@ -203,7 +203,7 @@ class Engine:
                 sent_s=sent_s,
                 done_s=done_s,
                 target=self._job.target[number],
-                picture=self._loaded.numbers[position],
+                image=self._loaded.numbers[position],
                 right=right,
                 **msgspec.structs.asdict(replied),
             )

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from hawkvision.client import CLASSIFY_PATH
-from hawkvision.core.types import PromiseStatus
+from hawkvision.core.types import AccuracyStatus
 from loadgen.clients.base import Reply, RequestTimes
 from loadgen.clients.connections import ConnectionBroken, ConnectionPool, HttpReply
 from loadgen.workload.record import UNANSWERED
@@ -21,7 +21,7 @@ MAX_CODE: Final = 60
 
 
 class HttpClient:
-    """An `Asker` of `/v1/classify`, or of another path that takes a picture and answers with an `index`."""
+    """An `Asker` of `/v1/classify`, or of another path that takes an image and answers with an `index`."""
 
     def __init__(
         self, connections: ConnectionPool, limit: int, path: str = CLASSIFY_PATH, task: str | None = None
@@ -36,7 +36,7 @@ class HttpClient:
         """See `Asker`."""
         await self._connections.open(min(WARM, self._limit))
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
         """See `Asker`."""
         key = tuple(fields.items())
         head = self._heads.get(key)
@@ -45,8 +45,8 @@ class HttpClient:
             head = self._heads[key] = self._connections.head(
                 "POST", f"{self._path}?{query}" if query else self._path, "Content-Type: application/octet-stream\r\n"
             )
-        reply = await exchanged(self._connections, head, picture, times)
-        return reply if isinstance(reply, Reply) else read_answer(reply, len(picture))
+        reply = await exchanged(self._connections, head, image, times)
+        return reply if isinstance(reply, Reply) else read_answer(reply, len(image))
 
     async def close(self) -> None:
         """See `Asker`."""
@@ -64,7 +64,7 @@ async def exchanged(connections: ConnectionPool, head: bytes, body: bytes, times
 
 
 class _AccuracyBlock(msgspec.Struct, frozen=True):
-    status: PromiseStatus | None = None
+    status: AccuracyStatus | None = None
     max_drop: float | None = None
 
 
@@ -105,7 +105,7 @@ def read_answer(reply: HttpReply, sent_bytes: int) -> Reply:
         model=answer.model,
         escalated=answer.escalated,
         degraded=answer.degraded,
-        promise=answer.accuracy.status,
+        guarantee=answer.accuracy.status,
         max_drop=answer.accuracy.max_drop,
         received_fraction=answer.received_fraction,
         sent_bytes=sent_bytes,

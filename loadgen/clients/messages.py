@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     pass  # OpenCV, which clients do not need
 
 MAX_FRAME: Final = 1 << 34
-"""All pictures of a data set, or all outcomes of a run."""
+"""All images of a data set, or all outcomes of a run."""
 
 
 REALTIME: Final = "--realtime"
 
 
 class LoadImages(msgspec.Struct, frozen=True, tag=True):
-    """The pictures of the jobs that follow."""
+    """The images of the jobs that follow."""
 
     bodies: list[bytes]
     numbers: list[int]
@@ -48,7 +48,7 @@ class StopSending(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag=True):
-    """Pictures are there, or the server is connected."""
+    """Images are there, or the server is connected."""
 
 
 class WorkerProgress(msgspec.Struct, frozen=True, tag=True):

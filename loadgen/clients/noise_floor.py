@@ -17,10 +17,10 @@ import numpy as np
 import uvloop
 
 from hawkvision.client import CLASSIFY_PATH
-from hawkvision.core.escalation_api import TRANSPORT_PATH, LossyOffer, Transports
+from hawkvision.core.escalation_api import TRANSPORT_PATH, DatagramEndpoint, Transports
 from hawkvision.system.process import running
 from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.server import DatagramListener
 from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.identity import own_identity
@@ -68,7 +68,7 @@ async def measure(
     """What this workers measures where there is nothing to measure.
 
     Args:
-        workers: loaded with the pictures of the run.
+        workers: loaded with the images of the run.
         job: of the run, with at least one request: its server's protocol, its classes, its plan.
         rate: of the run; None for a closed loop, whose callers the floor is measured with.
         floor_s: for how long the percentiles are measured.
@@ -85,7 +85,7 @@ async def measure(
             floor,
             due=due.tolist(),
             target=np.array(job.target)[picked].tolist(),
-            picture=np.array(job.picture)[picked].tolist(),
+            image=np.array(job.image)[picked].tolist(),
         )
     outcomes = await _ask_null(workers, floor)
     latencies = [each.latency_s * 1e3 for each in outcomes if each.answered and each.due_s >= SKIPPED * floor_s]
@@ -158,8 +158,8 @@ async def _nothing(incoming: Incoming) -> tuple[Status, bytes]:  # noqa: ARG001 
 async def serve() -> None:
     """Serve on loopback, over HTTP and datagrams, until cancelled."""
     identity = own_identity()
-    datagrams = await LossyServer.start("127.0.0.1", 0, identity, _nothing)
-    offer = msgspec.json.encode(Transports(LossyOffer(datagrams.port, identity.pem, identity.name, VERSION)))
+    datagrams = await DatagramListener.start("127.0.0.1", 0, identity, _nothing)
+    offer = msgspec.json.encode(Transports(DatagramEndpoint(datagrams.port, identity.pem, identity.name, VERSION)))
     server = await asyncio.get_running_loop().create_server(lambda: NullServer(offer), "127.0.0.1", 0)
     print(f"ready: http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)  # noqa: T201
     await server.serve_forever()

@@ -22,14 +22,14 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from hawkvision.core.types import PromiseStatus
+from hawkvision.core.types import AccuracyStatus
 from loadgen.clients.base import Reply, RequestTimes
 from loadgen.clients.connections import ConnectionPool, HttpReply
 from loadgen.clients.http import WARM, exchanged, refused
 from loadgen.workload.record import UNANSWERED
 
 MAX_ELEMENTS: Final = 100_000
-"""Of one output: far above the classes of any ladder."""
+"""Of one output: far above the classes of any cascade."""
 JSON_LENGTH: Final = b"inference-header-content-length"
 _DTYPES: Final = {
     "FP32": "<f4", "FP64": "<f8", "FP16": "<f2",
@@ -57,18 +57,18 @@ class OipClient:
         """See `Asker`."""
         await self._connections.open(min(WARM, self._limit))
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
         """See `Asker`."""
         key = tuple(fields.items())
         parameters = self._parameters.get(key)
         if parameters is None:
             parameters = self._parameters[key] = msgspec.json.encode(as_parameters(fields))
-        header = request_json(parameters, len(picture))
+        header = request_json(parameters, len(image))
         head = self._connections.head(
             "POST", self._path, f"Content-Type: application/octet-stream\r\n"
             f"Inference-Header-Content-Length: {len(header)}\r\n",
         )  # fmt: skip
-        body = b"%s%s%s" % (header, struct.pack("<I", len(picture)), picture)
+        body = b"%s%s%s" % (header, struct.pack("<I", len(image)), image)
         reply = await exchanged(self._connections, head, body, times)
         return reply if isinstance(reply, Reply) else read_reply(reply, len(body))
 
@@ -85,11 +85,11 @@ def as_parameters(fields: Mapping[str, str]) -> dict[str, Value]:
     return {**found, "binary_data_output": True}
 
 
-def request_json(parameters: bytes, picture_bytes: int) -> bytes:
+def request_json(parameters: bytes, image_bytes: int) -> bytes:
     """The JSON that goes before the tensor."""
     return (
         b'{"inputs":[{"name":"image","shape":[1,1],"datatype":"BYTES","parameters":{"binary_data_size":%d}}],'
-        b'"parameters":%s}' % (picture_bytes + 4, parameters)
+        b'"parameters":%s}' % (image_bytes + 4, parameters)
     )
 
 
@@ -137,7 +137,7 @@ def read_reply(reply: HttpReply, sent_bytes: int) -> Reply:
         model=str(said.get("model", said.get("variant", decoded.model_name))),
         escalated=said.get("escalated") is True,
         degraded=said.get("degraded") is True,
-        promise=PromiseStatus(status) if status in tuple(PromiseStatus) else None,
+        guarantee=AccuracyStatus(status) if status in tuple(AccuracyStatus) else None,
         max_drop=float(drop) if isinstance(drop, int | float) else None,
         received_fraction=float(fraction) if isinstance(fraction, int | float) else 1.0,
         sent_bytes=sent_bytes,

@@ -56,7 +56,7 @@ START_S: Final = 60.0
 
 
 class WorkerProcesses:
-    """Client processes, used as a context manager; they keep their pictures from one job to the next."""
+    """Client processes, used as a context manager; they keep their images from one job to the next."""
 
     def __init__(self, size: int, prefix: Sequence[str] = (), *, realtime: bool = False) -> None:
         """Prepare; nothing is started yet.
@@ -103,7 +103,7 @@ class WorkerProcesses:
                 await client.wait()
 
     async def load(self, dataset: Dataset) -> None:
-        """Give all of them the pictures."""
+        """Give all of them the images."""
         labels = None if dataset.labels is None else list(dataset.labels)
         order = LoadImages(list(dataset.bodies), list(dataset.numbers), labels)
         await self._all_ready(order)
@@ -193,7 +193,7 @@ def _share(job: Job, part: int, size: int, callers: int) -> Job:
     return msgspec.structs.replace(
         job,
         target=job.target[part::size],
-        picture=job.picture[part::size],
+        image=job.image[part::size],
         due=job.due[part::size],
         callers=callers,
         max_in_flight=max(1, job.max_in_flight // size),

@@ -34,7 +34,7 @@ from hawkvision.core.types import (
     target_fields,
 )
 from hawkvision.models.artifacts import write_atomic
-from hawkvision.models.datasets import LabelledPictures
+from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import models_dir
 from loadgen.analysis.evaluation import (
     EvaluatedImage,
@@ -72,9 +72,9 @@ class EvaluationReport(msgspec.Struct, frozen=True):
     concurrency: int
     rows: tuple[TargetRow | UnattainableTarget, ...]
     interrupted: bool = False
-    """By Ctrl-C or by an error. Then rows may have fewer pictures than `n`, and targets may be missing."""
+    """By Ctrl-C or by an error. Then rows may have fewer images than `n`, and targets may be missing."""
     not_best: int = 0
-    """Answers to `quality=best` that were `degraded`, another rung's: drops are not below the ladder's best then."""
+    """Answers to `quality=best` that were `degraded`, another stage's: drops are not below the cascade's best then."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,8 @@ class Options(MeasurementOptions):
 async def run(given: Options) -> int:
     """Evaluate as the options say, and print the table.
 
-    The status is 130 after an interrupt, which ends it with what it has; 1 if `best` was not the best rung's, else 0.
+    The status is 130 after an interrupt, which ends it with what it has; 1 if `best` was not the reference stage's,
+    else 0.
 
     Raises:
         HawkVisionError: for data, indices or targets that do not fit, or a node that does not answer; what was
@@ -132,11 +133,11 @@ async def run(given: Options) -> int:
         raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
     models = models_dir(given.models_dir)
     targets = parse_targets(given.targets)
-    pictures = read_labelled(given.data, given.task, models, given.class_map)
+    images = read_labelled(given.data, given.task, models, given.class_map)
     if given.split == "held_out":
-        chosen = read_indices(given.indices or models / given.task / "held_out.json", pictures)
+        chosen = read_indices(given.indices or models / given.task / "held_out.json", images)
     else:
-        chosen = np.arange(len(pictures))
+        chosen = np.arange(len(images))
     # Data sets come class by class, and a node rightly takes five hundred cats in a row for other traffic.
     chosen = np.random.default_rng(given.seed).permutation(thin(chosen, given.limit))
     if not 1 <= given.concurrency <= MAX_CONCURRENCY:
@@ -148,7 +149,7 @@ async def run(given: Options) -> int:
         async with AsyncClient(
             given.url, api_key=given.api_key, late_s=LATE_S, connections=given.concurrency
         ) as client:
-            asking = measure(client, given.task, pictures, chosen, targets, given.concurrency, seen)
+            asking = measure(client, given.task, images, chosen, targets, given.concurrency, seen)
             try:
                 rows = await unless(stop, asking)
             except HawkVisionError as error:
@@ -158,8 +159,8 @@ async def run(given: Options) -> int:
     report = EvaluationReport(
         url=client.url,
         task=given.task,
-        data=pictures.name,
-        data_sha256=pictures.sha256,
+        data=images.name,
+        data_sha256=images.sha256,
         split=given.split,
         n=len(chosen),
         concurrency=given.concurrency,
@@ -217,26 +218,26 @@ def _fraction(text: str) -> float:
 async def measure(
     client: AsyncClient,
     task: str,
-    pictures: LabelledPictures,
+    images: LabelledImages,
     chosen: NDArray[np.intp],
     targets: Sequence[Target],
     concurrency: int,
     seen: EvaluatedImages | None = None,
 ) -> tuple[TargetRow | UnattainableTarget, ...]:
-    """Send the chosen pictures once per target, `best` first, for the others are compared with it.
+    """Send the chosen images once per target, `best` first, for the others are compared with it.
 
     What is answered is in `seen` at once, for whoever does not want to wait for the end.
 
     Raises:
-        HawkVisionError: what the node says of a picture, with the picture's number.
+        HawkVisionError: what the node says of an image, with the image's number.
     """
     seen = EvaluatedImages() if seen is None else seen
-    await _ask(client, task, pictures, chosen, Quality.BEST, concurrency, seen)
+    await _ask(client, task, images, chosen, Quality.BEST, concurrency, seen)
     for target in targets:
         if target is Quality.BEST:
             continue
         try:
-            await _ask(client, task, pictures, chosen, target, concurrency, seen)
+            await _ask(client, task, images, chosen, target, concurrency, seen)
         except TargetUnreachable as error:
             seen.unattainable[target] = error.maximum
     return rows_of(seen, chosen, targets)
@@ -245,13 +246,13 @@ async def measure(
 async def _ask(
     client: AsyncClient,
     task: str,
-    pictures: LabelledPictures,
+    images: LabelledImages,
     chosen: NDArray[np.intp],
     target: Target,
     concurrency: int,
     seen: EvaluatedImages,
 ) -> None:
-    """Every chosen picture. The first refusal ends it: what cannot be answered cannot be judged."""
+    """Every chosen image. The first refusal ends it: what cannot be answered cannot be judged."""
     samples = seen.samples.setdefault(target, {})
     waiting = iter(chosen.tolist())
     fields = target_fields(target)
@@ -260,12 +261,12 @@ async def _ask(
         for index in waiting:
             started = time.perf_counter()
             try:
-                answer = await client.classify(pictures.bodies[index], task=task, **fields)  # type: ignore[arg-type]
+                answer = await client.classify(images.bodies[index], task=task, **fields)  # type: ignore[arg-type]
             except HawkVisionError as error:
-                error.add_note(f"picture {index} of {pictures.name}, {written(target)}")
+                error.add_note(f"image {index} of {images.name}, {written(target)}")
                 raise
             latency_ms = (time.perf_counter() - started) * 1e3
-            samples[index] = EvaluatedImage(answer.index == int(pictures.labels[index]), latency_ms, answer)
+            samples[index] = EvaluatedImage(answer.index == int(images.labels[index]), latency_ms, answer)
 
     try:
         async with asyncio.TaskGroup() as callers:
@@ -279,14 +280,14 @@ async def _ask(
 def show(report: EvaluationReport, console: Console) -> None:
     """Print the report for a person."""
     table = Table(
-        box=None, header_style="bold", title=f"{report.n} pictures of {report.data} ({report.split}) at {report.url}"
+        box=None, header_style="bold", title=f"{report.n} images of {report.data} ({report.split}) at {report.url}"
     )
     for title in (
         "target",
         "accuracy",
         "95 % interval",
         "drop below best",
-        "promised",
+        "guaranteed",
         "status",
         "escalated",
         "degraded",
@@ -299,11 +300,11 @@ def show(report: EvaluationReport, console: Console) -> None:
             table.add_row(row.target, "", "", "", "", f"unattainable, at most {row.maximum:g}")
             continue
         table.add_row(
-            row.target if row.n == report.n else f"{row.target} ({row.n} pictures)",
+            row.target if row.n == report.n else f"{row.target} ({row.n} images)",
             f"{row.accuracy:.1%}",
             f"{row.low:.1%}–{row.high:.1%}",
             f"{row.drop:+.2%} (−{row.lost} +{row.gained})",
-            "" if row.promised_drop is None else f"≤ {row.promised_drop:.2%}",
+            "" if row.guaranteed_drop is None else f"≤ {row.guaranteed_drop:.2%}",
             ", ".join(f"{status} {found}" for status, found in row.status.items()),
             f"{row.escalated:.1%}",
             str(row.degraded),
@@ -312,12 +313,13 @@ def show(report: EvaluationReport, console: Console) -> None:
         )
     console.print(table)
     console.print(
-        f"closed loop, {report.concurrency} callers; drop: pictures lost (−) and gained (+) against quality=best"
+        f"closed loop, {report.concurrency} callers; drop: images lost (−) and gained (+) against quality=best"
         + ("; interrupted: targets without answers are missing" if report.interrupted else "")
     )
     if report.not_best:
         console.print(
-            f"{report.not_best} of {report.n} answers to quality=best were degraded, another rung's: is the datacenter "
-            "reached? Drops are no drops below the best rung",
+            f"{report.not_best} of {report.n} answers to quality=best were degraded, another stage's: is the "
+            "datacenter "
+            "reached? Drops are no drops below the reference stage",
             style="bold red",
         )

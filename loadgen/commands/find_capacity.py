@@ -91,14 +91,14 @@ class ProbePlan:
         rng = np.random.default_rng([of.seed, tried.confirming, tried.again])
         due = WARM_UP_S + np.sort(rng.random(n)) * seconds
         before = np.sort(rng.random(warming)) * WARM_UP_S
-        # The counted ones first, lest how many warm up decide which pictures count.
-        picture = of.dataset.order(n, of.seed + 2), of.dataset.order(warming, of.seed + 3)
+        # The counted ones first, lest how many warm up decide which images count.
+        image = of.dataset.order(n, of.seed + 2), of.dataset.order(warming, of.seed + 3)
         target = [list(itertools.islice(target_mix.draws(of.classes, of.seed + 1), count)) for count in (n, warming)]
         return Job(
             server=of.server,
             fields=[each.fields for each in of.classes],
             target=[*target[1], *target[0]],
-            picture=[*picture[1].tolist(), *picture[0].tolist()],
+            image=[*image[1].tolist(), *image[0].tolist()],
             duration_s=WARM_UP_S + seconds,
             max_in_flight=of.max_in_flight,
             due=[*before.tolist(), *due.tolist()],
@@ -186,7 +186,7 @@ async def run(given: Options) -> int:
     setup_ = options.read_setup(given)
     goal = CapacityGoal(given.p99_ms, given.min_accuracy)
     if goal.min_accuracy is not None and setup_.dataset.labels is None:
-        raise ConfigError("--min-accuracy: expected labelled pictures; --data has none")
+        raise ConfigError("--min-accuracy: expected labelled images; --data has none")
     plan = ProbePlan(setup_, given.probe_requests, given.probe_s, given.confirm_requests, given.confirm_s)
     started = options.origin(setup_.seed)
     console = terminal(160, highlight=False)
@@ -306,7 +306,7 @@ def confirmed_by(run: Confirmation, min_accuracy: float | None) -> str:
     if run.standing is not None and min_accuracy is not None:
         text += f": {min_accuracy:.1%} is {run.standing}"
         if run.standing in (Standing.KEPT, Standing.CHANCE):
-            text += "; more pictures and --confirm-requests would tell"
+            text += "; more images and --confirm-requests would tell"
     return text
 
 
@@ -315,7 +315,7 @@ def said(probe: Probe) -> str:
     p99 = "P99 none" if probe.p99_ms is None else f"P99 {probe.p99_ms:.1f} ms"
     accuracy = "" if probe.accuracy is None else f", right {probe.accuracy:.1%}"
     late = f", generator late {probe.late_ms:.1f} ms" if probe.late_ms > LATE_MS else ""
-    came = "held" if probe.held else "interrupted" if probe.interrupted else f"failed: {', '.join(probe.failing)}"
+    came = "certified" if probe.held else "interrupted" if probe.interrupted else f"failed: {', '.join(probe.failing)}"
     kind = "confirming: " if probe.confirming else ""
     errors = f", not answered: {_codes(probe)}" if probe.errors else ""
     return f"{probe.rate:8.4g} requests/s: {kind}{p99}{accuracy}, n={probe.n}{errors}{late}: {came}"

@@ -259,7 +259,7 @@ def link_samples(profile: LinkProfile, duration_s: float, link: str = CLIENT_EDG
 
 
 async def udp_port_of(url: str, api_key: str | None) -> int:
-    """At which UDP port a node takes pictures as datagrams.
+    """At which UDP port a node takes images as datagrams.
 
     Raises:
         NotReady: if it cannot be asked, or takes none.
@@ -270,7 +270,7 @@ async def udp_port_of(url: str, api_key: str | None) -> int:
         timeout = aiohttp.ClientTimeout(total=DISCOVERY_S)
         async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session, session.get(where) as response:
             status, payload = response.status, await response.read()
-        offer = msgspec.json.decode(payload, type=Transports).lossy if status == 200 else None
+        offer = msgspec.json.decode(payload, type=Transports).datagram if status == 200 else None
     except (TimeoutError, aiohttp.ClientError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NotReady(f"{where}: {str(error) or type(error).__name__}") from None
     if offer is None:

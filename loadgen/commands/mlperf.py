@@ -147,7 +147,7 @@ async def run(given: Options) -> int:
     if given.mode == "accuracy":
         right = score(given.out / "mlperf_log_accuracy.json", setup_.dataset.labels)
         said = "without labels" if right is None else f"{right:.2%} right"
-        console.print(f"{given.scenario}, accuracy: {bridge.completed} pictures, {said}, {bridge.failed} not answered")
+        console.print(f"{given.scenario}, accuracy: {bridge.completed} images, {said}, {bridge.failed} not answered")
         valid = bridge.failed == 0
     else:
         text = summary.read_text(encoding="utf-8")
@@ -193,7 +193,7 @@ class ExpectedSpeed:
     per_s: float
 
 
-def read_settings(loadgen: Any, given: Options, pictures: int, expected: ExpectedSpeed) -> Any:
+def read_settings(loadgen: Any, given: Options, images: int, expected: ExpectedSpeed) -> Any:
     """LoadGen's `TestSettings`: the rules it carries for the benchmark, then what the warm-up saw, the user's conf, and
     the options.
 
@@ -205,7 +205,7 @@ def read_settings(loadgen: Any, given: Options, pictures: int, expected: Expecte
     """
     settings = rules(loadgen, given)
     settings.mode = loadgen.TestMode.AccuracyOnly if given.mode == "accuracy" else loadgen.TestMode.PerformanceOnly
-    settings.performance_sample_count_override = min(pictures, PERFORMANCE_SAMPLES)
+    settings.performance_sample_count_override = min(images, PERFORMANCE_SAMPLES)
     expected_ns = max(1, round(1e9 * expected.fastest_s / FASTER))
     settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = expected_ns
     settings.offline_expected_qps = FASTER * expected.per_s
@@ -292,7 +292,7 @@ async def expect(given: Options, asker: RequestClient, setup_: Setup) -> Expecte
             target = setup_.classes[next(targets)]
             replied = await asker.ask(next(bodies), target.fields, RequestTimes())
             if replied.status != 200:
-                raise NotReady(f"the server does not answer pictures, {target.name}: {replied.error}")
+                raise NotReady(f"the server does not answer images, {target.name}: {replied.error}")
             fastest_s, done = min(fastest_s, loop.time() - asked), done + 1
 
     await asyncio.gather(*(caller() for _ in range(together)))

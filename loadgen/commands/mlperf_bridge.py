@@ -23,7 +23,7 @@ NO_CLASS: Final = -1
 
 
 PERFORMANCE_SAMPLES: Final = 1024
-"""Pictures of a performance run at most, as the rules have it for ResNet-50 (inference_rules.adoc)."""
+"""Images of a performance run at most, as the rules have it for ResNet-50 (inference_rules.adoc)."""
 
 
 class ClassTally(msgspec.Struct):
@@ -61,7 +61,7 @@ class LoadGenBridge:
         self._targets = target_mix.draws(setup_.classes, setup_.seed + 2)
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[int, int, int]] = deque()
-        """Identity, picture and class of what LoadGen asked and nobody took: as many as it issues ahead of answers."""
+        """Identity, image and class of what LoadGen asked and nobody took: as many as it issues ahead of answers."""
         self._active = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -101,7 +101,7 @@ class LoadGenBridge:
         self._loop.call_soon_threadsafe(self._take, [(sample.id, sample.index) for sample in samples])
 
     def _take(self, samples: list[tuple[int, int]]) -> None:
-        self._waiting.extend((identity, picture, next(self._targets)) for identity, picture in samples)
+        self._waiting.extend((identity, image, next(self._targets)) for identity, image in samples)
         for _ in range(min(len(samples), self._limit - self._active)):
             self._active += 1
             task = self._loop.create_task(self._work())
@@ -111,13 +111,13 @@ class LoadGenBridge:
     async def _work(self) -> None:
         """Ask as long as there is something to ask."""
         while self._waiting:
-            identity, picture, target = self._waiting.popleft()
-            replied = await self._asker.ask(self._bodies[picture], self._fields[target], RequestTimes())
-            self._count(replied, picture, self.tallies[target])
+            identity, image, target = self._waiting.popleft()
+            replied = await self._asker.ask(self._bodies[image], self._fields[target], RequestTimes())
+            self._count(replied, image, self.tallies[target])
             self._complete(identity, NO_CLASS if replied.index is None else replied.index)
         self._active -= 1
 
-    def _count(self, replied: Reply, picture: int, tally: ClassTally) -> None:
+    def _count(self, replied: Reply, image: int, tally: ClassTally) -> None:
         self.completed += 1
         tally.asked += 1
         if replied.status != 200 or replied.index is None:
@@ -126,7 +126,7 @@ class LoadGenBridge:
             return
         tally.answered += 1
         if tally.right is not None and self._labels is not None:
-            tally.right += replied.index == self._labels[picture]
+            tally.right += replied.index == self._labels[image]
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """What breaks here must not leave LoadGen waiting for an answer for ever."""

@@ -98,7 +98,7 @@ class LoadOptions(MeasurementOptions):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setup:
-    """Whom to ask about which pictures, for what, by how many processes."""
+    """Whom to ask about which images, for what, by how many processes."""
 
     server: ServerAddress
     dataset: Dataset
@@ -108,7 +108,7 @@ class Setup:
     seed: int
 
     def job(self, arrivals: Arrivals, duration_s: float) -> Job:
-        """Every request of a run: when, of which class, with which picture.
+        """Every request of a run: when, of which class, with which image.
 
         One seed gives the same requests whatever server is asked, so that runs can be compared in pairs.
         """
@@ -122,7 +122,7 @@ class Setup:
             server=self.server,
             fields=[each.fields for each in self.classes],
             target=target_mix.deal(self.classes, n, self.seed + 1).tolist(),
-            picture=self.dataset.order(n, self.seed + 2).tolist(),
+            image=self.dataset.order(n, self.seed + 2).tolist(),
             duration_s=duration_s,
             max_in_flight=self.max_in_flight,
             due=due,

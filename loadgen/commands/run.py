@@ -41,7 +41,7 @@ from loadgen.workload.record import NoiseFloor, Origin, Outcome, Run, check_file
 REFERENCE_CALLERS: Final = 4
 REFERENCE_RETRY_S: Final = 10.0
 REFERENCE_WAITS_S: Final = (0.5, 1.0, 2.0)
-"""Before a picture is shown again that something else than the best rung answered: a link has bad moments."""
+"""Before an image is shown again that something else than the reference stage answered: a link has bad moments."""
 DURATION_S: Final = 60.0
 WARM_UP_S: Final = 2.0
 REPLAY_TAIL_S: Final = 0.001
@@ -187,7 +187,7 @@ def read_test(given: Options) -> LoadTest:
     options.check_callers(arrivals, setup_.processes)
     for named, asked in (("--reference", given.reference), ("--min-effective", given.min_effective is not None)):
         if asked and setup_.dataset.labels is None:
-            raise ConfigError(f"{named}: expected labelled pictures; --data has none")
+            raise ConfigError(f"{named}: expected labelled images; --data has none")
     job = setup_.job(arrivals, duration_s)
     if not job.target:
         raise ConfigError(f"--arrivals {given.arrivals}: no request falls into {duration_s:g} s")
@@ -295,18 +295,18 @@ def assemble(given: Options, test: LoadTest, started: Origin, measured: Measured
 
 
 async def ask_reference(setup_: Setup, job: Job) -> dict[int, bool]:
-    """Whether the best rung is right about each (labelled) picture of the job, over plain HTTP.
+    """Whether the reference stage is right about each (labelled) image of the job, over plain HTTP.
 
     Once each, and again where something else answered.
 
     Raises:
-        HawkVisionError: if a picture is still refused, or unanswered, after `REFERENCE_RETRY_S` of waiting.
-        NotReady: if the best rung does not answer one, however often it is asked.
+        HawkVisionError: if an image is still refused, or unanswered, after `REFERENCE_RETRY_S` of waiting.
+        NotReady: if the reference stage does not answer one, however often it is asked.
     """
     dataset, server = setup_.dataset, setup_.server
     labels = dataset.labels
     assert labels is not None
-    used = sorted(set(job.picture))
+    used = sorted(set(job.image))
     right: dict[int, bool] = {}
     waiting = iter(used)
 
@@ -334,7 +334,7 @@ async def ask_reference(setup_: Setup, job: Job) -> dict[int, bool]:
 
 
 async def _of_the_best(client: AsyncClient, body: bytes, task: str | None) -> Answer:
-    """The best rung's own answer; one that is `degraded` is another's, and would be a reference to nothing."""
+    """The reference stage's own answer; one that is `degraded` is another's, and would be a reference to nothing."""
     for wait_s in (*REFERENCE_WAITS_S, None):
         answer = await client.classify(body, task=task, quality=Quality.BEST)
         if not answer.degraded:
@@ -343,7 +343,7 @@ async def _of_the_best(client: AsyncClient, body: bytes, task: str | None) -> An
             await asyncio.sleep(wait_s)
     raise NotReady(
         f"{answer.model} ({answer.tier.value}) answered below the target, {1 + len(REFERENCE_WAITS_S)} times; expected "
-        "the best rung: is the datacenter reached?"
+        "the reference stage: is the datacenter reached?"
     )
 
 

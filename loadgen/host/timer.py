@@ -39,7 +39,7 @@ class Timer:
             self._timer = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
             if self._timer < 0:
                 raise NotReady(f"no timer: {os.strerror(ctypes.get_errno())}")
-            loop.add_reader(self._timer, self._rung)
+            loop.add_reader(self._timer, self._stage)
 
     def set(self, at: float | None) -> None:
         """Ring at this time, at once if it has passed, never if None; replaces what was set before."""
@@ -50,7 +50,7 @@ class Timer:
             if self._handle is not None:
                 self._handle.cancel()
             wait_s = 0.0 if at is None else max(0.0, at - time.monotonic())
-            self._handle = None if at is None else self._loop.call_later(wait_s, self._rung)
+            self._handle = None if at is None else self._loop.call_later(wait_s, self._stage)
         else:
             # struct itimerspec {interval {s, ns}, value {s, ns}}; a value of 0 disarms.
             seconds, nanos = (0, 0) if at is None else divmod(max(1, round(at * 1e9)), 1_000_000_000)
@@ -65,7 +65,7 @@ class Timer:
             self._loop.remove_reader(self._timer)
             os.close(self._timer)
 
-    def _rung(self) -> None:
+    def _stage(self) -> None:
         if self._timer is not None:
             with contextlib.suppress(BlockingIOError):  # it was set anew between ringing and now
                 os.read(self._timer, 8)

@@ -218,7 +218,7 @@ def _label(name: str, x: float, y: float, right: float, taken: list[tuple[float,
 
 
 def drop_chart(series: Sequence[ChartSeries]) -> str:
-    """Per target, what was given up against the best rung, beside what the target allows."""
+    """Per target, what was given up against the reference stage, beside what the target allows."""
     row, gap, right, top = 12.0, 16.0, NARROW - 12, 30.0
     left = 150.0
     names = [one.target for one in series[0].summary.classes]

@@ -326,7 +326,7 @@ def _targets_note(series: Sequence[ChartSeries]) -> str:
 
 def _target_row(one: ClassSummary) -> list[Cell]:
     figures, kept = one.figures, one.kept
-    small = () if one.promised_drop is None else (f"guarantees ≤ {100 * one.promised_drop:.2g} points",)
+    small = () if one.guaranteed_drop is None else (f"guarantees ≤ {100 * one.guaranteed_drop:.2g} points",)
     unjudged = "not measured" if one.numeric else "no number asked"
     return [
         Cell(one.target, small),
@@ -390,7 +390,7 @@ def _facts(one: ChartSeries) -> list[tuple[str, str]]:
         ("requests", f"{total.n:,} counted, {total.answered:,} answered; {total.offered_per_s:.4g} a second offered, "
                      f"{total.answered_per_s:.4g} answered"),
         ("without an answer", ", ".join(errors) or "none"),
-        ("images", f"{run.data}, each sent {one.summary.per_picture:.3g} times on average"),
+        ("images", f"{run.data}, each sent {one.summary.per_image:.3g} times on average"),
         ("targets", ", ".join(f"{target.name} ({percent(target.share)})" for target in run.targets)),
         ("slowest", milliseconds(total.max_ms)),
         ("generator", "not measured" if noise is None else

@@ -39,18 +39,19 @@ NOTES: Final = (
     "failure and at least its deadline. Percentiles it reaches are marked ≥. Curves end where requests got no answer.",
     "“Right and in time” (effective accuracy) is the share of all requests that were answered right within the "
     "deadline. “Accuracy” is the share of the answers that are right, whenever they came.",
-    "An answer is flagged when it does not claim to keep its accuracy target: its promise is not “held”, or it is "
-    "degraded. From servers that promise nothing, every answer is. A target is “missed silently” when the answers that "
+    "An answer is flagged when it does not claim to keep its accuracy target: its guarantee is not “held”, or it is "
+    "degraded. From servers that guarantee nothing, every answer is. A target is “missed silently” when the answers "
+    "that "
     "do claim it fall short by more than their 95 % interval, “never claimed” when there are no such answers, “within "
     "error” when chance explains what is missing, and “kept, not shown” when chance could explain that nothing is.",
     "Intervals hold 95 %. Latencies and shares in time: circular block bootstrap, stretches of neighbouring requests "
     "drawn together, as long as Politis and White’s rule finds them alike. Accuracies: Clopper and Pearson’s exact "
-    "interval, widened where the same picture was sent several times. Drops: paired with the best rung on the same "
-    "pictures. All assume that the run would go on as it went.",
+    "interval, widened where the same image was sent several times. Drops: paired with the reference stage on the same "
+    "images. All assume that the run would go on as it went.",
     "A percentile marked ?, drawn hollow, rests on fewer than ten requests (for a P99, on fewer than 1,000 in all), or "
     "was reached on fewer than ten separate occasions, because slow requests came together. Its interval is then "
     "probably too narrow: run longer.",
-    "Ratios between runs are paired where both sent the same pictures at the same moments. With many ratios, about one "
+    "Ratios between runs are paired where both sent the same images at the same moments. With many ratios, about one "
     "in twenty leaves 1 outside its interval by luck. A run is not called faster at a percentile that its requests "
     "without an answer reach.",
 )
@@ -275,7 +276,7 @@ def _doubts(one: ChartSeries) -> list[tuple[str, str]]:
         if total.offered_per_s > NEAR_CEILING * run.noise.max_rate:
             found.append(("The generator was near its own maximum", f"{run.noise.max_rate:.0f} requests a second"))
     if not run.labelled:
-        found.append(("The pictures have no labels, so nothing is said about accuracy", ""))
+        found.append(("The images have no labels, so nothing is said about accuracy", ""))
     return found
 
 

@@ -79,12 +79,12 @@ def windows(one: ChartSeries) -> Windows:
 def timeline(one: ChartSeries, width: float, name: str) -> str:
     """One run over time: rolling P50 and P99, escalations and requests without an answer, and its links below."""
     seen = windows(one)
-    left, right, top, middle = 56.0, width - 12, 30.0, 170.0
-    shares_top, bottom = middle + 34, middle + 114
+    left, right, top, intermediate = 56.0, width - 12, 30.0, 170.0
+    shares_top, bottom = intermediate + 34, intermediate + 114
     deadline = one.summary.deadline_ms
     x = Scale(0.0, _end(one), left, right)
-    y = log_scale([*seen.p50.tolist(), *seen.p99.tolist(), *([deadline] if deadline else [])], middle, top)
-    marks = left_axis(y, left, right, "latency: P99 solid, P50 dashed", "ms", 5) + _time_grid(x, top, middle)
+    y = log_scale([*seen.p50.tolist(), *seen.p99.tolist(), *([deadline] if deadline else [])], intermediate, top)
+    marks = left_axis(y, left, right, "latency: P99 solid, P50 dashed", "ms", 5) + _time_grid(x, top, intermediate)
     if deadline is not None:
         marks.append(rule(left, y.at(deadline), right, y.at(deadline), "limit"))
     xs = [x.at(moment) for moment in seen.at_s.tolist()]
@@ -198,7 +198,7 @@ def _band(samples: Sequence[LinkSample], x: Scale, top: float) -> list[str]:
 def _stretch(at: float, wide: float, top: float, rate: float, loss: float, up: bool) -> list[str]:
     """A stretch of time in which a link stayed the same; `rate` is a height, 0..1."""
     if not up:
-        label = [text(at + wide / 2, top + BAND / 2 + 4, "down", "middle", "down")] if wide > 29 else []
+        label = [text(at + wide / 2, top + BAND / 2 + 4, "down", "intermediate", "down")] if wide > 29 else []
         return [f'<rect x="{n(at)}" y="{n(top)}" width="{n(wide)}" height="{n(BAND)}" class="off"/>', *label]
     tall = max(1.0, rate * (BAND - 5))
     marks = [f'<rect x="{n(at)}" y="{n(top + BAND - 5 - tall)}" width="{n(wide)}" height="{n(tall)}" class="rate"/>']

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.datasets import LabelledPictures, read_pictures, read_unlabelled
+from hawkvision.models.datasets import LabelledImages, read_images, read_unlabelled
 from hawkvision.models.idx_reader import holds_idx_files
 from hawkvision.models.manifest import load_labels, load_manifest
 from loadgen.workload.class_names import directory_classes
@@ -31,12 +31,12 @@ SPLITS: Final[tuple[Split, ...]] = get_args(Split)
 PHOTOGRAPHS: Final = ("chelsea.png", "coffee.png", "rocket.jpg", "astronaut.png", "motorcycle_left.png")
 """Inside scikit-image's wheel."""
 GENERATED: Final = 8
-"""Pictures that are made where there are no photographs: smooth noise, JPEG, 256 x 256."""
+"""Images that are made where there are no photographs: smooth noise, JPEG, 256 x 256."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Pictures to ask about, and their numbers in the set that they are of."""
+    """Images to ask about, and their numbers in the set that they are of."""
 
     name: str
     """For the record: the set, the split, how many."""
@@ -48,7 +48,7 @@ class Dataset:
         return len(self.bodies)
 
     def order(self, n: int, seed: int) -> NDArray[np.intp]:
-        """Which picture each of `n` requests sends: all of them in random order, then all in another, and so on.
+        """Which image each of `n` requests sends: all of them in random order, then all in another, and so on.
 
         Sets come class by class, and a node rightly takes five hundred cats in a row for other traffic.
         """
@@ -67,7 +67,7 @@ def read_dataset(
     limit: int | None,
     class_map: Path | None = None,
 ) -> Dataset:
-    """The pictures at `data` (None or `built-in`: those), chosen by split, at most `limit` evenly spread ones.
+    """The images at `data` (None or `built-in`: those), chosen by split, at most `limit` evenly spread ones.
 
     Raises:
         ConfigError: if there are none, or the split does not fit them.
@@ -79,20 +79,20 @@ def read_dataset(
     path = Path(str(data))
     if path.is_dir() and not holds_idx_files(path) and not any(each.is_dir() for each in path.iterdir()):
         _only_all(path.name, split)
-        pictures = read_unlabelled(path)
-        return _unlabelled(pictures.name, pictures.bodies, limit)
+        images = read_unlabelled(path)
+        return _unlabelled(images.name, images.bodies, limit)
     labelled = read_labelled(path, task, models, class_map)
     chosen, taken = _split(labelled, split, indices or models / task / "held_out.json")
     chosen = thin(chosen, limit)
     return Dataset(
-        f"{labelled.name} ({labelled.sha256[:12]}), {len(chosen)} pictures, {taken}",
+        f"{labelled.name} ({labelled.sha256[:12]}), {len(chosen)} images, {taken}",
         [labelled.bodies[number] for number in chosen],
         tuple(chosen.tolist()),
         tuple(labelled.labels[chosen].tolist()),
     )
 
 
-def read_labelled(path: Path, task: str, models: Path, class_map: Path | None = None) -> LabelledPictures:
+def read_labelled(path: Path, task: str, models: Path, class_map: Path | None = None) -> LabelledImages:
     """Images with labels of a task; a folder's class directories are named as `directory_classes` says.
 
     Raises:
@@ -100,7 +100,7 @@ def read_labelled(path: Path, task: str, models: Path, class_map: Path | None = 
     """
     labels = load_labels(load_manifest(task, models), models)
     names = {} if path.is_file() else directory_classes(labels, models / task, class_map)
-    return read_pictures(path, labels, names)
+    return read_images(path, labels, names)
 
 
 def photographs() -> list[bytes]:
@@ -125,19 +125,19 @@ def _unlabelled(name: str, bodies: Sequence[bytes], limit: int | None) -> Datase
     chosen = thin(np.arange(len(bodies)), limit)
     kept = [bodies[number] for number in chosen]
     sha256 = hashlib.sha256(b"".join(kept)).hexdigest()
-    return Dataset(f"{name} ({sha256[:12]}), {len(kept)} pictures", kept, tuple(chosen.tolist()), None)
+    return Dataset(f"{name} ({sha256[:12]}), {len(kept)} images", kept, tuple(chosen.tolist()), None)
 
 
-def _split(pictures: LabelledPictures, split: str, indices: Path) -> tuple[NDArray[np.intp], str]:
-    if split == "held_out" or (split == "auto" and _numbers(indices, pictures)):
-        return read_indices(indices, pictures), "held out"
-    return np.arange(len(pictures)), "all"
+def _split(images: LabelledImages, split: str, indices: Path) -> tuple[NDArray[np.intp], str]:
+    if split == "held_out" or (split == "auto" and _numbers(indices, images)):
+        return read_indices(indices, images), "held out"
+    return np.arange(len(images)), "all"
 
 
-def _numbers(indices: Path, pictures: LabelledPictures) -> bool:
-    """Whether the calibration's split is of these very pictures."""
+def _numbers(indices: Path, images: LabelledImages) -> bool:
+    """Whether the calibration's split is of these very images."""
     try:
-        return msgspec.json.decode(indices.read_bytes(), type=HeldOutIndices).data_sha256 == pictures.sha256
+        return msgspec.json.decode(indices.read_bytes(), type=HeldOutIndices).data_sha256 == images.sha256
     except FileNotFoundError:
         return False
     except OSError as error:

@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.datasets import LabelledPictures
+from hawkvision.models.datasets import LabelledImages
 
 
 class HeldOutIndices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The pictures that a calibration set aside, by number, and the data set they number."""
+    """The images that a calibration set aside, by number, and the data set they number."""
 
     data_sha256: str
     indices: tuple[int, ...]
 
 
-def read_indices(path: Path, pictures: LabelledPictures) -> NDArray[np.intp]:
-    """The held-out pictures' numbers.
+def read_indices(path: Path, images: LabelledImages) -> NDArray[np.intp]:
+    """The held-out images' numbers.
 
     Raises:
         ConfigError: if the file is missing, unreadable or malformed, or numbers another data set.
@@ -33,14 +33,14 @@ def read_indices(path: Path, pictures: LabelledPictures) -> NDArray[np.intp]:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    if held_out.data_sha256 != pictures.sha256:
+    if held_out.data_sha256 != images.sha256:
         raise ConfigError(
-            f"{path} numbers pictures of the data with sha256 {held_out.data_sha256[:12]}…, but {pictures.name} has "
-            f"{pictures.sha256[:12]}…; pass the data of the calibration, or --split all for data it never saw"
+            f"{path} numbers images of the data with sha256 {held_out.data_sha256[:12]}…, but {images.name} has "
+            f"{images.sha256[:12]}…; pass the data of the calibration, or --split all for data it never saw"
         )
     indices = np.array(held_out.indices, np.intp)
-    if len(indices) == 0 or len(np.unique(indices)) < len(indices) or not _within(indices, len(pictures)):
-        raise ConfigError(f"{path}: indices: expected distinct numbers from 0 to {len(pictures) - 1}, at least one")
+    if len(indices) == 0 or len(np.unique(indices)) < len(indices) or not _within(indices, len(images)):
+        raise ConfigError(f"{path}: indices: expected distinct numbers from 0 to {len(images) - 1}, at least one")
     return indices
 
 

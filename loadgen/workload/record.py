@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.types import PromiseStatus
+from hawkvision.core.types import AccuracyStatus
 from hawkvision.models.artifacts import check_writable, write_atomic
 
 FORMAT: Final = 1
@@ -35,7 +35,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     done_s: float
     target: int
     """Number in `Run.targets`."""
-    picture: int
+    image: int
     """Number in the data set."""
     status: int
     """HTTP status, or `UNANSWERED`."""
@@ -50,12 +50,12 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     model: str = ""
     escalated: bool = False
     degraded: bool = False
-    promise: PromiseStatus | None = None
-    """What the answer says of its accuracy target; None from servers that promise nothing."""
+    guarantee: AccuracyStatus | None = None
+    """What the answer says of its accuracy target; None from servers that guarantee nothing."""
     max_drop: float | None = None
     received_fraction: float = 1.0
     sent_bytes: int = 0
-    """Of the picture as sent: the body over HTTP, datagrams over the lossy transport."""
+    """Of the image as sent: the body over HTTP, datagrams over the datagram transport."""
 
     @property
     def latency_s(self) -> float:
@@ -105,7 +105,7 @@ class NoiseFloor(msgspec.Struct, frozen=True):
     p50_ms: float
     p99_ms: float
     max_rate: float
-    """Requests per second that this generator sends at most, same pictures and same number of processes."""
+    """Requests per second that this generator sends at most, same images and same number of processes."""
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -147,7 +147,7 @@ class Run(msgspec.Struct, frozen=True):
     """Whether the second half of the counted time looked like the first; None if too short to tell."""
     interrupted: bool = False
     reference: dict[int, bool] | None = None
-    """Per picture number, whether the best rung on the whole picture is right; None if not measured. Drops are paired
+    """Per image number, whether the reference stage on the whole image is right; None if not measured. Drops are paired
     with it."""
     stolen: float | None = None
     """Share of the processor time wanted meanwhile, 0..1, that the machine's host held back; None if not known."""

@@ -1,10 +1,10 @@
-"""Measures the ImageNet ladder and writes what it finds into `manifest.toml` and `ranges/`.
+"""Measures the ImageNet cascade and writes what it finds into `manifest.toml` and `ranges/`.
 
     python models/imagenet/measure.py --data ../shared/data/imagenet_eval.npz [--ranges] [--wheels FOLDER]
 
 The data are a labelled set as `hawkvision calibrate` takes it (`hawkvision.models.datasets`), split in the same way:
 what is fitted, temperatures and with `--ranges` activation ranges, is fitted on the profile part; accuracies are
-measured on the other two. So neither a committee's votes nor an int8 graph has seen a picture that certifies or tests
+measured on the other two. So neither a committee's votes nor an int8 graph has seen an image that certifies or tests
 it. Prints the table of CARD.md. Two cores take about three minutes.
 """
 
@@ -33,9 +33,9 @@ from hawkvision.model_zoo.building.ranges import Ranges, measure_ranges, save_ra
 from hawkvision.model_zoo.training.architectures import emit
 from hawkvision.model_zoo.training.manifest_writer import format_manifest
 from hawkvision.models.artifacts import sha256_of, write_atomic
-from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import (
-    Committee,
+    Ensemble,
     InputSpec,
     Manifest,
     MeasuredAccuracy,
@@ -57,34 +57,34 @@ sizes are written by measure.py; the rest by hand. CARD.md says where the models
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Labelled pictures and their split."""
+    """Labelled images and their split."""
 
-    pictures: LabelledPictures
+    images: LabelledImages
     split: Split
 
     def inputs(self, spec: InputSpec) -> Pixels:
-        """All pictures as (n, height, width, 3), made by the very code that serves."""
-        return np.stack([load_input(body, spec, max_pixels=MAX_PIXELS)[0] for body in self.pictures.bodies])
+        """All images as (n, height, width, 3), made by the very code that serves."""
+        return np.stack([load_input(body, spec, max_pixels=MAX_PIXELS)[0] for body in self.images.bodies])
 
     def unseen(self) -> NDArray[np.intp]:
-        """The pictures that nothing is fitted on."""
+        """The images that nothing is fitted on."""
         return np.concatenate([self.split.certify, self.split.held_out])
 
     def accuracy(self, answers: NDArray[np.intp]) -> MeasuredAccuracy:
-        """Top-1 of answers to all pictures (n,), on those that nothing is fitted on."""
-        right = answers == self.pictures.labels
-        return measure_accuracy(right[self.unseen()], self.pictures.sha256)
+        """Top-1 of answers to all images (n,), on those that nothing is fitted on."""
+        right = answers == self.images.labels
+        return measure_accuracy(right[self.unseen()], self.images.sha256)
 
     def temperature(self, logits: Logits, among: NDArray[np.bool_] | None = None) -> float:
-        """The temperature that fits logits of all pictures (n, classes) best on the profile part, or some of it."""
+        """The temperature that fits logits of all images (n, classes) best on the profile part, or some of it."""
         fitting = self.split.profile if among is None else self.split.profile[among[self.split.profile]]
-        return round(fit_temperature(logits[fitting], self.pictures.labels[fitting]), 4)
+        return round(fit_temperature(logits[fitting], self.images.labels[fitting]), 4)
 
 
 def load_evaluation(path: Path, labels: tuple[str, ...]) -> Evaluation:
     """Read the labelled set and split it."""
-    pictures = read_pictures(path, labels)
-    return Evaluation(pictures, split_indices(pictures.sources, SEED))
+    images = read_images(path, labels)
+    return Evaluation(images, split_indices(images.sources, SEED))
 
 
 def session_of(model: bytes, threads: int) -> ort.InferenceSession:
@@ -95,19 +95,19 @@ def session_of(model: bytes, threads: int) -> ort.InferenceSession:
 
 
 def logits_of(model: bytes, batch: Pixels, name: str) -> Logits:
-    """Logits of all pictures, 16 at a time: more does not run faster on two cores."""
+    """Logits of all images, 16 at a time: more does not run faster on two cores."""
     session = session_of(model, threads=2)
     starts = track(range(0, len(batch), 16), description=f"{name:<24}", transient=True)
     return np.concatenate([session.run(None, {"image": batch[i : i + 16]})[0] for i in starts])
 
 
-def milliseconds(model: bytes, picture: Pixels) -> float:
-    """Median of 50 runs of one picture on one thread."""
+def milliseconds(model: bytes, image: Pixels) -> float:
+    """Median of 50 runs of one image on one thread."""
     session = session_of(model, threads=1)
     times = []
     for _ in range(55):
         start = time.perf_counter()
-        session.run(None, {"image": picture[None]})
+        session.run(None, {"image": image[None]})
         times.append((time.perf_counter() - start) * 1e3)
     return statistics.median(times[5:])
 
@@ -151,8 +151,8 @@ def ranges_of(variant: Variant, weights: bytes, batch: Pixels, evaluation: Evalu
         format=1,
         architecture=variant.architecture,
         weights_sha256=variant.source.sha256,
-        data_sha256=evaluation.pictures.sha256,
-        pictures=len(chosen),
+        data_sha256=evaluation.images.sha256,
+        images=len(chosen),
         seed=SEED,
         ranges=measure_ranges(graph, track(batch[chosen], description=f"{variant.architecture} ranges")),
     )
@@ -173,32 +173,32 @@ def _row(variant: Variant, speed: float, logits: dict[str, Logits], unseen: NDAr
     )
 
 
-def measure_committee(
-    committee: Committee, variants: list[Variant], cache: Path, evaluation: Evaluation, logits: dict[str, Logits]
-) -> tuple[Committee, str]:
-    """The committee with its measured fields and its line of the table.
+def measure_ensemble(
+    ensemble: Ensemble, variants: list[Variant], cache: Path, evaluation: Evaluation, logits: dict[str, Logits]
+) -> tuple[Ensemble, str]:
+    """The ensemble with its measured fields and its line of the table.
 
-    The temperature of a stepwise one is fitted on what its first member is not sure of: no other average is used.
+    The temperature of a conditional one is fitted on what its first member is not sure of: no other average is used.
     """
     opinions = []
-    for variant in (v for v in variants if v.name in committee.members):
+    for variant in (v for v in variants if v.name in ensemble.members):
         views = [logits[variant.name]]
-        if committee.horizontal_flip:
+        if ensemble.horizontal_flip:
             mirrored = np.ascontiguousarray(evaluation.inputs(variant.input)[:, :, ::-1])
             model = artifact_path(cache, TASK, variant.name).read_bytes()
             views.append(logits_of(model, mirrored, f"{variant.name} mirrored"))
         opinions.append(average([softmax(view, variant.temperature) for view in views]))
     mean = average(opinions)
     averaged = np.ones(len(mean), bool)
-    if committee.sure_from is not None:
-        averaged = unsure(opinions[0], committee.sure_from)
+    if ensemble.accept_confidence is not None:
+        averaged = unsure(opinions[0], ensemble.accept_confidence)
     accuracy = evaluation.accuracy(np.where(averaged, mean.argmax(axis=1), opinions[0].argmax(axis=1)))
     temperature = evaluation.temperature(log_probabilities(mean), averaged)
     row = (
-        f"| `{committee.name}` | | | | {accuracy.value * 100:.1f} ({accuracy.low * 100:.1f}–{accuracy.high * 100:.1f}) "
+        f"| `{ensemble.name}` | | | | {accuracy.value * 100:.1f} ({accuracy.low * 100:.1f}–{accuracy.high * 100:.1f}) "
         f"| {temperature:.2f} | |"
     )
-    return msgspec.structs.replace(committee, accuracy=accuracy, temperature=temperature), row
+    return msgspec.structs.replace(ensemble, accuracy=accuracy, temperature=temperature), row
 
 
 def main() -> None:
@@ -213,12 +213,12 @@ def main() -> None:
     manifest = load_manifest(TASK, here.parent)
     evaluation = load_evaluation(options.data, load_labels(manifest, here.parent))
     variants, logits, rows = measure_variants(manifest, here.parent, cache, evaluation, options.wheels, options.ranges)
-    committees = []
-    for committee in manifest.committees:
-        measured, row = measure_committee(committee, variants, cache, evaluation, logits)
-        committees.append(measured)
+    ensembles = []
+    for ensemble in manifest.ensembles:
+        measured, row = measure_ensemble(ensemble, variants, cache, evaluation, logits)
+        ensembles.append(measured)
         rows.append(row)
-    done = msgspec.structs.replace(manifest, variants=tuple(variants), committees=tuple(committees))
+    done = msgspec.structs.replace(manifest, variants=tuple(variants), ensembles=tuple(ensembles))
     write_atomic(here / "manifest.toml", format_manifest(done, HEADER).encode())
     console = Console(width=160)
     console.print("| model | input | MB | ms | accuracy % (95 %) | temperature | agrees with fp32 |")

@@ -14,14 +14,14 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from edge.escalation.client import Uplink
-from edge.inference.edge_stage import EdgeResult, Model, Others, Rung
+from edge.inference.edge_stage import EdgeResult, Model, Others, Stage
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.state_store import StateFile
 from edge.monitoring.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.policies.registration import Registration
-from edge.policies.routes import RivalPolicy
-from edge.policies.selection import open_rival, rule_of
+from edge.policies.routes import BaselinePolicyName
+from edge.policies.selection import open_baseline, rule_of
 from edge.serving.admission import Admission
 from edge.serving.node import EdgeNode
 from hawkvision.cascade.policy import Policy
@@ -111,17 +111,17 @@ class Bench:
         """As `counted`, of a metric that is not of a task."""
         return self.node.metrics.registry.get_sample_value(f"hawkvision_{name}", labels) or 0.0
 
-    async def occupy(self, pictures: int) -> list[asyncio.Task[Answer]]:
-        """Close the gate behind one slow picture, so that the pool knows its pace, and queue some more."""
+    async def occupy(self, images: int) -> list[asyncio.Task[Answer]]:
+        """Close the gate behind one slow image, so that the pool knows its pace, and queue some more."""
         begun = self.backend.begun
         self.backend.gate.clear()
         first = asyncio.create_task(self.ask(target=Quality.FAST))
         await until(lambda: self.backend.begun > begun)
-        await asyncio.to_thread(threading.Event().wait, 0.2)  # the pace: 200 ms a picture
+        await asyncio.to_thread(threading.Event().wait, 0.2)  # the pace: 200 ms an image
         self.backend.gate.set()
         await first
         self.backend.gate.clear()
-        tasks = [asyncio.create_task(self.ask(target=Quality.FAST)) for _ in range(pictures)]
+        tasks = [asyncio.create_task(self.ask(target=Quality.FAST)) for _ in range(images)]
         await until(lambda: self.backend.begun > begun + 1)  # the worker holds its share, the rest is in line
         return tasks
 
@@ -132,11 +132,11 @@ async def bench(
     lead: float = UNSURE,
     connections: int = 8,
     *,
-    middle: bool = False,
+    intermediate: bool = False,
     audit_share: float = 0.02,
-    streams_limit: int = 64,
+    max_streams: int = 64,
     state_file: Path | None = None,
-    transport: Literal["tcp", "lossy"] = "tcp",
+    transport: Literal["tcp", "datagram"] = "tcp",
     conditions: bool = False,
     config: EdgeConfig | None = None,
     registration: Registration | None = None,
@@ -147,18 +147,20 @@ async def bench(
 ) -> AsyncIterator[Bench]:
     """The node; `config` says under which policy, and `registration` what `infaas` may choose from.
 
-    With `others` its edge rung is a stepwise committee, of which the profile takes no notice.
+    With `others` its edge stage is a conditional ensemble, of which the profile takes no notice.
     """
     clock, backend, metrics = MonotonicClock(), GatedBackend(lead), EdgeMetrics()
-    profile = make_received_profile() if conditions else make_profile(middle=middle)
+    profile = make_received_profile() if conditions else make_profile(intermediate=intermediate)
     config = config or EdgeConfig()
     rule = rule_of(config, registration)
     policy = (
         Policy(profile, "small", "large", alone=peer is None)
         if rule is None
-        else RivalPolicy(profile, "small", "large", rule, alone=peer is None)
+        else BaselinePolicyName(profile, "small", "large", rule, alone=peer is None)
     )
-    rung = Rung("small", Model("small", backend, SPEC, wide), 1.0, policy.pair.score, others, fingerprint=f"{SHA}/int8")
+    stage = Stage(
+        "small", Model("small", backend, SPEC, wide), 1.0, policy.pair.score, others, fingerprint=f"{SHA}/int8"
+    )
     rates = measured_rates()
     scales = Scales([SPEC], rates, max_pixels, max_pixels)
     admission = Admission(scales, rates, metrics, 1, config.decode_limit_s)
@@ -170,11 +172,11 @@ async def bench(
             peer.url, None, connections, 10, clock,
             transport=transport, reducer=reducer, metrics=metrics, admission=admission,
         )  # fmt: skip
-    file = StateFile(state_file, ROWS_PER_STREAM * streams_limit, DEFAULT_STREAM) if state_file else None
+    file = StateFile(state_file, ROWS_PER_STREAM * max_streams, DEFAULT_STREAM) if state_file else None
     node = EdgeNode(
         task="digits",
         labels=[str(i) for i in range(10)],
-        rung=rung,
+        stage=stage,
         best="large",
         policy=policy,
         versions=CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA}),
@@ -184,10 +186,10 @@ async def bench(
         metrics=metrics,
         max_pixels=max_pixels,
         admission=admission,
-        dc_timeout_s=10.0,
-        streams=Streams("digits", streams_limit, audit_share, metrics, file, policy.profiles),
+        datacenter_timeout_s=10.0,
+        streams=Streams("digits", max_streams, audit_share, metrics, file, policy.profiles),
         auditor=Auditor("digits", "large", uplink, metrics, random.Random(1), 10.0, audit_share),
-        rival=open_rival(config, registration, policy, rung, metrics),
+        baseline=open_baseline(config, registration, policy, stage, metrics),
     )
     try:
         yield Bench(node, backend, clock)

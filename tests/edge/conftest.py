@@ -59,7 +59,7 @@ def peer() -> Iterator[Peer]:
 @pytest.fixture(scope="session")
 def edge(peer: Peer) -> Iterator[ServerProcess]:
     """A node on the no-op backend, whose datacenter is `peer`."""
-    asked = ("--port", "0", "--backend", "noop", "--dc-url", peer.url, "--max-body-bytes", "300000")
+    asked = ("--port", "0", "--backend", "noop", "--datacenter-url", peer.url, "--max-body-bytes", "300000")
     with running("edge", *asked) as node:
         yield node
 

@@ -1,4 +1,5 @@
-"""A datacenter of the test's own making: real sockets, the documented hop, and the misbehaviour a test asks for."""
+"""A datacenter of the test's own making: real sockets, the documented escalation, and the misbehaviour a test asks
+for."""
 
 from __future__ import annotations
 
@@ -17,28 +18,28 @@ from hawkvision.core.errors import Overloaded
 from hawkvision.core.escalation_api import (
     PROGRESSIVE_HEADER,
     PROGRESSIVE_TYPE,
-    HopClass,
-    HopReply,
-    HopRequest,
-    HopTiming,
-    LossyOffer,
-    PassedOver,
-    Rung,
-    Rungs,
+    ClassScore,
+    DatagramEndpoint,
+    EscalationReply,
+    EscalationRequest,
+    EscalationTiming,
+    IntermediateResult,
+    Stage,
+    Stages,
     Transports,
-    parse_hop_datagram,
-    parse_hop_headers,
+    parse_escalation_datagram,
+    parse_escalation_headers,
 )
 from hawkvision.transport.coding.image_coding import Expired, Partial
 from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.server import DatagramListener
 from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.identity import own_identity
 
 AS_LISTED = "as listed"
 ANSWER_CLASS = 7
-MIDDLE_CLASS = 6
+INTERMEDIATE_CLASS = 6
 EXECUTION = "int8"
 """What its replicas state that runs their models."""
 
@@ -50,11 +51,11 @@ class Peer:
     url: str = ""
     delay_s: float = 0.0
     held: bool = False
-    """Whether pictures over HTTP wait for their answers until it is False again."""
-    rungs_delay_s: float = 0.0
+    """Whether images over HTTP wait for their answers until it is False again."""
+    stages_delay_s: float = 0.0
     status: int = 200
-    rungs_status: int = 200
-    asked_for_rungs: int = 0
+    stages_status: int = 200
+    asked_for_stages: int = 0
     error_code: str = "overloaded"
     garbage: bool = False
     model: str = "committee"
@@ -68,28 +69,28 @@ class Peer:
     """What answers state that they were computed by."""
     old: bool = False
     """Whether it is a tier of a release that states nothing, in its listing either."""
-    middle: str = ""
-    """A middle rung that is served too; it answers MIDDLE_CLASS, as sure as `middle_score` says."""
-    middle_fingerprint: str = ""
-    middle_score: float = 0.5
+    intermediate: str = ""
+    """An intermediate stage that is served too; it answers INTERMEDIATE_CLASS, as sure as `intermediate_score` says."""
+    intermediate_fingerprint: str = ""
+    intermediate_score: float = 0.5
     parts: list[int] = field(default_factory=list)
     """Of a progressive request, what is said at once, before the answer: the classes of incomplete ones."""
     breaks_off: bool = False
     """Whether the connection ends after the parts, or over datagrams the last of them is the answer."""
-    knows_middle: bool = True
-    """False for a tier that ignores the headers of a middle rung."""
+    knows_intermediate: bool = True
+    """False for a tier that ignores the headers of an intermediate stage."""
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     ports: set[int] = field(default_factory=set)
-    """Of the callers' ends of the connections that pictures came over."""
+    """Of the callers' ends of the connections that images came over."""
     answered: int = 0
-    """Pictures over HTTP whose answer was begun."""
-    offer: LossyOffer | None = None
-    """What it says of its lossy transport."""
+    """Images over HTTP whose answer was begun."""
+    offer: DatagramEndpoint | None = None
+    """What it says of its datagram transport."""
     transport_keys: list[str | None] = field(default_factory=list)
     """Keys that came with the question for that."""
-    datagrams: list[tuple[HopRequest, bytes]] = field(default_factory=list)
-    """What came over that: requests and pictures."""
+    datagrams: list[tuple[EscalationRequest, bytes]] = field(default_factory=list)
+    """What came over that: requests and images."""
 
     async def infer(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.read())
@@ -106,16 +107,16 @@ class Peer:
             return web.Response(text="<html>a captive portal</html>")
         if self.status != 200:
             return web.json_response({"error": "no", "code": self.error_code}, status=self.status)
-        asked = parse_hop_headers(request.headers)
+        asked = parse_escalation_headers(request.headers)
         return web.Response(body=msgspec.json.encode(self.reply(asked)), content_type="application/json")
 
     async def in_parts(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": PROGRESSIVE_TYPE})
         response.enable_chunked_encoding()
         await response.prepare(request)
-        answer = self.reply(parse_hop_headers(request.headers))
+        answer = self.reply(parse_escalation_headers(request.headers))
         for index in self.parts:
-            part = msgspec.structs.replace(answer, top_k=(HopClass(index, 0.5),), complete=False)
+            part = msgspec.structs.replace(answer, top_k=(ClassScore(index, 0.5),), complete=False)
             await response.write(msgspec.json.encode(part) + b"\n")
         if self.breaks_off and request.transport is not None:
             request.transport.close()
@@ -126,14 +127,14 @@ class Peer:
         return response
 
     async def infer_datagrams(self, incoming: Incoming) -> tuple[Status, bytes]:
-        asked, _ = parse_hop_datagram(incoming.template, incoming.meta)
+        asked, _ = parse_escalation_datagram(incoming.template, incoming.meta)
         if incoming.better is not None:
             incoming = await incoming.better
         arrived = incoming.arrived
         assert not isinstance(arrived, Expired)
         self.datagrams.append((asked, arrived.body))
         so_far = [
-            msgspec.structs.replace(self.reply(asked), top_k=(HopClass(index, 0.5),), complete=False)
+            msgspec.structs.replace(self.reply(asked), top_k=(ClassScore(index, 0.5),), complete=False)
             for index in (self.parts if asked.progressive else ())
         ]
         for part in so_far:
@@ -146,22 +147,24 @@ class Peer:
         reply = msgspec.structs.replace(reply, received_fraction=fraction, quality=arrived.quality)
         return Status.OK, b"<html>" if self.garbage else msgspec.json.encode(reply)
 
-    def reply(self, asked: HopRequest) -> HopReply:
+    def reply(self, asked: EscalationRequest) -> EscalationReply:
         differs = self.differing > 0.0 and self.draws.random() < self.differing
-        top = (HopClass(ANSWER_CLASS, 0.99),) if differs else tuple(HopClass(*entry) for entry in self.top_k)
-        by_best, by_middle = self.stated(self.fingerprint), self.stated(self.middle_fingerprint)
-        answer = HopReply(top, self.model, HopTiming(1.0, 0.5, 2.0, 4.0), batch_size=1, score=None, fingerprint=by_best)
-        if asked.middle is None or not self.knows_middle:
-            asked_for_middle = asked.variant is not None and asked.variant == self.middle
-            if asked_for_middle:
-                return msgspec.structs.replace(answer, model=self.middle, fingerprint=by_middle)
+        top = (ClassScore(ANSWER_CLASS, 0.99),) if differs else tuple(ClassScore(*entry) for entry in self.top_k)
+        by_best, by_intermediate = self.stated(self.fingerprint), self.stated(self.intermediate_fingerprint)
+        answer = EscalationReply(
+            top, self.model, EscalationTiming(1.0, 0.5, 2.0, 4.0), batch_size=1, score=None, fingerprint=by_best
+        )
+        if asked.intermediate is None or not self.knows_intermediate:
+            asked_for_intermediate = asked.variant is not None and asked.variant == self.intermediate
+            if asked_for_intermediate:
+                return msgspec.structs.replace(answer, model=self.intermediate, fingerprint=by_intermediate)
             return answer
-        if self.middle_score >= asked.middle.accept_score:
-            seen = (HopClass(MIDDLE_CLASS, self.middle_score),)
+        if self.intermediate_score >= asked.intermediate.accept_score:
+            seen = (ClassScore(INTERMEDIATE_CLASS, self.intermediate_score),)
             return msgspec.structs.replace(
-                answer, top_k=seen, model=self.middle, score=self.middle_score, fingerprint=by_middle
+                answer, top_k=seen, model=self.intermediate, score=self.intermediate_score, fingerprint=by_intermediate
             )
-        passed_over = PassedOver(MIDDLE_CLASS, self.middle_score, by_middle)
+        passed_over = IntermediateResult(INTERMEDIATE_CLASS, self.intermediate_score, by_intermediate)
         return msgspec.structs.replace(answer, score=top[0].confidence, passed_over=passed_over)
 
     def stated(self, models: str) -> str | None:
@@ -169,34 +172,35 @@ class Peer:
             return None if self.old else self.states
         return f"{models}/{EXECUTION}" if models else None
 
-    def listed(self, name: str, models: str) -> Rung:
-        return Rung(name, (), models, f"{models}/{EXECUTION}" if models and not self.old else None)
+    def listed(self, name: str, models: str) -> Stage:
+        return Stage(name, (), models, f"{models}/{EXECUTION}" if models and not self.old else None)
 
-    async def rungs(self, _: web.Request) -> web.Response:
-        await asyncio.sleep(self.rungs_delay_s)
-        self.asked_for_rungs += 1
-        if self.rungs_status != 200:
-            return web.json_response({"error": "no", "code": self.error_code}, status=self.rungs_status)
-        rungs = (self.listed(self.middle, self.middle_fingerprint),) if self.middle else ()
-        listing = Rungs("imagenet", self.model, (*rungs, self.listed(self.model, self.fingerprint)))
+    async def stages(self, _: web.Request) -> web.Response:
+        await asyncio.sleep(self.stages_delay_s)
+        self.asked_for_stages += 1
+        if self.stages_status != 200:
+            return web.json_response({"error": "no", "code": self.error_code}, status=self.stages_status)
+        stages = (self.listed(self.intermediate, self.intermediate_fingerprint),) if self.intermediate else ()
+        listing = Stages("imagenet", self.model, (*stages, self.listed(self.model, self.fingerprint)))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")
 
     async def transports(self, request: web.Request) -> web.Response:
         self.transport_keys.append(request.headers.get("Authorization"))
         return web.Response(body=msgspec.json.encode(Transports(self.offer)), content_type="application/json")
 
-    async def open_lossy(self) -> LossyServer:
+    async def open_datagram(self) -> DatagramListener:
         identity = own_identity()
-        server = await LossyServer.start("127.0.0.1", 0, identity, self.infer_datagrams)
-        self.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
+        server = await DatagramListener.start("127.0.0.1", 0, identity, self.infer_datagrams)
+        self.offer = DatagramEndpoint(server.port, identity.pem, identity.name, VERSION)
         return server
 
 
 @contextlib.contextmanager
 def running_peer(
-    port: int = 0, *, lossy: bool = False, tls: ssl.SSLContext | None = None, **behaviour: object
+    port: int = 0, *, datagram: bool = False, tls: ssl.SSLContext | None = None, **behaviour: object
 ) -> Iterator[Peer]:
-    """The peer, listening on loopback until the block ends; for datagrams, too, if `lossy`, and over `tls` if given."""
+    """The peer, listening on loopback until the block ends; for datagrams, too, if `datagram`, and over `tls` if
+    given."""
     peer = Peer()
     for name, value in behaviour.items():
         setattr(peer, name, value)
@@ -208,9 +212,9 @@ def running_peer(
         running.append((asyncio.get_running_loop(), stop))
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/v1/infer", peer.infer)
-        app.router.add_get("/v1/rungs", peer.rungs)
+        app.router.add_get("/v1/stages", peer.stages)
         app.router.add_get("/v1/transport", peer.transports)
-        datagrams = await peer.open_lossy() if lossy else None
+        datagrams = await peer.open_datagram() if datagram else None
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)

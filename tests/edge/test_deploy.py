@@ -111,10 +111,10 @@ def test_example_settings_are_refused_beyond_loopback_without_a_key() -> None:
 def test_commented_settings_load_too(tmp_path: Path) -> None:
     text = (DEPLOY / "edge.toml").read_text(encoding="utf-8")
     (tmp_path / "edge.toml").write_text(re.sub(r"(?m)^#(\w+ = )", r"\1", text), encoding="utf-8")
-    assert load_config(EdgeConfig, tmp_path / "edge.toml", environ={}).dc_url is not None
+    assert load_config(EdgeConfig, tmp_path / "edge.toml", environ={}).datacenter_url is not None
 
 
-def test_key_left_empty_in_a_template_does_not_open_the_door() -> None:
+def test_key_left_empty_in_a_template_does_not_open_the_server() -> None:
     environ = {"HAWKVISION_EDGE_API_KEY": "", "HAWKVISION_EDGE_HOST": "0.0.0.0"}
     with pytest.raises(ConfigError, match="api_key"):
         load_config(EdgeConfig, environ=environ)
@@ -279,8 +279,8 @@ def test_compose_settings_load_once_the_keys_are_filled_in() -> None:
 
     edge = load_config(EdgeConfig, environ={"HAWKVISION_EDGE_HOST": "0.0.0.0"} | filled("edge"))
     tier = load_config(DatacenterConfig, environ=filled("datacenter"))
-    assert edge.dc_url == f"http://datacenter:{tier.port}"
-    assert edge.dc_api_key == tier.api_key
+    assert edge.datacenter_url == f"http://datacenter:{tier.port}"
+    assert edge.datacenter_api_key == tier.api_key
     assert edge.drain_timeout_s < seconds(services["edge"]["stop_grace_period"])
 
 
@@ -345,7 +345,7 @@ def test_kubernetes_keys_come_from_a_secret_and_mounts_from_volumes() -> None:
     spec = pod()
     container = spec["containers"][0]
     from_secret = {v["name"] for v in container["env"] if "secretKeyRef" in v.get("valueFrom", {})}
-    assert from_secret == {"HAWKVISION_EDGE_API_KEY", "HAWKVISION_EDGE_DC_API_KEY"}
+    assert from_secret == {"HAWKVISION_EDGE_API_KEY", "HAWKVISION_EDGE_DATACENTER_API_KEY"}
     volumes = {volume["name"] for volume in spec["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
 

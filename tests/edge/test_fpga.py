@@ -1,4 +1,4 @@
-"""A real node on FPGA backends: the answers of ONNX Runtime for the same integer rung, with cycles on `/metrics`."""
+"""A real node on FPGA backends: the answers of ONNX Runtime for the same integer stage, with cycles on `/metrics`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from hawkvision.models.manifest import artifact_path
 from hawkvision.system.process import running
 from tests.edge.conftest import Caller
 from tests.edge.peer import running_peer
-from tests.hawkvision.model_zoo.synthetic_task import LABELS, write_ladder
+from tests.hawkvision.model_zoo.synthetic_task import LABELS, write_cascade
 
 
 @dataclass(frozen=True)
-class Ladder:
+class Cascade:
     """A task of random networks, built and profiled."""
 
     models: Path
@@ -49,7 +49,7 @@ class Ladder:
 
     @property
     def emulator(self) -> tuple[str, ...]:
-        """Of a device that takes a few milliseconds for a picture."""
+        """Of a device that takes a few milliseconds for an image."""
         return ("--model", str(self.model), "--clock-mhz", "4000")
 
     def arguments(self, *more: str) -> tuple[str, ...]:
@@ -58,12 +58,12 @@ class Ladder:
 
 
 @pytest.fixture(scope="module")
-def ladder(tmp_path_factory: pytest.TempPathFactory) -> Ladder:
-    root = tmp_path_factory.mktemp("ladder")
-    models, _, _ = write_ladder(root, channels=(96, 192, 192))
+def cascade(tmp_path_factory: pytest.TempPathFactory) -> Cascade:
+    root = tmp_path_factory.mktemp("cascade")
+    models, _, _ = write_cascade(root, channels=(96, 192, 192))
     cache = root / "cache"
     build("shapes", models=models, cache=cache, progress=lambda *_: None)
-    bodies, labels = pictures(120), np.arange(120) % len(LABELS)
+    bodies, labels = images(120), np.arange(120) % len(LABELS)
     own = root / "own.npz"
     data = np.frombuffer(b"".join(bodies), np.uint8)
     np.savez(own, data=data, offsets=np.cumsum([0, *map(len, bodies)]), labels=labels)
@@ -72,28 +72,28 @@ def ladder(tmp_path_factory: pytest.TempPathFactory) -> Ladder:
     folding = Folding(stages={stage.name: StageFolding() for stage in graph.stages})
     path = root / "folding.json"
     path.write_bytes(format_folding(folding))
-    return Ladder(models, cache, path, interval(graph, folding))
+    return Cascade(models, cache, path, interval(graph, folding))
 
 
 def settings(*arguments: str) -> EdgeConfig:
     return parse_arguments(EdgeConfig, "edge", "", arguments)
 
 
-def pictures(n: int) -> list[bytes]:
+def images(n: int) -> list[bytes]:
     rng = np.random.default_rng(4)
     return [grey_png(rng.integers(0, 256, (12, 12), dtype=np.uint8)) for _ in range(n)]
 
 
 @contextlib.contextmanager
-def node(ladder: Ladder, *more: str, env: Mapping[str, str] | None = None) -> Iterator[Caller]:
-    with running("edge", *ladder.arguments(*more), env=env) as server:
+def node(cascade: Cascade, *more: str, env: Mapping[str, str] | None = None) -> Iterator[Caller]:
+    with running("edge", *cascade.arguments(*more), env=env) as server:
         caller = Caller(server)
         yield caller
         caller.close()
 
 
 def answers(caller: Caller, n: int = 12) -> list[tuple[Any, ...]]:
-    replies = [caller.classify(body, "quality=fast").json for body in pictures(n)]
+    replies = [caller.classify(body, "quality=fast").json for body in images(n)]
     return [(each["model"], each["tier"], each["index"], each["confidence"]) for each in replies]
 
 
@@ -105,22 +105,22 @@ def metric(caller: Caller, name: str) -> float | None:
 
 
 @pytest.fixture(scope="module")
-def by_onnxruntime(ladder: Ladder) -> list[tuple[Any, ...]]:
-    with node(ladder, "--variant", "tiny_w4") as caller:
+def by_onnxruntime(cascade: Cascade) -> list[tuple[Any, ...]]:
+    with node(cascade, "--variant", "tiny_w4") as caller:
         return answers(caller)
 
 
 def test_the_reference_serves_the_same_answers_as_onnxruntime(
-    ladder: Ladder, by_onnxruntime: list[tuple[Any, ...]]
+    cascade: Cascade, by_onnxruntime: list[tuple[Any, ...]]
 ) -> None:
-    build_of = ("--fpga-folding", str(ladder.folding), "--fpga-clock-mhz", "50")
+    build_of = ("--fpga-folding", str(cascade.folding), "--fpga-clock-mhz", "50")
     with (
         running_peer(model="both", top_k=[(1, 0.99), (0, 0.005)]) as peer,
-        node(ladder, "--backend", "fpga-ref", "--dc-url", peer.url, "--audit-share", "0", *build_of) as caller,
+        node(cascade, "--backend", "fpga-ref", "--datacenter-url", peer.url, "--audit-share", "0", *build_of) as caller,
     ):
         before = metric(caller, "hawkvision_fpga_images_total")
         assert answers(caller) == by_onnxruntime
-        escalated = caller.classify(pictures(1)[0], "quality=best").json
+        escalated = caller.classify(images(1)[0], "quality=best").json
         ran = metric(caller, "hawkvision_fpga_images_total")
         cycles = metric(caller, 'hawkvision_fpga_cycles_total{basis="modelled"}')
         seconds = metric(caller, "hawkvision_fpga_modelled_seconds_total")
@@ -128,18 +128,18 @@ def test_the_reference_serves_the_same_answers_as_onnxruntime(
     assert by_onnxruntime[0][:2] == ("tiny_w4", "edge")
     assert before is not None
     assert ran == before + 12
-    assert cycles == ran * ladder.cycles
-    assert seconds == pytest.approx(ran * ladder.cycles / 50e6)
+    assert cycles == ran * cascade.cycles
+    assert seconds == pytest.approx(ran * cascade.cycles / 50e6)
     assert joules is None, "no report, no joules"
-    assert (escalated["tier"], escalated["model"]) == ("dc", "both")
+    assert (escalated["tier"], escalated["model"]) == ("datacenter", "both")
 
 
 def test_a_device_serves_the_same_answers_and_its_emulator_is_called_one(
-    ladder: Ladder, by_onnxruntime: list[tuple[Any, ...]]
+    cascade: Cascade, by_onnxruntime: list[tuple[Any, ...]]
 ) -> None:
     with (
-        running("fpga.device.emulator", *ladder.emulator, "--folding", str(ladder.folding)) as device,
-        node(ladder, "--backend", "fpga-device", "--fpga-device", device.url) as caller,
+        running("fpga.device.emulator", *cascade.emulator, "--folding", str(cascade.folding)) as device,
+        node(cascade, "--backend", "fpga-device", "--fpga-device", device.url) as caller,
     ):
         assert answers(caller) == by_onnxruntime
         assert metric(caller, "hawkvision_fpga_emulated") == 1
@@ -152,20 +152,20 @@ def test_a_device_serves_the_same_answers_and_its_emulator_is_called_one(
 
 def sides(caller: Caller) -> dict[str, float]:
     found = {side: metric(caller, f'hawkvision_offload_images_total{{side="{side}"}}') for side in ("fpga", "cpu")}
-    return {side: pictures or 0.0 for side, pictures in found.items()}
+    return {side: images or 0.0 for side, images in found.items()}
 
 
 def test_offload_serves_the_same_answers_with_its_device_and_after_losing_it(
-    ladder: Ladder, by_onnxruntime: list[tuple[Any, ...]], tmp_path: Path
+    cascade: Cascade, by_onnxruntime: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     # Code of a compiler that takes no pains is slower than asking the device, so the plan is to ask.
     compiler = tmp_path / "c++"
     compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -O0\n')
     compiler.chmod(0o755)
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(running("fpga.device.emulator", *ladder.emulator))
+        device = stack.enter_context(running("fpga.device.emulator", *cascade.emulator))
         shared = ("--backend", "fpga-offload", "--fpga-device", device.url)
-        caller = stack.enter_context(node(ladder, *shared, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
+        caller = stack.enter_context(node(cascade, *shared, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
         before = sides(caller)
         assert answers(caller) == by_onnxruntime
         there = sides(caller)
@@ -176,22 +176,22 @@ def test_offload_serves_the_same_answers_with_its_device_and_after_losing_it(
     assert alone["cpu"] - there["cpu"] == 12
 
 
-def test_a_device_that_is_gone_is_a_503_until_it_is_back(ladder: Ladder) -> None:
+def test_a_device_that_is_gone_is_a_503_until_it_is_back(cascade: Cascade) -> None:
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(running("fpga.device.emulator", *ladder.emulator, "--pty"))
-        caller = stack.enter_context(node(ladder, "--backend", "fpga-device", "--fpga-device", device.url))
-        assert caller.classify(pictures(1)[0]).status == 200
+        device = stack.enter_context(running("fpga.device.emulator", *cascade.emulator, "--pty"))
+        caller = stack.enter_context(node(cascade, "--backend", "fpga-device", "--fpga-device", device.url))
+        assert caller.classify(images(1)[0]).status == 200
         device.stop()
-        gone = caller.classify(pictures(1)[0])
+        gone = caller.classify(images(1)[0])
     assert (gone.status, gone.json["code"], gone.headers["retry-after"]) == (503, "unavailable", "1")
 
 
-def test_a_node_told_to_stop_greets_a_silent_device_no_more_and_ends_well(ladder: Ladder) -> None:
+def test_a_node_told_to_stop_greets_a_silent_device_no_more_and_ends_well(cascade: Cascade) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
         device.bind(("127.0.0.1", 0))
         device.settimeout(60)
         where = f"udp://127.0.0.1:{device.getsockname()[1]}"
-        words = ladder.arguments("--backend", "fpga-device", "--fpga-device", where)
+        words = cascade.arguments("--backend", "fpga-device", "--fpga-device", where)
         with subprocess.Popen([sys.executable, "-m", "edge", *words]) as process:
             device.recv(MAX_FRAME)
             process.terminate()
@@ -214,9 +214,9 @@ def test_a_node_told_to_stop_greets_a_silent_device_no_more_and_ends_well(ladder
         (("--backend", "fpga-device", "--fpga-device", "tcp://host:1"), "expected udp://HOST:PORT or serial:"),
     ],
 )
-def test_a_backend_that_cannot_run_is_an_error_at_the_start(ladder: Ladder, more: tuple[str, ...], says: str) -> None:
+def test_a_backend_that_cannot_run_is_an_error_at_the_start(cascade: Cascade, more: tuple[str, ...], says: str) -> None:
     with pytest.raises(HawkVisionError) as caught:
-        load_parts(settings(*ladder.arguments(*more)))
+        load_parts(settings(*cascade.arguments(*more)))
     assert says in caught.value.message
 
 
@@ -236,6 +236,6 @@ def test_settings_that_contradict_the_backend_are_refused(more: tuple[str, ...],
     assert says in caught.value.message
 
 
-def test_a_task_without_an_fpga_rung_is_an_error_at_the_start() -> None:
-    with pytest.raises(ManifestError, match=r"task 'imagenet' has no rung for FPGAs: name one in edge\.variant"):
+def test_a_task_without_an_fpga_stage_is_an_error_at_the_start() -> None:
+    with pytest.raises(ManifestError, match=r"task 'imagenet' has no stage for FPGAs: name one in edge\.variant"):
         load_parts(settings("--backend", "fpga-ref"))

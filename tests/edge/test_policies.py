@@ -1,4 +1,4 @@
-"""Rivals whose decision is a route: where easy and hard pictures go, what is said of them, and what time changes."""
+"""Baselines whose decision is a route: where easy and hard images go, what is said of them, and what time changes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from edge.inference.edge_stage import Model, Others
-from edge.monitoring.certification import rung_of
+from edge.monitoring.certification import stage_of
 from edge.policies import routes
-from edge.policies.routes import Registered, RivalPolicy, expected_escalation
+from edge.policies.routes import BaselinePolicyName, Registered, expected_escalation
 from hawkvision.cascade.certification.profile import threshold_value
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.config import EdgeConfig, PolicyName, load_config
 from hawkvision.core.errors import ConfigError, DeadlineMissed, TargetUnreachable
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import (
+    AccuracyStatus,
     Answer,
     ClassifyRequest,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
     OnMiss,
-    PromiseStatus,
     Quality,
     Reason,
     Received,
@@ -39,13 +39,13 @@ from tests.hawkvision.cascade.synthetic import make_profile
 from tests.images import encoded
 from tests.waiting import until
 
-LADDER = Policy(make_profile(), "small", "large")
-EDGE, BEST = LADDER.edge_accuracy.value, LADDER.best_accuracy.value
+CASCADE = Policy(make_profile(), "small", "large")
+EDGE, BEST = CASCADE.edge_accuracy.value, CASCADE.best_accuracy.value
 ROUTED: tuple[PolicyName, ...] = ("all-dc", "all-edge", "static", "split")
 
 
 def asked(peer: Peer | None, lead: float, policy: PolicyName, threshold: float | None = None, **fields: Any) -> Answer:
-    """The answer of a node under a policy to one picture, of which the edge is sure or not."""
+    """The answer of a node under a policy to one image, of which the edge is sure or not."""
 
     async def scenario() -> Answer:
         async with bench(peer, lead, config=EdgeConfig(policy=policy, static_threshold=threshold)) as it:
@@ -90,19 +90,19 @@ def test_a_drop_that_is_exactly_the_gap_is_met_despite_rounding() -> None:
     ],
 )
 def test_split_keeps_what_the_edge_is_accurate_enough_for(target: Target, at_edge: bool) -> None:
-    route = RivalPolicy(make_profile(), "small", "large", routes.split).route(target)
+    route = BaselinePolicyName(make_profile(), "small", "large", routes.split).route(target)
     assert (route.threshold, route.escalation) == ((-math.inf, 0.0) if at_edge else (math.inf, 1.0))
 
 
 def test_static_takes_the_threshold_of_balanced_for_every_target() -> None:
-    rule = routes.static(LADDER, None)
-    balanced = LADDER.route(Quality.BALANCED)
+    rule = routes.static(CASCADE, None)
+    balanced = CASCADE.route(Quality.BALANCED)
     assert {rule(target).threshold for target in (*Quality, MaxAccuracyDrop(0.001))} == {balanced.threshold}
     assert rule(Quality.BEST).escalation == pytest.approx(balanced.escalation, abs=0.02)
 
 
 def test_a_higher_threshold_is_never_expected_to_escalate_less() -> None:
-    pair = LADDER.pair
+    pair = CASCADE.pair
     tried = sorted({threshold_value(step.threshold) for step in pair.path})
     expected = [expected_escalation(pair, threshold) for threshold in tried]
     assert expected == sorted(expected)
@@ -121,27 +121,27 @@ def test_more_accuracy_than_there_is_stays_unreachable(policy: PolicyName, large
 @pytest.mark.parametrize(
     ("policy", "target", "easy", "hard"),
     [
-        ("all-dc", Quality.FAST, Tier.DC, Tier.DC),
+        ("all-dc", Quality.FAST, Tier.DATACENTER, Tier.DATACENTER),
         ("all-edge", Quality.BEST, Tier.EDGE, Tier.EDGE),
         ("split", Quality.FAST, Tier.EDGE, Tier.EDGE),
-        ("split", Quality.BALANCED, Tier.DC, Tier.DC),
-        ("static", Quality.FAST, Tier.EDGE, Tier.DC),
-        ("static", Quality.BEST, Tier.EDGE, Tier.DC),
+        ("split", Quality.BALANCED, Tier.DATACENTER, Tier.DATACENTER),
+        ("static", Quality.FAST, Tier.EDGE, Tier.DATACENTER),
+        ("static", Quality.BEST, Tier.EDGE, Tier.DATACENTER),
     ],
 )
-def test_where_easy_and_hard_pictures_are_answered(
+def test_where_easy_and_hard_images_are_answered(
     large: Peer, policy: PolicyName, target: Target, easy: Tier, hard: Tier
 ) -> None:
     answers = [asked(large, lead, policy, target=target) for lead in (SURE, UNSURE)]
     assert [answer.tier for answer in answers] == [easy, hard]
-    assert {answer.accuracy.status for answer in answers} == {PromiseStatus.BEST_EFFORT}, "nothing is certified"
+    assert {answer.accuracy.status for answer in answers} == {AccuracyStatus.BEST_EFFORT}, "nothing is certified"
     assert {answer.model for answer in answers} <= {"small", "large"}
 
 
 def test_static_says_why_it_escalates_and_believes_from_its_threshold_on(large: Peer) -> None:
     low, high = (asked(large, UNSURE, "static", threshold, target=Quality.BEST) for threshold in (0.0, 1.0))
     assert (low.tier, low.reason) == (Tier.EDGE, None)
-    assert (high.tier, high.reason, high.escalated) == (Tier.DC, Reason.LOW_CONFIDENCE, True)
+    assert (high.tier, high.reason, high.escalated) == (Tier.DATACENTER, Reason.LOW_CONFIDENCE, True)
 
 
 def test_all_edge_admits_what_its_model_is_not_accurate_enough_for() -> None:
@@ -153,7 +153,7 @@ def test_all_edge_admits_what_its_model_is_not_accurate_enough_for() -> None:
 def test_an_answer_that_is_late_comes_late_and_says_so(large: Peer, policy: PolicyName) -> None:
     large.delay_s = 0.3
     answer = asked(large, UNSURE, policy, target=Quality.BEST, deadline_ms=50.0)
-    assert (answer.tier, answer.index, answer.degraded) == (Tier.DC, ANSWER_CLASS, False)
+    assert (answer.tier, answer.index, answer.degraded) == (Tier.DATACENTER, ANSWER_CLASS, False)
     assert answer.deadline_met is False
 
 
@@ -206,19 +206,19 @@ def test_a_fallback_waits_as_long_for_the_last_request_as_for_the_first(large: P
     *late, last = run(scenario)
     assert {(answer.tier, answer.escalated) for answer in late} == {(Tier.EDGE, True)}
     assert min(answer.timing_ms.total for answer in late) > 90.0
-    assert (last.tier, last.index) == (Tier.DC, ANSWER_CLASS)
+    assert (last.tier, last.index) == (Tier.DATACENTER, ANSWER_CLASS)
 
 
 @pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
 def test_with_a_fallback_the_datacenters_answer_counts_while_it_is_in_time(large: Peer, policy: PolicyName) -> None:
     answer = fallen_back(large, UNSURE, policy, deadline_ms=10_000.0)
-    assert (answer.tier, answer.index, answer.degraded) == (Tier.DC, ANSWER_CLASS, False)
+    assert (answer.tier, answer.index, answer.degraded) == (Tier.DATACENTER, ANSWER_CLASS, False)
 
 
 def test_a_fallback_is_not_for_those_who_rather_wait_or_fail(large: Peer) -> None:
     large.delay_s = 0.3
     waited = fallen_back(large, UNSURE, "static", deadline_ms=50.0, on_miss=OnMiss.WAIT)
-    assert (waited.tier, waited.deadline_met) == (Tier.DC, False)
+    assert (waited.tier, waited.deadline_met) == (Tier.DATACENTER, False)
     with pytest.raises(DeadlineMissed):
         fallen_back(large, UNSURE, "static", deadline_ms=50.0, on_miss=OnMiss.FAIL)
 
@@ -228,7 +228,7 @@ def test_all_edge_with_a_fallback_still_asks_nobody_else(large: Peer) -> None:
     assert (answer.tier, answer.escalated, large.bodies) == (Tier.EDGE, False, [])
 
 
-def test_a_rivals_edge_looks_twice_as_ours_does(large: Peer) -> None:
+def test_a_baselines_edge_looks_twice_as_ours_does(large: Peer) -> None:
     second = GatedBackend(SURE)
     others = Others((Model("second", second, SPEC),), (1.0, 1.0), 1.0, 0.9)
 
@@ -241,13 +241,13 @@ def test_a_rivals_edge_looks_twice_as_ours_does(large: Peer) -> None:
 
 
 @pytest.mark.parametrize("policy", ["hawkvision", "all-edge", "static", "split", "all-dc", "infaas"])
-def test_every_policy_runs_the_same_edge_rung(policy: PolicyName) -> None:
+def test_every_policy_runs_the_same_edge_stage(policy: PolicyName) -> None:
     manifest = load_manifest("imagenet", models_dir())
-    assert rung_of(EdgeConfig(policy=policy), manifest) == manifest.ladder.default_edge
-    assert manifest.committee(manifest.ladder.default_edge) is not None
+    assert stage_of(EdgeConfig(policy=policy), manifest) == manifest.cascade.default_edge
+    assert manifest.ensemble(manifest.cascade.default_edge) is not None
 
 
-def test_nobody_is_watched_or_audited_under_a_rival(large: Peer) -> None:
+def test_nobody_is_watched_or_audited_under_a_baseline(large: Peer) -> None:
     async def scenario() -> tuple[int, int]:
         async with bench(large, SURE, config=EdgeConfig(policy="static"), audit_share=1.0) as it:
             await known(it.node)
@@ -258,7 +258,7 @@ def test_nobody_is_watched_or_audited_under_a_rival(large: Peer) -> None:
     assert run(scenario) == (0, 0)
 
 
-def test_rivals_do_not_answer_before_a_picture_has_come(large: Peer) -> None:
+def test_baselines_do_not_answer_before_an_image_has_come(large: Peer) -> None:
     async def scenario() -> Answer | None:
         async with bench(large, SURE, config=EdgeConfig(policy="all-edge")) as it:
             request = ClassifyRequest(target=Quality.FAST)
@@ -267,7 +267,7 @@ def test_rivals_do_not_answer_before_a_picture_has_come(large: Peer) -> None:
     assert run(scenario) is None
 
 
-def test_rivals_take_a_picture_with_holes_for_a_picture(large: Peer) -> None:
+def test_baselines_take_an_image_with_holes_for_an_image(large: Peer) -> None:
     async def scenario() -> Answer:
         async with bench(large, SURE, config=EdgeConfig(policy="split")) as it:
             fields: dict[str, Any] = {"target": Quality.FAST, "deadline_ms": 20_000.0, "on_miss": OnMiss.FAIL}
@@ -284,10 +284,10 @@ def test_rivals_take_a_picture_with_holes_for_a_picture(large: Peer) -> None:
     ("settings", "says"),
     [
         ({"policy": "fastest"}, r"one of hawkvision, all-dc, all-edge, static, split, infaas, got 'fastest' .*policy"),
-        ({"policy": "all-dc"}, "missing edge.dc_url"),
-        ({"policy": "split"}, "missing edge.dc_url"),
+        ({"policy": "all-dc"}, "missing edge.datacenter_url"),
+        ({"policy": "split"}, "missing edge.datacenter_url"),
         ({"static_threshold": "0.5"}, "edge.static_threshold belongs to edge.policy = 'static'"),
-        ({"policy": "static", "resident_memory_mb": "5", "dc_url": "http://h"}, "belongs to edge.policy = 'infaas'"),
+        ({"policy": "static", "resident_memory_mb": "5", "datacenter_url": "http://h"}, "belongs to edge.policy = 'infaas'"),
         ({"policy": "static", "static_threshold": "1.5"}, r"\$\.static_threshold"),
         ({"deadline_fallback": "true"}, "edge.deadline_fallback belongs to other policies than 'hawkvision'"),
         ({"policy": "infaas", "resident_memory_mb": "0"}, r"\$\.resident_memory_mb"),
@@ -300,7 +300,7 @@ def test_settings_that_contradict_the_policy_are_refused(settings: dict[str, str
 
 def test_a_node_says_under_which_policy_it_runs(peer: Peer) -> None:
     peer.delay_s, peer.status, peer.garbage = 0.0, 200, False
-    words = ("--port", "0", "--backend", "noop", "--dc-url", peer.url, "--policy", "static", "--static-threshold", "1")
+    words = ("--port", "0", "--backend", "noop", "--datacenter-url", peer.url, "--policy", "static", "--static-threshold", "1")
     with running("edge", *words) as node:
         caller = Caller(node)
         listed = caller.get("/v1/targets").json
@@ -311,5 +311,5 @@ def test_a_node_says_under_which_policy_it_runs(peer: Peer) -> None:
         run(lambda: until(lambda: "policy: static" in said()))
     assert listed["policy"] == "static"
     assert {entry["status"] for entry in listed["targets"]} == {"best_effort"}
-    assert (answer["tier"], answer["reason"]) == ("dc", "low_confidence")
+    assert (answer["tier"], answer["reason"]) == ("datacenter", "low_confidence")
     assert 'hawkvision_escalations_total{reason="low_confidence",task="imagenet"} 1.0' in counted

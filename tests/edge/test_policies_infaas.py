@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from edge.inference.edge_stage import Model as Loaded
-from edge.inference.edge_stage import Rung
+from edge.inference.edge_stage import Stage
 from edge.policies.infaas import Option, Worker, choose
 from edge.policies.registration import Profiled, Registration, register
 from edge.policies.residency import Residency, first_to_leave
 from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ArtifactError, ManifestError, NotReady, Overloaded
-from hawkvision.core.types import Answer, MaxAccuracyDrop, MinAccuracy, PromiseStatus, Quality, Reason, Score, Tier
+from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, MinAccuracy, Quality, Reason, Score, Tier
 from hawkvision.models.manifest import artifact_path, load_manifest, models_dir
 from hawkvision.system.process import running
 from tests.edge.bench import SPEC, SURE, GatedBackend, bench, known, run
@@ -56,18 +56,18 @@ class Store:
         self.models: dict[str, Model] = {}
         self.broken = False
 
-    def load(self, name: str) -> Rung:
+    def load(self, name: str) -> Stage:
         self.loads.append(name)
         assert self.gate.wait(30)
         if self.broken:
             raise ArtifactError(f"{name}: gone")
         self.models[name] = Model(SURE)
-        return Rung(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1)
+        return Stage(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1)
 
-    def first(self) -> Rung:
-        rung = self.load("small")
+    def first(self) -> Stage:
+        stage = self.load("small")
         self.loads.clear()
-        return rung
+        return stage
 
 
 def option(name: str, accuracy: float, latency_ms: float, wait_ms: float = 0.0, **where: bool) -> Option:
@@ -236,11 +236,11 @@ def test_a_load_that_fails_is_everybodys_error_and_is_tried_again() -> None:
 @given(st.lists(st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4), max_size=6), st.integers(8, 20))
 def test_memory_has_its_limit_and_nobody_is_given_an_unloaded_model(rounds: list[list[str]], limit: int) -> None:
     async def one(models: Residency, name: str) -> None:
-        async with models.held(name) as rung:
+        async with models.held(name) as stage:
             await asyncio.sleep(0)
-            assert isinstance(rung.first.backend, Model)
-            assert not rung.first.backend.closed
-            assert rung.name == name
+            assert isinstance(stage.first.backend, Model)
+            assert not stage.first.backend.closed
+            assert stage.name == name
 
     async def scenario() -> None:
         models = residency(Store(), limit)
@@ -276,13 +276,13 @@ def test_variants_that_are_built_and_fit_are_registered_and_unloaded_again(tmp_p
         "efficientnet_lite0_int8": 1000,
     }
     assert (found.limit, found.edge, found.best) == (2000, LITE0, "committee")
-    assert list(found.remote) == list(IMAGENET.ladder.dc)
+    assert list(found.remote) == list(IMAGENET.cascade.dc)
     assert found.best_accuracy == max(found.remote.values())
     assert all(model.closed for model in store.models.values())
     assert all(each.infer_ms > 0.0 and each.load_ms > 0.0 for each in found.variants.values())
 
 
-def test_a_stepwise_committee_is_a_variant_among_others(tmp_path: Path) -> None:
+def test_a_stepwise_ensemble_is_a_variant_among_others(tmp_path: Path) -> None:
     store = Store()
     cache = built(tmp_path, {LITE0: 1000, "efficientnet_lite1_int8": 900})
     found = register(
@@ -299,12 +299,12 @@ def test_a_stepwise_committee_is_a_variant_among_others(tmp_path: Path) -> None:
 
 
 def test_accuracies_that_nobody_registered_are_asked_for(tmp_path: Path) -> None:
-    committees = tuple(replace(each, accuracy=None) for each in IMAGENET.committees)
+    ensembles = tuple(replace(each, accuracy=None) for each in IMAGENET.ensembles)
     with pytest.raises(ManifestError, match=r"'infaas' needs registered accuracies of .* and committee"):
-        register(INFAAS, replace(IMAGENET, committees=committees), tmp_path, LITE0, Store().load)
+        register(INFAAS, replace(IMAGENET, ensembles=ensembles), tmp_path, LITE0, Store().load)
 
 
-def test_an_edge_rung_that_is_not_built_is_named(tmp_path: Path) -> None:
+def test_an_edge_stage_that_is_not_built_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="efficientnet_lite0_int8: the model file is missing"):
         register(INFAAS, IMAGENET, built(tmp_path, {"mobilenet_v2_int8": 9}), LITE0, Store().load)
 
@@ -341,7 +341,7 @@ def test_variants_are_loaded_when_a_target_needs_them(large: Peer) -> None:
     answers, loads, counted = on_node(large, *asks)
     assert [answer.model for answer in answers] == ["small", "mid", "small", "mid"]
     assert {(a.tier, a.degraded, a.reason, a.accuracy.status) for a in answers} == {
-        (Tier.EDGE, False, None, PromiseStatus.BEST_EFFORT)
+        (Tier.EDGE, False, None, AccuracyStatus.BEST_EFFORT)
     }
     assert (loads, counted["mid"]) == (["mid"], 1.0)
 
@@ -355,27 +355,27 @@ def test_under_a_smaller_limit_models_take_turns(large: Peer) -> None:
 
 def test_what_no_variant_here_is_accurate_enough_for_goes_to_the_datacenter(large: Peer) -> None:
     (answer, best), loads, _ = on_node(large, {"target": MaxAccuracyDrop(0.01)}, {"target": Quality.BEST})
-    assert (answer.tier, answer.model, answer.reason) == (Tier.DC, "large", Reason.TARGET)
-    assert (best.tier, best.degraded, best.accuracy.status) == (Tier.DC, False, PromiseStatus.BEST_EFFORT)
+    assert (answer.tier, answer.model, answer.reason) == (Tier.DATACENTER, "large", Reason.TARGET)
+    assert (best.tier, best.degraded, best.accuracy.status) == (Tier.DATACENTER, False, AccuracyStatus.BEST_EFFORT)
     assert loads == []
 
 
-def test_a_cheaper_rung_of_the_datacenter_answers_what_it_is_accurate_enough_for(large: Peer) -> None:
-    large.middle, large.middle_fingerprint = "medium", SHA
+def test_a_cheaper_stage_of_the_datacenter_answers_what_it_is_accurate_enough_for(large: Peer) -> None:
+    large.intermediate, large.intermediate_fingerprint = "medium", SHA
 
     async def scenario() -> list[str]:
-        async with bench(large, SURE, config=INFAAS, registration=registered(Store()), middle=True) as it:
+        async with bench(large, SURE, config=INFAAS, registration=registered(Store()), intermediate=True) as it:
             await until(lambda: it.node.serves("medium"))
             return [(await it.ask(target=MinAccuracy(accuracy))).model for accuracy in (0.9, 0.93)]
 
     assert run(scenario) == ["medium", "large"]
 
 
-def test_a_rung_that_the_datacenter_does_not_run_as_registered_is_not_asked(large: Peer) -> None:
-    large.middle, large.middle_fingerprint = "medium", "0" * 64
+def test_a_stage_that_the_datacenter_does_not_run_as_registered_is_not_asked(large: Peer) -> None:
+    large.intermediate, large.intermediate_fingerprint = "medium", "0" * 64
 
     async def scenario() -> str:
-        async with bench(large, SURE, config=INFAAS, registration=registered(Store()), middle=True) as it:
+        async with bench(large, SURE, config=INFAAS, registration=registered(Store()), intermediate=True) as it:
             await known(it.node)
             return (await it.ask(target=MinAccuracy(0.9))).model
 
@@ -397,7 +397,7 @@ def test_a_datacenter_that_fails_is_stood_in_for(large: Peer) -> None:
 def test_a_late_datacenter_is_waited_for(large: Peer) -> None:
     large.delay_s = 0.3
     (answer,), _, _ = on_node(large, {"target": Quality.BEST, "deadline_ms": 60.0})
-    assert (answer.tier, answer.deadline_met) == (Tier.DC, False)
+    assert (answer.tier, answer.deadline_met) == (Tier.DATACENTER, False)
 
 
 def test_with_a_fallback_the_nodes_best_choice_answers_just_before_the_deadline(large: Peer) -> None:
@@ -432,9 +432,9 @@ def test_requests_go_on_while_a_model_is_loaded(large: Peer) -> None:
 def test_what_slows_one_variant_is_expected_to_slow_all_alike(large: Peer) -> None:
     async def scenario() -> tuple[dict[str, float], dict[str, float]]:
         async with bench(large, SURE, config=INFAAS, registration=registered(Store())) as it:
-            assert it.node.rival is not None
-            assert isinstance(it.node.rival.calls, partial)
-            worker = it.node.rival.calls.args[0]
+            assert it.node.baseline is not None
+            assert isinstance(it.node.baseline.calls, partial)
+            worker = it.node.baseline.calls.args[0]
             assert isinstance(worker, Worker)
             before = {each.name: each.latency_ms for each in worker.options(0.0)}
             await it.ask(target=MinAccuracy(0.7))
@@ -467,7 +467,7 @@ def test_a_node_loads_its_manifests_variants_under_its_memory() -> None:
     assert listed["policy"] == "infaas"
 
 
-def test_a_memory_that_does_not_hold_the_edge_rung_is_refused() -> None:
+def test_a_memory_that_does_not_hold_the_edge_stage_is_refused() -> None:
     words = ("--port", "0", "--backend", "noop", "--policy", "infaas", "--resident-memory-mb", "5")
     with (
         pytest.raises(NotReady, match="resident_memory_mb = 5 holds not even efficientnet_lite0_int8"),

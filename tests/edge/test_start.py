@@ -29,13 +29,13 @@ NOBODY = ["unshare", "--user", "--map-user=12345", "--map-group=0", "env", "-u",
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ladder() -> None:
+def cascade() -> None:
     manifest = load_manifest("imagenet", models_dir())
     try:
-        for variant in manifest.members(manifest.ladder.default_edge):
+        for variant in manifest.members(manifest.cascade.default_edge):
             load_variant(cache_dir(), manifest.task, variant)
     except ArtifactError as error:
-        pytest.skip(f"the ladder is not built: {error}")
+        pytest.skip(f"the cascade is not built: {error}")
 
 
 def started(*words: str, **environment: str) -> subprocess.Popen[str]:
@@ -156,7 +156,7 @@ def test_a_server_that_is_told_to_read_its_files_again_while_it_imports_goes_on(
 
 
 @pytest.mark.parametrize(("backend", "valid"), [("onnxruntime", "1.0"), ("openvino", "0.0")])
-def test_nothing_is_held_by_a_backend_that_no_certificate_is_about(backend: str, valid: str, ladder: None) -> None:
+def test_nothing_is_held_by_a_backend_that_no_certificate_is_about(backend: str, valid: str, cascade: None) -> None:
     with running("edge", "--port", "0", "--cache-dir", str(cache_dir()), "--backend", backend) as node:
         caller = Caller(node)
         listed = caller.get("/v1/targets").json["targets"]
@@ -165,4 +165,4 @@ def test_nothing_is_held_by_a_backend_that_no_certificate_is_about(backend: str,
         caller.close()
     assert f'hawkvision_certificates_valid{{task="imagenet"}} {valid}' in counted
     if backend == "openvino":
-        assert "held" not in {each["status"] for each in (*listed, *(answer["accuracy"] for answer in answers))}
+        assert "certified" not in {each["status"] for each in (*listed, *(answer["accuracy"] for answer in answers))}

@@ -2,7 +2,8 @@
 
     python -m tests.fuzz.image_parsers [-max_total_time=60] [CORPUS]
 
-As `tests.fuzz.lossy_parsers`: an image is decoded, or refused with an error that is the caller's (a status below 500).
+As `tests.fuzz.datagram_parsers`: an image is decoded, or refused with an error that is the caller's (a status below
+500).
 """
 
 from __future__ import annotations

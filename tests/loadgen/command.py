@@ -30,7 +30,7 @@ def unread(*words: str) -> subprocess.CompletedProcess[str]:
 
 @contextlib.asynccontextmanager
 async def endless(*words: str) -> AsyncIterator[tuple[Scripted, asyncio.subprocess.Process]]:
-    """A load test that goes on until it is killed, and the server that has had its first picture."""
+    """A load test that goes on until it is killed, and the server that has had its first image."""
     first = asyncio.Event()
 
     async def say(asked: Asked) -> bytes:

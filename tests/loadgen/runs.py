@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hawkvision.core.types import PromiseStatus
+from hawkvision.core.types import AccuracyStatus
 from loadgen.workload.record import LinkSample, NoiseFloor, Origin, Outcome, Run, TargetClass
 
 FIVE = (
@@ -48,23 +48,23 @@ def answer(
     *,
     right: bool | None = True,
     target: int = 0,
-    picture: int = 0,
-    promise: PromiseStatus | None = PromiseStatus.HELD,
+    image: int = 0,
+    guarantee: AccuracyStatus | None = AccuracyStatus.CERTIFIED,
     degraded: bool = False,
     escalated: bool = False,
     sent_bytes: int = 1000,
     max_drop: float | None = None,
 ) -> Outcome:
     return Outcome(
-        due_s, due_s, due_s + ms / 1000, target, picture, 200, index=1, right=right, escalated=escalated,
-        degraded=degraded, promise=promise, sent_bytes=sent_bytes, max_drop=max_drop,
+        due_s, due_s, due_s + ms / 1000, target, image, 200, index=1, right=right, escalated=escalated,
+        degraded=degraded, guarantee=guarantee, sent_bytes=sent_bytes, max_drop=max_drop,
     )  # fmt: skip
 
 
 def refusal(
-    due_s: float, ms: float, status: int = 429, error: str = "overloaded", *, target: int = 0, picture: int = 0
+    due_s: float, ms: float, status: int = 429, error: str = "overloaded", *, target: int = 0, image: int = 0
 ) -> Outcome:
-    return Outcome(due_s, due_s, due_s + ms / 1000, target, picture, status, error)
+    return Outcome(due_s, due_s, due_s + ms / 1000, target, image, status, error)
 
 
 def plausible(
@@ -85,31 +85,31 @@ def plausible(
     asking, serving = np.random.default_rng(seed), np.random.default_rng([seed, *name.encode()])
     due = np.cumsum(asking.exponential(1 / rate, int(rate * duration_s * 1.5)))
     due = due[due < duration_s]
-    target, picture = asking.integers(0, 5, len(due)), asking.integers(0, 2_000, len(due))
+    target, image = asking.integers(0, 5, len(due)), asking.integers(0, 2_000, len(due))
     best = np.random.default_rng(seed + 1).random(2_000) < 0.78
     links = drive(duration_s) if volatile else ()
     outcomes = []
-    for when, which, what in zip(due.tolist(), target.tolist(), picture.tolist(), strict=True):
+    for when, which, what in zip(due.tolist(), target.tolist(), image.tolist(), strict=True):
         samples = [one for one in links if one.at_s <= when and one.link == "edge-dc"]
         bad = bool(samples) and (not samples[-1].up or (samples[-1].rate_mbit_s or 0) < 2)
         if serving.random() < shed * (4 if bad else 1):
-            outcomes.append(refusal(when, 3.0, target=which, picture=what))
+            outcomes.append(refusal(when, 3.0, target=which, image=what))
             continue
         escalated = bool(serving.random() < escalating) and not (bad and honest)
         ms = 18 * slow * serving.lognormal(0, 0.25)
         if escalated:
             ms += 45 * slow * serving.lognormal(0, 0.35) * (8 if bad else 1)
         right = bool(best[what]) and serving.random() > accuracy_lost / 0.78
-        status = PromiseStatus.HELD if honest and not bad else PromiseStatus.BEST_EFFORT
+        status = AccuracyStatus.CERTIFIED if honest and not bad else AccuracyStatus.BEST_EFFORT
         outcomes.append(
             answer(
                 when,
                 ms,
                 right=right,
                 target=which,
-                picture=what,
+                image=what,
                 escalated=escalated,
-                promise=status,
+                guarantee=status,
                 degraded=bad and honest,
                 sent_bytes=int(1024 * kib * serving.lognormal(0, 0.3)),
                 max_drop=0.02,
@@ -124,7 +124,7 @@ def plausible(
         reference={place: bool(value) for place, value in enumerate(best)},
         links=links,
         noise=NoiseFloor(0.4, 1.7, 900.0),
-        made=origin(seed, f"python -m loadgen rivals --links lte-drive --policies {name} --rate {rate:g}"),
+        made=origin(seed, f"python -m loadgen baselines --links lte-drive --policies {name} --rate {rate:g}"),
     )
 
 
@@ -137,9 +137,9 @@ def drive(duration_s: float) -> tuple[LinkSample, ...]:
         loss = 0.08 if rate < 1 else 0.01
         found.append(LinkSample(at, "client-edge", 4 * rate, 12.0, loss / 2))
         found.append(LinkSample(at, "edge-dc", rate, 30.0, loss))
-    middle = duration_s / 2
+    intermediate = duration_s / 2
     found += [
-        LinkSample(middle, "edge-dc", 3.0, 30.0, 0.0, up=False),
-        LinkSample(middle + 2, "edge-dc", 12.0, 30.0, 0.0),
+        LinkSample(intermediate, "edge-dc", 3.0, 30.0, 0.0, up=False),
+        LinkSample(intermediate + 2, "edge-dc", 12.0, 30.0, 0.0),
     ]
     return tuple(sorted(found, key=lambda one: one.at_s))

@@ -22,7 +22,7 @@ class Asked:
 
     @property
     def sends(self) -> bool:
-        """Whether it brings a picture."""
+        """Whether it brings an image."""
         return self.line.startswith("POST ")
 
 
@@ -40,7 +40,7 @@ class Scripted:
     """Most requests that were being answered at one time."""
     answering: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a caller hangs up that has sent a picture."""
+    """Set when a caller hangs up that has sent an image."""
 
 
 def reply(body: bytes, status: int = 200, headers: str = "") -> bytes:

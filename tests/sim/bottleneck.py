@@ -111,59 +111,59 @@ class Link:
 class _Sent:
     size: int
     at: float
-    picture: int
+    image: int
 
 
 class Camera:
-    """Sends pictures as the session does: a queue that forgets stale pictures, reports, losses, timeouts."""
+    """Sends images as the session does: a queue that forgets stale images, reports, losses, timeouts."""
 
     MOST_WAITING = 3
 
     def __init__(
         self,
         link: Link,
-        picture: int,
+        image: int,
         every_s: float,
         clock_offset_s: float = 4711.0,
         congestion: CongestionFactory = LossTolerant,
     ) -> None:
         self.link, self.sim = link, link.sim
         self.rate = RateController(self.sim.now, congestion)
-        self.picture, self.every_s, self._offset = picture, every_s, clock_offset_s
+        self.image, self.every_s, self._offset = image, every_s, clock_offset_s
         self.waiting: deque[tuple[int, int]] = deque()
         self.out: dict[int, _Sent] = {}
         self.delivered = 0
         self.sent = 0
         self.started: dict[int, float] = {}
         self.left: dict[int, float] = {}
-        """When the last datagram of a picture left, after its picture was taken."""
+        """When the last datagram of an image left, after its image was taken."""
         self.arrived: dict[int, float] = {}
-        """When the last datagram of a picture that arrived did so, after its picture was taken."""
+        """When the last datagram of an image that arrived did so, after its image was taken."""
         self.reachable = True
-        self._numbers, self._pictures = itertools.count(), itertools.count()
+        self._numbers, self._images = itertools.count(), itertools.count()
         self._wake: float | None = None
         self._received: dict[int, float] = {}
         self._untold = 0
         self._report_due = self._expiring = False
         self._heard_at = self._silent_at = self.sim.now
         self._lost: set[int] = set()
-        self.sim.at(self.sim.now, self._take_picture)
+        self.sim.at(self.sim.now, self._take_image)
 
-    def _take_picture(self) -> None:
-        number = next(self._pictures)
+    def _take_image(self) -> None:
+        number = next(self._images)
         self.started[number] = self.sim.now
-        size = self.picture
+        size = self.image
         while size > 0:
             self.waiting.append((min(size, 1200), number))
             size -= 1200
         while self.waiting and self.waiting[0][1] <= number - self.MOST_WAITING:
             self.waiting.popleft()
-        self.sim.at(self.sim.now + self.every_s, self._take_picture)
+        self.sim.at(self.sim.now + self.every_s, self._take_image)
         self._send()
 
     def _send(self) -> None:
         while self.waiting:
-            size, picture = self.waiting[0]
+            size, image = self.waiting[0]
             at = self.rate.release_at(size, self.sim.now)
             if at > self.sim.now:
                 if self._wake is None or at < self._wake or self._wake <= self.sim.now:
@@ -172,19 +172,19 @@ class Camera:
                 break
             self.waiting.popleft()
             number = next(self._numbers)
-            self.out[number] = _Sent(size, self.sim.now, picture)
+            self.out[number] = _Sent(size, self.sim.now, image)
             self.rate.on_packet_sent(size, self.sim.now)
             self.sent += size
-            self.left[picture] = self.sim.now - self.started[picture]
+            self.left[image] = self.sim.now - self.started[image]
             if self.reachable:
-                self.link.send(size, lambda n=number, s=size, p=picture: self._arrive(n, s, p))  # type: ignore[misc]
+                self.link.send(size, lambda n=number, s=size, p=image: self._arrive(n, s, p))  # type: ignore[misc]
             if not self._expiring:
                 self._expiring = True
                 self.sim.at(self.sim.now + self.rate.timeout_s(), self._expire)
 
-    def _arrive(self, number: int, size: int, picture: int) -> None:
+    def _arrive(self, number: int, size: int, image: int) -> None:
         self.delivered += size
-        self.arrived[picture] = self.sim.now - self.started[picture]
+        self.arrived[image] = self.sim.now - self.started[image]
         self._received[number] = self.sim.now + self._offset
         if len(self._received) > REPORT_REACH:
             del self._received[min(self._received)]

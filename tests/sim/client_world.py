@@ -1,4 +1,4 @@
-"""A `LossyLink` under simulated time: its decisions over links that change, without sockets or a wall clock.
+"""A `DatagramLink` under simulated time: its decisions over links that change, without sockets or a wall clock.
 
 The connection is `World`'s sender and receiver instead of a socket and QUIC; everything else is the product's own.
 """
@@ -12,10 +12,10 @@ from typing import Any, TypeVar, cast
 
 from hawkvision.client.datagram import ANSWER_S, MAY_MISS
 from hawkvision.transport.client.connection_manager import Connection
-from hawkvision.transport.client.datagram_client import LossyLink
+from hawkvision.transport.client.datagram_client import DatagramLink
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.loss_meter import LossEstimate
-from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.path import Path
 from hawkvision.transport.endpoint.pending_responses import ignore_interim
 from hawkvision.transport.endpoint.receiver import Status
@@ -42,12 +42,12 @@ class LinkWorld(World):
         up, down = profile.specs(offset)
         self.routes[0].up, self.routes[0].down = LinkPipe(up, "up0"), LinkPipe(down, "down0")
 
-    def play(self, main: Callable[[LossyLink], Coroutine[Any, Any, T]]) -> T:
+    def play(self, main: Callable[[DatagramLink], Coroutine[Any, Any, T]]) -> T:
         """The result of `main`, which is given a client's link that is connected."""
 
         async def linked() -> T:
-            link = LossyLink("simulated", _nowhere, may_miss=MAY_MISS, answer_s=ANSWER_S)
-            link._connections._current = Connection(cast(LossyClient, SimulatedClient(self)))
+            link = DatagramLink("simulated", _nowhere, may_miss=MAY_MISS, answer_s=ANSWER_S)
+            link._connections._current = Connection(cast(DatagramClient, SimulatedClient(self)))
             return await main(link)
 
         return run(self, linked())
@@ -58,7 +58,7 @@ async def _nowhere() -> Any:
 
 
 class SimulatedClient:
-    """What `LossyLink` needs of a `LossyClient`."""
+    """What `DatagramLink` needs of a `DatagramClient`."""
 
     useful_side = 300
     lost = None
@@ -86,7 +86,7 @@ class SimulatedClient:
         on_interim: Callable[[bytes], None] = ignore_interim,
         late_s: float = 0.0,
     ) -> tuple[Status, bytes]:
-        """See `LossyClient.ask`."""
+        """See `DatagramClient.ask`."""
         number = self._world.ask(coded, deadline_s, late_s=late_s)
         assert number is not None, "the simulated sender is never full"
         future: asyncio.Future[tuple[Status, bytes]] = asyncio.get_running_loop().create_future()
@@ -99,7 +99,7 @@ class SimulatedClient:
                 self._world.sender.cancel(number)
 
     def tables_number(self, header: bytes) -> int:
-        """See `LossyClient.tables_number`."""
+        """See `DatagramClient.tables_number`."""
         if header not in self._tables:
             self._tables[header] = number = len(self._tables) + 1
             registering = self._world.now + REGISTERING_S

@@ -10,13 +10,13 @@ import pytest
 
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.protocol.packet_protection import peek
-from tests.sim.transport_world import World, small_picture
+from tests.sim.transport_world import World, small_image
 
 Address = tuple[str, int]
 
 LINK = "rate=20mbit,delay=20ms"
 BAD = f"{LINK},loss=20%,reorder=30%,reorder_delay=30ms"
-PICTURE = small_picture()
+IMAGE = small_image()
 VICTIM = ("198.51.100.9", 9)
 
 
@@ -70,10 +70,10 @@ class Moving(World):
             super()._down(path, datagram)
 
 
-def watched(world: Moving, pictures: int = 40, every_s: float = 0.05) -> Moving:
-    world.stream(PICTURE, pictures, every_s)
-    world.run(world.now + pictures * every_s + 15.0)
-    assert len(world.asked) == pictures
+def watched(world: Moving, images: int = 40, every_s: float = 0.05) -> Moving:
+    world.stream(IMAGE, images, every_s)
+    world.run(world.now + images * every_s + 15.0)
+    assert len(world.asked) == images
     assert not world.unanswered, f"seed {world.seed}"
     assert {asked.status for asked in world.asked.values()} == {Status.OK}, f"seed {world.seed}"
     return world

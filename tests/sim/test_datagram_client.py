@@ -1,4 +1,4 @@
-"""What a `LossyLink` makes of links that change, by seed: callers who take a late answer get one, and most get all."""
+"""What a `DatagramLink` makes of links that change, by seed: callers who take a late answer get one, and most get all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from edge.servers.datagram import RECEIVE_TIMEOUTS
 from hawkvision.core.errors import DeadlineMissed
-from hawkvision.transport.client.datagram_client import MAX_LATE, MOST_TWICE, LossyLink
+from hawkvision.transport.client.datagram_client import MAX_LATE, MOST_TWICE, DatagramLink
 from hawkvision.transport.coding.image_coding import Arrived, Coded, Complete, Partial
-from hawkvision.transport.endpoint.receiver import Picture, Status
+from hawkvision.transport.endpoint.receiver import Image, Status
 from loadgen.network.link_model import LinkPipe
 from loadgen.network.profiles import load_profile
 from tests.images import encoded
@@ -20,14 +20,14 @@ from tests.sim.client_world import LinkWorld, quantile
 from tests.sim.transport_world import seeded
 
 DEADLINE_S = 0.1
-PICTURE = encoded(height=400, width=400)
+IMAGE = encoded(height=400, width=400)
 RATE = 8.0
 CALM = "rate=20mbit,delay=5ms"
 
 
 @dataclass
 class Answered:
-    """What became of one picture."""
+    """What became of one image."""
 
     at: float
     after_s: float
@@ -37,7 +37,7 @@ class Answered:
 
 
 class Edge(LinkWorld):
-    """A node at the other end that takes 8 ms for a look, one picture after the other."""
+    """A node at the other end that takes 8 ms for a look, one image after the other."""
 
     def __init__(self, seed: int, link: str = CALM) -> None:
         super().__init__([(link, link)], seed, RECEIVE_TIMEOUTS)
@@ -51,29 +51,29 @@ class Edge(LinkWorld):
         self.coded.append(coded)
         return super().ask(coded, deadline_s, template=template, late_s=late_s)
 
-    def _handed(self, picture: Picture) -> None:
-        if picture.final:
+    def _handed(self, image: Image) -> None:
+        if image.final:
             self._free_at = max(self._free_at, self.now) + 0.008
-            self.arrived[b"answer %d" % picture.number] = picture.arrived
-            self.at(self._free_at, lambda: self._answer(picture.number))
+            self.arrived[b"answer %d" % image.number] = image.arrived
+            self.at(self._free_at, lambda: self._answer(image.number))
 
-    async def caller(self, link: LossyLink, after_s: float, *, insist: bool = True) -> Answered:
-        """One picture, sent as clients send it."""
+    async def caller(self, link: DatagramLink, after_s: float, *, insist: bool = True) -> Answered:
+        """One image, sent as clients send it."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(after_s)
-        at, exact = loop.time(), link.carries_whole(PICTURE, DEADLINE_S, surely=not insist)
-        status, answer = await link.ask(b"", PICTURE, deadline_s=DEADLINE_S, timeout_s=10.0, exact=exact, insist=insist)
+        at, exact = loop.time(), link.carries_whole(IMAGE, DEADLINE_S, surely=not insist)
+        status, answer = await link.ask(b"", IMAGE, deadline_s=DEADLINE_S, timeout_s=10.0, exact=exact, insist=insist)
         return Answered(at, loop.time() - at, status, self.arrived.get(answer), exact)
 
 
 def callers(world: Edge, seconds: float) -> list[Answered]:
-    """What became of pictures that are sent at random."""
+    """What became of images that are sent at random."""
     rng, after_s, due = random.Random(world.seed), 0.5, list[float]()
     while after_s < seconds:
         due.append(after_s)
         after_s += rng.expovariate(RATE)
 
-    async def main(link: LossyLink) -> list[Answered]:
+    async def main(link: DatagramLink) -> list[Answered]:
         return await asyncio.gather(*(world.caller(link, each) for each in due))
 
     return world.play(main)
@@ -91,20 +91,20 @@ def test_over_a_volatile_link_everybody_is_answered_and_most_are_in_time(name: s
     assert quantile(latencies, 0.98) <= 1.0
 
 
-def test_over_a_link_that_is_mostly_good_most_pictures_arrive_as_they_were_sent() -> None:
-    """Sent whole is what promises are made of; what was lost a while ago is no reason to send less."""
+def test_over_a_link_that_is_mostly_good_most_images_arrive_as_they_were_sent() -> None:
+    """Sent whole is what guarantees are made of; what was lost a while ago is no reason to send less."""
     world = Edge(0)
     world.over(load_profile("wifi-busy"), 0)
     later = [each for each in callers(world, 40.0) if each.at > 104.0]
-    whole = [each for each in later if isinstance(each.arrived, Complete) and each.arrived.body == PICTURE]
+    whole = [each for each in later if isinstance(each.arrived, Complete) and each.arrived.body == IMAGE]
     assert len(whole) > 0.6 * len(later)
     assert len(whole) > 0.95 * sum(each.exact for each in later)
 
 
-def test_a_picture_whose_link_is_held_is_answered_when_it_is_let_go() -> None:
+def test_an_image_whose_link_is_held_is_answered_when_it_is_let_go() -> None:
     world = Edge(1)
 
-    async def main(link: LossyLink) -> Answered:
+    async def main(link: DatagramLink) -> Answered:
         await asyncio.gather(*(world.caller(link, 0.5 + n * 0.1) for n in range(20)))
         world.routes[0].cut(True)
         world.at(world.now + 0.4, lambda: world.routes[0].cut(False))
@@ -118,7 +118,7 @@ def test_a_picture_whose_link_is_held_is_answered_when_it_is_let_go() -> None:
 def test_after_an_outage_so_many_late_answers_are_waited_for_and_no_more() -> None:
     world = Edge(1)
 
-    async def main(link: LossyLink) -> list[Answered | BaseException]:
+    async def main(link: DatagramLink) -> list[Answered | BaseException]:
         await asyncio.gather(*(world.caller(link, 0.5 + n * 0.1) for n in range(20)))
         world.routes[0].cut(True)
         world.at(world.now + 2.0, lambda: world.routes[0].cut(False))
@@ -135,7 +135,7 @@ def test_after_an_outage_so_many_late_answers_are_waited_for_and_no_more() -> No
 def test_who_wants_no_late_answer_gets_none() -> None:
     world = Edge(1)
 
-    async def main(link: LossyLink) -> Answered:
+    async def main(link: DatagramLink) -> Answered:
         await asyncio.gather(*(world.caller(link, 0.5 + n * 0.1) for n in range(20)))
         world.routes[0].cut(True)
         return await world.caller(link, 0.0, insist=False)
@@ -144,11 +144,11 @@ def test_who_wants_no_late_answer_gets_none() -> None:
         world.play(main)
 
 
-def test_a_picture_that_meets_a_slow_spell_is_answered_late_as_it_was_sent() -> None:
+def test_an_image_that_meets_a_slow_spell_is_answered_late_as_it_was_sent() -> None:
     """It is under way already; a small one behind it would come no sooner."""
     world = Edge(1)
 
-    async def main(link: LossyLink) -> Answered:
+    async def main(link: DatagramLink) -> Answered:
         await asyncio.gather(*(world.caller(link, 0.5 + n * 0.1) for n in range(20)))
         world.routes[0].up = LinkPipe(seeded("rate=2mbit,delay=30ms", 1), "slow")
         return await world.caller(link, 0.0)
@@ -157,15 +157,15 @@ def test_a_picture_that_meets_a_slow_spell_is_answered_late_as_it_was_sent() -> 
     assert late.status is Status.OK
     assert late.exact
     assert isinstance(late.arrived, Complete)
-    assert late.arrived.body == PICTURE
+    assert late.arrived.body == IMAGE
     assert DEADLINE_S < late.after_s < 0.2
 
 
-def test_small_pictures_are_sent_twice_but_not_in_one_another_s_way() -> None:
+def test_small_images_are_sent_twice_but_not_in_one_another_s_way() -> None:
     """Over a crowded link a burst of loss may take all of one; where several are asked, the second halves queue."""
     world = Edge(1, "rate=8mbit,delay=5ms")
 
-    async def main(link: LossyLink) -> list[float]:
+    async def main(link: DatagramLink) -> list[float]:
         await asyncio.gather(*(world.caller(link, 0.5 + n * 0.25) for n in range(20)))
         world.routes[0].up = LinkPipe(seeded("rate=8mbit,delay=75ms", 1), "far")
         await asyncio.gather(*(world.caller(link, 0.5 + n * 0.25) for n in range(8)))
@@ -180,11 +180,11 @@ def test_small_pictures_are_sent_twice_but_not_in_one_another_s_way() -> None:
     assert max(together[MOST_TWICE:]) < 2.0
 
 
-def test_a_picture_of_which_too_little_came_is_asked_again_small() -> None:
+def test_an_image_of_which_too_little_came_is_asked_again_small() -> None:
     """The first is sent whole, loses more than it has parity for, and cannot be repaired in time."""
     world = Edge(1)
 
-    async def main(link: LossyLink) -> Answered:
+    async def main(link: DatagramLink) -> Answered:
         await asyncio.gather(*(world.caller(link, 0.5 + n * 0.1) for n in range(20)))
         sent = asyncio.ensure_future(world.caller(link, 0.0))
         await asyncio.sleep(0.0)

@@ -1,4 +1,4 @@
-"""The lossy transport over bad links, by seed: every picture gets one answer, in time where that can be."""
+"""The datagram transport over bad links, by seed: every image gets one answer, in time where that can be."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hawkvision.transport.congestion.controller import CongestionController
 from hawkvision.transport.congestion.registry import CONTROLLERS, DEFAULT
 from hawkvision.transport.endpoint.receiver import Status
 from tests.hawkvision.transport.coding.test_image_coding import scene
-from tests.sim.transport_world import World, small_picture
+from tests.sim.transport_world import World, small_image
 
 LINK = "rate=20mbit,delay=20ms"
 ROUND_TRIP_S = 0.040
-PICTURE = small_picture()
+IMAGE = small_image()
 SEGMENTS = encode(scene(64, 128), Plan(50, 0.5), 300)
 
 
-def run(world: World, pictures: int = 30, every_s: float = 0.05, patience_s: float = 15.0) -> World:
+def run(world: World, images: int = 30, every_s: float = 0.05, patience_s: float = 15.0) -> World:
     """Ask that often, and wait for the last answers. What was answered twice has failed in the world itself."""
-    world.stream(PICTURE, pictures, every_s)
-    world.run(world.now + pictures * every_s + patience_s)
-    assert len(world.asked) == pictures
+    world.stream(IMAGE, images, every_s)
+    world.run(world.now + images * every_s + patience_s)
+    assert len(world.asked) == images
     return world
 
 
@@ -44,7 +44,7 @@ OF_LOSS = ("bursts", "outages")
 @pytest.mark.parametrize(
     ("loss", "fault"), [(loss, fault) for loss in (0, 5, 20, 50) for fault in FAULTS if loss or fault not in OF_LOSS]
 )
-def test_every_picture_is_answered_once(loss: int, fault: str) -> None:
+def test_every_image_is_answered_once(loss: int, fault: str) -> None:
     spec = f"{LINK},loss={loss}%{FAULTS[fault]}"
     for seed in range(3):
         world = run(World([(spec, spec)], seed))
@@ -56,7 +56,7 @@ def test_every_picture_is_answered_once(loss: int, fault: str) -> None:
 
 @pytest.mark.parametrize("controller", [c for name, c in CONTROLLERS.items() if name != DEFAULT])
 @pytest.mark.parametrize("fault", ["loss=0%", "loss=20%", "loss=20%,burst=4", "loss=5%,jitter=30ms"])
-def test_every_picture_is_answered_once_with_any_congestion_controller(
+def test_every_image_is_answered_once_with_any_congestion_controller(
     controller: type[CongestionController], fault: str
 ) -> None:
     spec = f"{LINK},{fault}"
@@ -68,7 +68,7 @@ def test_every_picture_is_answered_once_with_any_congestion_controller(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 120, 40))
-def test_every_picture_is_answered_once_over_links_drawn_at_random(seed: int) -> None:
+def test_every_image_is_answered_once_over_links_drawn_at_random(seed: int) -> None:
     for each in range(seed, seed + 40):
         draw = random.Random(each)
         loss = draw.choice(["loss=0%", "loss=10%", "loss=40%", "loss=30%,burst=5", "loss=20%,outage=100ms"])
@@ -86,7 +86,7 @@ def test_loss_on_one_way_only_is_borne(up: int, down: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_pictures_asked_before_and_during_an_outage_are_answered_after_it(seed: int) -> None:
+def test_images_asked_before_and_during_an_outage_are_answered_after_it(seed: int) -> None:
     world = World([(LINK, LINK)], seed)
     world.at(world.now + 0.42, lambda: world.routes[0].cut(True))
     world.at(world.now + 1.42, lambda: world.routes[0].cut(False))
@@ -99,7 +99,7 @@ def test_pictures_asked_before_and_during_an_outage_are_answered_after_it(seed: 
 def test_lost_answers_come_by_the_stream_when_no_datagram_gets_through() -> None:
     world = World([(LINK, LINK)], 1)
     world.run(world.now + 1.0)
-    number = world.ask(PICTURE)
+    number = world.ask(IMAGE)
     world.at(world.now + 0.021, lambda: setattr(world.routes[0].down, "dead", True))
     world.run(world.now + 8.0)
     assert number is not None
@@ -110,7 +110,7 @@ def test_lost_answers_come_by_the_stream_when_no_datagram_gets_through() -> None
 def test_an_answer_lost_in_all_its_copies_comes_again_within_two_round_trips_more() -> None:
     world = World([(LINK, LINK)], 1)
     run(world, 20, 0.05, 1.0)
-    number = world.ask(PICTURE)
+    number = world.ask(IMAGE)
     world.at(world.now + 0.0215, lambda: setattr(world.routes[0].down, "dead", True))
     world.at(world.now + 0.040, lambda: setattr(world.routes[0].down, "dead", False))
     world.run(world.now + 0.0450 + 2 * ROUND_TRIP_S + 0.030)
@@ -118,18 +118,18 @@ def test_an_answer_lost_in_all_its_copies_comes_again_within_two_round_trips_mor
     assert world.asked[number].status == Status.OK
 
 
-def test_without_loss_a_picture_takes_one_round_trip_and_nothing_is_sent_twice() -> None:
+def test_without_loss_an_image_takes_one_round_trip_and_nothing_is_sent_twice() -> None:
     world = World([(LINK, LINK)], 1)
     world.run(world.now + 1.0)
     before = world.sent["up"]
     run(world, 20, 0.2, 1.0)
     assert max(world.latencies) < ROUND_TRIP_S + world.service_s + 0.010
-    fragments = 20 * PICTURE.format.n
+    fragments = 20 * IMAGE.format.n
     assert world.sent["up"] - before <= fragments + 3 * 20  # and reports
 
 
 def test_one_round_of_asking_repairs_what_parity_did_not() -> None:
-    """One in four pictures loses more at 30 % than its parity covers; one round trip more brings nearly all of them."""
+    """One in four images loses more at 30 % than its parity covers; one round trip more brings nearly all of them."""
     latencies = list[float]()
     for seed in range(10):
         world = run(World([(f"{LINK},loss=30%", LINK)], seed), 40, 0.1)
@@ -149,7 +149,7 @@ def test_deadlines_are_kept_with_what_is_there(loss: int) -> None:
         world.stream(SEGMENTS, 20, 0.05, deadline_s=0.080)
         world.run(world.now + 5.0)
         for number, asked in world.asked.items():
-            where = f"seed {seed}, picture {number}"
+            where = f"seed {seed}, image {number}"
             assert asked.answered_at is not None, where
             assert asked.answered_at <= asked.at + 0.080 + 0.005, where
             kinds |= {type(event.arrived) for event in asked.final}
@@ -159,11 +159,11 @@ def test_deadlines_are_kept_with_what_is_there(loss: int) -> None:
 
 @pytest.mark.parametrize("deadline_s", [0.06, 0.08])
 def test_what_is_lost_is_asked_for_where_it_can_come_before_the_deadline(deadline_s: float) -> None:
-    """Over a round trip of 20 ms; nearly half of these pictures lose a fragment, and none has one to spare."""
+    """Over a round trip of 20 ms; nearly half of these images lose a fragment, and none has one to spare."""
     statuses = list[int | None]()
     for seed in range(5):
         world = World([("rate=20mbit,delay=10ms,loss=10%", "rate=20mbit,delay=10ms")], seed)
-        world.stream(small_picture(parity=0.0), 40, 0.1, deadline_s=deadline_s)
+        world.stream(small_image(parity=0.0), 40, 0.1, deadline_s=deadline_s)
         world.run(world.now + 6.0)
         statuses += [asked.status for asked in world.asked.values()][10:]
     assert statuses.count(Status.OK) > 0.9 * len(statuses)
@@ -184,7 +184,7 @@ def test_with_a_loose_deadline_a_provisional_part_becomes_complete() -> None:
     assert repaired > 5
 
 
-def test_an_answer_made_from_a_part_ends_the_picture() -> None:
+def test_an_answer_made_from_a_part_ends_the_image() -> None:
     for seed in range(5):
         world = World([(f"{LINK},loss=40%", LINK)], seed)
         world.answer_partial = True
@@ -200,7 +200,7 @@ def test_the_loss_that_is_measured_is_near_the_true_one(loss: int, way_back: int
     measured, true = list[float](), list[float]()
     for seed in range(10):
         world = World([(f"{LINK},loss={loss}%", f"{LINK},loss={way_back}%")], seed)
-        world.stream(PICTURE, 60, 0.1)
+        world.stream(IMAGE, 60, 0.1)
         world.run(world.now + 6.0)
         measured.append(world.sender.loss(world.now).ratio)
         true.append(world.air_loss())
@@ -210,14 +210,14 @@ def test_the_loss_that_is_measured_is_near_the_true_one(loss: int, way_back: int
 @pytest.mark.parametrize("seed", range(5))
 def test_a_path_that_dies_is_found_within_three_round_trips_and_used_again_when_it_returns(seed: int) -> None:
     world = World([(LINK, LINK), (LINK, LINK)], seed)
-    world.stream(PICTURE, 200, 0.04)
+    world.stream(IMAGE, 200, 0.04)
     world.run(world.now + 2.0)
     world.routes[0].cut(True)
     cut_at, paths = world.now, world.sender.channel.paths
     before = paths[0].next_sequence
     while not paths[0].dead(world.now) and world.now < cut_at + 1.0:
         world.run(world.now + 0.005)
-    # It asks for the first report with the next picture, up to 40 ms later.
+    # It asks for the first report with the next image, up to 40 ms later.
     assert world.now - cut_at <= 3 * ROUND_TRIP_S + 0.040 + 0.010
     at_detection = paths[0].next_sequence
     world.run(cut_at + 3.0)
@@ -262,7 +262,7 @@ def test_a_session_whose_peer_vanished_does_not_spin() -> None:
     world = World([(LINK, LINK)], 1)
     run(world, 5, 0.1, 1.0)
     world.routes[0].cut(True)
-    world.ask(PICTURE)
+    world.ask(IMAGE)
     world.run(world.now + 30.0)
     before = world.flushes.total()
     world.run(world.now + 60.0)

@@ -1,4 +1,4 @@
-"""A session of the lossy transport under simulated time: `Sender` and `Receiver` joined by
+"""A session of the datagram transport under simulated time: `Sender` and `Receiver` joined by
 `loadgen.network.link_model` pipes.
 
 No sockets, no wall clock; time moves from event to event, so a minute of link takes a second or two of one core. Both
@@ -23,7 +23,7 @@ from hawkvision.transport.coding.image_coding import Coded, opaque
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.channel import Channel
-from hawkvision.transport.endpoint.receiver import STRICT, Budget, Picture, Receiver, ReceiveTimeouts, Status
+from hawkvision.transport.endpoint.receiver import STRICT, Budget, Image, Receiver, ReceiveTimeouts, Status
 from hawkvision.transport.endpoint.sender import Sender
 from hawkvision.transport.protocol.packet_protection import Secret, peek
 from loadgen.network.link_model import LinkPipe
@@ -36,8 +36,8 @@ MANY_BYTES = 1 << 30
 TEMPLATE = b"quality=fast"
 
 
-def small_picture(k: int = 6, parity: float = 0.5) -> Coded:
-    """Symbols of a picture that needs no decoding, so that seeds are cheap."""
+def small_image(k: int = 6, parity: float = 0.5) -> Coded:
+    """Symbols of an image that needs no decoding, so that seeds are cheap."""
     coded = opaque(bytes(range(256)) * (k * 4), parity, 1024)
     assert coded is not None
     assert coded.format.k == k
@@ -57,15 +57,15 @@ class Route:
 
 @dataclass
 class Asked:
-    """What happened to one picture, in seconds of simulated time."""
+    """What happened to one image, in seconds of simulated time."""
 
     at: float
     deadline: Deadline | None
     answered_at: float | None = None
     status: int | None = None
     body: bytes = b""
-    provisional: list[Picture] = field(default_factory=list)
-    final: list[Picture] = field(default_factory=list)
+    provisional: list[Image] = field(default_factory=list)
+    final: list[Image] = field(default_factory=list)
     handed_at: float | None = None
 
 
@@ -95,7 +95,7 @@ class World:
         self.asked: dict[int, Asked] = {}
         self.answer_partial = False
         self.service_s = 0.002
-        self.when_answered: Callable[[int], None] = void
+        self.when_answered: Callable[[int], None] = suspended
         self.stream_s = 0.5
         """How long QUIC's stream takes to deliver over a bad link."""
         self.by_stream = 0
@@ -115,7 +115,7 @@ class World:
     def ask(
         self, coded: Coded, deadline_s: float | None = None, *, template: int = 0, late_s: float = 0.0
     ) -> int | None:
-        """Submit a picture now; None if the sender is full."""
+        """Submit an image now; None if the sender is full."""
         if self.sender.full:
             return None
         deadline = None if deadline_s is None else Deadline.after_s(deadline_s, self.now)
@@ -127,7 +127,7 @@ class World:
     def stream(self, coded: Coded, count: int, every_s: float, deadline_s: float | None = None) -> None:
         """Ask many, at fixed times."""
         for n in range(count):
-            self.at(self.now + n * every_s, lambda: void(self.ask(coded, deadline_s)))
+            self.at(self.now + n * every_s, lambda: suspended(self.ask(coded, deadline_s)))
 
     def run(self, until: float, unless: Callable[[], bool] = lambda: False) -> None:
         """Let time pass, until then or until there is something else to do."""
@@ -169,10 +169,10 @@ class World:
             self._up(path, datagram)
         while self.sender.answered:
             answer = self.sender.answered.popleft()
-            asked = self.asked[answer.picture]
-            assert asked.answered_at is None, f"seed {self.seed}: picture {answer.picture} was answered twice"
+            asked = self.asked[answer.image]
+            assert asked.answered_at is None, f"seed {self.seed}: image {answer.image} was answered twice"
             asked.answered_at, asked.status, asked.body = now, answer.status, answer.body
-            self.when_answered(answer.picture)
+            self.when_answered(answer.image)
         self._wake["client"] = max(self.sender.next_timer(now), now + TICK_S)
 
     def _flush_server(self) -> None:
@@ -206,15 +206,13 @@ class World:
         self.sender.answer(number, status, body)
         self._wake["client"] = self.now
 
-    def _handed(self, picture: Picture) -> None:
-        asked = self.asked[picture.number]
-        assert not asked.final, (
-            f"seed {self.seed}: picture {picture.number} was handed over again after its final event"
-        )
-        (asked.final if picture.final else asked.provisional).append(picture)
+    def _handed(self, image: Image) -> None:
+        asked = self.asked[image.number]
+        assert not asked.final, f"seed {self.seed}: image {image.number} was handed over again after its final event"
+        (asked.final if image.final else asked.provisional).append(image)
         asked.handed_at = self.now if asked.handed_at is None else asked.handed_at
-        if picture.final or self.answer_partial:
-            number = picture.number
+        if image.final or self.answer_partial:
+            number = image.number
             self.at(self.now + self.service_s, lambda: self._answer(number))
 
     def _answer(self, number: int) -> None:
@@ -244,5 +242,5 @@ def seeded(spec: str, seed: int) -> LinkSpec:
     return LinkSpec(**{name: getattr(fields, name) for name in fields.__struct_fields__} | {"seed": seed})
 
 
-def void(_: object) -> None:
+def suspended(_: object) -> None:
     """Throw a result away."""

@@ -1,4 +1,4 @@
-"""Both tiers with the real ladder, started once for all system tests."""
+"""Both tiers with the real cascade, started once for all system tests."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from hawkvision.system.process import ServerProcess, running
 
 
 @pytest.fixture(scope="session")
-def ladder() -> None:
-    """The built ImageNet ladder, or a skip that says how to get it."""
+def cascade() -> None:
+    """The built ImageNet cascade, or a skip that says how to get it."""
     manifest = load_manifest("imagenet", models_dir())
     try:
         verify(manifest.task, cache=cache_dir())
     except ArtifactError as error:
-        pytest.skip(f"the ladder is not built: {error}")
+        pytest.skip(f"the cascade is not built: {error}")
 
 
 @pytest.fixture(scope="session")
-def datacenter(ladder: None) -> Iterator[ServerProcess]:
+def datacenter(cascade: None) -> Iterator[ServerProcess]:
     with running("hawkvision.datacenter", "--port", "0") as tier:
         yield tier
 
 
 @pytest.fixture(scope="session")
 def node(datacenter: ServerProcess) -> Iterator[ServerProcess]:
-    with running("edge", "--port", "0", "--lossy-port", "0", "--dc-url", datacenter.url) as edge:
+    with running("edge", "--port", "0", "--datagram-port", "0", "--datacenter-url", datacenter.url) as edge:
         yield edge
 
 

@@ -1,4 +1,4 @@
-"""The whole system on real models: a picture and a target in, an answer from the right tier out."""
+"""The whole system on real models: an image and a target in, an answer from the right tier out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from hawkvision.cascade.certification.profile import seal
 from hawkvision.client import Client
 from hawkvision.core.errors import BadImage, TargetUnreachable
-from hawkvision.core.types import PromiseStatus, Reason, Tier
+from hawkvision.core.types import AccuracyStatus, Reason, Tier
 from hawkvision.system.process import ServerProcess, running
 from tests.processors import confined_to_one
 
@@ -38,19 +38,19 @@ CAT = photograph("chelsea.png")
 def wait_for_certificates(client: Client) -> None:
     """Until the node has seen which models the datacenter runs."""
     until = monotonic() + 30
-    while client.classify(CAT, quality="best").tier is not Tier.DC:
+    while client.classify(CAT, quality="best").tier is not Tier.DATACENTER:
         assert monotonic() < until
 
 
 def test_a_cat_is_a_cat_at_every_target(client: Client) -> None:
     wait_for_certificates(client)
     fast, best = client.classify(CAT, quality="fast"), client.classify(CAT, quality="best")
-    assert (fast.tier, best.tier) == (Tier.EDGE, Tier.DC)
+    assert (fast.tier, best.tier) == (Tier.EDGE, Tier.DATACENTER)
     assert (fast.model, best.model) == ("efficientnet_lite0_int8", "committee")
     assert "cat" in fast.label
     assert "cat" in best.label
     assert best.reason is Reason.TARGET
-    assert fast.accuracy.status is best.accuracy.status is PromiseStatus.HELD
+    assert fast.accuracy.status is best.accuracy.status is AccuracyStatus.CERTIFIED
 
 
 def test_certificates_hold_for_the_models_that_both_tiers_really_run(client: Client) -> None:
@@ -60,17 +60,17 @@ def test_certificates_hold_for_the_models_that_both_tiers_really_run(client: Cli
     for entry in targets["targets"]:
         # What no certificate stands behind is a plan, and says so.
         planned = entry["basis"] == "profile" and entry["max_drop"] is None
-        assert entry["status"] == ("best_effort" if planned else "held"), entry
-    assert [entry for entry in targets["targets"] if entry["status"] == "held" and entry["escalation"] < 1.0]
+        assert entry["status"] == ("best_effort" if planned else "certified"), entry
+    assert [entry for entry in targets["targets"] if entry["status"] == "certified" and entry["escalation"] < 1.0]
 
 
 def test_unsure_answers_are_escalated_and_sure_ones_are_not(client: Client) -> None:
     wait_for_certificates(client)
     answers = [client.classify(photograph(n), quality="balanced") for n in ("coffee.png", "rocket.jpg")]
-    assert [a.tier for a in answers] == [Tier.EDGE, Tier.DC]
+    assert [a.tier for a in answers] == [Tier.EDGE, Tier.DATACENTER]
     assert answers[1].reason is Reason.LOW_CONFIDENCE
     certified = client.classify(photograph("rocket.jpg"), max_accuracy_drop=0.01).accuracy
-    assert certified.status is PromiseStatus.HELD
+    assert certified.status is AccuracyStatus.CERTIFIED
     assert certified.max_drop is not None
     assert certified.max_drop <= 0.01
 
@@ -78,7 +78,7 @@ def test_unsure_answers_are_escalated_and_sure_ones_are_not(client: Client) -> N
 def test_a_node_on_one_core_answers_many_callers_as_one_on_all_cores_does(
     client: Client, datacenter: ServerProcess
 ) -> None:
-    """Its loop looks at pictures itself, and no longer while an escalation is under way."""
+    """Its loop looks at images itself, and no longer while an escalation is under way."""
     wait_for_certificates(client)
     asked = [
         (photograph(name), target)
@@ -87,24 +87,24 @@ def test_a_node_on_one_core_answers_many_callers_as_one_on_all_cores_does(
     ]
     with ExitStack() as started:
         with confined_to_one():  # which the node inherits
-            node = started.enter_context(running("edge", "--port", "0", "--dc-url", datacenter.url))
+            node = started.enter_context(running("edge", "--port", "0", "--datacenter-url", datacenter.url))
         there = started.enter_context(Client(node.url))
         wait_for_certificates(there)
         with ThreadPoolExecutor(12) as callers:
             answers = list(callers.map(lambda ask: there.classify(ask[0], **ask[1]), 4 * asked))
-    expected = [client.classify(picture, **target) for picture, target in asked]
+    expected = [client.classify(image, **target) for image, target in asked]
     assert [(a.tier, a.label, a.confidence) for a in answers] == 4 * [(e.tier, e.label, e.confidence) for e in expected]
 
 
 def test_absolute_accuracy_is_kept_or_refused(client: Client) -> None:
     maximum = float(client.targets()["maximum_min_accuracy"])
     near = client.classify(CAT, min_accuracy=maximum - 0.001).accuracy
-    assert near.status is PromiseStatus.BEST_EFFORT, "the best rung's own accuracy is not known that well"
+    assert near.status is AccuracyStatus.BEST_EFFORT, "the reference stage's own accuracy is not known that well"
     assert near.max_drop is not None
     assert near.max_drop <= 0.001
     listed = [entry["min_accuracy"] for entry in client.targets()["targets"]]
     certain = min(accuracy for accuracy in listed if accuracy is not None)
-    assert client.classify(CAT, min_accuracy=certain).accuracy.status is PromiseStatus.HELD
+    assert client.classify(CAT, min_accuracy=certain).accuracy.status is AccuracyStatus.CERTIFIED
     with pytest.raises(TargetUnreachable) as caught:
         client.classify(CAT, min_accuracy=min(1.0, maximum + 0.001))
     assert caught.value.maximum == maximum
@@ -140,15 +140,15 @@ def test_command_line_answers_as_the_client_does(client: Client, node: ServerPro
 
 def test_losing_the_datacenter_degrades_and_does_not_fail(datacenter: ServerProcess) -> None:
     with (
-        running("edge", "--port", "0", "--dc-url", "http://127.0.0.1:9") as lonely,
+        running("edge", "--port", "0", "--datacenter-url", "http://127.0.0.1:9") as lonely,
         Client(lonely.url) as client,
     ):
         answer = client.classify(CAT, quality="best")
         assert (answer.tier, answer.degraded) == (Tier.EDGE, True)
-        assert answer.accuracy.status is PromiseStatus.BEST_EFFORT
+        assert answer.accuracy.status is AccuracyStatus.BEST_EFFORT
 
 
-def test_stopping_answers_what_was_accepted(ladder: None) -> None:
+def test_stopping_answers_what_was_accepted(cascade: None) -> None:
     with running("edge", "--port", "0") as edge, Client(edge.url) as client:
         client.classify(CAT)
         with ThreadPoolExecutor(8) as pool:
@@ -182,7 +182,7 @@ def test_a_corrupt_model_is_refused(tmp_path: Path) -> None:
     assert "corrupt" in refuses_to_start("--cache-dir", str(tmp_path))
 
 
-def test_certificates_for_other_models_are_refused(tmp_path: Path, ladder: None) -> None:
+def test_certificates_for_other_models_are_refused(tmp_path: Path, cascade: None) -> None:
     profile = Path(__file__).parents[2] / "models" / "imagenet" / "profile.json"
     text = profile.read_text()
     name = '"efficientnet_lite0_int8": "'

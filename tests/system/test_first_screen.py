@@ -38,7 +38,7 @@ OUTPUT = re.search(r"```text\n(image.*?)```", FIRST_SCREEN, re.DOTALL)
 SHOWN = [columns(line) for line in OUTPUT.group(1).splitlines()] if OUTPUT else []
 
 
-def test_first_screen_has_an_installation_and_a_picture_to_ask_about() -> None:
+def test_first_screen_has_an_installation_and_an_image_to_ask_about() -> None:
     said = [command for block in BLOCKS for command in commands(block)]
     assert "make demo" in said
     assert any("classify" in command for command in said)
@@ -47,7 +47,7 @@ def test_first_screen_has_an_installation_and_a_picture_to_ask_about() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_make_demo_answers_everything_and_leaves_nothing_behind(ladder: None) -> None:
+def test_make_demo_answers_everything_and_leaves_nothing_behind(cascade: None) -> None:
     ran = subprocess.run(["make", "--no-print-directory", "demo"], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     *_, counted, following = ran.stdout.strip().splitlines()
@@ -61,7 +61,7 @@ def test_make_demo_answers_everything_and_leaves_nothing_behind(ladder: None) ->
         assert row in said, f"the README shows {row}, the demonstration does not"
 
 
-def test_every_other_command_of_the_first_screen_runs_as_it_stands(ladder: None) -> None:
+def test_every_other_command_of_the_first_screen_runs_as_it_stands(cascade: None) -> None:
     """`up` serves in one terminal until the others, typed at once in a second, are done; each must succeed."""
     said = [command for block in BLOCKS for command in commands(block) if command != "make demo"]
     if not (ROOT / ".venv" / "bin" / "hawkvision").exists():

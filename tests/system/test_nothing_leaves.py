@@ -46,7 +46,7 @@ def serve_one(trace: Trace, prefix: list[str], *options: str, reports: bool = Fa
             asyncio.run(until(lambda: any(trace.folder.rglob(REPORTS))))
 
 
-def test_a_node_asks_for_no_name_and_writes_only_to_its_own_cache(ladder: None) -> None:
+def test_a_node_asks_for_no_name_and_writes_only_to_its_own_cache(cascade: None) -> None:
     with traced() as (trace, prefix):
         serve_one(trace, prefix, "--backend", "onnxruntime", "--cache-dir", str(cache_dir()))
     assert trace.lines
@@ -54,7 +54,7 @@ def test_a_node_asks_for_no_name_and_writes_only_to_its_own_cache(ladder: None) 
     assert not foreign(trace, "cache/hawkvision", "tmp/hawkvision")
 
 
-def test_a_node_on_openvino_asks_for_no_name_and_writes_only_to_its_own_cache(ladder: None) -> None:
+def test_a_node_on_openvino_asks_for_no_name_and_writes_only_to_its_own_cache(cascade: None) -> None:
     with traced() as (trace, prefix):
         serve_one(trace, prefix, "--backend", "openvino", "--cache-dir", str(cache_dir()))
     assert trace.lines
@@ -62,7 +62,7 @@ def test_a_node_on_openvino_asks_for_no_name_and_writes_only_to_its_own_cache(la
     assert not foreign(trace, "cache/hawkvision", "tmp/hawkvision")
 
 
-def test_reports_that_an_operator_allows_are_seen_by_this_test(ladder: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_that_an_operator_allows_are_seen_by_this_test(cascade: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests beside this one can fail."""
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
     with traced() as (trace, prefix):
@@ -70,7 +70,7 @@ def test_reports_that_an_operator_allows_are_seen_by_this_test(ladder: None, mon
     assert any(path.endswith(f"/.onnxruntime/{REPORTS}") for path in foreign(trace, "cache/hawkvision"))
 
 
-def test_a_tier_asks_for_no_name_and_its_replicas_write_no_device_id(ladder: None) -> None:
+def test_a_tier_asks_for_no_name_and_its_replicas_write_no_device_id(cascade: None) -> None:
     with (
         traced() as (trace, prefix),
         running(

@@ -82,7 +82,7 @@ def up(log: Path, *words: str) -> Iterator[Up]:
             process.stdout.close()
 
 
-def test_what_it_shows_works_as_pasted_and_ctrl_c_leaves_nothing_behind(ladder: None, tmp_path: Path) -> None:
+def test_what_it_shows_works_as_pasted_and_ctrl_c_leaves_nothing_behind(cascade: None, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed (apt-get install curl)")
     with up(tmp_path / "log") as it:

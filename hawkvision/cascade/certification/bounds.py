@@ -1,29 +1,30 @@
 """Tests of one threshold: is the accuracy it gives up below ε? Three p-values, each valid at any sample size.
 
-Let a picture be answered below the ladder's best rung when its score is at least τ. The accuracy given up is E ℓ with
+Let an image be answered below the cascade's reference stage when its score is at least τ. The accuracy given up is E ℓ
+with
 
     ℓ = 1{answered below} · (right_best − right_below)  ∈ {−1, 0, +1}.
 
-Only discordant pictures count: b of them lost (+1), c of them gained (−1), out of n. All three test H0: E ℓ ≥ ε.
+Only discordant images count: b of them lost (+1), c of them gained (−1), out of n. All three test H0: E ℓ ≥ ε.
 
 *Exact* (`paired_exact_p`). Outcomes are ordered by the score statistic T = (b − c − nε) / σ̃, with σ̃ the standard
 deviation of b − c at the likeliest discordance rate q = P(ℓ ≠ 0) under E ℓ = ε (Tango, Statistics in Medicine 1998),
 and the p-value is the probability of this T or a smaller one. Given q that is a finite sum: on the boundary of H0 the
-number of discordant pictures is binomial(n, q), and each is a loss with probability (q + ε) / 2q. It is made free of
+number of discordant images is binomial(n, q), and each is a loss with probability (q + ε) / 2q. It is made free of
 the nuisance q by taking its supremum over a (1 − β) confidence interval of q and adding β (Berger and Boos, JASA 1994;
 for paired proportions Hsueh, Liu and Chen, Biometrics 2001). The boundary is enough: for fixed q a larger drop makes
-losses out of gains, and T larger. Ordering by b − c alone is exact too, but two losses of two discordant pictures say
+losses out of gains, and T larger. Ordering by b − c alone is exact too, but two losses of two discordant images say
 more than twelve of twenty-two: with no drop, 5 % discordant, n = 60 and ε = 0.06 it rejects in 11 %, T in 53 %.
 
-*Betting* (`paired_betting_p`). A gambler bets against H0 picture by picture, with stakes that depend on the past only;
+*Betting* (`paired_betting_p`). A gambler bets against H0 image by image, with stakes that depend on the past only;
 if H0 is true the expected wealth never grows, so wealth K is evidence with p = 1/K (Waudby-Smith and Ramdas,
 "Estimating means of bounded random variables by betting", JRSS-B 2024). Weaker than the exact test wherever measured
 (n = 1,000, q = 0.15, drop 0.02 against ε = 0.04: 32 % against 47 %), but it asks no independence, only that each
-picture is as bad as ε given those before it. The stakes are tuned to n and the best moment of the game counts, so it
+image is as bad as ε given those before it. The stakes are tuned to n and the best moment of the game counts, so it
 tests one sample of a size fixed before; looking again as a sample grows would need stakes that do not know n.
 
-*Agreement* (`agreement_p`). Without labels: an answer that equals the best rung's gives nothing up, so E ℓ is at most
-the probability of answering below with another label, a plain binomial proportion (Clopper and Pearson, 1934).
+*Agreement* (`agreement_p`). Without labels: an answer that equals the reference stage's gives nothing up, so E ℓ is at
+most the probability of answering below with another label, a plain binomial proportion (Clopper and Pearson, 1934).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ Numbers: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
 
 @lru_cache(maxsize=4096)  # thresholds next to one another, and targets tried again, often have the same counts
 def paired_exact_p(lost: int, gained: int, n: int, max_drop: float, beta: float = NUISANCE_BETA) -> float:
-    """p-value of H0: E ℓ ≥ max_drop, from `lost` (ℓ = +1) and `gained` (ℓ = −1) of n pictures.
+    """p-value of H0: E ℓ ≥ max_drop, from `lost` (ℓ = +1) and `gained` (ℓ = −1) of n images.
 
     It is 1, and not sought, where the observed drop is no smaller than max_drop. `beta` is spent on the nuisance rate
     (`nuisance_beta`), chosen by the level of the test and never by the counts.
@@ -107,7 +108,7 @@ def _lower_tails(observed: float, n: int, rates: Floats, drop: float) -> Floats:
 
 
 def _discordant(n: int, rates: Floats) -> tuple[Numbers, Floats]:
-    """The numbers of discordant pictures (k,) that matter at any of `rates` (m,), and their probabilities (m, k)."""
+    """The numbers of discordant images (k,) that matter at any of `rates` (m,), and their probabilities (m, k)."""
     spread = TAIL_SIGMAS * np.sqrt(n * rates * (1 - rates) + 1) + 1
     first = max(0, math.floor((n * rates - spread).min()))
     last = min(n, math.ceil((n * rates + spread).max()))
@@ -120,14 +121,14 @@ def _most_lost(observed: float, discordant: Numbers, n: int, drop: float) -> Num
     most = observed + 1e-9 * max(1.0, -observed)  # the observed outcome itself must not be lost to rounding
     passes, fails = np.full_like(discordant, -1), discordant + 1
     while (fails - passes).max() > 1:
-        middle = (passes + fails) // 2
-        passed = _score(2 * middle - discordant, discordant, n, drop) <= most
-        passes, fails = np.where(passed, middle, passes), np.where(passed, fails, middle)
+        intermediate = (passes + fails) // 2
+        passed = _score(2 * intermediate - discordant, discordant, n, drop) <= most
+        passes, fails = np.where(passed, intermediate, passes), np.where(passed, fails, intermediate)
     return passes
 
 
 LARGEST_STAKE: Final = 0.75
-"""Share of the wealth that may be lost on one picture: 1 would let a single loss end the game."""
+"""Share of the wealth that may be lost on one image: 1 would let a single loss end the game."""
 
 
 def paired_betting_p(losses: NDArray[np.int8], max_drop: float, delta: float = 0.05) -> float:
@@ -149,7 +150,7 @@ def paired_betting_p(losses: NDArray[np.int8], max_drop: float, delta: float = 0
     mean = (0.5 + np.cumsum(x)) / (seen + 1)
     variance = (0.25 + np.cumsum((x - mean) ** 2)) / (seen + 1)
     past_variance = np.concatenate([[0.25], variance[:-1]])
-    # The most that one picture can cost is stake · (1 − null_mean); max_drop = 1 can cost nothing.
+    # The most that one image can cost is stake · (1 − null_mean); max_drop = 1 can cost nothing.
     ceiling = LARGEST_STAKE / max(1.0 - null_mean, 1e-12)
     stake = np.minimum(np.sqrt(2.0 * math.log(1.0 / delta) / (n * past_variance)), ceiling)
     wealth = np.cumsum(np.log1p(stake * (null_mean - x)))
@@ -157,7 +158,7 @@ def paired_betting_p(losses: NDArray[np.int8], max_drop: float, delta: float = 0
 
 
 def agreement_p(differing: int, n: int, max_drop: float) -> float:
-    """p-value of H0: P(answered below with another label than the best rung's) ≥ max_drop.
+    """p-value of H0: P(answered below with another label than the reference stage's) ≥ max_drop.
 
     Raises:
         ValueError: if the count does not fit n or max_drop is not in (0, 1].
@@ -173,9 +174,9 @@ def drop_upper_bound(lost: int, gained: int, n: int, delta: float = 0.05) -> flo
     """The smallest ε that a single threshold certifies: an upper confidence bound on its drop, to 1e-4."""
     low, high = 0.0, 1.0
     while high - low > 1e-4:
-        middle = (low + high) / 2
-        if paired_exact_p(lost, gained, n, middle, nuisance_beta(delta)) <= delta:
-            high = middle
+        intermediate = (low + high) / 2
+        if paired_exact_p(lost, gained, n, intermediate, nuisance_beta(delta)) <= delta:
+            high = intermediate
         else:
-            low = middle
+            low = intermediate
     return high

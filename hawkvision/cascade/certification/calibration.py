@@ -1,7 +1,7 @@
 """Making probabilities mean what they say: temperature scaling, and how far off they are.
 
 Source: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017. One parameter per model, fitted by
-likelihood; it cannot change which class wins. Do not fit it on fewer than some 200 pictures: the optimum is too flat.
+likelihood; it cannot change which class wins. Do not fit it on fewer than some 200 images: the optimum is too flat.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Thresholds with a guarantee: how far a ladder may lower its bars before accuracy could suffer.
+"""Thresholds with a guarantee: how far a cascade may lower its bars before accuracy could suffer.
 
-Thresholds are tried in an order that was fixed before looking at the certification labels, from "the best rung answers
-everything" downwards, each by a test of level δ (`bounds`), until the first failure (fixed sequence testing, Maurer et
-al. 1995). So with probability at least 1 − δ over the certification sample, the drop of the threshold that was kept is
-below ε, for traffic exchangeable with that sample, however many thresholds were tried.
+Thresholds are tried in an order that was fixed before looking at the certification labels, from "the reference stage
+answers everything" downwards, each by a test of level δ (`bounds`), until the first failure (fixed sequence testing,
+Maurer et al. 1995). So with probability at least 1 − δ over the certification sample, the drop of the threshold that
+was kept is below ε, for traffic exchangeable with that sample, however many thresholds were tried.
 
 A step of the path is a pair of thresholds: the edge's answer is accepted from `edge` on, and of what is escalated the
-middle rung's from `middle` on. With `middle` = +∞ there are two levels, with both +∞ the best rung answers all, which
-needs no test: nothing is given up.
+intermediate stage's from `intermediate` on. With `intermediate` = +∞ there are two levels, with both +∞ the reference
+stage answers all, which needs no test: nothing is given up.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Method(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """What a rung below the best said on a sample: scores (n,), and whether it was right and differed from the best."""
+class Stage:
+    """What a stage below the best said on a sample: scores (n,), and whether it was right and differed from the best."""
 
     scores: Floats
     right: Flags
@@ -45,17 +45,17 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A certification sample of n pictures. Without labels every `right` is all False and only agreement certifies."""
+    """A certification sample of n images. Without labels every `right` is all False and only agreement certifies."""
 
-    edge: Rung
+    edge: Stage
     best_right: Flags
-    middle: Rung | None = None
+    intermediate: Stage | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.best_right)}
-        for rung in (self.edge, self.middle):
-            if rung is not None:
-                lengths |= {len(rung.scores), len(rung.right), len(rung.differs)}
+        for stage in (self.edge, self.intermediate):
+            if stage is not None:
+                lengths |= {len(stage.scores), len(stage.right), len(stage.differs)}
         if len(lengths) != 1 or lengths == {0}:
             raise ValueError(f"all parts of a sample must have the same length, at least 1; got lengths {lengths}")
 
@@ -65,10 +65,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Accept the edge's answer when its score is ≥ `edge`, else the middle rung's when its score is ≥ `middle`."""
+    """Accept the edge's answer when its score is ≥ `edge`, else the intermediate stage's when its score is ≥
+    `intermediate`.
+    """
 
     edge: float
-    middle: float = math.inf
+    intermediate: float = math.inf
 
 
 BEST_ONLY = Thresholds(math.inf, math.inf)
@@ -82,13 +84,13 @@ class Step:
     escalation: float
     """Share that left the edge, 0..1."""
     to_best: float
-    """Share that the best rung answered, 0..1."""
+    """Share that the reference stage answered, 0..1."""
     drop: float
     """Mean of ℓ: the plug-in estimate of what is given up."""
     lost: int
     gained: int
     differing: int
-    """Pictures answered below the best rung with another label than the best rung's."""
+    """Images answered below the reference stage with another label than the reference stage's."""
     edge_differing: int
     """Those of them that the edge answered."""
 
@@ -100,13 +102,13 @@ def threshold_grid(scores: Floats, points: int = 200) -> Floats:
 
 
 def two_levels(grid: Floats) -> tuple[Thresholds, ...]:
-    """The path of a ladder without a middle rung, from a descending grid."""
+    """The path of a cascade without an intermediate stage, from a descending grid."""
     return tuple(Thresholds(float(value)) for value in grid)
 
 
 def sweep(sample: Sample, path: Sequence[Thresholds]) -> Iterator[Step]:
     """What each pair of thresholds would do on this sample, in the order of the path."""
-    n, edge, middle, best = len(sample), sample.edge, sample.middle, sample.best_right
+    n, edge, intermediate, best = len(sample), sample.edge, sample.intermediate, sample.best_right
     for thresholds in path:
         accepted = edge.scores >= thresholds.edge
         lost = int((accepted & best & ~edge.right).sum())
@@ -114,11 +116,11 @@ def sweep(sample: Sample, path: Sequence[Thresholds]) -> Iterator[Step]:
         differing = at_edge = int((accepted & edge.differs).sum())
         answered = int(accepted.sum())
         escalated = n - answered
-        if middle is not None and thresholds.middle < math.inf:
-            halfway = ~accepted & (middle.scores >= thresholds.middle)
-            lost += int((halfway & best & ~middle.right).sum())
-            gained += int((halfway & middle.right & ~best).sum())
-            differing += int((halfway & middle.differs).sum())
+        if intermediate is not None and thresholds.intermediate < math.inf:
+            halfway = ~accepted & (intermediate.scores >= thresholds.intermediate)
+            lost += int((halfway & best & ~intermediate.right).sum())
+            gained += int((halfway & intermediate.right & ~best).sum())
+            differing += int((halfway & intermediate.differs).sum())
             answered += int(halfway.sum())
         yield Step(thresholds, escalated / n, (n - answered) / n, (lost - gained) / n, lost, gained, differing, at_edge)
 
@@ -131,16 +133,16 @@ def certify(
     method: Method = Method.EXACT,
     cost: Callable[[Step], float] | None = None,
 ) -> Step:
-    """The cheapest step of the path whose drop below the best rung is certified to be less than `max_drop`.
+    """The cheapest step of the path whose drop below the reference stage is certified to be less than `max_drop`.
 
     All steps before the first failure are certified at once, so any of them may be chosen.
 
     Args:
-        sample: pictures that neither chose the path nor trained a model.
+        sample: images that neither chose the path nor trained a model.
         path: thresholds from (+∞, +∞) on, chosen without the sample's labels.
-        max_drop: ε, the accuracy that may be given up, in [0, 1]; 0 can only be kept by the best rung alone.
+        max_drop: ε, the accuracy that may be given up, in [0, 1]; 0 can only be kept by the reference stage alone.
         delta: probability, over samples, that the certificate is wrong.
-        method: the test. Betting takes pictures in the sample's order, which must not depend on what they show.
+        method: the test. Betting takes images in the sample's order, which must not depend on what they show.
         cost: of a step; None means that each is cheaper than those before it, as with two levels.
 
     Raises:
@@ -171,19 +173,21 @@ def check_path(path: Sequence[Thresholds]) -> None:
         ValueError: if it does not start with (+∞, +∞) or raises a threshold on its way.
     """
     if not path or path[0] != BEST_ONLY:
-        raise ValueError("the path must start with +inf, where the best rung answers everything")
-    edges, middles = (np.array([getattr(t, name) for t in path]) for name in ("edge", "middle"))
-    if not (np.all(edges[1:] <= edges[:-1]) and np.all(middles[1:] <= middles[:-1])):  # nor is NaN in any order
+        raise ValueError("the path must start with +inf, where the reference stage answers everything")
+    edges, intermediates = (np.array([getattr(t, name) for t in path]) for name in ("edge", "intermediate"))
+    if not (
+        np.all(edges[1:] <= edges[:-1]) and np.all(intermediates[1:] <= intermediates[:-1])
+    ):  # nor is NaN in any order
         raise ValueError("the thresholds of a path must descend, or stay")
 
 
 def losses(sample: Sample, thresholds: Thresholds) -> NDArray[np.int8]:
-    """ℓ of every picture (n,), in −1, 0, +1."""
+    """ℓ of every image (n,), in −1, 0, +1."""
     accepted = sample.edge.scores >= thresholds.edge
     lost = np.where(accepted, sample.best_right.astype(np.int8) - sample.edge.right, 0).astype(np.int8)
-    if sample.middle is not None and thresholds.middle < math.inf:
-        halfway = ~accepted & (sample.middle.scores >= thresholds.middle)
-        lost += np.where(halfway, sample.best_right.astype(np.int8) - sample.middle.right, 0).astype(np.int8)
+    if sample.intermediate is not None and thresholds.intermediate < math.inf:
+        halfway = ~accepted & (sample.intermediate.scores >= thresholds.intermediate)
+        lost += np.where(halfway, sample.best_right.astype(np.int8) - sample.intermediate.right, 0).astype(np.int8)
     return lost
 
 

@@ -184,17 +184,17 @@ def judged_of(
     certificates = [c for each in conditions for c in (each.balanced, each.fast, *each.certificates)]
 
     def one(stage: str, score: Score | None, values: Iterable[float]) -> Judged:
-        rung = profile.rung(stage)
+        stage = profile.stage(stage)
         thresholds = tuple(sorted({value for value in values if math.isfinite(value)}, reverse=True))
-        return Judged(stage, rung.fingerprint, rung.temperature, score, thresholds, images)
+        return Judged(stage, stage.fingerprint, stage.temperature, score, thresholds, images)
 
     found = [
         one(pair.edge, pair.score, (threshold_value(c.threshold) for c in certificates)),
         one(pair.best, None, ()),
     ]
-    if pair.middle is not None:
-        values = (threshold_value(c.middle_threshold) for c in certificates)
-        found.append(one(pair.middle.name, pair.middle.score, values))
+    if pair.intermediate is not None:
+        values = (threshold_value(c.intermediate_threshold) for c in certificates)
+        found.append(one(pair.intermediate.name, pair.intermediate.score, values))
     known = any((each.edge, each.best) == (first, pair.best) for each in profile.pairs)
     if first is not None and first != pair.edge and known and site is None:
         found.append(one(first, None, ()))

@@ -1,13 +1,14 @@
-"""A ladder's profile: what was measured of its rungs, and the certificates that targets are mapped to.
+"""A cascade's profile: what was measured of its stages, and the certificates that targets are mapped to.
 
-A profile is made by `hawkvision calibrate`, committed beside the manifest, and names by sha256 both the pictures it
-came from and the models it holds for. A site's own certificates, made by `hawkvision certify` from pictures of that
+A profile is made by `hawkvision calibrate`, committed beside the manifest, and names by sha256 both the images it
+came from and the models it holds for. A site's own certificates, made by `hawkvision certify` from images of that
 site, take the place of the profile's without touching it. Thresholds of ±∞ are written "always" (escalate) and "never".
-A pair has one condition for whole pictures, and one per class of quality and received fraction for those that crossed
-a lossy link. Format 3 added the latter, format 4 which images were used for what; older files say nothing of that.
+A pair has one condition for whole images, and one per class of quality and received fraction for those that crossed
+a lossy link. Format 3 added the latter, format 4 which images were used for what; older files say nothing of that. Format 5, and 2 of a site's certificates, only renamed
+keys: older files are read.
 
-What a file promises must be what was measured. So the manifest pins the SHA-256 of the profile that comes with it, and
-every file carries a digest of its own content, made when it was written. That finds out a slip of the hand and a
+What a file guarantees must be what was measured. So the manifest pins the SHA-256 of the profile that comes with it,
+and every file carries a digest of its own content, made when it was written. That finds out a slip of the hand and a
 failing disk; it is no signature.
 """
 
@@ -53,6 +54,15 @@ CERTIFIED_DROPS = (
 
 _DIGEST: Final = "digest"
 """The member of a file that holds the digest of the others."""
+_RENAMED_KEYS: Final = {
+    "rungs": "stages",
+    "middle": "intermediate",
+    "middle_score": "intermediate_score",
+    "middle_watch": "intermediate_watch",
+    "middle_threshold": "intermediate_threshold",
+    "hop_ms": "escalation_ms",
+}
+"""Keys of formats up to 4 of a profile, and of format 1 of a site's certificates, and what they are called since."""
 
 EscalationThreshold: TypeAlias = Fraction | Literal["always", "never"]
 
@@ -62,17 +72,17 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class ProfileData(_Strict, frozen=True):
-    """The pictures behind a profile, and how they were split. Splits are disjoint and drawn with `seed`."""
+    """The images behind a profile, and how they were split. Splits are disjoint and drawn with `seed`."""
 
     name: str
     sha256: Sha256
     seed: int
     profile: Annotated[int, Meta(ge=1)]
-    """Pictures used for temperatures, the threshold grid and the gap that defines `balanced`."""
+    """Images used for temperatures, the threshold grid and the gap that defines `balanced`."""
     certify: Annotated[int, Meta(ge=1)]
-    """Pictures used for accuracies and certificates, unless `Profile.uses` names others for that."""
+    """Images used for accuracies and certificates, unless `Profile.uses` names others for that."""
     held_out: Annotated[int, Meta(ge=0)]
-    """Pictures kept out of all of it, for testing what was promised."""
+    """Images kept out of all of it, for testing what was guaranteed."""
 
 
 class ImageUse(_Strict, frozen=True, kw_only=True):
@@ -96,33 +106,33 @@ class ImageUse(_Strict, frozen=True, kw_only=True):
     """Of `certify`: `design_sha256` of what had been fixed before the labels were opened."""
 
 
-class RungProfile(_Strict, frozen=True):
-    """One rung as measured: hashes of the variants it runs, its temperature and its accuracy (certification images)."""
+class StageProfile(_Strict, frozen=True):
+    """One stage as measured: hashes of the variants it runs, its temperature and its accuracy (certification images)."""
 
     name: Name
     models: dict[str, Sha256]
     fingerprint: Sha256
-    """`Manifest.fingerprint` of the rung that was measured."""
+    """`Manifest.fingerprint` of the stage that was measured."""
     temperature: Annotated[float, Meta(gt=0.0)]
     accuracy: MeasuredAccuracy
     calibration_error: Fraction
     cost_ms: Annotated[float, Meta(ge=0.0)]
-    """Inference of one picture on one core of the calibrating machine, in batches of eight; weighs rungs against each
+    """Inference of one image on one core of the calibrating machine, in batches of eight; weighs stages against each
     other, and is no latency."""
 
 
 class Watch(_Strict, frozen=True, kw_only=True):
-    """What traffic as certified looks like at one rung, as shares of the pictures that reach it.
+    """What traffic as certified looks like at one stage, as shares of the images that reach it.
 
     The bounds are upper ends of exact one-sided intervals at half the certificate's δ each.
     """
 
     max_drop: Fraction
-    """The part of the certificate's ε that this rung may give up, in proportion to its disagreement."""
+    """The part of the certificate's ε that this stage may give up, in proportion to its disagreement."""
     disagreement: Fraction
-    """Bound on the share answered here with another label than the best rung's."""
+    """Bound on the share answered here with another label than the reference stage's."""
     difficulty: Fraction
-    """Bound on the share that this rung passes on."""
+    """Bound on the share that this stage passes on."""
 
 
 class Certificate(_Strict, frozen=True, kw_only=True):
@@ -135,34 +145,35 @@ class Certificate(_Strict, frozen=True, kw_only=True):
     max_drop: Fraction
     threshold: EscalationThreshold
     """The edge's answer is accepted from this score on."""
-    middle_threshold: EscalationThreshold = "always"
-    """Of what is escalated, the middle rung's answer is accepted from this score on; "always" does not ask it."""
+    intermediate_threshold: EscalationThreshold = "always"
+    """Of what is escalated, the intermediate stage's answer is accepted from this score on; "always" does not ask it.
+    """
     delta: Fraction
     n: Annotated[int, Meta(ge=1)]
     basis: Literal["labelled", "agreement", "profile"]
     escalation: Fraction
     """Share that leaves the edge."""
     to_best: Fraction
-    """Share that the best rung answers."""
+    """Share that the reference stage answers."""
     observed_drop: float
-    """Mean drop on the certification pictures; without labels, the disagreement, which bounds it."""
+    """Mean drop on the certification images; without labels, the disagreement, which bounds it."""
     edge_watch: Watch
-    middle_watch: Watch | None = None
-    """None where the middle rung is not asked."""
+    intermediate_watch: Watch | None = None
+    """None where the intermediate stage is not asked."""
 
 
 class PathStep(_Strict, frozen=True, kw_only=True):
     """What a pair of thresholds did on the certification split; for planning, not a guarantee."""
 
     threshold: EscalationThreshold
-    middle_threshold: EscalationThreshold = "always"
+    intermediate_threshold: EscalationThreshold = "always"
     escalation: Fraction
     to_best: Fraction
     drop: float
 
 
 class Condition(_Strict, frozen=True, kw_only=True):
-    """Certificates of whole pictures, the caller's own bytes."""
+    """Certificates of whole images, the caller's own bytes."""
 
     min_received_fraction: Fraction
     balanced: Certificate
@@ -175,7 +186,7 @@ class ScoreCurve(_Strict, frozen=True, kw_only=True):
 
     scores: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
     disagreement: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
-    """P(another label than the best rung's | score)."""
+    """P(another label than the reference stage's | score)."""
     drop: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
     """Expected drop given the score, at least 0."""
 
@@ -190,22 +201,24 @@ class ScoreCurve(_Strict, frozen=True, kw_only=True):
 
 
 class ReceivedCondition(_Strict, frozen=True, kw_only=True):
-    """What was measured of pictures that crossed a lossy link: encoded anew at `min_quality`, with holes filled up.
+    """What was measured of images that crossed a lossy link: encoded anew at `min_quality`, with holes filled up.
 
-    All drops are below the best rung *on the whole original picture*. What an escalation serves is the best rung on the
-    picture as received, so even escalating everything gives something up, and small ε have no certificate here.
+    All drops are below the reference stage *on the whole original image*. What an escalation serves is the reference
+    stage on the image as received, so even escalating everything gives something up, and small ε have no certificate
+    here.
     """
 
     min_quality: Annotated[int, Meta(ge=1, le=100)]
-    """The JPEG quality that was measured; finer pictures are taken to be no worse."""
+    """The JPEG quality that was measured; finer images are taken to be no worse."""
     min_received_fraction: Fraction
-    """From this share on, up to that of the condition before, or all of the picture where it is 1."""
+    """From this share on, up to that of the condition before, or all of the image where it is 1."""
     edge_temperature: Annotated[float, Meta(gt=0.0)]
     edge_accuracy: MeasuredAccuracy
     best_accuracy: MeasuredAccuracy
-    """Of the best rung on these pictures as received."""
+    """Of the reference stage on these images as received."""
     curve: ScoreCurve
-    """Of the edge against the best rung on the same received picture, which is what escalations and audits compare."""
+    """Of the edge against the reference stage on the same received image, which is what escalations and audits
+    compare."""
     best: Certificate
     """What escalating everything gives up."""
     fast: Certificate | None = None
@@ -214,7 +227,8 @@ class ReceivedCondition(_Strict, frozen=True, kw_only=True):
     """Thresholds below "always" that keep ε, for `CERTIFIED_DROPS` and the ε of `balanced`; of those with one threshold
     that of the smallest ε."""
     accept_certificates: tuple[Certificate, ...] = ()
-    """The same against the best rung on the picture as received: what accepting gives up beyond what the link lost."""
+    """The same against the reference stage on the image as received: what accepting gives up beyond what the link
+    lost."""
     order: tuple[Fraction, ...] = ()
     """The thresholds that are tested, falling, where they were fixed before the certification images were looked at."""
 
@@ -226,32 +240,32 @@ class ReceivedCondition(_Strict, frozen=True, kw_only=True):
         return tuple(sorted((t for t in found if isinstance(t, float)), reverse=True))
 
 
-class Middle(_Strict, frozen=True, kw_only=True):
-    """A datacenter rung between the edge and the best: asked first, and believed when it is sure."""
+class Intermediate(_Strict, frozen=True, kw_only=True):
+    """A datacenter stage between the edge and the best: asked first, and believed when it is sure."""
 
     name: Name
     score: Score
     curve: ScoreCurve
     path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
-    """All pairs of thresholds that were tried with this rung in between, in testing order."""
+    """All pairs of thresholds that were tried with this stage in between, in testing order."""
     reused_ms: Annotated[float, Meta(ge=0.0)] = 0.0
-    """What the best rung need not do again of a picture that this one has looked at."""
+    """What the reference stage need not do again of an image that this one has looked at."""
 
 
 class Pair(_Strict, frozen=True, kw_only=True):
-    """An edge rung backed by the ladder's best rung, with or without a middle rung between them."""
+    """An edge stage backed by the cascade's reference stage, with or without an intermediate stage between them."""
 
     edge: Name
     best: Name
     score: Score
-    hop_ms: Annotated[float, Meta(ge=0.0)]
+    escalation_ms: Annotated[float, Meta(ge=0.0)]
     """What an escalation was taken to weigh besides the datacenter's own work."""
-    middle: Middle | None = None
+    intermediate: Intermediate | None = None
     curve: ScoreCurve
     path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
-    """All thresholds that were tried without a middle rung, in testing order."""
+    """All thresholds that were tried without an intermediate stage, in testing order."""
     conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
-    """Of whole pictures, the caller's own bytes."""
+    """Of whole images, the caller's own bytes."""
     received: tuple[ReceivedCondition, ...] = ()
     """Of all others: finest quality first, and of one quality the largest fraction first. Empty where no links were
     measured."""
@@ -274,26 +288,28 @@ class Pair(_Strict, frozen=True, kw_only=True):
 
 
 class Profile(_Strict, frozen=True):
-    """All that was measured of a ladder."""
+    """All that was measured of a cascade."""
 
-    format: Literal[2, 3, 4]
+    format: Literal[2, 3, 4, 5]
     task: Name
     data: ProfileData
-    rungs: tuple[RungProfile, ...]
+    stages: tuple[StageProfile, ...]
     pairs: tuple[Pair, ...]
     uses: tuple[ImageUse, ...] = ()
     """Which images were used for what. Empty in files of older formats."""
 
-    def rung(self, name: str) -> RungProfile:
-        """The rung of that name.
+    def stage(self, name: str) -> StageProfile:
+        """The stage of that name.
 
         Raises:
             ManifestError: if the profile has none.
         """
-        for rung in self.rungs:
-            if rung.name == name:
-                return rung
-        raise ManifestError(f"the profile of {self.task!r} has no rung {name!r}; it has {[r.name for r in self.rungs]}")
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise ManifestError(
+            f"the profile of {self.task!r} has no stage {name!r}; it has {[r.name for r in self.stages]}"
+        )
 
     @property
     def certified_on(self) -> tuple[str, str]:
@@ -306,7 +322,7 @@ class Profile(_Strict, frozen=True):
         return next((use for use in self.uses if (use.purpose, use.sha256) == (purpose, sha256)), None)
 
     def pair(self, edge: str, best: str) -> Pair:
-        """The pair of those rungs.
+        """The pair of those stages.
 
         Raises:
             ManifestError: if the profile has none.
@@ -322,7 +338,7 @@ class Profile(_Strict, frozen=True):
 
 
 class SiteData(_Strict, frozen=True):
-    """The pictures behind a site's certificates."""
+    """The images behind a site's certificates."""
 
     name: str
     sha256: Sha256
@@ -336,8 +352,8 @@ class SiteData(_Strict, frozen=True):
     """`design_sha256` of what had been fixed before the images were looked at."""
 
 
-class SiteRung(_Strict, frozen=True, kw_only=True):
-    """A rung as it was certified at a site; its accuracy there is known only with labels."""
+class SiteStage(_Strict, frozen=True, kw_only=True):
+    """A stage as it was certified at a site; its accuracy there is known only with labels."""
 
     name: Name
     fingerprint: Sha256
@@ -351,29 +367,29 @@ class SitePair(_Strict, frozen=True, kw_only=True):
 
     edge: Name
     best: Name
-    middle: Name | None = None
+    intermediate: Name | None = None
     score: Score
-    middle_score: Score | None = None
+    intermediate_score: Score | None = None
     conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
 
 
 class SiteCertificates(_Strict, frozen=True, kw_only=True):
-    """Certificates made from a site's own pictures, which take the place of the profile's there."""
+    """Certificates made from a site's own images, which take the place of the profile's there."""
 
-    format: Literal[1]
+    format: Literal[1, 2]
     task: Name
     as_of: str
     """Date of certification, YYYY-MM-DD."""
     data: SiteData
-    rungs: tuple[SiteRung, ...]
+    stages: tuple[SiteStage, ...]
     pairs: Annotated[tuple[SitePair, ...], Meta(min_length=1)]
 
-    def rung(self, name: str) -> SiteRung | None:
-        """The rung of that name, if it was certified."""
-        return next((rung for rung in self.rungs if rung.name == name), None)
+    def stage(self, name: str) -> SiteStage | None:
+        """The stage of that name, if it was certified."""
+        return next((stage for stage in self.stages if stage.name == name), None)
 
     def pair(self, edge: str, best: str) -> SitePair:
-        """The pair of those rungs.
+        """The pair of those stages.
 
         Raises:
             ManifestError: if the site has none.
@@ -392,22 +408,26 @@ def design_sha256(profile: Profile, pairs: Iterable[Pair]) -> str:
     """A digest of all that certification takes as given: models, temperatures, scores, and thresholds in their order.
 
     Of the certificates themselves only what was planned counts: the ε and the thresholds of `balanced`, and the
-    thresholds of received pictures. What was measured does not.
+    thresholds of received images. What was measured does not.
     """
     pairs = tuple(pairs)
     names = {
-        name for pair in pairs for name in (pair.edge, pair.best, None if pair.middle is None else pair.middle.name)
+        name
+        for pair in pairs
+        for name in (pair.edge, pair.best, None if pair.intermediate is None else pair.intermediate.name)
     }
-    rungs = [[r.name, r.fingerprint, r.temperature] for r in profile.rungs if r.name in names]
+    stages = [[r.name, r.fingerprint, r.temperature] for r in profile.stages if r.name in names]
     planned = []
     for pair in pairs:
-        middle, balanced = pair.middle, pair.conditions[0].balanced
+        intermediate, balanced = pair.intermediate, pair.conditions[0].balanced
         planned.append(
             [
                 [pair.edge, pair.score, pair.best],
-                [[step.threshold, step.middle_threshold] for step in pair.path],
-                None if middle is None else [middle.name, middle.score],
-                [] if middle is None else [[step.threshold, step.middle_threshold] for step in middle.path],
+                [[step.threshold, step.intermediate_threshold] for step in pair.path],
+                None if intermediate is None else [intermediate.name, intermediate.score],
+                []
+                if intermediate is None
+                else [[step.threshold, step.intermediate_threshold] for step in intermediate.path],
                 balanced.max_drop,
                 [
                     [c.min_quality, c.min_received_fraction, c.edge_temperature, c.fast is not None, *c.thresholds()]
@@ -415,7 +435,7 @@ def design_sha256(profile: Profile, pairs: Iterable[Pair]) -> str:
                 ],
             ]
         )
-    return sha256_of(msgspec.json.encode([CERTIFIED_DROPS, rungs, planned]))
+    return sha256_of(msgspec.json.encode([CERTIFIED_DROPS, stages, planned]))
 
 
 def threshold_value(written: float | str) -> float:
@@ -480,7 +500,7 @@ def load_sealed(path: Path, kind: type[_File], what: str, command: str, sha256: 
                 f"{sha256_of(data)}; restore it, or name one of your own (`{command}`)"
             )
         content, digest = _taken_apart(data)
-        document = msgspec.convert(content, kind)
+        document = msgspec.convert(_in_present_words(content), kind)
     except FileNotFoundError:
         raise ManifestError(f"{path}: no such {what}; make one with `{command}`") from None
     except MALFORMED as error:
@@ -509,7 +529,7 @@ def seal(path: Path) -> bytes:
     """
     try:
         content, _ = _taken_apart(path.read_bytes())
-        msgspec.convert(content, SiteCertificates if "as_of" in content else Profile)
+        msgspec.convert(_in_present_words(content), SiteCertificates if "as_of" in content else Profile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: expected a profile or a site's certificates: {error}") from None
     except OSError as error:
@@ -521,6 +541,15 @@ def _taken_apart(data: bytes) -> tuple[dict[str, Any], object]:
     """A file's content, and the digest that it carries."""
     content = msgspec.json.decode(decode_text(data), type=dict[str, Any])
     return content, content.pop(_DIGEST, None)
+
+
+def _in_present_words(content: Any) -> Any:
+    """A file's content under the keys of the newest format."""
+    if isinstance(content, dict):
+        return {_RENAMED_KEYS.get(key, key): _in_present_words(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_in_present_words(each) for each in content]
+    return content
 
 
 def sealed(content: dict[str, Any]) -> bytes:

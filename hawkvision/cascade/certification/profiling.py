@@ -1,4 +1,4 @@
-"""Making a profile: from calibrated probabilities of every rung to temperatures, accuracies and certificates.
+"""Making a profile: from calibrated probabilities of every stage to temperatures, accuracies and certificates.
 
 Apart from `profile` because it needs SciPy, whose import would cost a starting edge node more than a second.
 """
@@ -17,8 +17,8 @@ from hawkvision.cascade.certification.bounds import drop_upper_bound
 from hawkvision.cascade.certification.certificate import (
     Flags,
     Method,
-    Rung,
     Sample,
+    Stage,
     Step,
     Thresholds,
     certify,
@@ -31,12 +31,12 @@ from hawkvision.cascade.certification.profile import (
     Certificate,
     Condition,
     EscalationThreshold,
-    Middle,
+    Intermediate,
     Pair,
     PathStep,
     Profile,
-    RungProfile,
     ScoreCurve,
+    StageProfile,
     Watch,
     threshold_value,
 )
@@ -57,16 +57,16 @@ BALANCED_GAP_SHARE = 0.25
 escalations as the first three."""
 
 BALANCED_LARGEST_SHARE = 0.5
-"""What it may give up where a quarter is less than the certification pictures can show at all, whatever is on them:
-with 680 that is 0.46 points, and a rung within 1.8 points of the best would always escalate for want of pictures."""
+"""What it may give up where a quarter is less than the certification images can show at all, whatever is on them:
+with 680 that is 0.46 points, and a stage within 1.8 points of the best would always escalate for want of images."""
 
-HOP_MS = 5.0
-"""What an escalation weighs besides the datacenter's own work when thresholds are weighed against each other: a hop on
-a good network. On a machine that is both edge and datacenter nothing would be too far away."""
+ESCALATION_MS = 5.0
+"""What an escalation weighs besides the datacenter's own work when thresholds are weighed against each other: an
+escalation on a good network. On a machine that is both edge and datacenter nothing would be too far away."""
 
 SMALLEST_GROUP = 10
-"""Pictures of a source that is split by itself: the fewest of which the three parts get some each, and roughly their
-shares. Sources with fewer, such as one file name per picture, are thrown together."""
+"""Images of a source that is split by itself: the fewest of which the three parts get some each, and roughly their
+shares. Sources with fewer, such as one file name per image, are thrown together."""
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -82,12 +82,12 @@ class Split(msgspec.Struct, frozen=True):
 
 
 def split_indices(groups: NDArray[np.str_], seed: int, shares: tuple[float, float] = (0.2, 0.5)) -> Split:
-    """Divide pictures into profile, certification and held-out sets, with equal shares of every group.
+    """Divide images into profile, certification and held-out sets, with equal shares of every group.
 
-    Groups of fewer than `SMALLEST_GROUP` are pooled into one. From that many pictures on, no part is empty.
+    Groups of fewer than `SMALLEST_GROUP` are pooled into one. From that many images on, no part is empty.
 
     Args:
-        groups: (n,) the source of each picture, so that each part has the same mixture.
+        groups: (n,) the source of each image, so that each part has the same mixture.
         seed: of the shuffle.
         shares: of the profile and the certification part; the rest is held out.
     """
@@ -115,23 +115,23 @@ def measure_accuracy(correct: NDArray[np.bool_], data_sha256: str, delta: float 
 
 
 class Looked(msgspec.Struct, frozen=True):
-    """What a rung said of all pictures: calibrated probabilities (n, classes) exactly as it serves them."""
+    """What a stage said of all images: calibrated probabilities (n, classes) exactly as it serves them."""
 
     name: str
     probabilities: Probabilities
     cost_ms: float
 
     def labels(self) -> NDArray[np.intp]:
-        """The most probable class of each picture (n,)."""
+        """The most probable class of each image (n,)."""
         found: NDArray[np.intp] = self.probabilities.argmax(axis=1)
         return found
 
     def scores(self, kind: Score) -> Floats:
-        """How sure it is of each picture (n,)."""
+        """How sure it is of each image (n,)."""
         return score(self.probabilities, kind).astype(np.float64)
 
 
-def profile_rung(
+def profile_stage(
     name: str,
     models: dict[str, str],
     fingerprint: str,
@@ -141,14 +141,14 @@ def profile_rung(
     data_sha256: str,
     cost_ms: float,
     delta: float = 0.05,
-) -> tuple[RungProfile, Looked]:
-    """Fit one rung's temperature on the profile split and measure it on the certification split."""
+) -> tuple[StageProfile, Looked]:
+    """Fit one stage's temperature on the profile split and measure it on the certification split."""
     # Rounded before use, so that the scores certified here are, bit for bit, those of a node that reads the profile.
     temperature = round(calibration.fit_temperature(logits[split.profile], labels[split.profile]), 6)
     looked = Looked(name, softmax(logits, temperature), round(cost_ms, 3))
     right = looked.labels() == labels
     confidence = looked.scores(Score.TOP1)[split.certify]
-    return RungProfile(
+    return StageProfile(
         name=name,
         models=models,
         fingerprint=fingerprint,
@@ -164,32 +164,37 @@ def profile_pair(
     best: Looked,
     labels: NDArray[np.integer],
     split: Split,
-    middle: Looked | None = None,
+    intermediate: Looked | None = None,
     delta: float = 0.05,
-    hop_ms: float = HOP_MS,
+    escalation_ms: float = ESCALATION_MS,
     reused_ms: float = 0.0,
 ) -> Pair:
     """Certify a pair: scores, curves and path from the profile split, certificates from the certification split.
 
-    `reused_ms` of the best rung's cost are the middle rung's work
+    `reused_ms` of the reference stage's cost are the intermediate stage's work
     (`model_zoo.calibration.model_runner.Looks.reused_ms`).
     """
     planned = split.profile
     kind = _choose_score(edge, best, labels, planned)
-    middle_kind = _choose_score(middle, best, labels, planned) if middle else None
-    chosen = make_sample(edge, kind, best, labels, planned, middle, middle_kind)
-    costs = Costs(edge.cost_ms, best.cost_ms, hop_ms, middle.cost_ms if middle else None, reused_ms)
+    intermediate_kind = _choose_score(intermediate, best, labels, planned) if intermediate else None
+    chosen = make_sample(edge, kind, best, labels, planned, intermediate, intermediate_kind)
+    costs = Costs(edge.cost_ms, best.cost_ms, escalation_ms, intermediate.cost_ms if intermediate else None, reused_ms)
     paths = tuple(rounded_path(path) for path in plan_paths(chosen, costs))
-    sample = make_sample(edge, kind, best, labels, split.certify, middle, middle_kind)
+    sample = make_sample(edge, kind, best, labels, split.certify, intermediate, intermediate_kind)
     gap = float((chosen.best_right.astype(np.float64) - chosen.edge.right).mean())
     balanced = balanced_drop(gap, len(sample), delta / len(paths))
     whole = certify_condition(sample, paths, costs, balanced, delta, Method.EXACT)
     between = None
-    if middle is not None and middle_kind is not None and chosen.middle is not None and len(paths) > 1:
-        between = Middle(
-            name=middle.name,
-            score=middle_kind,
-            curve=written_curve(measure_curve(chosen.middle, chosen.best_right)),
+    if (
+        intermediate is not None
+        and intermediate_kind is not None
+        and chosen.intermediate is not None
+        and len(paths) > 1
+    ):
+        between = Intermediate(
+            name=intermediate.name,
+            score=intermediate_kind,
+            curve=written_curve(measure_curve(chosen.intermediate, chosen.best_right)),
             path=tuple(_path_step(step) for step in sweep(sample, paths[1])),
             reused_ms=reused_ms,
         )
@@ -197,8 +202,8 @@ def profile_pair(
         edge=edge.name,
         best=best.name,
         score=kind,
-        hop_ms=hop_ms,
-        middle=between,
+        escalation_ms=escalation_ms,
+        intermediate=between,
         curve=written_curve(measure_curve(chosen.edge, chosen.best_right)),
         path=tuple(_path_step(step) for step in sweep(sample, paths[0])),
         conditions=(whole,),
@@ -211,19 +216,19 @@ def make_sample(
     best: Looked,
     labels: NDArray[np.integer] | None,
     chosen: NDArray[np.intp],
-    middle: Looked | None = None,
-    middle_kind: Score | None = None,
+    intermediate: Looked | None = None,
+    intermediate_kind: Score | None = None,
 ) -> Sample:
-    """The pictures `chosen` as a sample; without labels nothing counts as right, and only agreement can certify."""
+    """The images `chosen` as a sample; without labels nothing counts as right, and only agreement can certify."""
     truth = None if labels is None else labels[chosen]
     best_labels = best.labels()[chosen]
 
-    def rung(looked: Looked, kind: Score) -> Rung:
+    def stage(looked: Looked, kind: Score) -> Stage:
         said = looked.labels()[chosen]
-        return Rung(looked.scores(kind)[chosen], _right(said, truth), said != best_labels)
+        return Stage(looked.scores(kind)[chosen], _right(said, truth), said != best_labels)
 
-    between = None if middle is None or middle_kind is None else rung(middle, middle_kind)
-    return Sample(rung(edge, kind), _right(best_labels, truth), between)
+    between = None if intermediate is None or intermediate_kind is None else stage(intermediate, intermediate_kind)
+    return Sample(stage(edge, kind), _right(best_labels, truth), between)
 
 
 def certify_condition(
@@ -235,10 +240,10 @@ def certify_condition(
     method: Method,
     planned: Certificate | None = None,
 ) -> Condition:
-    """Certificates of whole pictures for all `CERTIFIED_DROPS`, for `balanced` and for never escalating.
+    """Certificates of whole images for all `CERTIFIED_DROPS`, for `balanced` and for never escalating.
 
     Of several paths each gets its share of δ, so that the cheapest of their results may be chosen. Where nothing below
-    the best rung can be certified to keep `balanced`, the thresholds `planned` for it stand, without a guarantee.
+    the reference stage can be certified to keep `balanced`, the thresholds `planned` for it stand, without a guarantee.
     """
     n = len(sample)
 
@@ -256,7 +261,7 @@ def certify_condition(
     else:
         bound = drop_upper_bound(never.lost, never.gained, n, delta)
     kept = certified(balanced)
-    if planned is not None and (kept.threshold, kept.middle_threshold) == ("always", "always"):
+    if planned is not None and (kept.threshold, kept.intermediate_threshold) == ("always", "always"):
         kept = msgspec.structs.replace(planned, basis="profile")
     return Condition(
         min_received_fraction=1.0,
@@ -270,30 +275,35 @@ def rounded_path(path: Path) -> Path:
     """The path as a profile holds it, so that what is certified is, bit for bit, what a node compares with."""
     return tuple(
         dict.fromkeys(
-            Thresholds(threshold_value(written(step.edge)), threshold_value(written(step.middle))) for step in path
+            Thresholds(threshold_value(written(step.edge)), threshold_value(written(step.intermediate)))
+            for step in path
         )
     )
 
 
 def paths_of(pair: Pair) -> tuple[Path, ...]:
     """The paths that a profile was certified along."""
-    written_paths = (pair.path,) if pair.middle is None else (pair.path, pair.middle.path)
+    written_paths = (pair.path,) if pair.intermediate is None else (pair.path, pair.intermediate.path)
     return tuple(
-        tuple(Thresholds(threshold_value(step.threshold), threshold_value(step.middle_threshold)) for step in steps)
+        tuple(
+            Thresholds(threshold_value(step.threshold), threshold_value(step.intermediate_threshold)) for step in steps
+        )
         for steps in written_paths
     )
 
 
 def costs_of(profile: Profile, pair: Pair) -> Costs:
-    """What the pair's rungs cost, as they were weighed when it was certified."""
-    edge, best = (profile.rung(name).cost_ms for name in (pair.edge, pair.best))
-    if pair.middle is None:
-        return Costs(edge, best, pair.hop_ms)
-    return Costs(edge, best, pair.hop_ms, profile.rung(pair.middle.name).cost_ms, pair.middle.reused_ms)
+    """What the pair's stages cost, as they were weighed when it was certified."""
+    edge, best = (profile.stage(name).cost_ms for name in (pair.edge, pair.best))
+    if pair.intermediate is None:
+        return Costs(edge, best, pair.escalation_ms)
+    return Costs(
+        edge, best, pair.escalation_ms, profile.stage(pair.intermediate.name).cost_ms, pair.intermediate.reused_ms
+    )
 
 
 def balanced_drop(gap: float, n: int, delta: float) -> float:
-    """The ε of `balanced`, from the gap on the profile split and the number of certification pictures alone."""
+    """The ε of `balanced`, from the gap on the profile split and the number of certification images alone."""
     least = drop_upper_bound(0, 0, n, delta)
     return max(0.0, min(max(BALANCED_GAP_SHARE * gap, least), BALANCED_LARGEST_SHARE * gap))
 
@@ -325,7 +335,7 @@ def write_certificate(step: Step, max_drop: float, n: int, delta: float, method:
     return Certificate(
         max_drop=round(max_drop, 6),
         threshold=written(step.thresholds.edge),
-        middle_threshold=written(step.thresholds.middle),
+        intermediate_threshold=written(step.thresholds.intermediate),
         delta=delta,
         n=n,
         basis="agreement" if agreement else "labelled",
@@ -333,18 +343,18 @@ def write_certificate(step: Step, max_drop: float, n: int, delta: float, method:
         to_best=round(step.to_best, 6),
         observed_drop=round(step.differing / n if agreement else step.drop, 6),
         edge_watch=_edge_watch(step, max_drop, n, delta),
-        middle_watch=_middle_watch(step, max_drop, n, delta),
+        intermediate_watch=_intermediate_watch(step, max_drop, n, delta),
     )
 
 
 def _edge_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch:
-    share = 1.0 if step.thresholds.middle == math.inf else _share(step.edge_differing, step.differing)
+    share = 1.0 if step.thresholds.intermediate == math.inf else _share(step.edge_differing, step.differing)
     return _watch(max_drop * share, step.edge_differing, round(step.escalation * n), n, delta)
 
 
-def _middle_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch | None:
+def _intermediate_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch | None:
     escalated = round(step.escalation * n)
-    if step.thresholds.middle == math.inf or not escalated:
+    if step.thresholds.intermediate == math.inf or not escalated:
         return None
     differing = step.differing - step.edge_differing
     share = _share(differing, step.differing)
@@ -352,7 +362,7 @@ def _middle_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch | 
 
 
 def _share(part: int, whole: int) -> float:
-    """A rung's part of the disagreement, by the rule of succession: one without any must still be allowed some."""
+    """A stage's part of the disagreement, by the rule of succession: one without any must still be allowed some."""
     return (part + 1) / (whole + 2)
 
 
@@ -367,7 +377,7 @@ def _watch(max_drop: float, differing: int, passed_on: int, n: int, delta: float
 def _path_step(step: Step) -> PathStep:
     return PathStep(
         threshold=written(step.thresholds.edge),
-        middle_threshold=written(step.thresholds.middle),
+        intermediate_threshold=written(step.thresholds.intermediate),
         escalation=round(step.escalation, 6),
         to_best=round(step.to_best, 6),
         drop=round(step.drop, 6),

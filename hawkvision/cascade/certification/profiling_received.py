@@ -1,13 +1,13 @@
-"""Certifying pictures that crossed a lossy link, against the best rung on the pictures as they were before.
+"""Certifying images that crossed a lossy link, against the reference stage on the images as they were before.
 
 The machinery of three levels (`certificate`) says it all when the levels are read like this:
 
-    edge      the edge rung on the picture as received, accepted from τ on
-    middle    the best rung on the picture as received, always accepted: what an escalation serves
-    best      the best rung on the whole original: the reference, which nobody can ask any more
+    edge      the edge stage on the image as received, accepted from τ on
+    middle    the reference stage on the image as received, always accepted: what an escalation serves
+    best      the reference stage on the whole original: the reference, which nobody can ask any more
 
 So the path is (τ, −∞) for falling τ, from (+∞, −∞), escalating everything, on. If the test fails there already, nothing
-keeps ε in this condition. Scores are compared as on whole pictures; the temperature is fitted anew, because on pictures
+keeps ε in this condition. Scores are compared as on whole images; the temperature is fitted anew, because on images
 with holes a network is surer than it is right.
 """
 
@@ -26,8 +26,8 @@ from hawkvision.cascade.certification.bounds import drop_upper_bound
 from hawkvision.cascade.certification.calibration import fit_temperature
 from hawkvision.cascade.certification.certificate import (
     BEST_ONLY,
-    Rung,
     Sample,
+    Stage,
     Step,
     Thresholds,
     certify,
@@ -43,30 +43,30 @@ from hawkvision.core.types import Logits
 
 DELTA: Final = 0.05
 CURVE_KNOTS: Final = 17
-"""Fewer than of whole pictures: there are twenty conditions, and controllers interpolate."""
+"""Fewer than of whole images: there are twenty conditions, and controllers interpolate."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedLooks:
-    """What was said of n pictures in one condition, and of the originals."""
+    """What was said of n images in one condition, and of the originals."""
 
     edge: Logits
-    """(n, classes), on the pictures as received."""
+    """(n, classes), on the images as received."""
     best: NDArray[np.intp]
-    """(n,) classes that the best rung named, on the pictures as received."""
+    """(n,) classes that the reference stage named, on the images as received."""
     reference: NDArray[np.intp]
     """(n,) classes that it named on the whole originals."""
     truth: NDArray[np.integer]
 
     def part(self, chosen: NDArray[np.intp]) -> ReceivedLooks:
-        """The pictures `chosen`."""
+        """The images `chosen`."""
         return ReceivedLooks(self.edge[chosen], self.best[chosen], self.reference[chosen], self.truth[chosen])
 
-    def edge_rung(self, kind: Score, temperature: float) -> Rung:
-        """The edge, compared with the best rung on the same received picture."""
+    def edge_stage(self, kind: Score, temperature: float) -> Stage:
+        """The edge, compared with the reference stage on the same received image."""
         probabilities = softmax(self.edge, temperature)
         said = probabilities.argmax(axis=1)
-        return Rung(score(probabilities, kind).astype(np.float64), said == self.truth, said != self.best)
+        return Stage(score(probabilities, kind).astype(np.float64), said == self.truth, said != self.best)
 
 
 def profile_received(
@@ -87,15 +87,15 @@ def profile_received(
         planned: of the profile split.
         certifying: of the certification split.
         kind: the pair's score.
-        min_quality: at which the pictures were encoded.
+        min_quality: at which the images were encoded.
         min_received_fraction: the least that was received of any.
         drops: ε to certify; those that cannot be kept are left out.
         believed: whether the edge may be believed at all in this condition.
-        data_sha256: over the pictures as received.
+        data_sha256: over the images as received.
         delta: probability that a certificate is wrong.
     """
     temperature = round(fit_temperature(planned.edge, planned.truth), 6)
-    edge = planned.edge_rung(kind, temperature)
+    edge = planned.edge_stage(kind, temperature)
     best_right = planned.best == planned.truth
     two = rounded_path(two_levels(threshold_grid(edge.scores)))
     three = (BEST_ONLY, *(Thresholds(step.edge, -math.inf) for step in two))
@@ -127,11 +127,11 @@ def certify_received(
     """The condition with everything that is stated measured on `certifying`; what was fitted and planned stays.
 
     Args:
-        design: whose temperature, curve and thresholds were fixed without these pictures.
-        certifying: of the certification pictures that reached this condition.
+        design: whose temperature, curve and thresholds were fixed without these images.
+        certifying: of the certification images that reached this condition.
         kind: the pair's score.
         drops: ε to certify; those that cannot be kept are left out.
-        data_sha256: over the pictures as received.
+        data_sha256: over the images as received.
         delta: probability that a certificate is wrong.
     """
     order, believed, temperature = design.thresholds(), design.fast is not None, design.edge_temperature
@@ -168,12 +168,12 @@ def uncertified(design: ReceivedCondition) -> ReceivedCondition:
 
 
 def _against_original(looks: ReceivedLooks, kind: Score, temperature: float) -> Sample:
-    escalated = Rung(np.zeros(len(looks.truth)), looks.best == looks.truth, looks.best != looks.reference)
-    return Sample(looks.edge_rung(kind, temperature), looks.reference == looks.truth, escalated)
+    escalated = Stage(np.zeros(len(looks.truth)), looks.best == looks.truth, looks.best != looks.reference)
+    return Sample(looks.edge_stage(kind, temperature), looks.reference == looks.truth, escalated)
 
 
 def _against_received(looks: ReceivedLooks, kind: Score, temperature: float) -> Sample:
-    return Sample(looks.edge_rung(kind, temperature), looks.best == looks.truth)
+    return Sample(looks.edge_stage(kind, temperature), looks.best == looks.truth)
 
 
 def _certificates(sample: Sample, path: Path, drops: list[float], delta: float) -> tuple[Certificate, ...]:
@@ -196,6 +196,10 @@ def _bounded(sample: Sample, thresholds: Thresholds, delta: float) -> Certificat
 
 
 def _certificate(step: Step, max_drop: float, n: int, delta: float) -> Certificate:
-    """As profiles write it: what is not accepted at the edge is escalated, to the best rung as far as there is one."""
+    """As profiles write it: what is not accepted at the edge is escalated, to the reference stage as far as there is
+    one.
+    """
     made = write_certificate(step, max_drop, n, delta)
-    return msgspec.structs.replace(made, middle_threshold="always", to_best=made.escalation, middle_watch=None)
+    return msgspec.structs.replace(
+        made, intermediate_threshold="always", to_best=made.escalation, intermediate_watch=None
+    )

@@ -16,8 +16,8 @@ from scipy.special import expit
 
 from hawkvision.cascade.certification.certificate import (
     Flags,
-    Rung,
     Sample,
+    Stage,
     Step,
     Thresholds,
     sweep,
@@ -27,25 +27,25 @@ from hawkvision.cascade.certification.certificate import (
 from hawkvision.cascade.scores import Floats
 
 EDGE_POINTS: Final = 100
-MIDDLE_POINTS: Final = 24
+INTERMEDIATE_POINTS: Final = 24
 CURVE_KNOTS: Final = 65
 LEAST_SCORE: Final = 1e-6
-"""Scores closer to 0 or 1 are taken for so close: a sure network says exactly 1.0 of many pictures."""
+"""Scores closer to 0 or 1 are taken for so close: a sure network says exactly 1.0 of many images."""
 
 Path: TypeAlias = tuple[Thresholds, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a picture costs at each rung, in milliseconds of one core, and what sending it there weighs beside that."""
+    """What an image costs at each stage, in milliseconds of one core, and what sending it there weighs beside that."""
 
     edge: float
     best: float
-    hop: float
-    middle: float | None = None
-    """None where there is no middle rung."""
+    escalation: float
+    intermediate: float | None = None
+    """None where there is no intermediate stage."""
     reused: float = 0.0
-    """Of `best`, what a picture that comes from the middle rung need not cost again
+    """Of `best`, what an image that comes from the intermediate stage need not cost again
     (`datacenter.execution.cascade_executor`)."""
 
 
@@ -55,14 +55,14 @@ class Curve:
 
     scores: Floats
     disagreement: Floats
-    """P(another label than the best rung's | score), falling."""
+    """P(another label than the reference stage's | score), falling."""
     drop: Floats
     """E[right_best − right_edge | score], at least 0, falling."""
 
 
 def smooth(scores: Floats, values: Floats) -> Floats:
-    """Isotonic regression: for every picture (n,) the expectation of its value given its score, falling with it."""
-    # Equal scores get one value: a sure network says exactly 1.0 of many pictures, in whatever order they come.
+    """Isotonic regression: for every image (n,) the expectation of its value given its score, falling with it."""
+    # Equal scores get one value: a sure network says exactly 1.0 of many images, in whatever order they come.
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
     means = np.bincount(place, weights=values) / count
     fitted: Floats = isotonic_regression(means, weights=count, increasing=False).x[place]
@@ -70,10 +70,11 @@ def smooth(scores: Floats, values: Floats) -> Floats:
 
 
 def disagreement_risk(scores: Floats, differs: Flags) -> Floats:
-    """P(another label than the best rung's | score) of every picture (n,), by logistic regression on the score's logit.
+    """P(another label than the reference stage's | score) of every image (n,), by logistic regression on the score's
+    logit.
 
     Two parameters say less of the curve's shape than `smooth`, but also what lies ahead where nothing differs any more:
-    of two rungs that never differed above some score, the one that is further away from where it did is the safer.
+    of two stages that never differed above some score, the one that is further away from where it did is the safer.
     A Gaussian prior of variance 1 on the slope (of standardised logits) keeps it finite where one score divides all.
     """
     clipped = np.clip(scores, LEAST_SCORE, 1.0 - LEAST_SCORE)
@@ -94,39 +95,39 @@ def disagreement_risk(scores: Floats, differs: Flags) -> Floats:
     return risk
 
 
-def measure_curve(rung: Rung, best_right: Flags, knots: int = CURVE_KNOTS) -> Curve:
-    """The curve of one rung, from pictures of the profile split."""
-    gap = best_right.astype(np.float64) - rung.right
-    order = np.argsort(rung.scores, kind="stable")
+def measure_curve(stage: Stage, best_right: Flags, knots: int = CURVE_KNOTS) -> Curve:
+    """The curve of one stage, from images of the profile split."""
+    gap = best_right.astype(np.float64) - stage.right
+    order = np.argsort(stage.scores, kind="stable")
     places = order[np.linspace(0, len(order) - 1, knots).round().astype(np.intp)]
     return Curve(
-        rung.scores[places],
-        smooth(rung.scores, rung.differs.astype(np.float64))[places],
-        np.maximum(smooth(rung.scores, gap)[places], 0.0),
+        stage.scores[places],
+        smooth(stage.scores, stage.differs.astype(np.float64))[places],
+        np.maximum(smooth(stage.scores, gap)[places], 0.0),
     )
 
 
 def plan_paths(sample: Sample, costs: Costs) -> tuple[Path, ...]:
-    """The paths to be certified, from pictures of the profile split: that of two levels, and one of three if it pays.
+    """The paths to be certified, from images of the profile split: that of two levels, and one of three if it pays.
 
-    With a middle rung both thresholds come down together, a bin of scores at a time: always the bin next whose
+    With an intermediate stage both thresholds come down together, a bin of scores at a time: always the bin next whose
     acceptance is expected to give up least for what it saves.
     """
     two = two_levels(threshold_grid(sample.edge.scores))
-    if sample.middle is None or costs.middle is None:
+    if sample.intermediate is None or costs.intermediate is None:
         return (two,)
-    three = _three_levels(sample, sample.middle, costs)
+    three = _three_levels(sample, sample.intermediate, costs)
     return (two, three) if _area(sample, three, costs) < _area(sample, two, costs) else (two,)
 
 
-def _three_levels(sample: Sample, middle: Rung, costs: Costs) -> Path:
+def _three_levels(sample: Sample, intermediate: Stage, costs: Costs) -> Path:
     edge_grid = threshold_grid(sample.edge.scores, EDGE_POINTS)
-    middle_grid = threshold_grid(middle.scores, MIDDLE_POINTS)
-    assert costs.middle is not None
+    intermediate_grid = threshold_grid(intermediate.scores, INTERMEDIATE_POINTS)
+    assert costs.intermediate is not None
     more = costs.best - costs.reused
     bins = [
-        *_bins(sample.edge, sample.best_right, edge_grid, costs.hop + costs.middle + more / 2.0, level=0),
-        *_bins(middle, sample.best_right, middle_grid, more, level=1),
+        *_bins(sample.edge, sample.best_right, edge_grid, costs.escalation + costs.intermediate + more / 2.0, level=0),
+        *_bins(intermediate, sample.best_right, intermediate_grid, more, level=1),
     ]
     bars = [math.inf, math.inf]
     path = [Thresholds(*bars)]
@@ -148,13 +149,13 @@ class _Bin:
     bar: float
 
 
-def _bins(rung: Rung, best_right: Flags, grid: Floats, saving: float, *, level: int) -> list[_Bin]:
+def _bins(stage: Stage, best_right: Flags, grid: Floats, saving: float, *, level: int) -> list[_Bin]:
     """Disagreement is what orders them: it has more events than the drop, and the two are in proportion."""
-    disagreement = disagreement_risk(rung.scores, rung.differs)
-    drop = float(best_right.mean() - rung.right.mean())
-    ratio = max(drop, 1e-3) / max(float(rung.differs.mean()), 1e-3)
-    order = np.argsort(-rung.scores, kind="stable")
-    ends = np.searchsorted(-rung.scores[order], -grid, side="right")
+    disagreement = disagreement_risk(stage.scores, stage.differs)
+    drop = float(best_right.mean() - stage.right.mean())
+    ratio = max(drop, 1e-3) / max(float(stage.differs.mean()), 1e-3)
+    order = np.argsort(-stage.scores, kind="stable")
+    ends = np.searchsorted(-stage.scores[order], -grid, side="right")
     found: list[_Bin] = []
     price = 0.0
     for place in range(1, len(grid)):
@@ -177,10 +178,10 @@ def _area(sample: Sample, path: Sequence[Thresholds], costs: Costs) -> float:
 
 
 def expected_cost(costs: Costs, step: Step) -> float:
-    """Milliseconds per picture."""
-    total = step.to_best * costs.best + step.escalation * costs.hop
+    """Milliseconds per image."""
+    total = step.to_best * costs.best + step.escalation * costs.escalation
     if step.thresholds.edge < math.inf:
         total += costs.edge
-    if costs.middle is not None and step.thresholds.middle < math.inf:
-        total += step.escalation * costs.middle - step.to_best * costs.reused
+    if costs.intermediate is not None and step.thresholds.intermediate < math.inf:
+        total += step.escalation * costs.intermediate - step.to_best * costs.reused
     return total

@@ -56,7 +56,7 @@ class Terms:
     max_drop: float
     """ε."""
     disagreement: float
-    """Upper bound of P(accepted, and another label than the best rung's) in traffic as certified."""
+    """Upper bound of P(accepted, and another label than the reference stage's) in traffic as certified."""
     scores: tuple[float, ...]
     """Knots of equal share of the profile's traffic, rising."""
     disagreements: tuple[float, ...]
@@ -140,7 +140,9 @@ class StreamControl:
         self.state.accepted += 1
 
     def escalated(self, score: float, differs: bool | None) -> None:
-        """A picture was escalated; `differs` compares edge and best rung, None if the best rung did not answer."""
+        """An image was escalated; `differs` compares edge and reference stage, None if the reference stage did not
+        answer.
+        """
         state = self.state
         predicted = self._predicted(score)
         state.requests += 1

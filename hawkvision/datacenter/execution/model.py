@@ -1,4 +1,4 @@
-"""One variant, loaded: images in, calibrated probabilities out, in batches. Knows nothing of pictures' formats."""
+"""One variant, loaded: images in, calibrated probabilities out, in batches. Knows nothing of images' formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hawkvision.models.fingerprints import VariantRun
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The images of one picture (1 or 2, height, width, 3), and whether no other variant looks at it meanwhile."""
+    """The images of one image (1 or 2, height, width, 3), and whether no other variant looks at it meanwhile."""
 
     images: Pixels
     alone: bool
@@ -45,7 +45,7 @@ class Model:
 
         Args:
             narrow: the model on one thread.
-            wide: the same on several, for a picture that neither others wait with nor other variants look at.
+            wide: the same on several, for an image that neither others wait with nor other variants look at.
             temperature: that calibrates its probabilities.
             threads: on which it infers, one batch at a time.
             max_batch_size: requests in a batch.
@@ -68,7 +68,7 @@ class Model:
         )
 
     async def classify(self, images: Pixels, expires_at: float, *, alone: bool) -> Batched[Probabilities]:
-        """The mean (1, classes) of one picture's images (1 or 2, height, width, 3); `expires_at` is monotonic.
+        """The mean (1, classes) of one image's images (1 or 2, height, width, 3); `expires_at` is monotonic.
 
         Raises:
             DeadlineMissed: if that passes before inference began.
@@ -89,5 +89,5 @@ class Model:
 
 
 def _mean(rows: Probabilities) -> Probabilities:
-    """(1, classes) from the (views, classes) of one picture."""
+    """(1, classes) from the (views, classes) of one image."""
     return average([rows[i : i + 1] for i in range(len(rows))])

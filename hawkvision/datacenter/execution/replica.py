@@ -1,14 +1,14 @@
-"""One replica of a group of variants: an encoded picture in, each one's calibrated probabilities out. Knows no Ray.
+"""One replica of a group of variants: an encoded image in, each one's calibrated probabilities out. Knows no Ray.
 
-A group are variants that look at the same pictures, a committee's members and the rungs that are among them. They live
-in one process, so that a picture crosses to it once, is decoded once, and is looked at by as many of them at a time as
+A group are variants that look at the same images, a committee's members and the stages that are among them. They live
+in one process, so that an image crosses to it once, is decoded once, and is looked at by as many of them at a time as
 there are cores.
 
-Pictures arrive encoded and are decoded here, not at the door: 30 KB of JPEG cross processes in about 1.1 ms where a
-300 x 300 tensor takes 1.4 ms (Ray's gRPC transport) or 4.2 ms (its object store), the door's one event loop stays
-free, and decoding scales with the replicas. Decoding comes before batching, so a bad picture fails alone.
+Images arrive encoded and are decoded here, not at the server: 30 KB of JPEG cross processes in about 1.1 ms where a
+300 x 300 tensor takes 1.4 ms (Ray's gRPC transport) or 4.2 ms (its object store), the server's one event loop stays
+free, and decoding scales with the replicas. Decoding comes before batching, so a bad image fails alone.
 
-What decoding costs is told from the header (`imaging.decoding_cost`): pictures wait for memory and for their turn by
+What decoding costs is told from the header (`imaging.decoding_cost`): images wait for memory and for their turn by
 deadline, heavy ones one after the other, so that one thread is left to the others; and none is begun that would be
 late.
 """
@@ -76,18 +76,20 @@ class GroupSettings:
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     group: str = ""
-    door: Address | None = None
-    """Where to report, if the door is on this machine."""
+    server: Address | None = None
+    """Where to report, if the server is on this machine."""
 
 
-def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig, door: Address | None = None) -> GroupSettings:
+def settings_of(
+    group: Group, catalog: Catalog, config: DatacenterConfig, server: Address | None = None
+) -> GroupSettings:
     """A group's part of the tier's settings."""
     return GroupSettings(
         task=catalog.task,
         variants=group.variants,
         classes=catalog.classes,
         backend=config.backend,
-        providers=config.providers,
+        providers=config.onnx_providers,
         cache_dir=config.cache_dir,
         max_batch_size=config.max_batch_size,
         batch_wait_ms=config.batch_wait_ms,
@@ -100,7 +102,7 @@ def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig, door: 
         log_level=config.log_level,
         log_format=config.log_format,
         group=group.name,
-        door=door,
+        server=server,
     )
 
 
@@ -137,9 +139,9 @@ class Replica:
         log.info("memory for decoding: %d MB, by %s", self.parts.decoding // 1_000_000, self.parts.basis)
         self.memory = Budget(self.parts.decoding)
         self._heavy = Budget(_DECODE_THREADS - 1)
-        """Threads that heavy pictures may take."""
+        """Threads that heavy images may take."""
         self._inside = 0
-        """Pictures."""
+        """Images."""
         self._reported: Reported | None = None
 
     async def backends(self) -> tuple[str, ...]:
@@ -147,59 +149,59 @@ class Replica:
         return self._backends
 
     async def check_health(self) -> None:
-        """Report to a door on this machine. Serve asks this before it calls the replica started, and ever again.
+        """Report to a server on this machine. Serve asks this before it calls the replica started, and ever again.
 
         Raises:
-            OSError: if the door is gone, which makes the replica of no use.
+            OSError: if the server is gone, which makes the replica of no use.
         """
-        door = self._settings.door
-        if door is not None and (self._reported is None or self._reported.closed):
+        server = self._settings.server
+        if server is not None and (self._reported is None or self._reported.closed):
             self._reported = await report(
-                door,
+                server,
                 self._settings.group,
                 self.stated,
-                lambda q: self._walk(q.picture, q.errands, q.expires_at, piecemeal=q.piecemeal),
+                lambda q: self._walk(q.image, q.errands, q.expires_at, piecemeal=q.piecemeal),
             )
 
     async def present(self) -> str:
-        """That a replica is there, for a door that asks through Ray, and what it states of its variants."""
+        """That a replica is there, for a server that asks through Ray, and what it states of its variants."""
         return self.stated
 
     async def classify(
-        self, picture: bytes, errands: Sequence[Errand], expires_at: float, request: About | None = None
+        self, image: bytes, errands: Sequence[Errand], expires_at: float, request: About | None = None
     ) -> tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError:
-        """What the variants make of the picture, errand by errand (`Errand` says when one ends), in parts.
+        """What the variants make of the image, errand by errand (`Errand` says when one ends), in parts.
 
         `expires_at` is a time of day (`time.time()`), because it counts the wait in Ray's router too; the nodes of a
-        cluster are assumed to agree to within milliseconds. A picture that cannot be read and a missed deadline come
+        cluster are assumed to agree to within milliseconds. An image that cannot be read and a missed deadline come
         back as values: Ray would log each raised error with its traceback, and let bad callers fill the disk.
-        `request` is whose picture it is, for the log.
+        `request` is whose image it is, for the log.
         """
         resume(request)
         try:
-            return tuple([part async for part in self._walk(picture, errands, expires_at, piecemeal=False)])
+            return tuple([part async for part in self._walk(image, errands, expires_at, piecemeal=False)])
         except (RequestError, DeadlineMissed, Overloaded) as error:
             return error
 
     async def piecemeal(
-        self, picture: bytes, errands: Sequence[Errand], expires_at: float, request: About | None = None
+        self, image: bytes, errands: Sequence[Errand], expires_at: float, request: About | None = None
     ) -> AsyncIterator[tuple[VariantAnswer, ...] | HawkVisionError]:
         """As `classify`, but in smaller parts (`_stages`), each told as soon as it is there; an error is the last.
 
         The first view is looked at by itself, on all the cores that its variant makes use of, the others side by side.
-        On two cores of an AMD EPYC, ImageNet's committee has an opinion after 13 ms, and ends after 28 where it need
-        not look at all views, or 38 (medians in the door; `classify` ends after 27 in all).
+        On two cores of an AMD EPYC, ImageNet's ensemble has an opinion after 13 ms, and ends after 28 where it need
+        not look at all views, or 38 (medians in the server; `classify` ends after 27 in all).
         """
         resume(request)
         try:
-            async with aclosing(self._walk(picture, errands, expires_at, piecemeal=True)) as parts:
+            async with aclosing(self._walk(image, errands, expires_at, piecemeal=True)) as parts:
                 async for part in parts:
                     yield part
         except (RequestError, DeadlineMissed, Overloaded) as error:
             yield error
 
     async def _walk(
-        self, picture: bytes, errands: Sequence[Errand], expires_at: float, *, piecemeal: bool
+        self, image: bytes, errands: Sequence[Errand], expires_at: float, *, piecemeal: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         """The answers of each stage of each errand, as long as there is not enough.
 
@@ -212,10 +214,10 @@ class Replica:
         names = list(dict.fromkeys(name for errand in errands for name in self._models if name in errand.wanted))
         part: tuple[VariantAnswer, ...] = ()
         async with self._visit(expires_at) as visit, AsyncExitStack() as decoding:
-            header = probe(picture)
-            cost = self._cost(picture, header)
+            header = probe(image)
+            cost = self._cost(image, header)
             prepared = load_inputs(
-                picture, [self._specs[name] for name in names], max_pixels=self._settings.max_pixels, header=header
+                image, [self._specs[name] for name in names], max_pixels=self._settings.max_pixels, header=header
             )
             for errand in errands:
                 if enough(errand, seen):
@@ -266,17 +268,17 @@ class Replica:
             stage = _together([*stage.items(), *stages.popleft().items()])
         return {name: stage[name] for name in self._models if name in stage}
 
-    def _cost(self, picture: bytes, header: ImageHeader) -> Cost:
+    def _cost(self, image: bytes, header: ImageHeader) -> Cost:
         """Of decoding it for all variants.
 
         Raises:
-            TooLarge: for too many pixels, or more memory than one picture may have.
+            TooLarge: for too many pixels, or more memory than one image may have.
         """
-        cost = self._scales.cost(picture, header)
+        cost = self._scales.cost(image, header)
         if cost.bytes > self.parts.request:
             raise TooLarge(
-                f"to decode the picture of {header.width}x{header.height} pixels takes up to {cost.bytes} bytes of "
-                f"memory; one picture may have {self.parts.request}"
+                f"to decode the image of {header.width}x{header.height} pixels takes up to {cost.bytes} bytes of "
+                f"memory; one image may have {self.parts.request}"
             )
         return cost
 
@@ -298,7 +300,7 @@ class Replica:
             yield
 
     def _prepare(self, inputs: Iterator[Pixels], names: Sequence[str], cost: Cost) -> dict[str, Pixels]:
-        """The next input for each: 0.1 ms beyond the first of a small picture, less than to be woken for it anew."""
+        """The next input for each: 0.1 ms beyond the first of a small image, less than to be woken for it anew."""
         begun = time.perf_counter()
         prepared = {name: next(inputs) for name in names}
         self._rates.learn(cost, time.perf_counter() - begun)
@@ -306,7 +308,7 @@ class Replica:
 
     @asynccontextmanager
     async def _visit(self, expires_at: float) -> AsyncGenerator[_Visit]:
-        """One picture's; what it has not got when it ends, it gives up.
+        """One image's; what it has not got when it ends, it gives up.
 
         Raises:
             DeadlineMissed: if it comes too late.
@@ -327,10 +329,10 @@ class Replica:
 
 
 class _Visit:
-    """One picture's questions to the variants. Made by `Replica._visit`."""
+    """One image's questions to the variants. Made by `Replica._visit`."""
 
     def __init__(self, models: Mapping[str, Model], stated: str, expires_at: float, lonely: Callable[[], bool]) -> None:
-        """`expires_at` is monotonic, and `lonely` tells whether no other picture is here."""
+        """`expires_at` is monotonic, and `lonely` tells whether no other image is here."""
         self._models = models
         self._stated = stated
         self.expires_at = expires_at
@@ -344,9 +346,9 @@ class _Visit:
         self._decode_ms |= dict.fromkeys(names, decode_ms)
 
     def ask(self, name: str, views: Views, upright: Pixels, *, alone: bool) -> None:
-        """Put a question; `alone` says that no other variant looks at the picture meanwhile.
+        """Put a question; `alone` says that no other variant looks at the image meanwhile.
 
-        Then it may have several cores, unless there are other pictures. Several variants share out the cores.
+        Then it may have several cores, unless there are other images. Several variants share out the cores.
         """
         decode_ms = self._decode_ms.pop(name, 0.0)
         answering = self._answer(name, views, upright, decode_ms, alone=alone and self._lonely())
@@ -406,7 +408,7 @@ def _retrieved(task: asyncio.Task[VariantAnswer]) -> None:
 
 
 def _images(upright: Pixels, views: Views) -> Pixels:
-    """(1 or 2, height, width, 3): the picture, its mirror image, or both."""
+    """(1 or 2, height, width, 3): the image, its mirror image, or both."""
     match views:
         case Views.UPRIGHT:
             return upright[None]
@@ -423,7 +425,7 @@ def _mirrored(upright: Pixels) -> Pixels:
 
 
 def _warm_decoders(specs: Sequence[InputSpec], max_pixels: int) -> None:
-    """Decode and scale a picture of each usual format as all variants take it in, so that the first caller's finds what
+    """Decode and scale an image of each usual format as all variants take it in, so that the first caller's finds what
     that needs loaded.
     """
     size = round(1.5 * max(max(spec.height, spec.width) for spec in specs))

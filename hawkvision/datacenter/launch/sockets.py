@@ -69,7 +69,7 @@ def open_sockets(config: DatacenterConfig) -> PublicSockets:
         return PublicSockets(http, bind(config.host, port))
     except OSError as error:
         http.close()
-        raise ConfigError(f"dc.host, dc.lossy_port: cannot listen on UDP {config.host}:{port}: {error}") from None
+        raise ConfigError(f"dc.host, dc.datagram_port: cannot listen on UDP {config.host}:{port}: {error}") from None
 
 
 def hand_over(connection: socket.socket, sockets: PublicSockets, message: bytes) -> None:

@@ -64,8 +64,8 @@ def launch(config: DatacenterConfig, stopping: threading.Event) -> int:
     `stopping` is for a signal that came before: set, it ends the start at its next step.
 
     Prints `ready: http://HOST:PORT` on standard output once every variant is loaded. Until then, while draining and
-    while a tier process is replaced, callers get 503. With `config.lossy_port` pictures are taken as datagrams, too; a
-    second line `lossy: udp://HOST:PORT` and `GET /v1/transport` say where.
+    while a tier process is replaced, callers get 503. With `config.datagram_port` images are taken as datagrams, too; a
+    second line `datagram: udp://HOST:PORT` and `GET /v1/transport` say where.
 
     Raises:
         ConfigError: if the address cannot be listened on, Ray's version is none that is taken, or Ray may not have a

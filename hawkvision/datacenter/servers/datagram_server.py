@@ -1,7 +1,7 @@
-"""The datacenter's door for pictures that come as datagrams: the same tier, the same replies as over HTTP.
+"""The datacenter's server for images that come as datagrams: the same tier, the same replies as over HTTP.
 
-A picture of which fragments are missing is looked at when they came or can no longer come in time, not before: the
-edge has asked because it was not sure itself, and a look at half a picture would cost the tier as much as at a whole.
+An image of which fragments are missing is looked at when they came or can no longer come in time, not before: the
+edge has asked because it was not sure itself, and a look at half an image would cost the tier as much as at a whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from prometheus_client.registry import Collector
 
 from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import HawkVisionError, InternalError, TooLarge
-from hawkvision.core.escalation_api import HopReply, HopRequest, LossyOffer, parse_hop_datagram
+from hawkvision.core.escalation_api import (
+    DatagramEndpoint,
+    EscalationReply,
+    EscalationRequest,
+    parse_escalation_datagram,
+)
 from hawkvision.core.logs import about
 from hawkvision.core.trace import start_trace
 from hawkvision.datacenter.catalog import Catalog
@@ -28,56 +33,56 @@ from hawkvision.servers.keys import INFER, Keys
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
 from hawkvision.transport.endpoint.receiver import ReceiveTimeouts, Status
-from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.server import DatagramListener
 from hawkvision.transport.endpoint.session import Incoming
-from hawkvision.transport.metrics import LossyDoorCounts
+from hawkvision.transport.metrics import DatagramServerCounts
 from hawkvision.transport.offer import Offered
 from hawkvision.transport.protocol.identity import identity_for
 from hawkvision.transport.settings import DatagramSettings
 
 log = logging.getLogger(__name__)
 
-PATH: Final = "lossy"
+PATH: Final = "datagram"
 """In the place of a path in the tier's metrics."""
 RESERVE_S: Final = 0.03
-"""How long before its deadline a picture is looked at, whatever is still missing of it: the committee takes 36 ms of
+"""How long before its deadline an image is looked at, whatever is still missing of it: the ensemble takes 36 ms of
 processor time, spread over its members."""
 PATIENCE_S: Final = 30.0
 """Longest wait for missing fragments; the transport itself gives up after 10 s without news."""
 CONFIRM_S: Final = 0.5
 """How long the last answers are repeated to callers that have not confirmed them, before connections end."""
 GONE: Final = 499
-"""What the metrics say of a caller that is gone, as at the HTTP door."""
+"""What the metrics say of a caller that is gone, as at the HTTP server."""
 
 
-class LossyDoor:
-    """The tier's end of the lossy transport. Made by `open`; close it."""
+class DatagramServer:
+    """The tier's end of the datagram transport. Made by `open`; close it."""
 
     def __init__(self, tier: Tier, max_body_bytes: int, keys: Keys) -> None:
         self._keys = keys
         self._tier = tier
         self._max_body_bytes = max_body_bytes
-        self._server: LossyServer | None = None
+        self._server: DatagramListener | None = None
         self.offered: Offered
 
     @classmethod
     async def open(
         cls, config: DatacenterConfig, port: int, tier: Tier, keys: Keys, bound: socket.socket | None = None
-    ) -> LossyDoor:
+    ) -> DatagramServer:
         """Listen on a UDP port of `config.host`; 0 takes a free one. With `bound`, at that socket.
 
         Raises:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
-        door = cls(tier, config.max_body_bytes, keys)
+        datagram_server = cls(tier, config.max_body_bytes, keys)
         datagrams = config.feature(DatagramSettings)
         files = datagrams.certificate, datagrams.key
         identity = identity_for(*files)
-        door._server = await LossyServer.start(
+        datagram_server._server = await DatagramListener.start(
             config.host,
             port,
             identity,
-            door.answer,
+            datagram_server.answer,
             keys=keys,
             takes_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side(tier.catalog),
@@ -85,23 +90,23 @@ class LossyDoor:
             congestion=controller_class(datagrams.congestion_control),
             bound=bound,
         )
-        door.offered = Offered(door._server, *files, identity)
-        tier.metrics.watch(door)
-        return door
+        datagram_server.offered = Offered(datagram_server._server, *files, identity)
+        tier.metrics.watch(datagram_server)
+        return datagram_server
 
     def collectors(self) -> Iterable[Collector]:
         """See `Instrumented`."""
         assert self._server is not None, "made by open"
         server = self._server
-        return (LossyDoorCounts("hawkvision_dc", lambda: server.counts({})),)
+        return (DatagramServerCounts("hawkvision_dc", lambda: server.counts({})),)
 
     @property
-    def offer(self) -> LossyOffer:
-        """What `GET /v1/transport` says of this door."""
+    def offer(self) -> DatagramEndpoint:
+        """What `GET /v1/transport` says of this server."""
         return self.offered.offer
 
     async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
-        """The reply to one picture.
+        """The reply to one image.
 
         Raises:
             HawkVisionError: as over HTTP.
@@ -110,7 +115,7 @@ class LossyDoor:
         variant, status = None, GONE
         try:
             self._keys.admit(incoming.caller, INFER)
-            asked, trace = parse_hop_datagram(incoming.template, incoming.meta)
+            asked, trace = parse_escalation_datagram(incoming.template, incoming.meta)
             about(None, trace or start_trace())
             variant = asked.variant
             best = await _at_its_best(incoming)
@@ -120,14 +125,14 @@ class LossyDoor:
         except HawkVisionError as error:
             status = error.status
             raise
-        except Exception:  # process boundary: one picture's defect must not reach the next
+        except Exception:  # process boundary: one image's defect must not reach the next
             status = InternalError.status
             log.exception("unexpected failure")
             raise InternalError("internal error; the datacenter's log has the details") from None
         finally:
             self._tier.count(PATH, variant, status, time.perf_counter() - started)
 
-    async def _look(self, incoming: Incoming, asked: HopRequest) -> bytes:
+    async def _look(self, incoming: Incoming, asked: EscalationRequest) -> bytes:
         arrived = incoming.arrived
         assert not isinstance(arrived, Expired), "the transport answers these by itself"
         if incoming.deadline is not None:
@@ -135,7 +140,7 @@ class LossyDoor:
             asked = msgspec.structs.replace(asked, deadline_ms=left_ms)
         with self._tier.admit(asked) as visit:
             if len(arrived.body) > self._max_body_bytes:
-                raise TooLarge(f"the picture has {len(arrived.body)} bytes; at most {self._max_body_bytes} are read")
+                raise TooLarge(f"the image has {len(arrived.body)} bytes; at most {self._max_body_bytes} are read")
             reply = await visit.look(arrived.body, lambda so_far: incoming.say(_encoded(so_far, arrived)))
         return _encoded(reply, arrived)
 
@@ -151,17 +156,17 @@ def useful_side(catalog: Catalog) -> int:
     return max(math.ceil(max(v.input.height, v.input.width) / v.input.crop_fraction) for v in catalog.variants)
 
 
-def _encoded(reply: HopReply, arrived: Complete | Partial) -> bytes:
-    """The body of a reply to what arrived of a picture."""
+def _encoded(reply: EscalationReply, arrived: Complete | Partial) -> bytes:
+    """The body of a reply to what arrived of an image."""
     fraction = arrived.received_fraction if isinstance(arrived, Partial) else 1.0
     return msgspec.json.encode(msgspec.structs.replace(reply, received_fraction=fraction, quality=arrived.quality))
 
 
 async def _at_its_best(incoming: Incoming) -> Incoming:
-    """The picture once no more of it will come."""
+    """The image once no more of it will come."""
     if incoming.better is None:
         return incoming
-    # Bounded by us, too: the picture that is here is better than none.
+    # Bounded by us, too: the image that is here is better than none.
     patience_s = PATIENCE_S
     if incoming.deadline is not None:
         patience_s = max(0.0, incoming.deadline.remaining_s(asyncio.get_running_loop().time()))

@@ -1,7 +1,7 @@
-"""The datacenter's HTTP door: a request in, a reply out, whoever owns the socket.
+"""The datacenter's HTTP server: a request in, a reply out, whoever owns the socket.
 
-`Door.respond` is given Starlette's `Request` and returns its `Response`. On one machine uvicorn calls it through
-`Door.asgi`; in a cluster Ray Serve's ingress deployment calls it. The wire is described in
+`HttpServer.respond` is given Starlette's `Request` and returns its `Response`. On one machine uvicorn calls it through
+`HttpServer.asgi`; in a cluster Ray Serve's ingress deployment calls it. The wire is described in
 `hawkvision.core.escalation_api`.
 """
 
@@ -35,14 +35,14 @@ from hawkvision.core.errors import (
 from hawkvision.core.escalation_api import (
     INFER_PATH,
     PROGRESSIVE_TYPE,
-    RUNGS_PATH,
+    STAGES_PATH,
     TRACE_HEADER,
     TRANSPORT_PATH,
     VARIANT_HEADER,
-    HopReply,
-    HopRequest,
+    EscalationReply,
+    EscalationRequest,
     Transports,
-    parse_hop_headers,
+    parse_escalation_headers,
 )
 from hawkvision.core.logs import REQUEST_ID_HEADER, about
 from hawkvision.core.trace import parse_traceparent, start_trace
@@ -59,17 +59,17 @@ ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
-class DoorLimits:
+class ServerLimits:
     """What a caller may send: bytes of one body, and requests inside the tier at once."""
 
     max_body_bytes: int
     max_in_flight: int
 
 
-class Door:
-    """Parses, checks, hands pictures to the tier and answers."""
+class HttpServer:
+    """Parses, checks, hands images to the tier and answers."""
 
-    def __init__(self, catalog: Catalog, limits: DoorLimits, keys: Keys) -> None:
+    def __init__(self, catalog: Catalog, limits: ServerLimits, keys: Keys) -> None:
         self.tier = Tier(catalog, limits.max_in_flight)
         self.keys = keys
         self.tier.metrics.watch_keys(keys.counts)
@@ -79,7 +79,7 @@ class Door:
         self._bodies = Bodies(limits.max_body_bytes, self.tier.metrics.received_bytes)
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The door as an ASGI application for HTTP; uvicorn is told to send nothing else."""
+        """The server as an ASGI application for HTTP; uvicorn is told to send nothing else."""
         response = await self.respond(Request(scope, receive))
         await response(scope, receive, send)
 
@@ -125,7 +125,7 @@ class Door:
         if path == TRANSPORT_PATH:
             return _json(self.transports())
         self.keys.authorize(request.headers.get("authorization"), needed_scopes(method, path))
-        if path == RUNGS_PATH:
+        if path == STAGES_PATH:
             self.tier.check_ready()
             return _json(self.tier.listing())
         if path == METRICS_PATH:
@@ -134,16 +134,16 @@ class Door:
         return await self._infer(request)
 
     async def _infer(self, request: Request) -> Response:
-        asked = parse_hop_headers(request.headers)
+        asked = parse_escalation_headers(request.headers)
         if asked.progressive:
             return await self._progressively(request, asked)
         visit = self.tier.visit(asked)
         with self._body(request) as body:
-            picture = await visit.in_time(_read(body, request))
+            image = await visit.in_time(_read(body, request))
             with visit.inside():
-                return _json(await _unless_gone(request, visit.look(picture)))
+                return _json(await _unless_gone(request, visit.look(image)))
 
-    async def _progressively(self, request: Request, asked: HopRequest) -> Response:
+    async def _progressively(self, request: Request, asked: EscalationRequest) -> Response:
         """A line for every answer, from the first on; a plain reply if that is the last one already.
 
         Raises:
@@ -152,15 +152,15 @@ class Door:
         visit = self.tier.visit(asked)
         with ExitStack() as stack:
             body = stack.enter_context(self._body(request))
-            picture = await visit.in_time(_read(body, request))
+            image = await visit.in_time(_read(body, request))
             stack.enter_context(visit.inside())
             inside = stack.pop_all()
         # The visit lasts as long as this task, which the deadline ends, not as long as anybody reads what it says.
-        looking = asyncio.create_task(visit.look(picture, lambda reply: lines.put_nowait(_line(reply))))
+        looking = asyncio.create_task(visit.look(image, lambda reply: lines.put_nowait(_line(reply))))
         lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         """At most one line for every view of every member; None at the end."""
 
-        def ended(task: asyncio.Task[HopReply]) -> None:
+        def ended(task: asyncio.Task[EscalationReply]) -> None:
             inside.close()
             lines.put_nowait(None)
             if not task.cancelled():
@@ -188,7 +188,7 @@ class Door:
 
     @contextmanager
     def _body(self, request: Request) -> Iterator[Body]:
-        """The body of a request for a picture, which takes memory as long as the block lasts.
+        """The body of a request for an image, which takes memory as long as the block lasts.
 
         Raises:
             UnsupportedMedia: if it says that it is something else.
@@ -205,7 +205,7 @@ class Door:
 
 _PATHS = {
     INFER_PATH: "POST",
-    RUNGS_PATH: "GET",
+    STAGES_PATH: "GET",
     TRANSPORT_PATH: "GET",
     METRICS_PATH: "GET",
     "/healthz": "GET",
@@ -213,14 +213,14 @@ _PATHS = {
 }
 
 
-def make_door(config: DatacenterConfig, catalog: Catalog) -> Door:
-    """The door that the settings describe; it says 503 until its tier is given its variants.
+def make_http_server(config: DatacenterConfig, catalog: Catalog) -> HttpServer:
+    """The server that the settings describe; it says 503 until its tier is given its variants.
 
     Raises:
         ConfigError: if the keys cannot be read.
     """
     keys = Keys(config.api_key, config.keys_file, where="dc.api_key")
-    return Door(catalog, DoorLimits(config.max_body_bytes, max_in_flight(config, catalog)), keys)
+    return HttpServer(catalog, ServerLimits(config.max_body_bytes, max_in_flight(config, catalog)), keys)
 
 
 def max_in_flight(config: DatacenterConfig, catalog: Catalog) -> int:
@@ -252,7 +252,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _line(reply: HopReply) -> bytes:
+def _line(reply: EscalationReply) -> bytes:
     return msgspec.json.encode(reply) + b"\n"
 
 

@@ -1,27 +1,27 @@
-"""A short way from the door to replicas on the same machine, and how the door knows which of them live.
+"""A short way from the server to replicas on the same machine, and how the server knows which of them live.
 
-    door ◄── key, group ─────────────────────────────────────────────── replica, once it has loaded its models
-         ── 7: picture, errands, when it expires, whether piecemeal ──►
+    server ◄── key, group ─────────────────────────────────────────────── replica, once it has loaded its models
+         ── 7: image, errands, when it expires, whether piecemeal ──►
          ◄────────────────── 7: part ─── 7: part ─── 7: end, or error ──
          ── 7: never mind ──►
          ── 0: are you there? ──►   ◄── 0: yes ──
 
-Through a handle of Ray Serve a picture takes 2.1 ms to the replica, and the last of its answer 1.5 ms back. This way
-ImageNet's committee answers 3.1 ms sooner, its upright views 2.7, of 29.5 and 21.7 ms over HTTP (means of 200 pictures
+Through a handle of Ray Serve an image takes 2.1 ms to the replica, and the last of its answer 1.5 ms back. This way
+ImageNet's ensemble answers 3.1 ms sooner, its upright views 2.7, of 29.5 and 21.7 ms over HTTP (means of 200 images
 in turns, two shared cores of an AMD EPYC). Serve starts, watches and replaces replicas all the same. Where it also
-decides how many there are, pictures go through its handles, which count them, and only the last line is made use of.
+decides how many there are, images go through its handles, which count them, and only the last line is made use of.
 
-A replica that dies closes its connection, which the door learns at once. One that is asked whether it is there and says
-nothing for `SILENT_S`, neither that nor an answer, counts as absent until it does: what it was asked is asked of
+A replica that dies closes its connection, which the server learns at once. One that is asked whether it is there and
+says nothing for `SILENT_S`, neither that nor an answer, counts as absent until it does: what it was asked is asked of
 another.
 
-A frame is its length and the question's number, both unsigned 32-bit big-endian, and a pickled body. The door's socket
-has a random name in Linux's abstract namespace (unix(7)), so no file is left behind. Names can be listed there, so
-either end hangs up unless the kernel says that the other is run by the same user (SO_PEERCRED), and the door does
+A frame is its length and the question's number, both unsigned 32-bit big-endian, and a pickled body. The server's
+socket has a random name in Linux's abstract namespace (unix(7)), so no file is left behind. Names can be listed there,
+so either end hangs up unless the kernel says that the other is run by the same user (SO_PEERCRED), and the server does
 unless the first bytes are its key, which replicas are told through Serve's deployment record alone.
 
 What goes this way, Serve does not count: a replica that it stops, because its health check fails, does not finish what
-it was asked here, and the door asks the next one.
+it was asked here, and the server asks the next one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _MOST_CONNECTIONS: Final = 4096
 class Question:
     """What a replica is asked; see `Replica.classify` and `Replica.piecemeal`."""
 
-    picture: bytes
+    image: bytes
     errands: tuple[Errand, ...]
     expires_at: float
     piecemeal: bool
@@ -99,7 +99,7 @@ class _Report:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the door listens for replicas, and the key that it asks for. To be told in confidence."""
+    """Where the server listens for replicas, and the key that it asks for. To be told in confidence."""
 
     name: str
     key: bytes
@@ -114,10 +114,10 @@ Answering: TypeAlias = Callable[[Question], AsyncGenerator[Part]]
 
 
 async def report(address: Address, group: str, stated: str, answering: Answering) -> Reported:
-    """Tell the door that a replica of this group is there and what it runs, and answer what it asks from now on.
+    """Tell the server that a replica of this group is there and what it runs, and answer what it asks from now on.
 
     Raises:
-        OSError: if no door listens there.
+        OSError: if no server listens there.
     """
     loop, connected = asyncio.get_running_loop(), socket.socket(socket.AF_UNIX)
     connected.setblocking(False)
@@ -133,23 +133,23 @@ async def report(address: Address, group: str, stated: str, answering: Answering
 
 
 class Reported:
-    """The replica's end. Whoever is connected may ask any number of questions at once; the door sets the bound."""
+    """The replica's end. Whoever is connected may ask any number of questions at once; the server sets the bound."""
 
     def __init__(self, connection: _Asked) -> None:
         self._connection = connection
 
     @property
     def closed(self) -> bool:
-        """Whether the door is gone."""
+        """Whether the server is gone."""
         return self._connection.closed
 
     def close(self) -> None:
-        """Hang up: the door asks others."""
+        """Hang up: the server asks others."""
         self._connection.close()
 
 
 class Replicas:
-    """The door's end: which replicas there are of each group, and the way to them."""
+    """The server's end: which replicas there are of each group, and the way to them."""
 
     def __init__(
         self,
@@ -288,7 +288,7 @@ def no_replica(group: str) -> NotReady:
 
 
 class Direct:
-    """The door's way to one replica. Of no use once that is gone."""
+    """The server's way to one replica. Of no use once that is gone."""
 
     def __init__(
         self, connection: _Asking, group: str, max_ongoing: int, max_queued: int, retry_after_s: float
@@ -380,7 +380,7 @@ class _Frames(asyncio.Protocol):
 
 
 class _Asking(_Frames):
-    """The door's end of a connection."""
+    """The server's end of a connection."""
 
     def __init__(self, replicas: Replicas, key: bytes) -> None:
         super().__init__()
@@ -534,10 +534,10 @@ class _Asked(_Frames):
         except (RequestError, DeadlineMissed, Overloaded) as error:
             end = error
         except HawkVisionError as error:
-            log.exception("a picture could not be looked at")
+            log.exception("an image could not be looked at")
             end = error
         except Exception as error:
-            log.exception("a picture could not be looked at")
+            log.exception("an image could not be looked at")
             end = _Failed(f"{type(error).__name__}: {error}")
         self.send(number, end)
 

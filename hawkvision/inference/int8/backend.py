@@ -3,7 +3,7 @@ for bit, in 0.60 to 0.74 of its time, and with Intel AMX in 0.42 to 0.47 (`pytho
 
 What makes the difference is less the products than what lies between them: a depthwise window is computed with the
 instruction of a product; what lies between a convolution and its windows stays in the nearest cache; two threads meet
-some twenty times a picture instead of sixty.
+some twenty times an image instead of sixty.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from hawkvision.inference.intra_op_threads import Helpers, can_step_aside
 class Int8Backend:
     """A graph of one input, uint8 (n, height, width, 3), and one output, float32 (n, classes), of integer layers.
 
-    Pictures of a batch are run one by one: there is nothing to be gained by running them together.
+    Images of a batch are run one by one: there is nothing to be gained by running them together.
 
     Args:
         model: the file, or its bytes.
-        threads: that work on one picture, as far as there is a core for each. Of callers at once, the first has them.
+        threads: that work on one image, as far as there is a core for each. Of callers at once, the first has them.
         tiles: whether convolutions are computed by tiles (Intel AMX); None: where the machine has them.
 
     Raises:
@@ -40,7 +40,7 @@ class Int8Backend:
     def __init__(self, model: Path | bytes, threads: int = 1, tiles: bool | None = None) -> None:
         where = "model" if isinstance(model, bytes) else str(model)
         network = read_network(model, where)
-        self._shape, self._classes = network.picture, network.classes
+        self._shape, self._classes = network.image, network.classes
         helpers = threads - 1 if can_step_aside(threads) else 0
         if tiles and not library.tiles():
             raise BackendError("int8: tiles were asked for; this machine has none (Intel AMX, and Linux 5.16 or later)")
@@ -103,8 +103,8 @@ class _Open:
     def run(self, batch: Pixels) -> Logits:
         logits = np.empty((len(batch), self._classes), np.float32)
         self._helpers.step_aside()
-        picture = batch.nbytes // len(batch)
-        if not self._library.network_run(self._handle, batch.ctypes.data, logits.ctypes.data, picture, len(batch)):
+        image = batch.nbytes // len(batch)
+        if not self._library.network_run(self._handle, batch.ctypes.data, logits.ctypes.data, image, len(batch)):
             raise BackendError("int8: no memory for an inference")
         return logits
 

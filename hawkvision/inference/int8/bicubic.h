@@ -1,4 +1,4 @@
-// Bicubic scaling of pictures of three channels, for processors that have AVX-512 VBMI as well: the pixels of OpenCV
+// Bicubic scaling of images of three channels, for processors that have AVX-512 VBMI as well: the pixels of OpenCV
 // with Intel's library, whose order of operations this is, another at the edges than within (`vision/bicubic.py`).
 
 #pragma once
@@ -11,13 +11,13 @@ enum { TAPS = 4, VALUES = 16, MOST_GROUPS = 192 }; // of a row of 1,024 pixels
 struct Scaling { // `vision/bicubic.py` has the same structure
     int32_t rows_in, rows_out, values_out; // the last: of a row, three a pixel
     // Of each 16 values of a row of the outcome:
-    const int32_t *base;   // where in a row of the picture the 64 bytes begin that they are made of
+    const int32_t *base;   // where in a row of the image the 64 bytes begin that they are made of
     const uint64_t *there; // which of these are in the row
     const uint8_t *pick;   // of each tap, which byte for each value
     const float *across;   // of each tap, its weight for each value
     const uint16_t *edge;  // which values have taps beyond the row
     // Of each row of the outcome:
-    const int32_t *first; // row of the picture; what is beyond its edge is as the edge
+    const int32_t *first; // row of the image; what is beyond its edge is as the edge
     const float *down;    // the weights of four
 };
 
@@ -86,9 +86,9 @@ VBMI static __mmask16 down(const Scaling &s, const float *const (&row)[TAPS], co
 
 extern "C" {
 
-// Rows of the picture lie `stride` bytes apart, those of the outcome one behind another. Other than 0 if a value at the
+// Rows of the image lie `stride` bytes apart, those of the outcome one behind another. Other than 0 if a value at the
 // edges may be one more or one less than it should.
-VBMI int32_t bicubic_scale(const Scaling *scaling, const uint8_t *picture, int64_t stride, uint8_t *out) {
+VBMI int32_t bicubic_scale(const Scaling *scaling, const uint8_t *image, int64_t stride, uint8_t *out) {
     const Scaling &s = *scaling;
     alignas(64) float held[TAPS][MOST_GROUPS * VALUES]; // row y at y modulo four: the last of those within
     alignas(64) float edge[TAPS][MOST_GROUPS * VALUES];
@@ -101,13 +101,13 @@ VBMI int32_t bicubic_scale(const Scaling *scaling, const uint8_t *picture, int64
             int wanted = s.first[y] + k;
             if (within) {
                 if (wanted >= next) {
-                    across<false>(s, picture + wanted * stride, held[wanted % TAPS]);
+                    across<false>(s, image + wanted * stride, held[wanted % TAPS]);
                     next = wanted + 1;
                 }
                 row[k] = held[wanted % TAPS];
             } else {
                 wanted = wanted < 0 ? 0 : wanted >= s.rows_in ? s.rows_in - 1 : wanted;
-                across<true>(s, picture + wanted * stride, edge[k]);
+                across<true>(s, image + wanted * stride, edge[k]);
                 row[k] = edge[k];
             }
         }

@@ -30,7 +30,7 @@ KEPT: Final = 1024
 
 
 def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
-    """Whether `backend` gives every logit of the test pictures as ONNX Runtime does, bit for bit.
+    """Whether `backend` gives every logit of the test images as ONNX Runtime does, bit for bit.
 
     What was found is noted for this `way` of running the model (`Int8Backend.way`).
 
@@ -49,7 +49,7 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
 
     reference = OnnxRuntimeBackend(data)
     try:
-        same = all(np.array_equal(reference.infer(p), backend.infer(p)) for p in _pictures(reference.input_shape))
+        same = all(np.array_equal(reference.infer(p), backend.infer(p)) for p in _images(reference.input_shape))
     finally:
         reference.close()
     if same:
@@ -62,7 +62,7 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
     return same
 
 
-def _pictures(shape: tuple[int, int, int]) -> Iterator[Pixels]:
+def _images(shape: tuple[int, int, int]) -> Iterator[Pixels]:
     """Noise, fine and coarse, a ramp, and nothing: (1, height, width, 3) each."""
     draw = np.random.default_rng(0)
     height, width, planes = shape

@@ -22,7 +22,7 @@ Sizes: TypeAlias = tuple[int, int, int]
 UINT8: Final = 2
 """An element type of ONNX."""
 MOST_BYTES: Final = 1 << 28
-"""Of one tensor; a picture of 260 x 260 needs 2 MB at most."""
+"""Of one tensor; an image of 260 x 260 needs 2 MB at most."""
 MOST_SIDE: Final = 1 << 12
 """Rows, or columns, of a tensor."""
 MOST_LAYERS: Final = 4096
@@ -81,9 +81,9 @@ class Weighted(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Layers in order, each made of those before it. The first is the picture, within a border; the last the logits."""
+    """Layers in order, each made of those before it. The first is the image, within a border; the last the logits."""
 
-    picture: Sizes
+    image: Sizes
     classes: int
     tensors: tuple[Tensor, ...]
     layers: tuple[Layer, ...]
@@ -102,7 +102,7 @@ class _Bytes:
     """Quantised values: of a tensor, seen with these sizes, in the order that the graph has them."""
 
     tensor: int
-    """-1: of the picture, whose scale has not been said."""
+    """-1: of the image, whose scale has not been said."""
     sizes: Sizes
     channels_first: bool
 
@@ -158,13 +158,13 @@ class _Reader:
             raise Unsupported(
                 f"an input of element type {kind.elem_type} and sizes {sizes}; expected uint8, (n, h, w, 3)"
             )
-        self._picture: Sizes = (sizes[1], sizes[2], sizes[3])
+        self._image: Sizes = (sizes[1], sizes[2], sizes[3])
         self._output = graph.output[0].name
         self._tensors: list[Tensor] = []
         self._layers: list[Layer] = []
         self._taken_once: set[int] = set()
         """Tensors that some layer takes, in their final sizes."""
-        self._known: dict[str, _Constant | _Bytes | _Sum] = {inputs[0].name: _Bytes(-1, self._picture, False)}
+        self._known: dict[str, _Constant | _Bytes | _Sum] = {inputs[0].name: _Bytes(-1, self._image, False)}
         self._takes = {
             "Transpose": self._transpose,
             "Reshape": self._reshape,
@@ -191,7 +191,7 @@ class _Reader:
         if not isinstance(last, _Sum) or last.layer.kind != "dense":
             raise Unsupported(f"the output {self._output!r} is not the sums of a fully connected layer")
         return Network(
-            self._picture,
+            self._image,
             last.sizes[2],
             (*self._tensors, Tensor(last.sizes, np.float32(1), 0)),
             (*self._layers, replace(last.layer, out=len(self._tensors))),
@@ -234,7 +234,7 @@ class _Reader:
                 raise Unsupported(f"constant {name!r}: expected int8 or int32, scaled by its first axis, its zero at 0")
             return _Constant(constant, np.broadcast_to(scale, constant.shape[:1]))
         value = self._bytes(name)
-        if value.tensor < 0:  # the picture, which becomes a tensor in these sizes
+        if value.tensor < 0:  # the image, which becomes a tensor in these sizes
             value = replace(value, tensor=self._made(Layer("pad", (len(self._tensors),)), value.sizes, scale, zero))
         known = self._tensors[value.tensor]
         if known.scale != scale or known.zero != zero:

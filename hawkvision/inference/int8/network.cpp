@@ -1,9 +1,9 @@
 // Runs an int8 network.
 //
-// A picture goes through stages. In a stage that is divided by rows, a strip of the last layer's rows is computed
+// An image goes through stages. In a stage that is divided by rows, a strip of the last layer's rows is computed
 // through all layers of the stage, so that what lies between them stays in a near cache; rows that two strips need are
 // computed twice. In one that is divided by channels, each thread reads only its share of the weights. Threads claim
-// units of a stage from both of its ends, so that one works in the same half of the picture from layer to layer, and
+// units of a stage from both of its ends, so that one works in the same half of the image from layer to layer, and
 // nobody waits for a helper that has not come.
 
 #include <errno.h>
@@ -24,7 +24,7 @@
 // --- stages ---------------------------------------------------------------------------------------------------------
 
 struct Inference {
-    const u8 *picture;
+    const u8 *image;
     float *logits;
     u8 *arena;
 };
@@ -83,7 +83,7 @@ static void run_layer(const Program &g, const Layer &l, View in, View out, const
     const int64_t bytes = (int64_t)b.width * b.channels;
     switch (l.kind) {
     case PAD:
-        for (int y = part.y0; y < part.y1; y++) memcpy(out.base + y * out.row, now.picture + y * bytes, bytes);
+        for (int y = part.y0; y < part.y1; y++) memcpy(out.base + y * out.row, now.image + y * bytes, bytes);
         break;
     case CONVOLUTION: run_convolution(l, a, b, in, out, part); break;
     case DEPTHWISE: {
@@ -405,9 +405,9 @@ void network_expect(Network *n) {
     if (n->asleep.load()) futex(n->calls, FUTEX_WAKE, 1);
 }
 
-// Logits of `count` pictures, one by one. Of callers at once the first has the helpers, the others go alone. False
+// Logits of `count` images, one by one. Of callers at once the first has the helpers, the others go alone. False
 // without memory.
-int32_t network_run(Network *n, const u8 *pictures, float *logits, int64_t picture, int32_t count) {
+int32_t network_run(Network *n, const u8 *images, float *logits, int64_t image, int32_t count) {
     u8 *memory = take(*n);
     if (!memory) return 0;
     const Program &g = n->program;
@@ -415,7 +415,7 @@ int32_t network_run(Network *n, const u8 *pictures, float *logits, int64_t pictu
     bool busy = false;
     const bool helped = n->helpers && n->busy.compare_exchange_strong(busy, true);
     for (int i = 0; i < count; i++) {
-        const Inference now = {pictures + i * picture, logits + (int64_t)i * g.classes, memory + 64};
+        const Inference now = {images + i * image, logits + (int64_t)i * g.classes, memory + 64};
         if (helped) run_helped(*n, now, scratch);
         else run_alone(g, now, scratch);
     }

@@ -150,7 +150,7 @@ def _borders(network: Network) -> list[_Border]:
 def _stages(network: Network, tall: int) -> list[_Stage]:
     """Layers that are computed together, in order.
 
-    Where pictures are tall, a block of inverted residuals: up, through the depthwise window, down, and its addition
+    Where images are tall, a block of inverted residuals: up, through the depthwise window, down, and its addition
     (Sandler et al., "MobileNetV2", 2018). Else layers that need only their own channels of the layer before.
     """
     readers = [0] * len(network.tensors)
@@ -302,7 +302,7 @@ def _describe(c: CLayer, network: Network, layer: Layer, vectors: int) -> None:
 def _tile(layer: Weighted) -> int:
     """Quads of a row of a window that a tile takes: as many as fit, in equal parts; 0: it is better without tiles.
 
-    Some numbers have no equal parts of enough, such as 17 (68 channels). The ladders' networks have none of them.
+    Some numbers have no equal parts of enough, such as 17 (68 channels). The cascades' networks have none of them.
     """
     quads = layer.weights.shape[2] * layer.weights.shape[3] // 4
     parts = next(parts for parts in range(-(-quads // TILE_QUADS), quads + 1) if quads % parts == 0)

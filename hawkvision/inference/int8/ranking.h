@@ -1,5 +1,5 @@
-// The most probable classes of one picture, from its logits: what `cascade/scores.py` does in some thirty calls of NumPy,
-// each of which has to be fetched from memory where pictures are rare.
+// The most probable classes of one image, from its logits: what `cascade/scores.py` does in some thirty calls of NumPy,
+// each of which has to be fetched from memory where images are rare.
 
 #pragma once
 

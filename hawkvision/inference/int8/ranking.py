@@ -1,6 +1,6 @@
-"""The most probable classes of one picture, found by the kernels' library.
+"""The most probable classes of one image, found by the kernels' library.
 
-What NumPy does in some thirty calls costs little by itself. But where pictures are rare, processors have forgotten it
+What NumPy does in some thirty calls costs little by itself. But where images are rare, processors have forgotten it
 by the next one. Of two edge nodes asked in turns, one every 125 ms over an emulated wire of 1 Gbit/s, the one with this
 answers 0.04 ms sooner where one model looks, and 0.12 where a second may, of 3.1 ms (medians of 300 pairs, 0.01 to
 0.06 and 0.07 to 0.18; two cores of an AMD EPYC).

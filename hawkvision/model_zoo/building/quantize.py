@@ -3,7 +3,7 @@
 Activations are uint8 with a zero point, weights int8 per output channel without one, biases int32 at the product of
 both scales (Jacob et al., arXiv 1712.05877). A runtime fuses each dequantise → operator → quantise into one integer
 kernel. ReLU and ReLU6 vanish: the quantised range starts at 0 and ends at 6 at most, so saturation is the activation.
-The picture itself is already a uint8 tensor of scale 1 with the mean as zero point, so reading pixels costs nothing,
+The image itself is already a uint8 tensor of scale 1 with the mean as zero point, so reading pixels costs nothing,
 and the first convolution reads them in blocks where it can (`hawkvision.model_zoo.building.first_conv_layout`).
 
 Weights keep clear of a trap: before VNNI, x86 multiplies uint8 by int8 with `vpmaddubsw`, which adds *two* products in
@@ -79,7 +79,7 @@ def quantise_weights(kernel: F32, scales: F32) -> NDArray[np.int8]:
 
     Each weight goes to one of its two neighbouring integers. Inputs after a ReLU are positive, so errors that sum to
     something shift the whole channel; flipping the roundings that were closest to a tie removes the shift without any
-    data (the innermost step of SQuant, arXiv 2202.07471, taken per channel). Measured on MobileNetV2, 680 pictures:
+    data (the innermost step of SQuant, arXiv 2202.07471, taken per channel). Measured on MobileNetV2, 680 images:
     agreement with float 95.6 % -> 96.6 %, error of the logits 0.36 -> 0.30, which pays for the saturation-free scales.
     """
     exact = kernel.reshape(kernel.shape[0], -1).astype(np.float64) / scales[:, None]

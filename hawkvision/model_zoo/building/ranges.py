@@ -1,8 +1,8 @@
-"""Activation ranges: measured once on pictures, committed beside the manifest, read by every build of an int8 graph.
+"""Activation ranges: measured once on images, committed beside the manifest, read by every build of an int8 graph.
 
-A range is the mean over pictures of each picture's own minimum and maximum. Measured on 680 pictures against the
-extremes over all pictures: MobileNetV2 int8 agrees with float on 95.6 % instead of 91.0 % of them, because one odd
-picture does not stretch the scale for all others; EfficientNet-Lite0 stays at 98 %.
+A range is the mean over images of each image's own minimum and maximum. Measured on 680 images against the
+extremes over all images: MobileNetV2 int8 agrees with float on 95.6 % instead of 91.0 % of them, because one odd
+image does not stretch the scale for all others; EfficientNet-Lite0 stays at 98 %.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Ranges(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     architecture: str
     weights_sha256: Sha256
     data_sha256: Sha256
-    pictures: int
+    images: int
     seed: int
     ranges: dict[str, tuple[float, float]]
 
@@ -64,11 +64,11 @@ def save_ranges(models: Path, task: str, ranges: Ranges) -> None:
     write_atomic(ranges_path(models, task, ranges.architecture), text + b"\n")
 
 
-def measure_ranges(model: onnx.ModelProto, pictures: Iterable[Pixels]) -> dict[str, tuple[float, float]]:
-    """The ranges of a float graph's activations over pictures (height, width, 3) of its input size.
+def measure_ranges(model: onnx.ModelProto, images: Iterable[Pixels]) -> dict[str, tuple[float, float]]:
+    """The ranges of a float graph's activations over images (height, width, 3) of its input size.
 
     Raises:
-        ArtifactError: if there are no pictures.
+        ArtifactError: if there are no images.
     """
     names = list(quantised_tensors(model))
     probe = onnx.ModelProto()
@@ -77,12 +77,12 @@ def measure_ranges(model: onnx.ModelProto, pictures: Iterable[Pixels]) -> dict[s
     session = ort.InferenceSession(probe.SerializeToString(), providers=["CPUExecutionProvider"])
     totals = np.zeros((len(names), 2))
     count = 0
-    for picture in pictures:
-        for i, values in enumerate(session.run(names, {"image": picture[None]})):
+    for image in images:
+        for i, values in enumerate(session.run(names, {"image": image[None]})):
             totals[i] += values.min(), values.max()
         count += 1
     if not count:
-        raise ArtifactError("no pictures to measure activation ranges on")
+        raise ArtifactError("no images to measure activation ranges on")
     # Six significant digits keep the file readable and are 400 times finer than a quantisation step.
     means = [[float(f"{value:.6g}") for value in row] for row in totals / count]
     return {name: (low, high) for name, (low, high) in zip(names, means, strict=True)}

@@ -19,7 +19,15 @@ from hawkvision.model_zoo.building.build import Artifact
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
 from hawkvision.model_zoo.training.manifest_writer import format_manifest
 from hawkvision.models.artifacts import sha256_of, write_atomic
-from hawkvision.models.manifest import InputSpec, Interpolation, Ladder, Manifest, PackageSource, Variant, artifact_path
+from hawkvision.models.manifest import (
+    Cascade,
+    InputSpec,
+    Interpolation,
+    Manifest,
+    PackageSource,
+    Variant,
+    artifact_path,
+)
 from hawkvision.models.manifest import load_manifest as read_manifest
 from hawkvision.system.onnx_runtime import ort
 
@@ -38,7 +46,7 @@ def export_torchvision(
     """Export torchvision's model `name` and enter it in the manifest `models/<task>/manifest.toml`.
 
     `weights` is a state dict (.pth); without it torchvision's default weights are downloaded. The manifest is created
-    if there is none, with this variant as its only rung; otherwise the variant is added or replaced and the ladder
+    if there is none, with this variant as its only stage; otherwise the variant is added or replaced and the cascade
     is left as it is.
 
     Raises:
@@ -180,9 +188,9 @@ def _enter(variant: Variant, task: str, models: Path, classes: int, categories: 
         manifest = msgspec.structs.replace(manifest, variants=(*others, variant))
     else:
         only = (variant.name,)
-        ladder = Ladder(edge=only, dc=only, default_edge=variant.name)
+        cascade = Cascade(edge=only, dc=only, default_edge=variant.name)
         manifest = Manifest(
-            format=1, task=task, labels="labels.txt", classes=classes, ladder=ladder, variants=(variant,)
+            format=1, task=task, labels="labels.txt", classes=classes, cascade=cascade, variants=(variant,)
         )
         labels = categories if len(categories) == classes else [f"class {i}" for i in range(classes)]
         write_atomic(folder / "labels.txt", ("\n".join(labels) + "\n").encode())

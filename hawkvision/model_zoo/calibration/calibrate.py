@@ -1,7 +1,7 @@
-"""`hawkvision calibrate`: run a ladder over labelled pictures, and write what was measured and certified.
+"""`hawkvision calibrate`: run a cascade over labelled images, and write what was measured and certified.
 
-Beside the profile goes `held_out.json`, the numbers of the pictures that nothing was fitted or certified on, so that
-`python -m loadgen evaluate` can test the promise on them.
+Beside the profile goes `held_out.json`, the numbers of the images that nothing was fitted or certified on, so that
+`python -m loadgen evaluate` can test the guarantee on them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hawkvision.cascade.certification.profile import (
     Profile,
     ProfileData,
     ReceivedCondition,
-    RungProfile,
+    StageProfile,
     design_sha256,
 )
-from hawkvision.cascade.certification.profiling import Looked, Split, profile_pair, profile_rung
+from hawkvision.cascade.certification.profiling import Looked, Split, profile_pair, profile_stage
 from hawkvision.core.errors import ConfigError
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.certification import (
@@ -34,17 +34,17 @@ from hawkvision.model_zoo.calibration.certification import (
 )
 from hawkvision.model_zoo.calibration.loss_simulation import arrivals, condition_of
 from hawkvision.model_zoo.calibration.model_runner import Looks, look
-from hawkvision.model_zoo.calibration.splits import split_pictures
+from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.artifacts import write_atomic
-from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 
-FEWEST_PICTURES: Final = 100
-"""Below this nothing can be certified: a drop of ε needs at least 3/ε pictures."""
+FEWEST_IMAGES: Final = 100
+"""Below this nothing can be certified: a drop of ε needs at least 3/ε images."""
 
 
 class HeldOut(msgspec.Struct, frozen=True):
-    """The pictures kept out of a profile, by number, and the file they are numbers of."""
+    """The images kept out of a profile, by number, and the file they are numbers of."""
 
     data_sha256: str
     indices: list[int]
@@ -57,81 +57,81 @@ def calibrate(
     *,
     edges: Sequence[str] = (),
     best: str | None = None,
-    middle: str | None = None,
+    intermediate: str | None = None,
     seed: int,
     backend: BackendKind = "onnxruntime",
-    lossy: bool = False,
+    datagram: bool = False,
     certify_data: Path | None = None,
     compared: int = 1,
     models: Path,
     cache: Path,
 ) -> Profile:
-    """Measure the ladder of `task` on labelled pictures and write its profile to `out`.
+    """Measure the cascade of `task` on labelled images and write its profile to `out`.
 
     Args:
         task: whose manifest and models are meant.
         data: npz file or directory (`hawkvision.models.datasets`).
         out: the profile; `held_out.json` goes beside it.
-        edges: edge rungs to certify; none means the ladder's.
-        best: the rung to certify against; None means the ladder's best.
-        middle: the rung between them; None means the ladder's last but one, if `best` is the ladder's best; "none"
+        edges: edge stages to certify; none means the cascade's.
+        best: the stage to certify against; None means the cascade's best.
+        middle: the stage between them; None means the cascade's last but one, if `best` is the cascade's best; "none"
             certifies two levels only.
-        seed: of the split into profile, certification and held-out pictures.
+        seed: of the split into profile, certification and held-out images.
         backend: what runs the models.
-        lossy: whether to measure them on pictures that crossed a lossy link as well, which takes some twenty times as
-            long. For pictures of a few kilobytes it makes no sense: those arrive whole or not at all.
-        certify_data: labelled pictures that serve nothing but certifying; None means a part of `data`, drawn by seed.
-        compared: configurations that were ever compared on the pictures that certify; δ is divided by it.
+        lossy: whether to measure them on images that crossed a lossy link as well, which takes some twenty times as
+            long. For images of a few kilobytes it makes no sense: those arrive whole or not at all.
+        certify_data: labelled images that serve nothing but certifying; None means a part of `data`, drawn by seed.
+        compared: configurations that were ever compared on the images that certify; δ is divided by it.
         models: where manifests lie.
         cache: where built models lie.
 
     Raises:
-        HawkVisionError: for bad data, unknown or missing models, or too few pictures.
+        HawkVisionError: for bad data, unknown or missing models, or too few images.
     """
     manifest = load_manifest(task, models)
-    pictures = read_pictures(data, load_labels(manifest, models))
-    if len(pictures) < FEWEST_PICTURES:
-        raise ConfigError(f"{data}: {len(pictures)} pictures certify nothing; expected at least {FEWEST_PICTURES}")
+    images = read_images(data, load_labels(manifest, models))
+    if len(images) < FEWEST_IMAGES:
+        raise ConfigError(f"{data}: {len(images)} images certify nothing; expected at least {FEWEST_IMAGES}")
     if certify_data is not None and compared > 1:
-        raise ConfigError("--compared is for pictures that served the design; those of --certify-data did not")
+        raise ConfigError("--compared is for images that served the design; those of --certify-data did not")
     certifying = None if certify_data is None else read_certifying(certify_data, manifest, models)
-    if certifying is not None and certifying.sha256 == pictures.sha256:
-        raise ConfigError(f"{certify_data}: the same pictures as --data; expected others, used for nothing else")
+    if certifying is not None and certifying.sha256 == images.sha256:
+        raise ConfigError(f"{certify_data}: the same images as --data; expected others, used for nothing else")
     delta = share_of_delta(DELTA, 1, compared)
-    edges, best = tuple(edges) or manifest.ladder.edge, best or manifest.best
-    between = middle_rung(manifest, best, middle)
-    split = split_pictures(manifest, pictures, seed)
-    rungs = tuple(dict.fromkeys((*edges, *(() if between is None else (between,)), best)))
-    looks = look(manifest, rungs, pictures, backend=backend, cache=cache, chosen=split.used())
-    measured: dict[str, tuple[RungProfile, Looked]] = {}
-    for name in rungs:
+    edges, best = tuple(edges) or manifest.cascade.edge, best or manifest.best
+    between = intermediate_stage(manifest, best, intermediate)
+    split = split_images(manifest, images, seed)
+    stages = tuple(dict.fromkeys((*edges, *(() if between is None else (between,)), best)))
+    looks = look(manifest, stages, images, backend=backend, cache=cache, chosen=split.used())
+    measured: dict[str, tuple[StageProfile, Looked]] = {}
+    for name in stages:
         models_of = {variant.name: variant.sha256 or "" for variant in manifest.members(name)}
-        measured[name] = profile_rung(
-            name, models_of, manifest.fingerprint(name), looks.logits(name), pictures.labels, split, pictures.sha256,
+        measured[name] = profile_stage(
+            name, models_of, manifest.fingerprint(name), looks.logits(name), images.labels, split, images.sha256,
             looks.cost_ms(name), delta,
         )  # fmt: skip
     halfway = None if between is None else looks.served(between)
     reused_ms = 0.0 if between is None else looks.reused_ms(between, best)
     pairs = [
-        profile_pair(measured[edge][1], measured[best][1], pictures.labels, split, halfway, delta, reused_ms=reused_ms)
+        profile_pair(measured[edge][1], measured[best][1], images.labels, split, halfway, delta, reused_ms=reused_ms)
         for edge in edges
     ]
-    if lossy:
-        pairs = _over_links(pairs, manifest, pictures, split, looks, seed, backend, cache, delta)
+    if datagram:
+        pairs = _over_links(pairs, manifest, images, split, looks, seed, backend, cache, delta)
     profile = Profile(
-        format=4,
+        format=5,
         task=task,
-        data=_describe(pictures, split, seed),
-        rungs=tuple(rung for rung, _ in measured.values()),
+        data=_describe(images, split, seed),
+        stages=tuple(stage for stage, _ in measured.values()),
         pairs=tuple(pairs),
     )
     if certifying is None:
-        uses = _uses(pictures, split, compared, design_sha256(profile, profile.pairs))
+        uses = _uses(images, split, compared, design_sha256(profile, profile.pairs))
         profile = msgspec.structs.replace(profile, uses=uses)
     else:
-        profile = certified_anew(profile, manifest, certifying, lossy=lossy, backend=backend, cache=cache)
+        profile = certified_anew(profile, manifest, certifying, datagram=datagram, backend=backend, cache=cache)
     write_profile(profile, manifest, models, out)
-    held_out = HeldOut(pictures.sha256, split.held_out.tolist())
+    held_out = HeldOut(images.sha256, split.held_out.tolist())
     write_atomic(out.with_name("held_out.json"), msgspec.json.encode(held_out) + b"\n")
     return profile
 
@@ -139,7 +139,7 @@ def calibrate(
 def _over_links(
     pairs: Sequence[Pair],
     manifest: Manifest,
-    pictures: LabelledPictures,
+    images: LabelledImages,
     split: Split,
     originals: Looks,
     seed: int,
@@ -147,13 +147,15 @@ def _over_links(
     cache: Path,
     delta: float,
 ) -> list[Pair]:
-    """The pairs with the conditions of pictures that crossed a lossy link. The middle rung is not asked for those."""
+    """The pairs with the conditions of images that crossed a lossy link. The intermediate stage is not asked for
+    those.
+    """
     found: dict[str, list[ReceivedCondition]] = {pair.edge: [] for pair in pairs}
-    rungs = tuple(dict.fromkeys([*found, pairs[0].best]))
-    for arrived in arrivals(pictures, np.union1d(split.profile, split.certify), seed):
+    stages = tuple(dict.fromkeys([*found, pairs[0].best]))
+    for arrived in arrivals(images, np.union1d(split.profile, split.certify), seed):
         name = f"quality {arrived.quality}, from {arrived.band.low:.0%} on"
         looks = look(
-            manifest, rungs, arrived.pictures, backend=backend, cache=cache, chosen=arrived.reached, name=name
+            manifest, stages, arrived.images, backend=backend, cache=cache, chosen=arrived.reached, name=name
         )  # fmt: skip
         for pair in pairs:
             balanced = pair.conditions[0].balanced.max_drop
@@ -166,16 +168,16 @@ def _over_links(
     return [msgspec.structs.replace(pair, received=tuple(found[pair.edge])) for pair in pairs]
 
 
-def middle_rung(manifest: Manifest, best: str, middle: str | None) -> str | None:
-    """The rung between edge and best that was asked for, or that the ladder has there."""
-    if middle is not None:
-        return None if middle == "none" else middle
-    dc = manifest.ladder.dc
+def intermediate_stage(manifest: Manifest, best: str, intermediate: str | None) -> str | None:
+    """The stage between edge and best that was asked for, or that the cascade has there."""
+    if intermediate is not None:
+        return None if intermediate == "none" else intermediate
+    dc = manifest.cascade.dc
     return dc[-2] if len(dc) > 1 and best == dc[-1] else None
 
 
-def _uses(pictures: LabelledPictures, split: Split, compared: int, design: str) -> tuple[ImageUse, ...]:
-    name, sha256 = pictures.name, pictures.sha256
+def _uses(images: LabelledImages, split: Split, compared: int, design: str) -> tuple[ImageUse, ...]:
+    name, sha256 = images.name, images.sha256
     return (
         ImageUse(purpose="fit", name=name, sha256=sha256, n=len(split.profile)),
         ImageUse(
@@ -185,10 +187,10 @@ def _uses(pictures: LabelledPictures, split: Split, compared: int, design: str) 
     )
 
 
-def _describe(pictures: LabelledPictures, split: Split, seed: int) -> ProfileData:
+def _describe(images: LabelledImages, split: Split, seed: int) -> ProfileData:
     return ProfileData(
-        name=pictures.name,
-        sha256=pictures.sha256,
+        name=images.name,
+        sha256=images.sha256,
         seed=seed,
         profile=len(split.profile),
         certify=len(split.certify),

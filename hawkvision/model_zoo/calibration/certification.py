@@ -28,7 +28,7 @@ from hawkvision.cascade.certification.profile import (
     Pair,
     Profile,
     ReceivedCondition,
-    RungProfile,
+    StageProfile,
     design_sha256,
     dump,
     load_profile,
@@ -47,10 +47,10 @@ from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.loss_simulation import Arrivals, arrivals
 from hawkvision.model_zoo.calibration.model_runner import Looks, look
-from hawkvision.model_zoo.calibration.splits import split_pictures
+from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.model_zoo.training.manifest_writer import with_profile
 from hawkvision.models.artifacts import sha256_of, write_atomic
-from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.advice import advise
 
@@ -94,7 +94,7 @@ def certify_design(
     out: Path,
     *,
     compared: int = 1,
-    lossy: bool = False,
+    datagram: bool = False,
     models: Path,
     cache: Path,
 ) -> Profile:
@@ -106,18 +106,18 @@ def certify_design(
     manifest = load_manifest(task, models)
     images = read_certifying(data, manifest, models)
     known = load_profile(design)
-    profile = certified_anew(known, manifest, images, compared=compared, lossy=lossy, cache=cache)
+    profile = certified_anew(known, manifest, images, compared=compared, datagram=datagram, cache=cache)
     write_profile(profile, manifest, models, out)
     return profile
 
 
-def read_certifying(data: Path, manifest: Manifest, models: Path) -> LabelledPictures:
+def read_certifying(data: Path, manifest: Manifest, models: Path) -> LabelledImages:
     """Labelled images to certify with.
 
     Raises:
         ConfigError: if they cannot be read, or are too few to certify anything.
     """
-    images = read_pictures(data, load_labels(manifest, models))
+    images = read_images(data, load_labels(manifest, models))
     if len(images) < FEWEST_IMAGES:
         raise ConfigError(f"{data}: {len(images)} images certify nothing; expected at least {FEWEST_IMAGES}")
     return images
@@ -136,11 +136,11 @@ def write_profile(profile: Profile, manifest: Manifest, models: Path, out: Path)
 def certified_anew(
     design: Profile,
     manifest: Manifest,
-    images: LabelledPictures,
+    images: LabelledImages,
     *,
     compared: int = 1,
     delta: float = DELTA,
-    lossy: bool = False,
+    datagram: bool = False,
     arrived: Iterable[Arrivals] | None = None,
     backend: BackendKind = "onnxruntime",
     cache: Path,
@@ -148,7 +148,7 @@ def certified_anew(
     """The profile with accuracies and certificates of these images alone; what was fitted and planned stays.
 
     Of the images that a design was fitted on, only its certification part is used, and `compared` must say what the
-    choice of the design cost. Without `lossy` nothing is promised of images received over a link.
+    choice of the design cost. Without `datagram` nothing is guaranteed of images received over a link.
 
     Args:
         design: a profile whose models are the manifest's.
@@ -164,27 +164,28 @@ def certified_anew(
     Raises:
         HawkVisionError: for other models than the design's, missing ones, or images that served the design.
     """
-    for rung in design.rungs:
-        if rung.fingerprint != manifest.fingerprint(rung.name):
+    for stage in design.stages:
+        if stage.fingerprint != manifest.fingerprint(stage.name):
             raise ManifestError(
-                f"the profile of {design.task!r} was made for {rung.name} with fingerprint {rung.fingerprint}, but the "
-                f"manifest has {manifest.fingerprint(rung.name)}; make a new design with "
+                f"the profile of {design.task!r} was made for {stage.name} with fingerprint {stage.fingerprint}, but "
+                "the "
+                f"manifest has {manifest.fingerprint(stage.name)}; make a new design with "
                 f"`{advise('calibrate', '--task', design.task, '--data', 'IMAGES')}`"
             )
     design = msgspec.structs.replace(design, uses=design.uses or designing(design))
     check_unseen(design, images.sha256, compared, images.name)
     same = images.sha256 == design.data.sha256
-    chosen = split_pictures(manifest, images, design.data.seed).certify if same else np.arange(len(images))
+    chosen = split_images(manifest, images, design.data.seed).certify if same else np.arange(len(images))
     fixed = design_sha256(design, design.pairs)
     known = design.use("certify", images.sha256)
     looks = looks_of(fixed, known)
     share = share_of_delta(delta, looks, compared)
-    said = look(manifest, [rung.name for rung in design.rungs], images, backend=backend, cache=cache, chosen=chosen)
+    said = look(manifest, [stage.name for stage in design.stages], images, backend=backend, cache=cache, chosen=chosen)
     opened = _Opened(design, said, images, chosen, share)
     received: dict[str, list[ReceivedCondition]] = {
         pair.edge: list(map(uncertified, pair.received)) for pair in design.pairs
     }
-    if lossy:
+    if datagram:
         sent = arrivals(images, chosen, design.data.seed) if arrived is None else arrived
         received = opened.received(manifest, sent, backend, cache)
     use = ImageUse(
@@ -193,9 +194,9 @@ def certified_anew(
     )  # fmt: skip
     return msgspec.structs.replace(
         design,
-        format=4,
+        format=5,
         uses=(*(other for other in design.uses if other.purpose != "certify" or other.sha256 != images.sha256), use),
-        rungs=tuple(map(opened.rung, design.rungs)),
+        stages=tuple(map(opened.stage, design.stages)),
         pairs=tuple(
             msgspec.structs.replace(pair, conditions=(opened.condition(pair),), received=tuple(received[pair.edge]))
             for pair in design.pairs
@@ -215,10 +216,10 @@ def designing(profile: Profile) -> tuple[ImageUse, ...]:
 
 
 class _Opened:
-    """The certification images with their labels, and what a design's rungs say of them."""
+    """The certification images with their labels, and what a design's stages say of them."""
 
     def __init__(
-        self, design: Profile, looks: Looks, images: LabelledPictures, chosen: NDArray[np.intp], delta: float
+        self, design: Profile, looks: Looks, images: LabelledImages, chosen: NDArray[np.intp], delta: float
     ) -> None:
         self._design = design
         self._looks = looks
@@ -227,23 +228,23 @@ class _Opened:
         self._delta = delta
 
     def _looked(self, name: str) -> Looked:
-        rung = self._design.rung(name)
-        return Looked(name, softmax(self._looks.logits(name), rung.temperature), rung.cost_ms)
+        stage = self._design.stage(name)
+        return Looked(name, softmax(self._looks.logits(name), stage.temperature), stage.cost_ms)
 
-    def rung(self, rung: RungProfile) -> RungProfile:
-        """The rung with its accuracy on these images."""
-        looked = self._looked(rung.name)
+    def stage(self, stage: StageProfile) -> StageProfile:
+        """The stage with its accuracy on these images."""
+        looked = self._looked(stage.name)
         right = (looked.labels() == self._images.labels)[self._chosen]
         error = expected_calibration_error(looked.scores(Score.TOP1)[self._chosen], right)
         accuracy = measure_accuracy(right, self._images.sha256, self._delta)
-        return msgspec.structs.replace(rung, accuracy=accuracy, calibration_error=round(error, 6))
+        return msgspec.structs.replace(stage, accuracy=accuracy, calibration_error=round(error, 6))
 
     def condition(self, pair: Pair) -> Condition:
         """The certificates of whole images."""
-        middle = None if pair.middle is None else self._looks.served(pair.middle.name)
+        intermediate = None if pair.intermediate is None else self._looks.served(pair.intermediate.name)
         sample = make_sample(
-            self._looked(pair.edge), pair.score, self._looked(pair.best), self._images.labels, self._chosen, middle,
-            None if pair.middle is None else pair.middle.score,
+            self._looked(pair.edge), pair.score, self._looked(pair.best), self._images.labels, self._chosen, intermediate,
+            None if pair.intermediate is None else pair.intermediate.score,
         )  # fmt: skip
         planned = pair.conditions[0].balanced
         return certify_condition(
@@ -253,14 +254,14 @@ class _Opened:
     def received(
         self, manifest: Manifest, sent: Iterable[Arrivals], backend: BackendKind, cache: Path
     ) -> dict[str, list[ReceivedCondition]]:
-        """The conditions of each edge rung. Those that too few of these images reach stay without a guarantee."""
+        """The conditions of each edge stage. Those that too few of these images reach stay without a guarantee."""
         pairs = self._design.pairs
         found: dict[tuple[str, int, float], ReceivedCondition] = {}
         for each in sent:
             name = f"quality {each.quality}, from {each.band.low:.0%} on"
-            rungs = tuple(dict.fromkeys([*(pair.edge for pair in pairs), *(pair.best for pair in pairs)]))
+            stages = tuple(dict.fromkeys([*(pair.edge for pair in pairs), *(pair.best for pair in pairs)]))
             said = look(
-                manifest, rungs, each.pictures, backend=backend, cache=cache, chosen=each.reached, name=name
+                manifest, stages, each.images, backend=backend, cache=cache, chosen=each.reached, name=name
             )  # fmt: skip
             for pair in pairs:
                 for condition in pair.received:
@@ -286,6 +287,6 @@ class _Opened:
             everything.part(np.intersect1d(each.reached, self._chosen)),
             kind=pair.score,
             drops=(*CERTIFIED_DROPS, pair.conditions[0].balanced.max_drop),
-            data_sha256=each.pictures.sha256,
+            data_sha256=each.images.sha256,
             delta=self._delta,
         )

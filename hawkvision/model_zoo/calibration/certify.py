@@ -1,8 +1,8 @@
-"""`hawkvision certify`: a site's own certificates, from pictures of that site, without touching the profile.
+"""`hawkvision certify`: a site's own certificates, from images of that site, without touching the profile.
 
-A profile's certificates hold for traffic like the pictures they were made from. A site has other cameras, light and
-things to see; some hundred of its own pictures make certificates that hold there. Scores, temperatures and the order in
-which thresholds are tried stay the profile's, so the site's pictures serve for nothing but certifying, all of them.
+A profile's certificates hold for traffic like the images they were made from. A site has other cameras, light and
+things to see; some hundred of its own images make certificates that hold there. Scores, temperatures and the order in
+which thresholds are tried stay the profile's, so the site's images serve for nothing but certifying, all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hawkvision.cascade.certification.profile import (
     SiteCertificates,
     SiteData,
     SitePair,
-    SiteRung,
+    SiteStage,
     design_sha256,
     dump,
     load_profile_of,
@@ -38,14 +38,14 @@ from hawkvision.cascade.certification.profiling import (
 from hawkvision.cascade.scores import softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.model_zoo.calibration.certification import check_unseen, share_of_delta
-from hawkvision.model_zoo.calibration.model_runner import AnyPictures, Looks, look
+from hawkvision.model_zoo.calibration.model_runner import AnyImages, Looks, look
 from hawkvision.models.artifacts import write_atomic
-from hawkvision.models.datasets import LabelledPictures, read_pictures, read_unlabelled
+from hawkvision.models.datasets import LabelledImages, read_images, read_unlabelled
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.advice import advise
 
-FEWEST_PICTURES: Final = 50
-"""With fewer, no drop below 6 % can be certified whatever the pictures show."""
+FEWEST_IMAGES: Final = 50
+"""With fewer, no drop below 6 % can be certified whatever the images show."""
 
 
 def certify_site(
@@ -63,25 +63,26 @@ def certify_site(
     cache: Path,
     today: date | None = None,
 ) -> SiteCertificates:
-    """Certify a profile's pairs on a site's pictures and write the certificates to `out`.
+    """Certify a profile's pairs on a site's images and write the certificates to `out`.
 
     Args:
         task: whose manifest, models and profile are meant.
-        data: labelled pictures (`hawkvision.models.datasets`), or with `labelled` False a folder of pictures.
+        data: labelled images (`hawkvision.models.datasets`), or with `labelled` False a folder of images.
         out: where `hawkvision edge up --certificates` will read them.
-        labelled: whether the truth is known; without it agreement with the best rung certifies, at a higher price.
-        edges: edge rungs to certify; none means all pairs of the profile.
-        delta: probability that a certificate is wrong. If `out` holds certificates of these very pictures for another
+        labelled: whether the truth is known; without it agreement with the reference stage certifies, at a higher
+            price.
+        edges: edge stages to certify; none means all pairs of the profile.
+        delta: probability that a certificate is wrong. If `out` holds certificates of these very images for another
             design, it is halved once more than for those.
         betting: certify by betting instead of the exact test: a second opinion by other means, somewhat weaker.
-        compared: configurations that were ever compared on these very pictures; delta is divided by it.
+        compared: configurations that were ever compared on these very images; delta is divided by it.
         profile: None means the task's own.
         models: where manifests lie.
         cache: where built models lie.
         today: the date to write; None means the clock's.
 
     Raises:
-        HawkVisionError: for bad data, too few pictures, missing models, or a profile made for other models.
+        HawkVisionError: for bad data, too few images, missing models, or a profile made for other models.
     """
     manifest = load_manifest(task, models)
     known = load_profile_of(manifest, models, profile)
@@ -91,57 +92,57 @@ def certify_site(
         raise ManifestError(f"the profile has no pair for {sorted(missing)}; it has {[p.edge for p in known.pairs]}")
     if betting and not labelled:
         raise ConfigError("betting needs labels: agreement is certified by a test of its own")
-    pictures = read_pictures(data, load_labels(manifest, models)) if labelled else read_unlabelled(data)
-    if len(pictures) < FEWEST_PICTURES:
-        raise ConfigError(f"{data}: {len(pictures)} pictures certify nothing; expected at least {FEWEST_PICTURES}")
-    if manifest.training is not None and manifest.training.data_sha256 == pictures.sha256:
-        raise ConfigError(f"{data}: the ladder was trained on these very pictures; certify with pictures of the site")
-    check_unseen(known, pictures.sha256, compared, str(data))
+    images = read_images(data, load_labels(manifest, models)) if labelled else read_unlabelled(data)
+    if len(images) < FEWEST_IMAGES:
+        raise ConfigError(f"{data}: {len(images)} images certify nothing; expected at least {FEWEST_IMAGES}")
+    if manifest.training is not None and manifest.training.data_sha256 == images.sha256:
+        raise ConfigError(f"{data}: the cascade was trained on these very images; certify with images of the site")
+    check_unseen(known, images.sha256, compared, str(data))
     design = design_sha256(known, pairs)
-    looks_so_far = _looks_of(out, design, pictures.sha256)
+    looks_so_far = _looks_of(out, design, images.sha256)
     delta = share_of_delta(delta, looks_so_far, compared)
-    rungs = tuple(dict.fromkeys(name for pair in pairs for name in _rungs_of(pair)))
-    for name in rungs:
+    stages = tuple(dict.fromkeys(name for pair in pairs for name in _stages_of(pair)))
+    for name in stages:
         _check_fingerprint(known, manifest, name)
-    looks = look(manifest, rungs, pictures, cache=cache)
+    looks = look(manifest, stages, images, cache=cache)
     method = Method.AGREEMENT if not labelled else Method.BETTING if betting else Method.EXACT
     site = SiteCertificates(
-        format=1,
+        format=2,
         task=task,
         as_of=(today or date.today()).isoformat(),
         data=SiteData(
-            name=pictures.name,
-            sha256=pictures.sha256,
-            n=len(pictures),
+            name=images.name,
+            sha256=images.sha256,
+            n=len(images),
             labelled=labelled,
             looks=looks_so_far,
             compared=compared,
             design=design,
         ),
-        rungs=tuple(_site_rung(known, looks, name, pictures) for name in rungs),
-        pairs=tuple(_site_pair(known, pair, looks, pictures, delta, method) for pair in pairs),
+        stages=tuple(_site_stage(known, looks, name, images) for name in stages),
+        pairs=tuple(_site_pair(known, pair, looks, images, delta, method) for pair in pairs),
     )
     write_atomic(out, dump(site))
     return site
 
 
 def _looks_of(out: Path, design: str, sha256: str) -> int:
-    """The number of this look at those pictures, by the certificates that are about to be replaced."""
+    """The number of this look at those images, by the certificates that are about to be replaced."""
     if not out.exists():
         return 1
     try:
         before = load_site(out).data
     except ManifestError:
-        return 1  # whatever it is, it is no certificate of these pictures
+        return 1  # whatever it is, it is no certificate of these images
     return before.looks + (before.design != design) if before.sha256 == sha256 else 1
 
 
-def _rungs_of(pair: Pair) -> tuple[str, ...]:
-    return (pair.edge, pair.best) if pair.middle is None else (pair.edge, pair.middle.name, pair.best)
+def _stages_of(pair: Pair) -> tuple[str, ...]:
+    return (pair.edge, pair.best) if pair.intermediate is None else (pair.edge, pair.intermediate.name, pair.best)
 
 
 def _check_fingerprint(profile: Profile, manifest: Manifest, name: str) -> None:
-    measured, present = profile.rung(name).fingerprint, manifest.fingerprint(name)
+    measured, present = profile.stage(name).fingerprint, manifest.fingerprint(name)
     if measured != present:
         raise ManifestError(
             f"the profile of {profile.task!r} was made for {name} with fingerprint {measured}, but the manifest has "
@@ -150,46 +151,46 @@ def _check_fingerprint(profile: Profile, manifest: Manifest, name: str) -> None:
 
 
 def _looked(profile: Profile, looks: Looks, name: str) -> Looked:
-    """A rung with the profile's temperature, as an edge node runs it."""
-    rung = profile.rung(name)
-    return Looked(name, softmax(looks.logits(name), rung.temperature), rung.cost_ms)
+    """A stage with the profile's temperature, as an edge node runs it."""
+    stage = profile.stage(name)
+    return Looked(name, softmax(looks.logits(name), stage.temperature), stage.cost_ms)
 
 
-def _site_rung(profile: Profile, looks: Looks, name: str, pictures: AnyPictures) -> SiteRung:
+def _site_stage(profile: Profile, looks: Looks, name: str, images: AnyImages) -> SiteStage:
     accuracy = None
-    if isinstance(pictures, LabelledPictures):
-        right = _looked(profile, looks, name).labels() == pictures.labels
-        accuracy = measure_accuracy(right, pictures.sha256)
-    rung = profile.rung(name)
-    return SiteRung(name=name, fingerprint=rung.fingerprint, temperature=rung.temperature, accuracy=accuracy)
+    if isinstance(images, LabelledImages):
+        right = _looked(profile, looks, name).labels() == images.labels
+        accuracy = measure_accuracy(right, images.sha256)
+    stage = profile.stage(name)
+    return SiteStage(name=name, fingerprint=stage.fingerprint, temperature=stage.temperature, accuracy=accuracy)
 
 
 def _site_pair(
     profile: Profile,
     pair: Pair,
     looks: Looks,
-    pictures: AnyPictures,
+    images: AnyImages,
     delta: float,
     method: Method,
 ) -> SitePair:
-    middle = None if pair.middle is None else looks.served(pair.middle.name)
+    intermediate = None if pair.intermediate is None else looks.served(pair.intermediate.name)
     sample = make_sample(
         _looked(profile, looks, pair.edge),
         pair.score,
         _looked(profile, looks, pair.best),
-        pictures.labels if isinstance(pictures, LabelledPictures) else None,
+        images.labels if isinstance(images, LabelledImages) else None,
         # Shuffled, because betting must not see them in the order of their classes, in which folders list them.
-        np.random.default_rng(len(pictures)).permutation(len(pictures)),
-        middle,
-        None if pair.middle is None else pair.middle.score,
+        np.random.default_rng(len(images)).permutation(len(images)),
+        intermediate,
+        None if pair.intermediate is None else pair.intermediate.score,
     )
     costs = costs_of(profile, pair)
     balanced = pair.conditions[0].balanced.max_drop
     return SitePair(
         edge=pair.edge,
         best=pair.best,
-        middle=None if pair.middle is None else pair.middle.name,
+        intermediate=None if pair.intermediate is None else pair.intermediate.name,
         score=pair.score,
-        middle_score=None if pair.middle is None else pair.middle.score,
+        intermediate_score=None if pair.intermediate is None else pair.intermediate.score,
         conditions=(certify_condition(sample, paths_of(pair), costs, balanced, delta, method),),
     )

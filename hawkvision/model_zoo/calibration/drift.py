@@ -1,12 +1,13 @@
-"""Traffic that changes: pictures made worse, and a replay of requests through the controllers as a node drives them.
+"""Traffic that changes: images made worse, and a replay of requests through the controllers as a node drives them.
 
 *Corruptions* follow Hendrycks and Dietterich, "Benchmarking neural network robustness to common corruptions and
 perturbations" (ICLR 2019): Gaussian noise, Gaussian blur and lower contrast at severities from 1 to 5. The constants
 are our own, and grow with the side of the input, so that severity 3 is as hard to see through at 32 as at 224 pixels.
 
-*The replay* draws requests from a pool of pictures that nothing was trained or certified on, first clean ones, then
+*The replay* draws requests from a pool of images that nothing was trained or certified on, first clean ones, then
 corrupted ones, then clean ones again, and drives monitors and controllers exactly as `edge.serving.request_handler`
-does: of all requests a fixed share is audited, an escalated picture is compared with the best rung's answer. Labels are
+does: of all requests a fixed share is audited, an escalated image is compared with the reference stage's answer. Labels
+    are
 used only to measure, afterwards, what was really given up.
 """
 
@@ -32,7 +33,7 @@ from hawkvision.cascade.scores import Floats
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.calibration.model_runner import Corruption
 from hawkvision.models.artifacts import sha256_of
-from hawkvision.models.datasets import LabelledPictures
+from hawkvision.models.datasets import LabelledImages
 
 SEVERITIES: Final = range(1, 6)
 
@@ -63,7 +64,7 @@ class Kind(StrEnum):
 def corrupt(kind: Kind, severity: int) -> Corruption:
     """A corruption of one kind.
 
-    Noise is drawn by the picture's number, so that every rung of a ladder with one input size sees the same.
+    Noise is drawn by the image's number, so that every stage of a cascade with one input size sees the same.
 
     Raises:
         ValueError: if the severity is not from 1 to 5.
@@ -92,7 +93,7 @@ def corrupt(kind: Kind, severity: int) -> Corruption:
 
 
 def mixed(severity: int = SHIFT_SEVERITY) -> Corruption:
-    """A third of the pictures each with noise, blur and lower contrast, in turn by number.
+    """A third of the images each with noise, blur and lower contrast, in turn by number.
 
     Raises:
         ValueError: if the severity is not from 1 to 5.
@@ -107,30 +108,34 @@ def mixture_name(severity: int = SHIFT_SEVERITY) -> str:
     return f"mixed-{severity}-{sha256_of(repr(constants).encode())[:8]}"
 
 
-def subset(pictures: LabelledPictures, chosen: NDArray[np.intp]) -> LabelledPictures:
-    """The pictures of those numbers; its hash says which they are, so that what is kept of them is told apart."""
-    return LabelledPictures(
-        pictures.name,
-        sha256_of(pictures.sha256.encode() + chosen.astype("<i8").tobytes()),
-        [pictures.bodies[i] for i in chosen],
-        pictures.labels[chosen],
-        pictures.sources[chosen],
-        pictures.is_test[chosen],
+def subset(images: LabelledImages, chosen: NDArray[np.intp]) -> LabelledImages:
+    """The images of those numbers; its hash says which they are, so that what is kept of them is told apart."""
+    return LabelledImages(
+        images.name,
+        sha256_of(images.sha256.encode() + chosen.astype("<i8").tobytes()),
+        [images.bodies[i] for i in chosen],
+        images.labels[chosen],
+        images.sources[chosen],
+        images.is_test[chosen],
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What every rung said of some pictures, calibrated as served, and what is on them."""
+    """What every stage said of some images, calibrated as served, and what is on them."""
 
-    rungs: Mapping[str, Looked]
+    stages: Mapping[str, Looked]
     labels: NDArray[np.int64]
 
     def sample(self, pair: Pair, chosen: NDArray[np.intp]) -> Sample:
-        """The pictures `chosen`, scored as the pair is."""
-        middle, kind = (None, None) if pair.middle is None else (self.rungs[pair.middle.name], pair.middle.score)
+        """The images `chosen`, scored as the pair is."""
+        intermediate, kind = (
+            (None, None)
+            if pair.intermediate is None
+            else (self.stages[pair.intermediate.name], pair.intermediate.score)
+        )
         return make_sample(
-            self.rungs[pair.edge], pair.score, self.rungs[pair.best], self.labels, chosen, middle, kind
+            self.stages[pair.edge], pair.score, self.stages[pair.best], self.labels, chosen, intermediate, kind
         )  # fmt: skip
 
 
@@ -146,14 +151,14 @@ PHASES: Final = (Phase("clean", 8_000, False), Phase("shifted", 14_000, True), P
 """As in the project's study of cascades."""
 
 SETTLING: Final = 2_000
-"""Requests after a change that are reported by themselves, and after which the promise must be kept again."""
+"""Requests after a change that are reported by themselves, and after which the guarantee must be kept again."""
 
 
 class Tier(StrEnum):
-    """Which rung answered."""
+    """Which stage answered."""
 
     EDGE = "edge"
-    MIDDLE = "middle"
+    INTERMEDIATE = "intermediate"
     BEST = "best"
 
 
@@ -164,28 +169,28 @@ class Replay:
     seed: int
     shifted: NDArray[np.bool_]
     tier: NDArray[np.int8]
-    """Place of the rung that answered in `Tier`."""
+    """Place of the stage that answered in `Tier`."""
     audited: NDArray[np.bool_]
     loss: NDArray[np.int8]
     """right_best − right_answered: what was really given up."""
-    void: NDArray[np.bool_]
-    """Whether the promise was void when the request came."""
+    suspended: NDArray[np.bool_]
+    """Whether the guarantee was void when the request came."""
     threshold: Floats
     """From which score on the edge's answer was accepted."""
 
     @property
     def escalated(self) -> NDArray[np.bool_]:
-        """Whether the picture left the edge before it was answered."""
+        """Whether the image left the edge before it was answered."""
         return np.asarray(self.tier != _EDGE)
 
     @property
     def alarm(self) -> int | None:
-        """The request at which the promise first became void; None if it never did."""
-        found = np.flatnonzero(self.void)
+        """The request at which the guarantee first became void; None if it never did."""
+        found = np.flatnonzero(self.suspended)
         return int(found[0]) if len(found) else None
 
 
-_EDGE, _MIDDLE, _BEST = range(3)
+_EDGE, _INTERMEDIATE, _BEST = range(3)
 
 MakeControl = Callable[[Terms], StreamControl]
 
@@ -199,13 +204,13 @@ def replay(
     phases: Sequence[Phase] = PHASES,
     control: MakeControl | None = StreamControl,
 ) -> Replay:
-    """Send requests through one route, each a picture of the pool chosen at random.
+    """Send requests through one route, each an image of the pool chosen at random.
 
     Args:
-        clean: what the rungs said of the pool as it is.
-        shifted: what they said of the same or other pictures, corrupted.
+        clean: what the stages said of the pool as it is.
+        shifted: what they said of the same or other images, corrupted.
         route: of the target, from `Policy.route`; a direct one has nothing to replay.
-        seed: of the pictures' order and the audits.
+        seed: of the images' order and the audits.
         phases: what comes when.
         control: makes the controllers; None keeps the certified thresholds, come what may.
     """
@@ -214,7 +219,7 @@ def replay(
     drawn = np.where(shift, rng.integers(0, len(shifted), len(shift)), rng.integers(0, len(clean), len(shift)))
     chances = rng.random((len(shift), 2)).tolist()
     node = _Node(route, control)
-    pools = (_pictures(clean), _pictures(shifted))
+    pools = (_images(clean), _images(shifted))
     taken = [
         node.take(pools[is_shifted][index], chance)
         for is_shifted, index, chance in zip(shift.tolist(), drawn.tolist(), chances, strict=True)
@@ -225,20 +230,20 @@ def replay(
         np.array([one.tier for one in taken], np.int8),
         np.array([one.audited for one in taken], np.bool_),
         np.array([one.loss for one in taken], np.int8),
-        np.array([one.void for one in taken], np.bool_),
+        np.array([one.suspended for one in taken], np.bool_),
         np.array([one.threshold for one in taken]),
     )
 
 
 class _Seen(NamedTuple):
-    """One picture: what the edge and the middle rung say, and what is given up if theirs is the answer."""
+    """One image: what the edge and the intermediate stage say, and what is given up if theirs is the answer."""
 
     score: float
     differs: bool
     loss: int
-    middle_score: float
-    middle_differs: bool
-    middle_loss: int
+    intermediate_score: float
+    intermediate_differs: bool
+    intermediate_loss: int
 
 
 class _Taken(NamedTuple):
@@ -247,61 +252,65 @@ class _Taken(NamedTuple):
     tier: int
     loss: int
     audited: bool
-    void: bool
+    suspended: bool
     threshold: float
 
 
-def _pictures(sample: Sample) -> list[_Seen]:
-    """A sample as a list, from which single pictures are picked faster."""
+def _images(sample: Sample) -> list[_Seen]:
+    """A sample as a list, from which single images are picked faster."""
     best = sample.best_right.astype(np.int8)
     columns = [
         column.tolist()
-        for rung in (sample.edge, sample.middle or sample.edge)
-        for column in (rung.scores, rung.differs, best - rung.right)
+        for stage in (sample.edge, sample.intermediate or sample.edge)
+        for column in (stage.scores, stage.differs, best - stage.right)
     ]
     return list(map(_Seen, *columns))
 
 
 class _Node:
-    """One stream at one node, without pictures, network and time."""
+    """One stream at one node, without images, network and time."""
 
     def __init__(self, route: Route, make: MakeControl | None) -> None:
         controls = None if make is None else route.controls
         self._route = route
         self._edge = None if make is None or controls is None or controls.edge is None else make(controls.edge)
-        self._middle = None if make is None or controls is None or controls.middle is None else make(controls.middle)
+        self._intermediate = (
+            None if make is None or controls is None or controls.intermediate is None else make(controls.intermediate)
+        )
         self._edge_log = None if controls is None else _log(controls.edge_claims)
-        self._middle_log = None if controls is None else _log(controls.middle_claims)
+        self._intermediate_log = None if controls is None else _log(controls.intermediate_claims)
         self._share = 0.0 if controls is None else AUDIT_SHARE
 
     def take(self, seen: _Seen, chances: Sequence[float]) -> _Taken:
-        void = any(log.suspended for log in (self._edge_log, self._middle_log) if log is not None)
-        for control in (self._edge, self._middle):
+        suspended = any(log.suspended for log in (self._edge_log, self._intermediate_log) if log is not None)
+        for control in (self._edge, self._intermediate):
             if control is not None:
-                control.follow(void)
+                control.follow(suspended)
         threshold = self._route.threshold if self._edge is None else self._edge.threshold
         drawn = chances[0] < self._share
         if drawn and self._edge_log is not None:
             self._edge_log.record(seen.score, seen.differs)
         if seen.score >= threshold:
             _accept(self._edge, seen.score, self._share, seen.differs if drawn else None)
-            return _Taken(_EDGE, seen.loss, drawn, void, threshold)
-        # The certificate covers the middle rung's answers to pictures that the certified threshold escalates only.
-        if self._route.middle is None or seen.score >= self._route.threshold:
+            return _Taken(_EDGE, seen.loss, drawn, suspended, threshold)
+        # The certificate covers the intermediate stage's answers to images that the certified threshold escalates only.
+        if self._route.intermediate is None or seen.score >= self._route.threshold:
             _escalate(self._edge, seen.score, seen.differs)
-            return _Taken(_BEST, 0, False, void, threshold)
-        # While the promise is void the middle rung is not believed, but still looked at: its log must show when traffic
-        # is as certified again.
-        if drawn and self._middle_log is not None:
-            self._middle_log.record(seen.middle_score, seen.middle_differs)
-        bar = self._route.middle.threshold if self._middle is None else self._middle.threshold
-        if seen.middle_score >= bar and not void:
+            return _Taken(_BEST, 0, False, suspended, threshold)
+        # While the guarantee is suspended the intermediate stage is not believed, but still looked at: its log must
+        # show when traffic is as certified again.
+        if drawn and self._intermediate_log is not None:
+            self._intermediate_log.record(seen.intermediate_score, seen.intermediate_differs)
+        bar = self._route.intermediate.threshold if self._intermediate is None else self._intermediate.threshold
+        if seen.intermediate_score >= bar and not suspended:
             _escalate(self._edge, seen.score, None)
-            _accept(self._middle, seen.middle_score, self._share, seen.middle_differs if drawn else None)
-            return _Taken(_MIDDLE, seen.middle_loss, drawn, void, threshold)
+            _accept(
+                self._intermediate, seen.intermediate_score, self._share, seen.intermediate_differs if drawn else None
+            )
+            return _Taken(_INTERMEDIATE, seen.intermediate_loss, drawn, suspended, threshold)
         _escalate(self._edge, seen.score, seen.differs)
-        _escalate(self._middle, seen.middle_score, seen.middle_differs)
-        return _Taken(_BEST, 0, False, void, threshold)
+        _escalate(self._intermediate, seen.intermediate_score, seen.intermediate_differs)
+        return _Taken(_BEST, 0, False, suspended, threshold)
 
 
 def _log(claims: Claims | None) -> Monitor | None:
@@ -328,11 +337,11 @@ class Summary:
     """Share of requests whose answer was checked; with `escalation`, the traffic to the datacenter."""
     drop: float
     drop_error: float
-    void: float
+    suspended: float
 
     @property
     def traffic(self) -> float:
-        """Share of requests whose picture was sent to the datacenter."""
+        """Share of requests whose image was sent to the datacenter."""
         return self.escalation + self.audits
 
 
@@ -342,11 +351,11 @@ def summarise(runs: Sequence[Replay], phases: Sequence[Phase] = PHASES) -> tuple
     start = 0
     for index, phase in enumerate(phases):
         end = start + phase.requests
-        settled = start if index == 0 else min(start + SETTLING, end)
-        if settled > start:
-            found.append(_summary(f"{phase.name}, first {settled - start:,}", runs, slice(start, settled)))
-        if end > settled:
-            found.append(_summary(phase.name if index == 0 else f"{phase.name}, rest", runs, slice(settled, end)))
+        decided = start if index == 0 else min(start + SETTLING, end)
+        if decided > start:
+            found.append(_summary(f"{phase.name}, first {decided - start:,}", runs, slice(start, decided)))
+        if end > decided:
+            found.append(_summary(phase.name if index == 0 else f"{phase.name}, rest", runs, slice(decided, end)))
         start = end
     return (*found, _summary("all", runs, slice(0, start)))
 
@@ -359,7 +368,7 @@ def _summary(name: str, runs: Sequence[Replay], part: slice) -> Summary:
         float(np.mean([run.audited[part].mean() for run in runs])),
         float(drops.mean()),
         float(drops.std(ddof=1) / math.sqrt(len(drops))) if len(drops) > 1 else math.nan,
-        float(np.mean([run.void[part].mean() for run in runs])),
+        float(np.mean([run.suspended[part].mean() for run in runs])),
     )
 
 

@@ -31,9 +31,9 @@ from hawkvision.cascade.scores import Probabilities, softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Score
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, execution_of, open_backend
-from hawkvision.model_zoo.calibration.model_runner import AnyPictures, look
+from hawkvision.model_zoo.calibration.model_runner import AnyImages, look
 from hawkvision.models.artifacts import load_variant, write_atomic
-from hawkvision.models.datasets import read_pictures, read_unlabelled
+from hawkvision.models.datasets import read_images, read_unlabelled
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, is_exact, stage_fingerprint, statement
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 
@@ -90,7 +90,7 @@ def check_equivalence(
     manifest = load_manifest(task, models)
     known = load_profile_of(manifest, models, profile)
     site = None if certificates is None else load_site(certificates)
-    pair = known.pair(edge or manifest.ladder.default_edge, manifest.best)
+    pair = known.pair(edge or manifest.cascade.default_edge, manifest.best)
     first = manifest.members(pair.edge)[0].name
     judged = {each.stage: each for each in judged_of(known, pair, site, first)}
     unknown = sorted(set(stages) - set(judged))
@@ -115,16 +115,16 @@ def check_equivalence(
     return tuple(results)
 
 
-def _images(manifest: Manifest, data: Path, models: Path, site: SiteCertificates | None) -> AnyPictures:
+def _images(manifest: Manifest, data: Path, models: Path, site: SiteCertificates | None) -> AnyImages:
     if site is not None and not site.data.labelled:
         return read_unlabelled(data)
-    return read_pictures(data, load_labels(manifest, models))
+    return read_images(data, load_labels(manifest, models))
 
 
 def _checked(
     manifest: Manifest,
     judged: Judged,
-    images: AnyPictures,
+    images: AnyImages,
     backend: BackendKind,
     providers: tuple[str, ...],
     cache: Path,
@@ -144,10 +144,10 @@ def _checked(
     if is_exact(fingerprint):
         return Result(name, fingerprint, len(images), None)
     outcome = _compared(manifest, judged, images, backend, providers, cache)
-    ensemble = manifest.committee(name)
-    if ensemble is not None and ensemble.sure_from is not None:
+    ensemble = manifest.ensemble(name)
+    if ensemble is not None and ensemble.accept_confidence is not None:
         first = manifest.members(name)[0]
-        bar = float(np.float32(ensemble.sure_from))
+        bar = float(np.float32(ensemble.accept_confidence))
         asks = Judged(first.name, "", first.temperature, Score.TOP1, (bar,), images.sha256)
         others = _compared(manifest, asks, images, backend, providers, cache).decisions
         outcome = replace(outcome, decisions=outcome.decisions + others)
@@ -157,7 +157,7 @@ def _checked(
 def _compared(
     manifest: Manifest,
     judged: Judged,
-    images: AnyPictures,
+    images: AnyImages,
     backend: BackendKind,
     providers: tuple[str, ...],
     cache: Path,
@@ -170,7 +170,7 @@ def _compared(
 def _probabilities(
     manifest: Manifest,
     judged: Judged,
-    images: AnyPictures,
+    images: AnyImages,
     backend: BackendKind,
     providers: tuple[str, ...],
     cache: Path,
@@ -188,7 +188,7 @@ def _probabilities(
         threads=threads,
         cache=cache,
     )
-    if judged.stage in manifest.ladder.dc:
+    if judged.stage in manifest.cascade.dc:
         return looks.served(judged.stage).probabilities
     return softmax(looks.logits(judged.stage), judged.temperature)
 
@@ -205,19 +205,19 @@ def _fingerprint(manifest: Manifest, stage: str, backend: BackendKind, providers
             opened.close()
         execution = BETWEEN.join(dict.fromkeys(executions))
         runs.append(VariantRun(variant.name, variant.sha256, variant.input, variant.temperature, execution))
-    ensemble = manifest.committee(stage)
+    ensemble = manifest.ensemble(stage)
     found = stage_fingerprint(
         statement(runs),
         tuple(run.name for run in runs),
         horizontal_flip=ensemble is not None and ensemble.horizontal_flip,
         temperature=1.0 if ensemble is None else ensemble.temperature,
-        sure_from=None if ensemble is None else ensemble.sure_from,
+        accept_confidence=None if ensemble is None else ensemble.accept_confidence,
     )
     assert found is not None, "all members have files"
     return found
 
 
-def _written(result: Result, outcome: Outcome, judged: Judged, images: AnyPictures, day: date) -> Check:
+def _written(result: Result, outcome: Outcome, judged: Judged, images: AnyImages, day: date) -> Check:
     return Check(
         stage=result.stage,
         fingerprint=result.fingerprint,

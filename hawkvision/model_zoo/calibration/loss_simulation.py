@@ -1,10 +1,10 @@
-"""Pictures as they arrive over a lossy link, and what a ladder makes of them: the conditions of its profile.
+"""Images as they arrive over a lossy link, and what a cascade makes of them: the conditions of its profile.
 
-Every picture is encoded by the product's own coder at one of the qualities that are ever sent. Then fragments are lost,
-seeded by the picture's number, until what is received lies within a band. Half of the pictures lose fragments one by
-one, half in bursts of four. Pictures of so few fragments that no loss brings them into the band are left out: on a real
-link they are not found in it either. Parity plays no part: it decides how often fragments are missing, not what a
-picture with missing fragments looks like.
+Every image is encoded by the product's own coder at one of the qualities that are ever sent. Then fragments are lost,
+seeded by the image's number, until what is received lies within a band. Half of the images lose fragments one by
+one, half in bursts of four. Images of so few fragments that no loss brings them into the band are left out: on a real
+link they are not found in it either. Parity plays no part: it decides how often fragments are missing, not what an
+image with missing fragments looks like.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from hawkvision.cascade.certification.profiling_received import DELTA, ReceivedL
 from hawkvision.cascade.scores import Score
 from hawkvision.imaging import preprocessing
 from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, Looks
-from hawkvision.models.datasets import LabelledPictures
+from hawkvision.models.datasets import LabelledImages
 from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Partial, Plan, decode, encode
 from hawkvision.transport.coding.rate_fec_control import QUALITIES
 from hawkvision.transport.protocol.wire import FRAGMENT_ROOM
 
 
 class Band(NamedTuple):
-    """Received fractions from `low` on, below `high`; both 1 is the complete picture."""
+    """Received fractions from `low` on, below `high`; both 1 is the complete image."""
 
     low: float
     high: float
@@ -44,22 +44,22 @@ answers of more than 50 % confidence at 0.45 to 0.6, 9 % below 0.3); it is there
 deadline forces."""
 
 LEAST_SHARE: Final = 0.5
-"""Of the pictures, that must reach a band. At low qualities a picture is three to eight fragments, and few of them lose
-less than a tenth; such pictures then count as of the band below."""
+"""Of the images, that must reach a band. At low qualities an image is three to eight fragments, and few of them lose
+less than a tenth; such images then count as of the band below."""
 
 DRAWS: Final = 8
-"""Orders of loss that are tried to bring a picture into a band."""
+"""Orders of loss that are tried to bring an image into a band."""
 BURST: Final = 4.0
 """Mean length of a burst, in fragments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Pictures as received in one condition."""
+    """Images as received in one condition."""
 
     quality: int
     band: Band
-    pictures: LabelledPictures
+    images: LabelledImages
     """All of them; those that did not reach the band are still the originals."""
     reached: NDArray[np.intp]
     """The numbers of those that did, rising."""
@@ -67,34 +67,34 @@ class Arrivals:
     """What was received of each of those."""
 
 
-def arrivals(pictures: LabelledPictures, chosen: NDArray[np.intp], seed: int) -> Iterator[Arrivals]:
-    """The pictures `chosen` in every condition that enough of them reach, finest quality and largest fraction first.
+def arrivals(images: LabelledImages, chosen: NDArray[np.intp], seed: int) -> Iterator[Arrivals]:
+    """The images `chosen` in every condition that enough of them reach, finest quality and largest fraction first.
 
     Raises:
-        BadImage, TooLarge, UnsupportedMedia: naming what is wrong with a picture.
+        BadImage, TooLarge, UnsupportedMedia: naming what is wrong with an image.
     """
     for quality in QUALITIES:
-        coded = {int(number): transcoded(pictures.bodies[number], Plan(quality, 0.0)) for number in chosen}
+        coded = {int(number): transcoded(images.bodies[number], Plan(quality, 0.0)) for number in chosen}
         for band in BANDS:
-            bodies = list(pictures.bodies)
+            bodies = list(images.bodies)
             fractions: dict[int, float] = {}
-            digest = hashlib.sha256(pictures.sha256.encode())
+            digest = hashlib.sha256(images.sha256.encode())
             for number, sent in coded.items():
                 found = _received(sent, band, np.random.default_rng((seed, quality, round(band.low * 100), number)))
                 if found is not None:
                     bodies[number], fractions[number] = found
                     digest.update(hashlib.sha256(bodies[number]).digest())
             if len(fractions) >= LEAST_SHARE * len(chosen):
-                # Named by what arrived, so that what is kept of another coder's pictures is not taken for theirs.
-                there = replace(pictures, bodies=bodies, sha256=digest.hexdigest())
+                # Named by what arrived, so that what is kept of another coder's images is not taken for theirs.
+                there = replace(images, bodies=bodies, sha256=digest.hexdigest())
                 yield Arrivals(quality, band, there, np.array([*fractions]), np.array([*fractions.values()]))
 
 
 def transcoded(body: bytes, plan: Plan) -> Coded:
-    """A caller's picture as a sender puts it on the link.
+    """A caller's image as a sender puts it on the link.
 
     Raises:
-        BadImage, TooLarge, UnsupportedMedia: naming what is wrong with the picture.
+        BadImage, TooLarge, UnsupportedMedia: naming what is wrong with the image.
     """
     header = preprocessing.probe(body)
     whole = preprocessing.decode(body, header, max_pixels=MAX_PIXELS, min_side=max(header.width, header.height))
@@ -113,12 +113,12 @@ def condition_of(
     split: Split,
     delta: float = DELTA,
 ) -> ReceivedCondition:
-    """Measure one pair in one condition; `looks` are at `arrived.pictures`, `originals` at the pictures before."""
+    """Measure one pair in one condition; `looks` are at `arrived.images`, `originals` at the images before."""
     said = ReceivedLooks(
         looks.logits(edge),
         looks.logits(best).argmax(axis=1),
         originals.logits(best).argmax(axis=1),
-        arrived.pictures.labels,
+        arrived.images.labels,
     )
     planned, certifying = (
         said.part(np.intersect1d(part, arrived.reached)) for part in (split.profile, split.certify)
@@ -131,13 +131,13 @@ def condition_of(
         min_received_fraction=arrived.band.low,
         drops=(*CERTIFIED_DROPS, balanced),
         believed=arrived.band.believed,
-        data_sha256=arrived.pictures.sha256,
+        data_sha256=arrived.images.sha256,
         delta=delta,
     )
 
 
 def _received(coded: Coded, band: Band, rng: np.random.Generator) -> tuple[bytes, float] | None:
-    """The picture with a received fraction in the band, near one drawn uniformly from it; None if none was found."""
+    """The image with a received fraction in the band, near one drawn uniformly from it; None if none was found."""
     k = coded.format.k
     if band.low == 1.0:
         return decoded(coded, range(k))
@@ -158,7 +158,7 @@ def _received(coded: Coded, band: Band, rng: np.random.Generator) -> tuple[bytes
 
 
 def decoded(coded: Coded, kept: Iterable[int]) -> tuple[bytes, float] | None:
-    """A picture and its received fraction, from the fragments that were kept; None if nothing can be made of them."""
+    """An image and its received fraction, from the fragments that were kept; None if nothing can be made of them."""
     match decode(coded.format, {int(index): coded.symbols[index] for index in kept}):
         case Complete(body):
             return body, 1.0

@@ -1,7 +1,7 @@
-"""Measuring a ladder that was trained here: weight files in, its manifest with temperatures and accuracies out.
+"""Measuring a cascade that was trained here: weight files in, its manifest with temperatures and accuracies out.
 
 Temperatures are fitted on the profile part of `split_after_training`, where `hawkvision calibrate` fits them as well;
-accuracies are measured on what nothing is fitted on, the certification and the held-out part. Training pictures are in
+accuracies are measured on what nothing is fitted on, the certification and the held-out part. Training images are in
 none of them.
 """
 
@@ -27,16 +27,16 @@ from hawkvision.model_zoo.building.build import emit_variant, precision_of
 from hawkvision.model_zoo.calibration.model_runner import Looks, Seen, Views
 from hawkvision.model_zoo.training.recipe import Recipe
 from hawkvision.models.artifacts import sha256_of
-from hawkvision.models.datasets import LabelledPictures
+from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import FileSource, InputSpec, Manifest, MeasuredAccuracy, Training, Variant
 
 BATCH: Final = 64
-"""Pictures a run: more does not run faster on two cores."""
+"""Images a run: more does not run faster on two cores."""
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredRung:
-    """How a variant or committee did on each part of the pictures."""
+class MeasuredStage:
+    """How a variant or ensemble did on each part of the images."""
 
     name: str
     temperature: float
@@ -49,23 +49,23 @@ class MeasuredRung:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredLadder:
+class MeasuredCascade:
     """A manifest with temperatures and accuracies, and where the latter come from."""
 
     manifest: Manifest
-    rungs: tuple[MeasuredRung, ...]
-    """Variants, then committees."""
+    stages: tuple[MeasuredStage, ...]
+    """Variants, then ensembles."""
 
 
-def measured_ladder(
+def measured_cascade(
     recipe: Recipe,
     classes: int,
     weights: Mapping[str, bytes],
-    pictures: LabelledPictures,
+    images: LabelledImages,
     inputs: Pixels,
     split: Split,
-) -> MeasuredLadder:
-    """A trained ladder, from its weight files by name and the pictures with their pixels (n, side, side, 3).
+) -> MeasuredCascade:
+    """A trained cascade, from its weight files by name and the images with their pixels (n, side, side, 3).
 
     Raises:
         ArtifactError: if a weight file does not fit its architecture.
@@ -82,19 +82,19 @@ def measured_ladder(
         task=recipe.task,
         labels=recipe.labels,
         classes=classes,
-        ladder=recipe.ladder,
+        cascade=recipe.cascade,
         variants=tuple(variants),
-        committees=recipe.committees,
-        training=training_of(recipe, pictures),
+        ensembles=recipe.ensembles,
+        training=training_of(recipe, images),
     )
     used = np.sort(np.concatenate([split.profile, split.certify, split.held_out]))
     place = Split(*(np.searchsorted(used, part) for part in (split.profile, split.certify, split.held_out)))
-    return _measured(manifest, graphs, inputs[used], _Judge(pictures.labels[used], place, pictures.sha256))
+    return _measured(manifest, graphs, inputs[used], _Judge(images.labels[used], place, images.sha256))
 
 
-def training_of(recipe: Recipe, pictures: LabelledPictures) -> Training:
-    """Which of the pictures train the recipe's networks, as the manifest records it."""
-    return Training(data_sha256=pictures.sha256, pictures=recipe.pictures.train, seed=recipe.pictures.seed)
+def training_of(recipe: Recipe, images: LabelledImages) -> Training:
+    """Which of the images train the recipe's networks, as the manifest records it."""
+    return Training(data_sha256=images.sha256, images=recipe.images.train, seed=recipe.images.seed)
 
 
 def input_spec(recipe: Recipe) -> InputSpec:
@@ -123,13 +123,13 @@ def _variant(recipe: Recipe, name: str, content: bytes) -> Variant:
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """Labels (n,) of the pictures that did not train, and which of them fit and which measure."""
+    """Labels (n,) of the images that did not train, and which of them fit and which measure."""
 
     labels: NDArray[np.int64]
     split: Split
     data_sha256: str
 
-    def measured(self, name: str, logits: Logits) -> MeasuredRung:
+    def measured(self, name: str, logits: Logits) -> MeasuredStage:
         """How right these logits (n, classes) are, and the temperature that fits them."""
         right = logits.argmax(axis=1) == self.labels
         split, fit = self.split, self.split.profile
@@ -138,29 +138,29 @@ class _Judge:
             measure_accuracy(right[part], self.data_sha256) for part in (fit, split.certify, split.held_out, unseen)
         )
         temperature = round(fit_temperature(logits[fit], self.labels[fit]), 4)
-        return MeasuredRung(name, temperature, profile, certify, held_out, both)
+        return MeasuredStage(name, temperature, profile, certify, held_out, both)
 
 
-def _measured(manifest: Manifest, graphs: Mapping[str, bytes], batch: Pixels, judge: _Judge) -> MeasuredLadder:
-    """The variants first, because committees vote by their temperatures."""
-    mirrored = {m for committee in manifest.committees if committee.horizontal_flip for m in committee.members}
+def _measured(manifest: Manifest, graphs: Mapping[str, bytes], batch: Pixels, judge: _Judge) -> MeasuredCascade:
+    """The variants first, because ensembles vote by their temperatures."""
+    mirrored = {m for ensemble in manifest.ensembles if ensemble.horizontal_flip for m in ensemble.members}
     views: dict[Seen, Views] = {}
-    rungs: list[MeasuredRung] = []
+    stages: list[MeasuredStage] = []
     variants = []
     for variant in manifest.variants:
         graph = graphs[variant.name]
         upright = _infer(graph, variant, manifest.classes, batch)
         flipped = _infer(graph, variant, manifest.classes, batch[:, :, ::-1]) if variant.name in mirrored else None
         views[variant.name, False] = Views(upright, flipped, 0.0)  # what a view costs is not asked here
-        rungs.append(found := judge.measured(variant.name, upright))
+        stages.append(found := judge.measured(variant.name, upright))
         variants.append(msgspec.structs.replace(variant, temperature=found.temperature, accuracy=found.unseen))
     manifest = msgspec.structs.replace(manifest, variants=tuple(variants))
     looks = Looks(manifest, views, differs=False)
-    committees = []
-    for committee in manifest.committees:
-        rungs.append(found := judge.measured(committee.name, looks.logits(committee.name)))
-        committees.append(msgspec.structs.replace(committee, temperature=found.temperature, accuracy=found.unseen))
-    return MeasuredLadder(msgspec.structs.replace(manifest, committees=tuple(committees)), tuple(rungs))
+    ensembles = []
+    for ensemble in manifest.ensembles:
+        stages.append(found := judge.measured(ensemble.name, looks.logits(ensemble.name)))
+        ensembles.append(msgspec.structs.replace(ensemble, temperature=found.temperature, accuracy=found.unseen))
+    return MeasuredCascade(msgspec.structs.replace(manifest, ensembles=tuple(ensembles)), tuple(stages))
 
 
 def _infer(graph: bytes, variant: Variant, classes: int, batch: Pixels) -> Logits:

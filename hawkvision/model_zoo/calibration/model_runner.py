@@ -1,9 +1,9 @@
-"""Running a ladder over labelled pictures, once: what calibration, certification, reports and studies start from.
+"""Running a cascade over labelled images, once: what calibration, certification, reports and studies start from.
 
-Rungs of the datacenter look at pictures as edge nodes send them, those of the edge at the pictures themselves: so they
-are served, and so certificates must have it. Where all pictures are small, the two are the same.
+Stages of the datacenter look at images as edge nodes send them, those of the edge at the images themselves: so they
+are served, and so certificates must have it. Where all images are small, the two are the same.
 
-Logits are kept in the cache under the hashes of pictures and model, so that the next command that needs them has them.
+Logits are kept in the cache under the hashes of images and model, so that the next command that needs them has them.
 """
 
 from __future__ import annotations
@@ -31,111 +31,111 @@ from hawkvision.imaging.preprocessing import load_input, probe
 from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, open_backend
 from hawkvision.models.artifacts import load_variant, sha256_of
-from hawkvision.models.datasets import LabelledPictures, UnlabelledPictures
-from hawkvision.models.manifest import Committee, Manifest, Variant
+from hawkvision.models.datasets import LabelledImages, UnlabelledImages
+from hawkvision.models.manifest import Ensemble, Manifest, Variant
 
 MAX_PIXELS: Final = 50_000_000
 BATCH: Final = 8
 PIXELS: Final = 2
-"""How pictures become inputs, by a number that changes with it: what is kept of others is not taken for these."""
+"""How images become inputs, by a number that changes with it: what is kept of others is not taken for these."""
 
-AnyPictures: TypeAlias = LabelledPictures | UnlabelledPictures
+AnyImages: TypeAlias = LabelledImages | UnlabelledImages
 Chosen: TypeAlias = NDArray[np.intp]
 Corruption: TypeAlias = Callable[[Pixels, int], Pixels]
-"""Input pixels (height, width, 3) and the picture's number to other pixels of the same shape; deterministic."""
+"""Input pixels (height, width, 3) and the image's number to other pixels of the same shape; deterministic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """One variant's logits (n, classes) on every picture, and on its mirror image if a committee wants it."""
+    """One variant's logits (n, classes) on every image, and on its mirror image if an ensemble wants it."""
 
     upright: Logits
     mirrored: Logits | None
     cost_ms: float
-    """Processor time of one view of one picture."""
+    """Processor time of one view of one image."""
 
 
 Seen: TypeAlias = tuple[str, bool]
-"""A variant, and whether it looked at pictures that had been made smaller to be sent."""
+"""A variant, and whether it looked at images that had been made smaller to be sent."""
 
 
 class Looks:
-    """What every variant of some rungs said of the same pictures."""
+    """What every variant of some stages said of the same images."""
 
     def __init__(self, manifest: Manifest, views: dict[Seen, Views], *, differs: bool) -> None:
-        """`differs`: whether some of the pictures travel smaller than they are."""
+        """`differs`: whether some of the images travel smaller than they are."""
         self._manifest = manifest
         self._views = views
         self._differs = differs
 
-    def logits(self, rung: str) -> Logits:
-        """A rung's logits (n, classes); a committee's are the logarithm of its averaged probabilities.
+    def logits(self, stage: str) -> Logits:
+        """A stage's logits (n, classes); a committee's are the logarithm of its averaged probabilities.
 
-        Where the first of a stepwise committee is sure, they are that one's, at its temperature.
+        Where the first of a conditional ensemble is sure, they are that one's, at its temperature.
         """
-        committee = self._manifest.committee(rung)
-        if committee is None:
-            return self._view(rung, rung).upright
-        views = list(self._committee_views(committee))
-        averaged = log_probabilities(average(views, committee.temperature))
-        if committee.sure_from is None:
+        ensemble = self._manifest.ensemble(stage)
+        if ensemble is None:
+            return self._view(stage, stage).upright
+        views = list(self._ensemble_views(ensemble))
+        averaged = log_probabilities(average(views, ensemble.temperature))
+        if ensemble.accept_confidence is None:
             return averaged
-        first = self._manifest.variant(committee.members[0])
-        alone = tempered(self._view(rung, first.name).upright, first.temperature)
-        return np.where(unsure(views[0], committee.sure_from)[:, np.newaxis], averaged, alone)
+        first = self._manifest.variant(ensemble.members[0])
+        alone = tempered(self._view(stage, first.name).upright, first.temperature)
+        return np.where(unsure(views[0], ensemble.accept_confidence)[:, np.newaxis], averaged, alone)
 
-    def served(self, rung: str) -> Looked:
-        """A rung as the datacenter serves it: with the manifest's temperature."""
-        committee = self._manifest.committee(rung)
-        temperature = 1.0 if committee else self._manifest.variant(rung).temperature
-        return Looked(rung, softmax(self.logits(rung), temperature), round(self.cost_ms(rung), 3))
+    def served(self, stage: str) -> Looked:
+        """A stage as the datacenter serves it: with the manifest's temperature."""
+        ensemble = self._manifest.ensemble(stage)
+        temperature = 1.0 if ensemble else self._manifest.variant(stage).temperature
+        return Looked(stage, softmax(self.logits(stage), temperature), round(self.cost_ms(stage), 3))
 
-    def cost_ms(self, rung: str) -> float:
-        """Processor time of one picture: all members, and both views if the committee mirrors.
+    def cost_ms(self, stage: str) -> float:
+        """Processor time of one image: all members, and both views if the ensemble mirrors.
 
-        Of a stepwise committee the mean: all others only as often as the first is not sure.
+        Of a conditional ensemble the mean: all others only as often as the first is not sure.
         """
-        first, *others = (self._view(rung, v.name).cost_ms for v in self._manifest.members(rung))
-        return self._views_of(rung) * (first + self._asked(rung) * sum(others))
+        first, *others = (self._view(stage, v.name).cost_ms for v in self._manifest.members(stage))
+        return self._views_of(stage) * (first + self._asked(stage) * sum(others))
 
-    def _asked(self, rung: str) -> float:
-        """The share of the pictures that a rung's members after the first look at, 0..1."""
-        committee = self._manifest.committee(rung)
-        if committee is None or committee.sure_from is None:
+    def _asked(self, stage: str) -> float:
+        """The share of the images that a stage's members after the first look at, 0..1."""
+        ensemble = self._manifest.ensemble(stage)
+        if ensemble is None or ensemble.accept_confidence is None:
             return 1.0
-        first = next(self._committee_views(committee))
+        first = next(self._ensemble_views(ensemble))
         seen = ~np.isnan(first).any(axis=1)
-        return float(unsure(first[seen], committee.sure_from).mean())
+        return float(unsure(first[seen], ensemble.accept_confidence).mean())
 
     def reused_ms(self, first: str, second: str) -> float:
-        """Of the second rung's cost, what a first look with the other has done already
+        """Of the second stage's cost, what a first look with the other has done already
         (`datacenter.execution.cascade_executor`).
         """
         if self._views_of(first) > self._views_of(second):
-            return 0.0  # an average of both views does not tell what the upright picture alone looked like
+            return 0.0  # an average of both views does not tell what the upright image alone looked like
         shared = set(self._manifest.members(first)) & set(self._manifest.members(second))
         return round(self._views_of(first) * sum(self._view(second, v.name).cost_ms for v in shared), 3)
 
-    def _views_of(self, rung: str) -> int:
-        committee = self._manifest.committee(rung)
-        return 2 if committee is not None and committee.horizontal_flip else 1
+    def _views_of(self, stage: str) -> int:
+        ensemble = self._manifest.ensemble(stage)
+        return 2 if ensemble is not None and ensemble.horizontal_flip else 1
 
-    def _view(self, rung: str, member: str) -> Views:
-        return self._views[member, self._differs and rung in self._manifest.ladder.dc]
+    def _view(self, stage: str, member: str) -> Views:
+        return self._views[member, self._differs and stage in self._manifest.cascade.dc]
 
-    def _committee_views(self, committee: Committee) -> Iterator[Probabilities]:
-        for member in committee.members:
+    def _ensemble_views(self, ensemble: Ensemble) -> Iterator[Probabilities]:
+        for member in ensemble.members:
             temperature = self._manifest.variant(member).temperature
-            seen = self._view(committee.name, member)
+            seen = self._view(ensemble.name, member)
             yield softmax(seen.upright, temperature)
-            if committee.horizontal_flip and seen.mirrored is not None:
+            if ensemble.horizontal_flip and seen.mirrored is not None:
                 yield softmax(seen.mirrored, temperature)
 
 
 def look(
     manifest: Manifest,
-    rungs: Sequence[str],
-    pictures: AnyPictures,
+    stages: Sequence[str],
+    images: AnyImages,
     *,
     backend: BackendKind = "onnxruntime",
     providers: Sequence[str] = ON_THE_CPU,
@@ -146,36 +146,36 @@ def look(
     corruption: Corruption | None = None,
     name: str = "",
 ) -> Looks:
-    """Run every variant that the rungs need over the pictures, or take from the cache what it said.
+    """Run every variant that the stages need over the images, or take from the cache what it said.
 
     Args:
         manifest: of the task.
-        rungs: variants and committees.
-        pictures: encoded pictures; their labels are not looked at.
+        stages: variants and ensembles.
+        images: encoded images; their labels are not looked at.
         backend: what runs the models; only the results of ONNX Runtime on the CPU are kept.
         providers: of ONNX Runtime.
         batch: images that run together.
         threads: of one inference.
         cache: where built models lie, and logits are kept.
-        chosen: numbers of the pictures that matter, rising; the logits of all others are NaN. None means all.
+        chosen: numbers of the images that matter, rising; the logits of all others are NaN. None means all.
         corruption: applied to each input, for studies of drift.
         name: of the corruption, for the cache.
 
     Raises:
         ArtifactError: if a model is missing or not the manifest's.
-        ConfigError: naming a picture that cannot be read.
+        ConfigError: naming an image that cannot be read.
     """
-    chosen = np.arange(len(pictures)) if chosen is None else chosen
+    chosen = np.arange(len(images)) if chosen is None else chosen
     views: dict[Seen, Views] = {}
     usual = (backend, tuple(providers), batch, threads) == ("onnxruntime", ON_THE_CPU, BATCH, 1)
     with Progress(transient=True) as progress, ThreadPoolExecutor(len(sched_getaffinity(0))) as pool:
-        remote = set(rungs) & set(manifest.ladder.dc)
-        sent = _as_sent(manifest, pictures, chosen, pool) if remote else None
-        for (member, smaller), flip in _wanted(manifest, rungs, set() if sent is None else remote).items():
-            variant, seen = manifest.variant(member), sent if smaller and sent is not None else pictures
+        remote = set(stages) & set(manifest.cascade.dc)
+        sent = _as_sent(manifest, images, chosen, pool) if remote else None
+        for (member, smaller), flip in _wanted(manifest, stages, set() if sent is None else remote).items():
+            variant, seen = manifest.variant(member), sent if smaller and sent is not None else images
             facts = (PIXELS, seen.sha256, hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest(), name, flip)
             kept = _kept_path(cache, manifest.task, variant, facts) if usual else None
-            found = _read(kept, len(pictures), manifest.classes) if kept else None
+            found = _read(kept, len(images), manifest.classes) if kept else None
             if found is None:
                 bar = progress.add_task(f"{member} {name}".strip(), total=len(chosen))
                 run = _Run(
@@ -188,49 +188,49 @@ def look(
     return Looks(manifest, views, differs=sent is not None)
 
 
-def _wanted(manifest: Manifest, rungs: Sequence[str], remote: set[str]) -> dict[Seen, bool]:
-    """All that must be looked at, and whether at mirror images, too; `remote` rungs look at what is sent."""
+def _wanted(manifest: Manifest, stages: Sequence[str], remote: set[str]) -> dict[Seen, bool]:
+    """All that must be looked at, and whether at mirror images, too; `remote` stages look at what is sent."""
     wanted: dict[Seen, bool] = {}
-    for rung in rungs:
-        committee = manifest.committee(rung)
-        for variant in manifest.members(rung):
-            seen = variant.name, rung in remote
-            wanted[seen] = wanted.get(seen, False) or (committee is not None and committee.horizontal_flip)
+    for stage in stages:
+        ensemble = manifest.ensemble(stage)
+        for variant in manifest.members(stage):
+            seen = variant.name, stage in remote
+            wanted[seen] = wanted.get(seen, False) or (ensemble is not None and ensemble.horizontal_flip)
     return wanted
 
 
-def _as_sent(manifest: Manifest, pictures: AnyPictures, chosen: Chosen, pool: ThreadPoolExecutor) -> AnyPictures | None:
-    """The same pictures, the chosen ones as edge nodes send them to the datacenter; None if all travel as they are.
+def _as_sent(manifest: Manifest, images: AnyImages, chosen: Chosen, pool: ThreadPoolExecutor) -> AnyImages | None:
+    """The same images, the chosen ones as edge nodes send them to the datacenter; None if all travel as they are.
 
     Raises:
-        ConfigError: naming a picture that cannot be read.
+        ConfigError: naming an image that cannot be read.
     """
     reducer = Reducer(manifest.datacenter_inputs, MAX_PIXELS)
 
     def sent(index: int) -> bytes:
-        body = pictures.bodies[index]
+        body = images.bodies[index]
         try:
             return reducer.reduced(body, probe(body))
         except RequestError as error:
-            raise ConfigError(f"{pictures.name}: picture {index}: {error}") from None
+            raise ConfigError(f"{images.name}: image {index}: {error}") from None
 
-    bodies = list(pictures.bodies)
+    bodies = list(images.bodies)
     for index, body in zip(chosen, pool.map(sent, map(int, chosen)), strict=True):
         bodies[index] = body
-    if bodies == list(pictures.bodies):
+    if bodies == list(images.bodies):
         return None
     digest = hashlib.sha256(b"".join(hashlib.sha256(body).digest() for body in bodies)).hexdigest()
-    return replace(pictures, bodies=bodies, sha256=digest)
+    return replace(images, bodies=bodies, sha256=digest)
 
 
 class _Run:
-    """One variant over the chosen pictures."""
+    """One variant over the chosen images."""
 
     def __init__(
         self,
         manifest: Manifest,
         variant: Variant,
-        pictures: AnyPictures,
+        images: AnyImages,
         chosen: Chosen,
         backend: BackendKind,
         providers: tuple[str, ...],
@@ -246,7 +246,7 @@ class _Run:
         )
         self._batch = batch
         self._variant = variant
-        self._pictures = pictures
+        self._images = images
         self._chosen = chosen
         self._flip = flip
         self._corruption = corruption
@@ -273,17 +273,17 @@ class _Run:
         )
 
     def _placed(self, parts: Sequence[Logits]) -> Logits:
-        """Logits of the chosen pictures in their places among all."""
+        """Logits of the chosen images in their places among all."""
         found = np.concatenate(parts)
-        everywhere = np.full((len(self._pictures), found.shape[1]), np.nan, np.float32)
+        everywhere = np.full((len(self._images), found.shape[1]), np.nan, np.float32)
         everywhere[self._chosen] = found
         return everywhere
 
     def _input(self, index: int) -> Pixels:
         try:
-            pixels = load_input(self._pictures.bodies[index], self._variant.input, max_pixels=MAX_PIXELS)[0]
+            pixels = load_input(self._images.bodies[index], self._variant.input, max_pixels=MAX_PIXELS)[0]
         except RequestError as error:
-            raise ConfigError(f"{self._pictures.name}: picture {index}: {error}") from None
+            raise ConfigError(f"{self._images.name}: image {index}: {error}") from None
         return pixels if self._corruption is None else self._corruption(pixels, index)
 
 

@@ -63,8 +63,8 @@ MOST_USED: Final = 2.0
 
 def reliability_figure(found: Reliability, name: str) -> str:
     """Accuracy against confidence, before and after the temperature, above the counts."""
-    right, middle, bottom = SMALL_WIDTH - 24, 236.0, 290.0
-    x, y = Scale(0.0, 1.0, LEFT, right), Scale(0.0, 1.02, middle, TOP)
+    right, intermediate, bottom = SMALL_WIDTH - 24, 236.0, 290.0
+    x, y = Scale(0.0, 1.0, LEFT, right), Scale(0.0, 1.02, intermediate, TOP)
     marks = left_axis(y, LEFT, right, "share right", "%", gap=6)
     marks.append(path([x.at(0), x.at(1)], [y.at(0), y.at(1)], "axis", DOTTED))
     entries = []
@@ -72,12 +72,12 @@ def reliability_figure(found: Reliability, name: str) -> str:
         marks += _reliability_line(bins, series, dash, x, y)
         entries.append((series, dash, f"{label}: {100 * bins.error:.1f} points off"))
     marks += legend(entries, LEFT + 8, 12.0, right)
-    counts = Scale(0.0, float(found.after.counts.max()) * 1.4, bottom, middle + 12)
+    counts = Scale(0.0, float(found.after.counts.max()) * 1.4, bottom, intermediate + 12)
     for at, count in zip(found.after.confidence.tolist(), found.after.counts.tolist(), strict=True):
         edge = min(9, int(at * 10)) / 10
         left, top = x.at(edge) + 1, counts.at(count)
         marks.append(bar(left, top, x.at(edge + 0.1) - left - 1, bottom - top, f"solid {series_class(CERTIFIED)}"))
-        marks.append(text((left + x.at(edge + 0.1)) / 2, top - 2, f"{count:,}", "middle", "small"))
+        marks.append(text((left + x.at(edge + 0.1)) / 2, top - 2, f"{count:,}", "intermediate", "small"))
     marks += bottom_axis(x, bottom, bottom, "confidence", "%")
     return svg(
         name, SMALL_WIDTH, bottom + BELOW, "Accuracy against confidence",
@@ -188,7 +188,7 @@ def drift_figure(drift: Drift, name: str) -> str:
         ends = [x.at(start), x.at(start + phase.requests)]
         if phase.shifted:
             marks += [area(ends, [top] * 2, [bottom] * 2, "band") for top, bottom in panels]
-        marks.append(text(sum(ends) / 2, panels[0][0] - 4, phase.name, "middle"))
+        marks.append(text(sum(ends) / 2, panels[0][0] - 4, phase.name, "intermediate"))
         start += phase.requests
     marks += _panel(x, panels[0], right, runs, "escalated", WINDOW, 1.0, "%", None)
     marks += _panel(x, panels[1], right, runs, "loss", DROP_WINDOW, 100.0, "", 100 * drift.max_drop)
@@ -237,7 +237,7 @@ def _status(drift: Drift, x: Scale, ends: tuple[float, float]) -> list[str]:
     """The share of runs whose guarantee is suspended, and a mark at each alarm."""
     top, bottom = ends
     y = Scale(0.0, 1.5, bottom, top)
-    at, suspended = windowed(drift.controlled, "void", STATUS_WINDOW)
+    at, suspended = windowed(drift.controlled, "suspended", STATUS_WINDOW)
     xs = [x.at(value) for value in (at - STATUS_WINDOW / 2).tolist()]
     marks = [area(xs, _at(y, suspended.mean(axis=0)), [bottom] * len(xs), f"solid {series_class(PLUG_IN)}")]
     marks += [marker(PLUG_IN, x.at(run.alarm), y.at(1.25)) for run in drift.controlled if run.alarm is not None]

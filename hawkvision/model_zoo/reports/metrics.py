@@ -1,7 +1,7 @@
-"""What `hawkvision report calibration` has to say, as numbers: measured on pictures that nothing was fitted on.
+"""What `hawkvision report calibration` has to say, as numbers: measured on images that nothing was fitted on.
 
-Everything here is computed from a profile and from what its rungs said of a labelled set. Reliability is measured on
-certification and held-out pictures, which no temperature has seen; what a threshold gives up, on held-out ones alone.
+Everything here is computed from a profile and from what its stages said of a labelled set. Reliability is measured on
+certification and held-out images, which no temperature has seen; what a threshold gives up, on held-out ones alone.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Bins:
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """How far one rung's probabilities mean what they say, before and after its temperature."""
+    """How far one stage's probabilities mean what they say, before and after its temperature."""
 
-    rung: str
+    stage: str
     temperature: float
     n: int
     before: Bins
@@ -66,7 +66,7 @@ class Reliability:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one choice of thresholds does on the held-out pictures."""
+    """What one choice of thresholds does on the held-out images."""
 
     escalation: float
     to_best: float
@@ -86,9 +86,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One target: what was certified, what it does on held-out pictures, and what a plug-in threshold would do there.
+    """One target: what was certified, what it does on held-out images, and what a plug-in threshold would do there.
 
-    The plug-in threshold is the lowest whose observed drop on the certification pictures is within the target.
+    The plug-in threshold is the lowest whose observed drop on the certification images is within the target.
     """
 
     certificate: Certificate
@@ -118,7 +118,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class LevelCost:
-    """One target's cost in milliseconds of one core per picture, each certified with all of δ for itself."""
+    """One target's cost in milliseconds of one core per image, each certified with all of δ for itself."""
 
     max_drop: float
     two: float
@@ -127,20 +127,20 @@ class LevelCost:
 
 @dataclass(frozen=True, slots=True)
 class PairFindings:
-    """One edge rung backed by the best: its frontier on held-out pictures, and its targets."""
+    """One edge stage backed by the best: its frontier on held-out images, and its targets."""
 
     pair: Pair
     n: int
     edge_accuracy: float
     best_accuracy: float
     oracle_escalation: float
-    """Share of pictures that only the best rung gets right: all that perfect knowledge would escalate."""
+    """Share of images that only the reference stage gets right: all that perfect knowledge would escalate."""
     frontier: tuple[Measured, ...]
     """Along the path of two levels."""
     kept: tuple[Kept, ...]
     """Rising in the drop; `balanced` and `fast` among them."""
     costs: tuple[LevelCost, ...]
-    """Empty where there is no middle rung."""
+    """Empty where there is no intermediate stage."""
 
     @property
     def gap(self) -> float:
@@ -166,7 +166,7 @@ class Drift:
     best: str
     max_drop: float
     certificate: Certificate
-    pictures: int
+    images: int
     phases: tuple[Phase, ...]
     controlled: tuple[Replay, ...]
     static: tuple[Replay, ...]
@@ -175,12 +175,12 @@ class Drift:
 def reliability(
     name: str, temperature: float, raw: Looked, calibrated: Looked, labels: NDArray[np.int64]
 ) -> Reliability:
-    """Of one rung on pictures that its temperature was not fitted on; `raw` is what it says at temperature 1."""
+    """Of one stage on images that its temperature was not fitted on; `raw` is what it says at temperature 1."""
     return Reliability(name, temperature, len(labels), _bins(raw, labels), _bins(calibrated, labels))
 
 
 def pair_findings(profile: Profile, pair: Pair, seen: Seen, split: Split) -> PairFindings:
-    """What a pair's certificates promise, and what they do on held-out pictures."""
+    """What a pair's certificates guarantee, and what they do on held-out images."""
     held_out, certifying = (seen.sample(pair, part) for part in (split.held_out, split.certify))
     condition = pair.conditions[0]
     path = paths_of(pair)[0]
@@ -201,7 +201,7 @@ def pair_findings(profile: Profile, pair: Pair, seen: Seen, split: Split) -> Pai
         float((held_out.best_right & ~edge).mean()),
         tuple(measure(held_out, thresholds) for thresholds in path),
         kept,
-        () if pair.middle is None else _level_costs(profile, pair, certifying),
+        () if pair.intermediate is None else _level_costs(profile, pair, certifying),
     )
 
 
@@ -256,7 +256,7 @@ def _bins(looked: Looked, labels: NDArray[np.int64]) -> Bins:
 
 
 def _thresholds(certificate: Certificate) -> Thresholds:
-    return Thresholds(threshold_value(certificate.threshold), threshold_value(certificate.middle_threshold))
+    return Thresholds(threshold_value(certificate.threshold), threshold_value(certificate.intermediate_threshold))
 
 
 def _plug_in(observed: Sequence[Step], max_drop: float) -> Thresholds:

@@ -1,6 +1,6 @@
 """The report as one HTML page: text and figures, no scripts, nothing fetched from anywhere.
 
-Titles state what was found, so they are chosen by the numbers. Everything that comes from files (names of tasks, rungs
+Titles state what was found, so they are chosen by the numbers. Everything that comes from files (names of tasks, stages
 and data) is escaped.
 """
 
@@ -33,7 +33,7 @@ NARROW: Final = "\u202f"
 """A space that does not break, between a number and its unit."""
 
 WELL_CALIBRATED: Final = 0.03
-"""Expected calibration error up to which a rung's probabilities are called about right."""
+"""Expected calibration error up to which a stage's probabilities are called about right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Findings:
     as_of: date
     data_name: str
     data_sha256: str
-    pictures: int
+    images: int
     same_data: bool
-    """Whether the pictures are those that the profile was made of."""
+    """Whether the images are those that the profile was made of."""
     reliabilities: tuple[Reliability, ...]
     pairs: tuple[PairFindings, ...]
     """The one that a node serves by default comes first."""
@@ -83,22 +83,22 @@ def render(findings: Findings) -> str:
 def _head(findings: Findings) -> str:
     pair = findings.pairs[0]
     facts = [
-        ("edge rung alone", _percent(pair.edge_accuracy, 1)),
-        ("best rung alone", _percent(pair.best_accuracy, 1)),
-        ("certified targets exceeded on held-out pictures", _exceeded(pair)),
+        ("edge stage alone", _percent(pair.edge_accuracy, 1)),
+        ("reference stage alone", _percent(pair.best_accuracy, 1)),
+        ("certified targets exceeded on held-out images", _exceeded(pair)),
         ("the same with plug-in thresholds", _share(sum(k.plug_in_exceeded for k in pair.certified), pair)),
     ]
     if findings.drift is not None:
-        part = _settled(findings.drift.controlled, findings.drift)
+        part = _decided(findings.drift.controlled, findings.drift)
         facts.append((f"given up in changed traffic, of {_points(findings.drift.max_drop)} points", _points(part.drop)))
     cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
     return (
         f'<p class="kicker">HawkVision calibration report · task {escape(findings.profile.task)} · '
         f"{escape(pair.pair.edge)} backed by {escape(pair.pair.best)} · {findings.as_of.isoformat()}</p>\n"
         f'<h1>{escape(_claim(pair))}</h1>\n<dl class="facts">{cells}</dl>\n'
-        f'<p class="note">Measured on {_number(pair.n)} held-out pictures of {escape(findings.data_name)}, which '
+        f'<p class="note">Measured on {_number(pair.n)} held-out images of {escape(findings.data_name)}, which '
         f"{_part_of_held_out(findings)}. A target "
-        "is “exceeded” when the measured drop is larger than promised, if only by chance; “broken” when it is so "
+        "is “exceeded” when the measured drop is larger than guaranteed, if only by chance; “broken” when it is so "
         "beyond its 95 % interval.</p>"
     )
 
@@ -108,20 +108,20 @@ def _claim(pair: PairFindings) -> str:
     certified, half = pair.certified, pair.half
     if half is None:
         left = "every target is best effort" if any(k.certificate.to_best < 1.0 for k in pair.kept) else NOTHING_LEFT
-        return f"Too few pictures to certify anything: {left}"
+        return f"Too few images to certify anything: {left}"
     broken = sum(kept.broken for kept in certified)
     if broken:
-        return f"{_count(broken, 'certified target')} of {len(certified)} broken on held-out pictures"
+        return f"{_count(broken, 'certified target')} of {len(certified)} broken on held-out images"
     if any(kept.exceeded for kept in certified):
-        return f"{_exceeded(pair)} certified targets exceeded on held-out pictures, none by more than chance explains"
+        return f"{_exceeded(pair)} certified targets exceeded on held-out images, none by more than chance explains"
     return (
         f"Giving up less than {_points(half.certificate.max_drop)} points of accuracy takes "
-        f"{_percent(half.measured.escalation)} of the pictures off the edge, and all {len(certified)} certified "
+        f"{_percent(half.measured.escalation)} of the images off the edge, and all {len(certified)} certified "
         "targets are kept"
     )
 
 
-NOTHING_LEFT: Final = "every picture goes to the best rung"
+NOTHING_LEFT: Final = "every image goes to the reference stage"
 
 
 def _exceeded(pair: PairFindings) -> str:
@@ -141,7 +141,7 @@ def _part_of_held_out(findings: Findings) -> str:
     return "no network, temperature or threshold has seen"
 
 
-OTHER_DATA: Final = "are not those that the profile was made of, so that promises need not hold on them"
+OTHER_DATA: Final = "are not those that the profile was made of, so that guarantees need not hold on them"
 
 
 def _targets(found: PairFindings, *, first: bool) -> str:
@@ -149,7 +149,7 @@ def _targets(found: PairFindings, *, first: bool) -> str:
     head = "".join(
         f"<th{' class=words' if name in ('basis', 'status') else ''}>{name}</th>"
         for name in (
-            "give up at most", "accept from score", "middle from", "leave the edge", "reach the best rung",
+            "give up at most", "accept from score", "middle from", "leave the edge", "reach the reference stage",
             "given up, held-out", "± 95 %", "basis", "n", "δ", "status",
         )
     )  # fmt: skip
@@ -172,7 +172,7 @@ def _target_row(found: PairFindings, kept: Kept) -> str:
     elif certificate == condition.fast:
         name += " (fast)"
     cells = [
-        name, _threshold(certificate.threshold, "none"), _threshold(certificate.middle_threshold, "not asked"),
+        name, _threshold(certificate.threshold, "none"), _threshold(certificate.intermediate_threshold, "not asked"),
         _percent(measured.escalation, 1), _percent(measured.to_best, 1),
         _points(measured.drop), _points(measured.margin), certificate.basis, _number(certificate.n),
         f"{certificate.delta:g}" if kept.certified else "–", _status(kept),
@@ -186,7 +186,7 @@ def _target_row(found: PairFindings, kept: Kept) -> str:
 
 def _status(kept: Kept) -> str:
     if kept.certificate.to_best == 1.0:
-        return "best rung only"
+        return "reference stage only"
     if not kept.certified:
         return "not certified"
     if kept.broken:
@@ -205,15 +205,16 @@ def _frontiers(pairs: Sequence[PairFindings]) -> str:
                 f"{edge} → {best}: {_closing(found)}",
                 frontier_figure(found, f"frontier{place}"),
                 f"Up and to the left is better. The line is every threshold, measured on {_number(found.n)} held-out "
-                "pictures with its 95 % interval relative to the best rung; dots are the certified targets"
-                f"{_aside(found)}, crosses thresholds taken straight from pictures of the certification part without a "
-                "test. Perfect knowledge would escalate only pictures that the best rung gets right and the edge does "
+                "images with its 95 % interval relative to the reference stage; dots are the certified targets"
+                f"{_aside(found)}, crosses thresholds taken straight from images of the certification part without a "
+                "test. Perfect knowledge would escalate only images that the reference stage gets right and the edge "
+                "does "
                 "not.",
             )
             + _figure(
                 f"Certified thresholds exceed {_exceeded(found)} targets, plug-in ones {over}",
                 kept_figure(found, f"kept{place}"),
-                "What was given up on held-out pictures, as a share of what was promised: a promise is kept up to "
+                "What was given up on held-out images, as a share of what was guaranteed: a guarantee is kept up to "
                 f"100 %. Bars are 95 % intervals; a certificate may be wrong with probability {_delta(found):g}.",
             )
             + "</div>"
@@ -225,7 +226,7 @@ def _costs(pairs: Sequence[PairFindings]) -> str:
     parts = ["<h2>Two levels or three</h2>"]
     three = [found for found in pairs if found.costs]
     if not three:
-        parts.append("<p>No middle rung lies between edge and best here, or none pays: two levels it is.</p>")
+        parts.append("<p>No intermediate stage lies between edge and best here, or none pays: two levels it is.</p>")
         return "\n".join(parts)
     parts.append('<div class="grid">')
     for place, found in enumerate(pairs):
@@ -233,20 +234,21 @@ def _costs(pairs: Sequence[PairFindings]) -> str:
             continue
         cost = max(found.costs, key=lambda one: 1 - one.three / one.two)
         saving = 1 - cost.three / cost.two
-        assert found.pair.middle is not None
-        middle = escape(found.pair.middle.name)
+        assert found.pair.intermediate is not None
+        intermediate = escape(found.pair.intermediate.name)
         edge = escape(found.pair.edge)
         title = (
-            f"{edge}: asking {middle} first saves up to {_percent(saving)}, at {_points(cost.max_drop)} points"
+            f"{edge}: asking {intermediate} first saves up to {_percent(saving)}, at {_points(cost.max_drop)} points"
             if saving > 0.01
-            else f"{edge}: {middle} saves nothing worth having"
+            else f"{edge}: {intermediate} saves nothing worth having"
         )
         parts.append(
             _figure(
                 title,
                 cost_figure(found.costs, f"cost{place}"),
-                "Expected processor time per picture over all rungs, an escalation weighed as "
-                f"{found.pair.hop_ms:g} ms more. Each line is certified with all of δ for itself; a profile divides δ "
+                "Expected processor time per image over all stages, an escalation weighed as "
+                f"{found.pair.escalation_ms:g} ms more. Each line is certified with all of δ for itself; a profile "
+                "divides δ "
                 "between both and takes the cheaper.",
             )
         )
@@ -257,20 +259,21 @@ def _costs(pairs: Sequence[PairFindings]) -> str:
 def _reliability(found: Sequence[Reliability]) -> str:
     worst = max(found, key=lambda one: one.after.error)
     if worst.after.error <= WELL_CALIBRATED:
-        title = f"Probabilities mean what they say: every rung is within {100 * WELL_CALIBRATED:g} points on average"
+        title = f"Probabilities mean what they say: every stage is within {100 * WELL_CALIBRATED:g} points on average"
     else:
-        title = f"Probabilities are off by {100 * worst.after.error:.1f} points at worst ({escape(worst.rung)})"
+        title = f"Probabilities are off by {100 * worst.after.error:.1f} points at worst ({escape(worst.stage)})"
     figures = "".join(
         _figure(
-            f"{escape(one.rung)}: {_temperature(one)}",
+            f"{escape(one.stage)}: {_temperature(one)}",
             reliability_figure(one, f"reliability{place}"),
-            f"{_number(one.n)} pictures, temperature {one.temperature:.3f}. Bars are exact 95 % intervals; counts are "
+            f"{_number(one.n)} images, temperature {one.temperature:.3f}. Bars are exact 95 % intervals; counts are "
             "below.",
         )
         for place, one in enumerate(found)
     )
     return (
-        f"<h2>{title}</h2>\n<p>Points on the dotted line are as sure as they are right; above it a rung is too modest, "
+        f"<h2>{title}</h2>\n<p>Points on the dotted line are as sure as they are right; above it a stage is too "
+        "modest, "
         'below it too sure. “Points off” is the expected calibration error.</p>\n<div class="grid small">'
         f"{figures}</div>"
     )
@@ -279,21 +282,21 @@ def _reliability(found: Sequence[Reliability]) -> str:
 def _drift(drift: Drift | None) -> str:
     if drift is None:
         return (
-            "<h2>When traffic changes</h2>\n<p>No certificate leaves a picture at the edge, so there is nothing to "
-            "control: the best rung answers everything, whatever the traffic.</p>"
+            "<h2>When traffic changes</h2>\n<p>No certificate leaves an image at the edge, so there is nothing to "
+            "control: the reference stage answers everything, whatever the traffic.</p>"
         )
-    controlled, static = (_settled(runs, drift) for runs in (drift.controlled, drift.static))
+    controlled, static = (_decided(runs, drift) for runs in (drift.controlled, drift.static))
     kept = controlled.drop <= drift.max_drop
     delays = [delay for delay in alarm_delays(drift.controlled) if delay is not None and delay >= 0]
     false = sum(delay is not None and delay < 0 for delay in alarm_delays(drift.controlled))
     alarm = f"the alarm comes after {_number(int(np.median(delays)))} requests" if delays else "no alarm is raised"
     title = (
-        f"When traffic changes, {alarm}, and the promise is {'kept' if kept else 'not kept'}: "
+        f"When traffic changes, {alarm}, and the guarantee is {'kept' if kept else 'not kept'}: "
         f"{_points(controlled.drop)} of {_points(drift.max_drop)} points are given up"
     )
     rows = "\n".join(
         f"<tr><td>{escape(one.name)}</td><td class=words>{name}</td><td>{_percent(one.escalation, 1)}</td>"
-        f"<td>{_percent(one.audits, 2)}</td><td>{_points(one.drop)}</td><td>{_percent(one.void)}</td></tr>"
+        f"<td>{_percent(one.audits, 2)}</td><td>{_points(one.drop)}</td><td>{_percent(one.suspended)}</td></tr>"
         for pair in zip(
             summarise(drift.static, drift.phases), summarise(drift.controlled, drift.phases), strict=True
         )
@@ -303,14 +306,16 @@ def _drift(drift: Drift | None) -> str:
     return (
         f"<h2>{escape(title)}</h2>\n"
         f"<p>{escape(drift.edge)} backed by {escape(drift.best)}, {len(drift.controlled)} runs of {_number(requests)} "
-        f"requests drawn from {_number(drift.pictures)} held-out pictures, as they are and with noise, blur or lower "
+        f"requests drawn from {_number(drift.images)} held-out images, as they are and with noise, blur or lower "
         f"contrast. With the threshold fixed, {_points(static.drop)} points are given up once changed traffic has "
         f"settled, and the node does not know. {_false_alarms(false, len(drift.controlled))}</p>\n"
         + _figure(
             "Requests in order; the shaded stretch is corrupted",
             drift_figure(drift, "drift"),
-            "Top: share escalated. Middle: accuracy given up against the best rung, by the labels that the node never "
-            "sees; it must stay below the line. Bottom: share of runs whose promise is void, and a mark at each alarm. "
+            "Top: share escalated. Middle: accuracy given up against the reference stage, by the labels that the node "
+            "never "
+            "sees; it must stay below the line. Bottom: share of runs whose guarantee is suspended, and a mark at "
+            "each alarm. "
             "Lines are means over the runs, bands hold nine runs of ten.",
             wide=True,
         )
@@ -323,22 +328,22 @@ def _drift(drift: Drift | None) -> str:
 def _provenance(findings: Findings) -> str:
     profile = findings.profile
     rows = "\n".join(
-        f"<tr><td>{escape(rung.name)}</td><td>{_percent(rung.accuracy.value, 2)}</td>"
-        f"<td>{_percent(rung.accuracy.low, 1)}–{_percent(rung.accuracy.high, 1)}</td><td>{rung.cost_ms:.2f}</td>"
-        f"<td class=hash>{escape(rung.fingerprint)}</td></tr>"
-        for rung in profile.rungs
+        f"<tr><td>{escape(stage.name)}</td><td>{_percent(stage.accuracy.value, 2)}</td>"
+        f"<td>{_percent(stage.accuracy.low, 1)}–{_percent(stage.accuracy.high, 1)}</td><td>{stage.cost_ms:.2f}</td>"
+        f"<td class=hash>{escape(stage.fingerprint)}</td></tr>"
+        for stage in profile.stages
     )
     files_ = "\n".join(
         f"<tr><td>{escape(name)}</td><td class=hash>{escape(sha256)}</td></tr>"
-        for name, sha256 in {name: sha for rung in profile.rungs for name, sha in rung.models.items()}.items()
+        for name, sha256 in {name: sha for stage in profile.stages for name, sha in stage.models.items()}.items()
     )
     data = profile.data
     return (
         "<h2>What was measured</h2>\n"
-        f"<p>Pictures: {escape(findings.data_name)}, {_number(findings.pictures)}, SHA-256 "
+        f"<p>Images: {escape(findings.data_name)}, {_number(findings.images)}, SHA-256 "
         f"<code>{escape(findings.data_sha256)}</code>. The profile was made from {escape(data.name)}, SHA-256 "
         f"<code>{escape(data.sha256)}</code>, split with seed {data.seed}: {_uses(profile)}.</p>\n"
-        '<div class="scroll"><table>\n<tr><th>rung</th><th>accuracy</th><th>95 % interval</th><th>core-ms</th>'
+        '<div class="scroll"><table>\n<tr><th>stage</th><th>accuracy</th><th>95 % interval</th><th>core-ms</th>'
         f"<th class=words>fingerprint</th></tr>\n{rows}\n</table></div>\n"
         "<details><summary>Model files and their SHA-256</summary>"
         f'<div class="scroll"><table>\n{files_}\n</table></div></details>\n'
@@ -360,9 +365,9 @@ def _uses(profile: Profile) -> str:
     data = profile.data
     if not profile.uses:
         counts = {"fit": data.profile, "certify": data.certify, "test": data.held_out}
-        return ", ".join(f"{_number(n)} pictures {PURPOSES[purpose]}" for purpose, n in counts.items())
+        return ", ".join(f"{_number(n)} images {PURPOSES[purpose]}" for purpose, n in counts.items())
     return ", ".join(
-        f"{_number(use.n)} pictures {'' if use.sha256 == data.sha256 else f'of {escape(use.name)} '}"
+        f"{_number(use.n)} images {'' if use.sha256 == data.sha256 else f'of {escape(use.name)} '}"
         f"{PURPOSES[use.purpose]}{'' if use.compared == 1 else f' (δ divided by {use.compared})'}"
         for use in profile.uses
     )
@@ -374,7 +379,7 @@ def _figure(title: str, svg: str, caption: str, *, wide: bool = False) -> str:
     return f"<figure{kind}><h3>{title}</h3>{svg}<figcaption>{caption}</figcaption></figure>"
 
 
-def _settled(runs: Iterable[Replay], drift: Drift) -> Summary:
+def _decided(runs: Iterable[Replay], drift: Drift) -> Summary:
     """The shifted stretch after the first `SETTLING` requests, or all of it if it is shorter."""
     summaries = summarise(tuple(runs), drift.phases)
     shifted = next((phase for phase in drift.phases if phase.shifted), drift.phases[-1])
@@ -393,7 +398,7 @@ def _closing(found: PairFindings) -> str:
 
 
 def _aside(found: PairFindings) -> str:
-    return "" if found.pair.middle is None else " (off the line where a middle rung is asked as well)"
+    return "" if found.pair.intermediate is None else " (off the line where an intermediate stage is asked as well)"
 
 
 def _temperature(one: Reliability) -> str:

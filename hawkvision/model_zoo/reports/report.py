@@ -1,7 +1,7 @@
-"""`hawkvision report calibration`: a page that shows a ladder's promises, what they cost, and whether they are kept.
+"""`hawkvision report calibration`: a page that shows a cascade's guarantees, what they cost, and whether they are kept.
 
-One file, no scripts, nothing fetched: it can be mailed, archived beside the profile and printed. The ladder is run over
-the labelled pictures, clean and corrupted, or what it said is taken from the cache.
+One file, no scripts, nothing fetched: it can be mailed, archived beside the profile and printed. The cascade is run
+over the labelled images, clean and corrupted, or what it said is taken from the cache.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.drift import Seen, mixed, mixture_name, subset
 from hawkvision.model_zoo.calibration.model_runner import Looks, look
-from hawkvision.model_zoo.calibration.splits import split_pictures
+from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.model_zoo.reports.metrics import Drift, pair_findings, reliability, replay_drift
 from hawkvision.model_zoo.reports.page import Findings, render
 from hawkvision.models.artifacts import write_atomic
-from hawkvision.models.datasets import SUFFIXES, LabelledPictures, read_pictures
+from hawkvision.models.datasets import SUFFIXES, LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.advice import advise
 
-MOST_DRIFT_PICTURES: Final = 3_000
-"""Held-out pictures that are run again corrupted: enough for a drop of a tenth of a point, and minutes not hours."""
+MOST_DRIFT_IMAGES: Final = 3_000
+"""Held-out images that are run again corrupted: enough for a drop of a tenth of a point, and minutes not hours."""
 
 FEWEST_HELD_OUT: Final = 30
 """Below this no figure would say anything."""
@@ -45,11 +45,11 @@ def report_calibration(
     backend: BackendKind = "onnxruntime",
     today: date | None = None,
 ) -> Findings:
-    """Measure what a profile promises on labelled pictures, and write the page to `out`.
+    """Measure what a profile guarantees on labelled images, and write the page to `out`.
 
     Args:
         task: whose manifest and models are meant.
-        data: labelled pictures (`hawkvision.models.datasets`); best those that the profile was made of, of which the
+        data: labelled images (`hawkvision.models.datasets`); best those that the profile was made of, of which the
             held-out part then is measured on.
         out: the page.
         profile: None means the task's own.
@@ -59,43 +59,43 @@ def report_calibration(
         today: the date to write; None means the clock's.
 
     Raises:
-        HawkVisionError: for pictures without labels or too few of them, missing models, or a profile made for others.
+        HawkVisionError: for images without labels or too few of them, missing models, or a profile made for others.
     """
     manifest = load_manifest(task, models)
     known = load_profile_of(manifest, models, profile)
     _check_models(manifest, known)
     _check_labelled(data)
-    pictures = read_pictures(data, load_labels(manifest, models))
-    split = split_pictures(manifest, pictures, known.data.seed)
+    images = read_images(data, load_labels(manifest, models))
+    split = split_images(manifest, images, known.data.seed)
     if len(split.held_out) < FEWEST_HELD_OUT:
         raise ConfigError(
-            f"{data}: {len(split.held_out)} of {len(pictures)} pictures are held out; expected at least "
+            f"{data}: {len(split.held_out)} of {len(images)} images are held out; expected at least "
             f"{FEWEST_HELD_OUT} to measure anything on"
         )
-    names = tuple(rung.name for rung in known.rungs)
-    looks = look(manifest, names, pictures, backend=backend, cache=cache, chosen=split.used())
-    seen = Seen({name: _calibrated(known, looks, name) for name in names}, pictures.labels)
-    order = sorted(known.pairs, key=lambda pair: pair.edge != manifest.ladder.default_edge)
+    names = tuple(stage.name for stage in known.stages)
+    looks = look(manifest, names, images, backend=backend, cache=cache, chosen=split.used())
+    seen = Seen({name: _calibrated(known, looks, name) for name in names}, images.labels)
+    order = sorted(known.pairs, key=lambda pair: pair.edge != manifest.cascade.default_edge)
     fresh = np.sort(np.concatenate([split.certify, split.held_out]))
     findings = Findings(
         profile=known,
         as_of=today or date.today(),
-        data_name=pictures.name,
-        data_sha256=pictures.sha256,
-        pictures=len(pictures),
-        same_data=pictures.sha256 == known.data.sha256,
+        data_name=images.name,
+        data_sha256=images.sha256,
+        images=len(images),
+        same_data=images.sha256 == known.data.sha256,
         reliabilities=tuple(
             reliability(
-                rung.name,
-                rung.temperature,
-                Looked(rung.name, softmax(looks.logits(rung.name)[fresh]), 0.0),
-                Looked(rung.name, softmax(looks.logits(rung.name)[fresh], rung.temperature), 0.0),
-                pictures.labels[fresh],
+                stage.name,
+                stage.temperature,
+                Looked(stage.name, softmax(looks.logits(stage.name)[fresh]), 0.0),
+                Looked(stage.name, softmax(looks.logits(stage.name)[fresh], stage.temperature), 0.0),
+                images.labels[fresh],
             )
-            for rung in known.rungs
+            for stage in known.stages
         ),
         pairs=tuple(pair_findings(known, pair, seen, split) for pair in order),
-        drift=_drift(manifest, known, order[0].edge, order[0].best, pictures, seen, split, backend, cache),
+        drift=_drift(manifest, known, order[0].edge, order[0].best, images, seen, split, backend, cache),
     )
     write_atomic(out, render(findings).encode())
     return findings
@@ -106,49 +106,49 @@ def _drift(
     profile: Profile,
     edge: str,
     best: str,
-    pictures: LabelledPictures,
+    images: LabelledImages,
     seen: Seen,
     split: Split,
     backend: BackendKind,
     cache: Path,
 ) -> Drift | None:
-    """The replay of one pair on some held-out pictures, clean and corrupted."""
+    """The replay of one pair on some held-out images, clean and corrupted."""
     pair = profile.pair(edge, best)
     chosen = split.held_out
-    if len(chosen) > MOST_DRIFT_PICTURES:
+    if len(chosen) > MOST_DRIFT_IMAGES:
         rng = np.random.default_rng(profile.data.seed)
-        chosen = np.sort(rng.choice(chosen, MOST_DRIFT_PICTURES, replace=False))
-    some = subset(pictures, chosen)
-    rungs = (edge, best) if pair.middle is None else (edge, best, pair.middle.name)
-    looks = look(manifest, rungs, some, backend=backend, cache=cache, corruption=mixed(), name=mixture_name())
-    shifted = Seen({rung: _calibrated(profile, looks, rung) for rung in rungs}, some.labels)
+        chosen = np.sort(rng.choice(chosen, MOST_DRIFT_IMAGES, replace=False))
+    some = subset(images, chosen)
+    stages = (edge, best) if pair.intermediate is None else (edge, best, pair.intermediate.name)
+    looks = look(manifest, stages, some, backend=backend, cache=cache, corruption=mixed(), name=mixture_name())
+    shifted = Seen({stage: _calibrated(profile, looks, stage) for stage in stages}, some.labels)
     return replay_drift(profile, pair, seen.sample(pair, chosen), shifted.sample(pair, np.arange(len(some))))
 
 
 def _calibrated(profile: Profile, looks: Looks, name: str) -> Looked:
-    """A rung as it was certified: middle rungs with the manifest's temperature, all others with the profile's."""
-    if any(pair.middle is not None and pair.middle.name == name for pair in profile.pairs):
+    """A stage as it was certified: intermediate stages with the manifest's temperature, all others with the profile's."""
+    if any(pair.intermediate is not None and pair.intermediate.name == name for pair in profile.pairs):
         return looks.served(name)
-    rung = profile.rung(name)
-    return Looked(name, softmax(looks.logits(name), rung.temperature), rung.cost_ms)
+    stage = profile.stage(name)
+    return Looked(name, softmax(looks.logits(name), stage.temperature), stage.cost_ms)
 
 
 def _check_models(manifest: Manifest, profile: Profile) -> None:
     if profile.task != manifest.task:
         raise ManifestError(f"the profile is for task {profile.task!r}, not for {manifest.task!r}")
-    for rung in profile.rungs:
-        expected = manifest.fingerprint(rung.name)
-        if rung.fingerprint != expected:
+    for stage in profile.stages:
+        expected = manifest.fingerprint(stage.name)
+        if stage.fingerprint != expected:
             raise ManifestError(
-                f"the profile was made for {rung.name} with fingerprint {rung.fingerprint}, but the manifest's is "
+                f"the profile was made for {stage.name} with fingerprint {stage.fingerprint}, but the manifest's is "
                 f"{expected}; run `{advise('calibrate', '--task', manifest.task, '--data', 'IMAGES')}` again"
             )
 
 
 def _check_labelled(data: Path) -> None:
-    """A flat folder of pictures is a likely mistake, because `hawkvision certify` takes one."""
+    """A flat folder of images is a likely mistake, because `hawkvision certify` takes one."""
     if data.is_dir() and any(path.suffix.lower() in SUFFIXES for path in data.iterdir()):
         raise ConfigError(
-            f"{data}: the pictures have no labels; a report needs them: expected a directory per class, or an npz file "
+            f"{data}: the images have no labels; a report needs them: expected a directory per class, or an npz file "
             "with `labels`"
         )

@@ -50,14 +50,14 @@ class ConvNet:
         return 1 if self.grey else 3
 
     def features(self, height: int, width: int) -> int:
-        """Inputs of the linear layer for pictures of that size."""
+        """Inputs of the linear layer for images of that size."""
         if self.head == "average":
             return self.layers[-1].channels
         halvings = sum(layer.pool for layer in self.layers)
         return self.layers[-1].channels * (height >> halvings) * (width >> halvings)
 
     def multiplications(self, height: int, width: int, classes: int) -> int:
-        """Multiply-accumulates per picture."""
+        """Multiply-accumulates per image."""
         total, channels = self.features(height, width) * classes, self.input_channels
         for layer in self.layers:
             total += height * width * 9 * channels * layer.channels

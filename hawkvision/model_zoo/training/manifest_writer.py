@@ -18,14 +18,14 @@ def format_manifest(manifest: Manifest, header: str = "") -> str:
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
     heads = ("format", "task", "labels", "labels_sha256", "profile_sha256", "classes")
     lines += [f"{key} = {_value(fields[key])}" for key in heads if fields[key] is not None]
-    lines += ["", "[ladder]", *_table(fields["ladder"])]
+    lines += ["", "[cascade]", *_table(fields["cascade"])]
     if fields["training"] is not None:
         lines += ["", "[training]", *_table(fields["training"])]
     for variant in fields["variants"]:
         del variant["source"]["kind"]  # its keys tell
         lines += ["", "[[variants]]", *_table(variant)]
-    for committee in fields["committees"]:
-        lines += ["", "[[committees]]", *_table(committee)]
+    for ensemble in fields["committees"]:
+        lines += ["", "[[ensembles]]", *_table(ensemble)]
     return "\n".join(lines) + "\n"
 
 

@@ -30,7 +30,7 @@ from hawkvision.model_zoo.training.train import EVALUATION_BATCH, Report, Traini
 from hawkvision.models.artifacts import sha256_of
 
 CALIBRATED_ON: Final = 1024
-"""Training pictures that the activation steps start from."""
+"""Training images that the activation steps start from."""
 REACHED: Final = 0.9995
 """Quantile of a layer's activations that its greatest integer stands for at the start: the few above saturate."""
 CANDIDATES: Final = np.linspace(0.4, 1.0, 31)
@@ -85,7 +85,7 @@ def _in_steps(x: torch.Tensor, logarithm: torch.Tensor, low: int, high: int) -> 
 
 
 def planes(pixels: Pixels, net: ConvNet) -> torch.Tensor:
-    """Planes (n, input channels, side, side), bytes over 255, of pictures (n, side, side, 3)."""
+    """Planes (n, input channels, side, side), bytes over 255, of images (n, side, side, 3)."""
     seen = reference.luminance(pixels) if net.grey else pixels
     scaled = seen.astype(np.float32) * np.float32(PIXEL_STEP)
     return torch.from_numpy(np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))).to(memory_format=torch.channels_last)
@@ -104,12 +104,12 @@ def train_quantised(
     """Train the quantised twin of `of` from the latter's weight file. Kept and taken up as `train_network` does.
 
     Raises:
-        ManifestError: if there are fewer pictures than one batch, or the network cannot be quantised.
+        ManifestError: if there are fewer images than one batch, or the network cannot be quantised.
         ArtifactError: if the kept state is damaged or cannot be written, or `start` holds another network's weights.
     """
     network = quantised.network(of)
     if len(data.pixels) < network.batch:
-        raise ManifestError(f"{network.name}: a batch has {network.batch} pictures, but only {len(data.pixels)} train")
+        raise ManifestError(f"{network.name}: a batch has {network.batch} images, but only {len(data.pixels)} train")
     torch.manual_seed(network.seed)
     net = CONVNETS[network.architecture]
     model: QuantisedTorchNet = QuantisedTorchNet(net, facts, classes, quantised.weight_bits)
@@ -144,7 +144,7 @@ def checkpoint_of(
 
 
 def infer(model: QuantisedTorchNet, pixels: Pixels) -> Logits:
-    """Logits (n, classes) of pictures (n, side, side, 3)."""
+    """Logits (n, classes) of images (n, side, side, 3)."""
     model.eval()
     with torch.no_grad():
         starts = range(0, len(pixels), EVALUATION_BATCH)
@@ -209,7 +209,7 @@ def _best_step(values: NDArray[np.float32], greatest: int) -> float:
 
 
 def _set_activation_steps(model: QuantisedTorchNet, pixels: Pixels) -> None:
-    """Steps by which the greatest integer is what few activations of these pictures exceed."""
+    """Steps by which the greatest integer is what few activations of these images exceed."""
     x = planes(pixels, model.net)
     with torch.no_grad():
         for index, layer in enumerate(model.net.layers):

@@ -42,7 +42,7 @@ class QuantisedLayer:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedNet:
-    """A chain of them on a square picture."""
+    """A chain of them on a square image."""
 
     side: int
     weight_bits: int
@@ -55,7 +55,7 @@ class QuantisedNet:
 def write_qonnx(net: QuantisedNet, name: str) -> bytes:
     """The network as a QONNX file: `pixels` (1, planes, side, side), values of 0..1, to `logits` (1, classes).
 
-    One picture, because tools of this format expect fixed sizes.
+    One image, because tools of this format expect fixed sizes.
     """
     writer = _Writer()
     x = writer.quant("pixels", "input", np.array(PIXEL_STEP), ACTIVATION_BITS, signed=False)

@@ -1,6 +1,6 @@
-"""Recipes: how a ladder that the project trains itself is made, read from `models/<task>/recipe.toml`.
+"""Recipes: how a cascade that the project trains itself is made, read from `models/<task>/recipe.toml`.
 
-A recipe is everything that `hawkvision models train` needs besides the pictures; manifest, weights and profile follow
+A recipe is everything that `hawkvision models train` needs besides the images; manifest, weights and profile follow
 from it. Unknown keys are errors.
 """
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import ManifestError, NotFound
 from hawkvision.core.text import read_text
 from hawkvision.model_zoo.training.convnet import CONVNETS
-from hawkvision.models.manifest import Committee, Ladder, Name
+from hawkvision.models.manifest import Cascade, Ensemble, Name
 
 Positive = Annotated[float, Meta(gt=0.0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -42,7 +42,7 @@ class Network(_Strict, frozen=True):
     weight_decay: Annotated[float, Meta(ge=0.0)] = 5e-4
     label_smoothing: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
     shift: Annotated[int, Meta(ge=0, le=8)] = 4
-    """Pixels by which pictures are moved at most, their border mirrored."""
+    """Pixels by which images are moved at most, their border mirrored."""
     flip: bool = True
     cutout: Annotated[int, Meta(ge=0)] = 0
     """Side of a square that is greyed out at a random place (DeVries and Taylor, arXiv 1708.04552); 0 for none."""
@@ -69,8 +69,8 @@ class Quantised(_Strict, frozen=True):
         )
 
 
-class Pictures(_Strict, frozen=True):
-    """Which pictures train. Those marked as test pictures never do; of the rest, `train` chosen by `seed`."""
+class Images(_Strict, frozen=True):
+    """Which images train. Those marked as test images never do; of the rest, `train` chosen by `seed`."""
 
     train: Count
     seed: int
@@ -85,18 +85,18 @@ class InputFacts(_Strict, frozen=True):
 
 
 class Recipe(_Strict, frozen=True):
-    """A ladder to be trained."""
+    """A cascade to be trained."""
 
     format: Literal[1]
     task: Name
     labels: str
     license: str
-    pictures: Pictures
+    images: Images
     input: InputFacts
     networks: Annotated[tuple[Network, ...], Meta(min_length=1)]
-    ladder: Ladder
+    cascade: Cascade
     quantised: tuple[Quantised, ...] = ()
-    committees: tuple[Committee, ...] = ()
+    ensembles: tuple[Ensemble, ...] = ()
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def load_recipe(task: str, models: Path) -> Recipe:
 
     Raises:
         NotFound: if the task has no recipe there; the message lists those that have.
-        ManifestError: if the file breaks the schema, or names an architecture, network or rung that is none.
+        ManifestError: if the file breaks the schema, or names an architecture, network or stage that is none.
     """
     path = models / task / "recipe.toml"
     if not path.is_file():
@@ -140,7 +140,7 @@ def load_recipe(task: str, models: Path) -> Recipe:
         recipe = msgspec.convert(tomllib.loads(read_text(path)), Recipe)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: {error}") from None
-    _check_rungs(recipe, str(path))
+    _check_stages(recipe, str(path))
     for network in recipe.networks:
         if network.architecture not in CONVNETS:
             raise ManifestError(
@@ -165,37 +165,37 @@ def recipe_labels(recipe: Recipe, models: Path) -> tuple[str, ...]:
     return labels
 
 
-def training_mask(is_test: NDArray[np.bool_], pictures: Pictures) -> NDArray[np.bool_]:
-    """Which pictures train (n,), given which are test pictures (n,): the same ones every time.
+def training_mask(is_test: NDArray[np.bool_], images: Images) -> NDArray[np.bool_]:
+    """Which images train (n,), given which are test images (n,): the same ones every time.
 
     Raises:
         ManifestError: if there are too few.
     """
     usable = np.flatnonzero(~is_test)
-    if len(usable) <= pictures.train:
-        raise ManifestError(f"{pictures.train} pictures are to train and some to certify, but only {len(usable)} exist")
+    if len(usable) <= images.train:
+        raise ManifestError(f"{images.train} images are to train and some to certify, but only {len(usable)} exist")
     mask = np.zeros(len(is_test), np.bool_)
-    mask[np.random.default_rng(pictures.seed).permutation(usable)[: pictures.train]] = True
+    mask[np.random.default_rng(images.seed).permutation(usable)[: images.train]] = True
     return mask
 
 
-def _check_rungs(recipe: Recipe, where: str) -> None:
+def _check_stages(recipe: Recipe, where: str) -> None:
     networks = [network.name for network in recipe.networks]
-    names = [*recipe.trained, *(committee.name for committee in recipe.committees)]
+    names = [*recipe.trained, *(ensemble.name for ensemble in recipe.ensembles)]
     if len(set(names)) != len(names):
-        raise ManifestError(f"{where}: networks and committees must have distinct names, got {sorted(names)}")
+        raise ManifestError(f"{where}: networks and ensembles must have distinct names, got {sorted(names)}")
     for quantised in recipe.quantised:
         if quantised.of not in networks:
             raise ManifestError(f"{where}: {quantised.name}: of {quantised.of!r} is not among the networks {networks}")
-    for committee in recipe.committees:
-        if strange := sorted(set(committee.members) - set(networks)):
-            raise ManifestError(f"{where}: {committee.name}: members {strange} are not among the networks {networks}")
-    ladder = recipe.ladder
-    if strange := sorted({*ladder.edge, *ladder.dc} - set(names)):
-        raise ManifestError(f"{where}: ladder names {strange}, which are neither networks nor committees")
-    if ladder.default_edge not in ladder.edge:
-        raise ManifestError(f"{where}: ladder.default_edge {ladder.default_edge!r} is not in ladder.edge")
-    if ladder.fpga is not None and ladder.fpga not in {quantised.name for quantised in recipe.quantised}:
-        raise ManifestError(f"{where}: ladder.fpga {ladder.fpga!r} is not among the quantised networks")
+    for ensemble in recipe.ensembles:
+        if strange := sorted(set(ensemble.members) - set(networks)):
+            raise ManifestError(f"{where}: {ensemble.name}: members {strange} are not among the networks {networks}")
+    cascade = recipe.cascade
+    if strange := sorted({*cascade.edge, *cascade.dc} - set(names)):
+        raise ManifestError(f"{where}: cascade names {strange}, which are neither networks nor ensembles")
+    if cascade.default_edge not in cascade.edge:
+        raise ManifestError(f"{where}: cascade.default_edge {cascade.default_edge!r} is not in cascade.edge")
+    if cascade.fpga is not None and cascade.fpga not in {quantised.name for quantised in recipe.quantised}:
+        raise ManifestError(f"{where}: cascade.fpga {cascade.fpga!r} is not among the quantised networks")
     if recipe.task != Path(where).parent.name:
         raise ManifestError(f"{where}: it is the recipe of {recipe.task!r}, which belongs into a folder of that name")

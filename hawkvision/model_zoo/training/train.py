@@ -2,7 +2,7 @@
 
 Every epoch draws its own random numbers from (seed, epoch), and its end is written to disk, so a training that was
 interrupted ends with the same weights as one that was not, on the same machine and thread count. Weights are stored as
-float16, which halves the files. Over the pictures that did not train, this changed the answers to 9, 2 and 0 of 13,000
+float16, which halves the files. Over the images that did not train, this changed the answers to 9, 2 and 0 of 13,000
 of CIFAR-10 (tiny, small, large) and to 8, 2, 1 and 3 of 30,000 of Fashion-MNIST, and no accuracy by more than 0.03
 points.
 """
@@ -45,9 +45,9 @@ Report = Callable[[int, int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class TrainingSet:
-    """Pictures (n, side, side, 3) and labels (n,) to train on, and the hash of the set they come from.
+    """Images (n, side, side, 3) and labels (n,) to train on, and the hash of the set they come from.
 
-    `views` (v, n, side, side, 3), if there are any, are other looks of the same pictures, such as what a lossy link
+    `views` (v, n, side, side, 3), if there are any, are other looks of the same images, such as what a lossy link
     left of them; half of every batch, by chance, shows one of those. The hash must then tell them apart as well.
     """
 
@@ -84,7 +84,7 @@ class TorchConvNet(nn.Module):  # type: ignore[misc]  # torch's types are not in
 
 
 def planes(pixels: Pixels, net: ConvNet, facts: InputFacts) -> torch.Tensor:
-    """Normalised float planes (n, input channels, side, side) of pictures (n, side, side, 3)."""
+    """Normalised float planes (n, input channels, side, side) of images (n, side, side, 3)."""
     x = (pixels.astype(np.float32) - np.array(facts.mean, np.float32)) / np.array(facts.std, np.float32)
     if net.grey:
         x = (x @ LUMINANCE)[..., None]
@@ -105,11 +105,11 @@ def train_network(
     With `start`, a weight file, the training goes on from those weights; else they are drawn by the network's seed.
 
     Raises:
-        ManifestError: if there are fewer pictures than one batch.
+        ManifestError: if there are fewer images than one batch.
         ArtifactError: if the kept state is damaged or cannot be written, or `start` holds another network's weights.
     """
     if len(data.pixels) < network.batch:
-        raise ManifestError(f"{network.name}: a batch has {network.batch} pictures, but only {len(data.pixels)} train")
+        raise ManifestError(f"{network.name}: a batch has {network.batch} images, but only {len(data.pixels)} train")
     torch.manual_seed(network.seed)
     net = CONVNETS[network.architecture]
     model: TorchConvNet = TorchConvNet(net, facts, classes).to(memory_format=torch.channels_last)
@@ -143,7 +143,7 @@ def run_epochs(
 ) -> None:
     """Train by cross entropy for the epochs that `checkpoint` does not hold yet, and leave the model in evaluation.
 
-    `forward` gives the logits (n, classes), in float32, of pictures (n, side, side, 3).
+    `forward` gives the logits (n, classes), in float32, of images (n, side, side, 3).
 
     Raises:
         ArtifactError: if the kept state is damaged or cannot be written.
@@ -201,7 +201,7 @@ def checkpoint_of(
 
 
 def infer(model: TorchConvNet, facts: InputFacts, pixels: Pixels) -> Logits:
-    """Logits (n, classes) of pictures (n, side, side, 3), in full precision."""
+    """Logits (n, classes) of images (n, side, side, 3), in full precision."""
     model.eval()
     with torch.no_grad():
         parts = [
@@ -247,9 +247,9 @@ def load_weights(model: TorchConvNet, content: bytes, where: str) -> None:
 
 
 @contextlib.contextmanager
-def progress_reports(network: Network, pictures: int) -> Iterator[Report]:
-    """A progress bar for the training of one network on that many pictures."""
-    name, batches = network.name, pictures // network.batch
+def progress_reports(network: Network, images: int) -> Iterator[Report]:
+    """A progress bar for the training of one network on that many images."""
+    name, batches = network.name, images // network.batch
     columns = (TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns) as bars:
         bar = bars.add_task(name, total=network.epochs * batches)

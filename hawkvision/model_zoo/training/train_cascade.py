@@ -1,6 +1,6 @@
-"""`hawkvision models train`: a recipe and its pictures in, a ladder ready to be built and calibrated out.
+"""`hawkvision models train`: a recipe and its images in, a cascade ready to be built and calibrated out.
 
-Trains what is not trained yet; once all networks are, measures the ladder, and writes a weight file each and the
+Trains what is not trained yet; once all networks are, measures the cascade, and writes a weight file each and the
 manifest. Needs torch.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from hawkvision.core.errors import ConfigError, RequestError
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import load_input
-from hawkvision.model_zoo.calibration.measure import MeasuredLadder, input_spec, measured_ladder, training_of
+from hawkvision.model_zoo.calibration.measure import MeasuredCascade, input_spec, measured_cascade, training_of
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_training
 from hawkvision.model_zoo.training.manifest_writer import format_manifest
 from hawkvision.model_zoo.training.qat import is_quantised, quantised_net, train_quantised
@@ -26,28 +26,28 @@ from hawkvision.model_zoo.training.qonnx_export import write_qonnx
 from hawkvision.model_zoo.training.recipe import Recipe, load_recipe, recipe_labels, training_mask
 from hawkvision.model_zoo.training.train import TrainingSet, is_finished, progress_reports, train_network, weight_file
 from hawkvision.models.artifacts import write_atomic
-from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import FileSource, InputSpec
 
 MAX_PIXELS: Final = 50_000_000
 FEWEST_MEASURED: Final = 10
-"""Pictures in each part: fewer than that say nothing, and an empty part cannot be fitted on."""
+"""Images in each part: fewer than that say nothing, and an empty part cannot be fitted on."""
 HEADER: Final = """Written by `hawkvision models train {task}` from recipe.toml: change that one and train again.
 Temperatures were fitted on the profile part, accuracies measured on the certification and held-out parts."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedLadder:
+class TrainedCascade:
     """What a training has come to."""
 
     folder: Path
     """Where weights and manifest belong."""
     left: tuple[str, ...]
     """Networks still to be trained. While there are any nothing is written, so that weights and manifest always fit."""
-    measured: MeasuredLadder | None
+    measured: MeasuredCascade | None
 
 
-def train_ladder(
+def train_cascade(
     task: str,
     data: Path,
     *,
@@ -56,12 +56,12 @@ def train_ladder(
     only: Sequence[str] = (),
     epochs: int | None = None,
     out: Path | None = None,
-) -> TrainedLadder:
+) -> TrainedCascade:
     """Train the networks of `models/<task>/recipe.toml`, or go on where an earlier run was interrupted.
 
     Args:
         task: whose recipe is meant.
-        data: labelled pictures (`hawkvision.models.datasets`).
+        data: labelled images (`hawkvision.models.datasets`).
         models: where recipes lie; weights and manifest are written there too, unless `out` says otherwise.
         cache: trainings are kept in `training/<task>` below it.
         only: networks to train now; none means all of the recipe.
@@ -70,64 +70,66 @@ def train_ladder(
 
     Raises:
         NotFound: if the task has no recipe.
-        ManifestError: if the recipe is malformed, or asks for more pictures than there are.
-        ConfigError: for bad data, too few of them to measure with, or a trial that would overwrite the ladder.
+        ManifestError: if the recipe is malformed, or asks for more images than there are.
+        ConfigError: for bad data, too few of them to measure with, or a trial that would overwrite the cascade.
         ArtifactError: if a kept training is damaged, or a file cannot be written.
     """
     recipe = load_recipe(task, models)
     if epochs is not None:
         if out is None or out.resolve() == models.resolve():
-            raise ConfigError(f"a trial of {epochs} epochs must not overwrite the ladder; give another folder as --out")
+            raise ConfigError(
+                f"a trial of {epochs} epochs must not overwrite the cascade; give another folder as --out"
+            )
         shorter = tuple(msgspec.structs.replace(network, epochs=epochs) for network in recipe.networks)
         fewer = tuple(msgspec.structs.replace(quantised, epochs=epochs) for quantised in recipe.quantised)
         recipe = msgspec.structs.replace(recipe, networks=shorter, quantised=fewer)
     wanted = recipe.wanted(only)
     labels = recipe_labels(recipe, models)
-    pictures = read_pictures(data, labels)
-    split = split_after_training(training_of(recipe, pictures), pictures, SPLIT_SEED)
+    images = read_images(data, labels)
+    split = split_after_training(training_of(recipe, images), images, SPLIT_SEED)
     if min(len(split.profile), len(split.certify), len(split.held_out)) < FEWEST_MEASURED:
         raise ConfigError(
-            f"{data}: {recipe.pictures.train} pictures train, which leaves {len(split.profile)} to fit on, "
+            f"{data}: {recipe.images.train} images train, which leaves {len(split.profile)} to fit on, "
             f"{len(split.certify)} to certify with and {len(split.held_out)} held out; expected at least "
             f"{FEWEST_MEASURED} each"
         )
-    inputs = decode_all(pictures, input_spec(recipe))
+    inputs = decode_all(images, input_spec(recipe))
     folder = (out or models) / task
-    weights = _train_all(recipe, len(labels), pictures, inputs, wanted, cache)
+    weights = _train_all(recipe, len(labels), images, inputs, wanted, cache)
     left = tuple(name for name in recipe.trained if name not in weights)
     if left:
-        return TrainedLadder(folder, left, None)
-    measured = measured_ladder(recipe, len(labels), weights, pictures, inputs, split)
+        return TrainedCascade(folder, left, None)
+    measured = measured_cascade(recipe, len(labels), weights, images, inputs, split)
     for variant in measured.manifest.variants:
         assert isinstance(variant.source, FileSource)
         write_atomic(folder / variant.source.file, weights[variant.name])
     if out is not None:
         write_atomic(folder / recipe.labels, (models / task / recipe.labels).read_bytes())
     write_atomic(folder / "manifest.toml", format_manifest(measured.manifest, HEADER.format(task=task)).encode())
-    return TrainedLadder(folder, (), measured)
+    return TrainedCascade(folder, (), measured)
 
 
-def decode_all(pictures: LabelledPictures, spec: InputSpec) -> Pixels:
-    """All pictures as (n, height, width, 3), made by the very code that serves.
+def decode_all(images: LabelledImages, spec: InputSpec) -> Pixels:
+    """All images as (n, height, width, 3), made by the very code that serves.
 
     Raises:
         ConfigError: naming the first that cannot be read.
     """
-    inputs = np.empty((len(pictures), spec.height, spec.width, 3), np.uint8)
-    for index, body in enumerate(pictures.bodies):
+    inputs = np.empty((len(images), spec.height, spec.width, 3), np.uint8)
+    for index, body in enumerate(images.bodies):
         try:
             inputs[index] = load_input(body, spec, max_pixels=MAX_PIXELS)[0]
         except RequestError as error:
-            raise ConfigError(f"{pictures.name}: picture {index}: {error}") from None
+            raise ConfigError(f"{images.name}: image {index}: {error}") from None
     return inputs
 
 
 def _train_all(
-    recipe: Recipe, classes: int, pictures: LabelledPictures, inputs: Pixels, wanted: set[str], cache: Path
+    recipe: Recipe, classes: int, images: LabelledImages, inputs: Pixels, wanted: set[str], cache: Path
 ) -> dict[str, bytes]:
     """The weight files of all networks that are wanted or were finished before, by name."""
-    chosen = training_mask(pictures.is_test, recipe.pictures)
-    data = TrainingSet(inputs[chosen], pictures.labels[chosen], pictures.sha256)
+    chosen = training_mask(images.is_test, recipe.images)
+    data = TrainingSet(inputs[chosen], images.labels[chosen], images.sha256)
     kept = cache / "training" / recipe.task
     weights: dict[str, bytes] = {}
     for network in recipe.networks:

@@ -1,4 +1,4 @@
-"""The connection to one peer of the lossy transport: made on first use, anew when it ended or fell silent.
+"""The connection to one peer of the datagram transport: made on first use, anew when it ended or fell silent.
 
                 ┌──────────── ended, or silent for `SILENCE_S` ────────────┐
                 ▼                                                          │
@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from hawkvision.core.errors import ConfigError, HawkVisionError
-from hawkvision.core.escalation_api import LossyOffer
+from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.transport.congestion.controller import CongestionFactory
-from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.control import VERSION
 
-Discover: TypeAlias = Callable[[], Awaitable[LossyOffer]]
+Discover: TypeAlias = Callable[[], Awaitable[DatagramEndpoint]]
 """Asks the peer, some other way, where it listens. `ConnectionLost` lets the link try again, other errors do not."""
 
 CONNECT_S: Final = 5.0
@@ -52,13 +52,13 @@ class NotConnectedInTime(ConnectionLost):
 class Connection:
     """A connection, and the JPEG headers that were registered on it."""
 
-    client: LossyClient
+    client: DatagramClient
     headers: set[bytes] = field(default_factory=set)
 
     def registered(self, header: bytes) -> int | None:
         """The number by which the peer knows a JPEG header, if it was told of it before; else it is told now.
 
-        The first picture with a header is coded anew instead of waiting for a stream that a lossy link delays.
+        The first image with a header is coded anew instead of waiting for a stream that a lossy link delays.
         """
         if header in self.headers:
             return self.client.tables_number(header)
@@ -74,18 +74,18 @@ class Connections:
     def __init__(
         self, host: str, discover: Discover, local: Sequence[str], api_key: str | None, congestion: CongestionFactory
     ) -> None:
-        """Prepare; nothing is sent yet. Arguments as of `LossyLink`."""
+        """Prepare; nothing is sent yet. Arguments as of `DatagramLink`."""
         self._routes = [Route(address, host) for address in local] or [Route(None, host)]
         self._host = host
         self._discover = discover
         self._api_key = api_key
         self._congestion = congestion
-        self._offer: LossyOffer | None = None
+        self._offer: DatagramEndpoint | None = None
         self._sent_before = 0
         self._current: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
-        self._retired: dict[LossyClient, asyncio.Task[None]] = {}
+        self._retired: dict[DatagramClient, asyncio.Task[None]] = {}
         """Connections that take no more questions, and what waits for their last answers."""
         self.closed = False
 
@@ -155,7 +155,7 @@ class Connections:
         for client in clients:
             await client.close()
 
-    def _clients(self) -> list[LossyClient]:
+    def _clients(self) -> list[DatagramClient]:
         return [*self._retired, *([] if self._current is None else [self._current.client])]
 
     def _begin(self) -> asyncio.Task[None]:
@@ -177,7 +177,7 @@ class Connections:
                     f"{self._host} speaks version {offer.version} of the datagram transport, which needs the API key "
                     f"itself; expected version {VERSION}: update it first"
                 )
-            client = await LossyClient.connect(
+            client = await DatagramClient.connect(
                 offer.port,
                 offer.certificate,
                 offer.name,
@@ -196,16 +196,16 @@ class Connections:
             self._sent_before += old.client.sent_bytes
             await old.client.close()
 
-    async def _drained(self, client: LossyClient) -> None:
+    async def _drained(self, client: DatagramClient) -> None:
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETIRED_S):
-                    await client.settled()
+                    await client.decided()
         finally:
             self._released(client)
             await client.close()
 
-    def _released(self, client: LossyClient) -> None:
+    def _released(self, client: DatagramClient) -> None:
         if self._retired.pop(client, None) is not None:
             self._sent_before += client.sent_bytes
 

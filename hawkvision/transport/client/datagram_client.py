@@ -1,6 +1,6 @@
-"""One peer over the lossy transport, for callers who have a picture and want its answer.
+"""One peer over the datagram transport, for callers who have an image and want its answer.
 
-    picture ─► probe ─► connection ─► plan ─► prepare ─► asked ─┬─────────────────────────────────────────► answer
+    image ─► probe ─► connection ─► plan ─► prepare ─► asked ─┬─────────────────────────────────────────► answer
                             ▲                                   ├─ came to nothing, wanted late ─► small ───► answer
                             └──── anew ◄── connection lost ◄────┘
 
@@ -22,7 +22,7 @@ from hawkvision.transport.client.connection_manager import Connection, Connectio
 from hawkvision.transport.client.encoding_plan import (
     ANSWER_S,
     SMALL_FRAGMENTS,
-    Picture,
+    Image,
     Planner,
     plain_bytes,
     prepare_off_loop,
@@ -34,7 +34,7 @@ from hawkvision.transport.coding.image_coding import Coded, Plan
 from hawkvision.transport.coding.rate_fec_control import FINE, SELDOM, LinkState, incomplete_probability
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
-from hawkvision.transport.endpoint.connection import Exhausted, LossyClient
+from hawkvision.transport.endpoint.connection import DatagramClient, Exhausted
 from hawkvision.transport.endpoint.pending_responses import ConnectionLost, ignore_interim
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.sender import BURSTY, PARITY_SPREAD_S
@@ -49,31 +49,31 @@ LATE_S: Final = 0.5
 """How long after its deadline an answer is still waited for, unless even late ones are wanted."""
 OVERDUE_S: Final = 0.03
 MOST_OVERDUE_S: Final = 0.25
-"""How much more than a round trip after its picture was sent, if not before its deadline, an answer is overdue, and how
+"""How much more than a round trip after its image was sent, if not before its deadline, an answer is overdue, and how
 long after that at most."""
 SOON_S: Final = 0.02
 """Between looks whether a link that was silent then is heard again."""
 NOTHING: Final = (Status.EXPIRED, Status.NO_TEMPLATE)
-"""Of a picture that did not arrive, or whose question had not when it was too late: the same may do next time."""
+"""Of an image that did not arrive, or whose question had not when it was too late: the same may do next time."""
 MAX_INSISTS: Final = 3
-"""Small pictures sent for one whose late answer is wanted."""
+"""Small images sent for one whose late answer is wanted."""
 MAX_LATE: Final = 24
 """Callers who wait for late answers; the next ones are told that they missed. After an outage they would be too many in
 the way of those who are not late."""
 SMALL_RATIO: Final = 0.35
-"""Of a plain picture's bytes, what is sent into a link that may have become slow: six fragments instead of eighteen."""
+"""Of a plain image's bytes, what is sent into a link that may have become slow: six fragments instead of eighteen."""
 MOST_TWICE: Final = 2
-"""Pictures under way, itself one of them, up to which a small one is sent twice; others wait for the second half."""
+"""Images under way, itself one of them, up to which a small one is sent twice; others wait for the second half."""
 WHOLE_SHARE: Final = 0.25
 WHOLE_MOST_S: Final = 0.25
-"""Of the deadline, and in all, what a picture's very bytes with their parity may take of the link. They are two to
-three times as many as at quality 80, but only of whole pictures is the full accuracy promised, and may a middle rung
-answer. Other questions wait behind them, and may be in a hurry."""
+"""Of the deadline, and in all, what an image's very bytes with their parity may take of the link. They are two to
+three times as many as at quality 80, but only of whole images is the full accuracy guaranteed, and may an intermediate
+stage answer. Other questions wait behind them, and may be in a hurry."""
 SOME_PARITY: Final = (0.1, 0.2, 0.3, 0.5)
-"""Of a picture that travels as it is, if so much is enough. If not, and there is time to send again what is lost, the
-least: after a burst of loss, plans have up to three times a picture's bytes."""
+"""Of an image that travels as it is, if so much is enough. If not, and there is time to send again what is lost, the
+least: after a burst of loss, plans have up to three times an image's bytes."""
 WHOLE_PAUSE_S: Final = 2.0
-"""After a picture that was to travel whole did not arrive in time, the next ones are coded anew for so long."""
+"""After an image that was to travel whole did not arrive in time, the next ones are coded anew for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class LinkView:
     """Whether `loss` and `burst` were measured."""
     rtt_s: float | None
     plan: Plan | None
-    """Of the last picture."""
+    """Of the last image."""
     outcomes: int = 0
     """Datagrams that `loss` rests on."""
     silent_s: float = 0.0
@@ -96,10 +96,10 @@ class LinkView:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What `LossyLink.ask` was told; times are the loop's."""
+    """What `DatagramLink.ask` was told; times are the loop's."""
 
     template: bytes
-    picture: Picture
+    image: Image
     meta: bytes
     exact: bool
     deadline: float | None
@@ -107,7 +107,7 @@ class _Asked:
     on_interim: Callable[[bytes], None]
 
 
-class LossyLink:
+class DatagramLink:
     """A peer and the connection to it. Used on one event loop; close it."""
 
     def __init__(
@@ -128,7 +128,7 @@ class LossyLink:
             discover: says port, certificate and name; asked before the first connection, and again after one failed.
             local: this machine's addresses to send from, each a path of its own; empty lets the system choose one.
             api_key: of the peer, if it asks for one.
-            may_miss: which share of the pictures that travel as they are may arrive too late, or not at all, where no
+            may_miss: which share of the images that travel as they are may arrive too late, or not at all, where no
                 parity makes it `SELDOM`.
             answer_s: of a deadline, what the peer's work takes, and the wait for fragments that are overdue.
             congestion: makes each path's congestion controller.
@@ -142,12 +142,12 @@ class LossyLink:
         self._late = 0
         """Callers who wait for a late answer."""
         self._under_way = 0
-        """Pictures that wait for an answer."""
+        """Images that wait for an answer."""
 
     async def ask(
         self,
         template: bytes,
-        picture: Picture,
+        image: Image,
         *,
         meta: bytes = b"",
         deadline_s: float | None = None,
@@ -156,27 +156,27 @@ class LossyLink:
         on_interim: Callable[[bytes], None] = ignore_interim,
         insist: bool = False,
     ) -> tuple[Status, bytes]:
-        """Send a picture and wait for its answer.
+        """Send an image and wait for its answer.
 
         Args:
             template: the request; equal ones are sent once per connection.
-            picture: what to send.
-            meta: what belongs to this picture alone, at most 64 bytes.
-            deadline_s: of the answer, counted from when there is a connection: preparing the picture takes of it.
+            image: what to send.
+            meta: what belongs to this image alone, at most 64 bytes.
+            deadline_s: of the answer, counted from when there is a connection: preparing the image takes of it.
             timeout_s: how long to wait at most, for everything.
             exact: see `prepare`.
             on_interim: called with what the peer says before its answer, if it does and that arrives.
-            insist: want an answer even after the deadline, if only to a small picture: see `_insisted`.
+            insist: want an answer even after the deadline, if only to a small image: see `_insisted`.
 
         Raises:
-            RequestError: if the picture is none, before it is sent; `Unauthorized` for a wrong key.
+            RequestError: if the image is none, before it is sent; `Unauthorized` for a wrong key.
             BadField: if the template is too long.
             TimeoutError: if no answer came in time; `LATE_S` after the deadline is no time any more, but for `insist`.
             DeadlineMissed: if `insist` asks for one late answer too many.
             ConnectionLost: if there was no connection.
         """
-        if isinstance(picture, bytes):
-            probe(picture)  # refused before anything is sent
+        if isinstance(image, bytes):
+            probe(image)  # refused before anything is sent
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         deadline: float | None = None
@@ -187,7 +187,7 @@ class LossyLink:
                 until = until if insist else min(until, deadline + LATE_S)
 
             heard = ignore_interim if attempt else on_interim  # nothing less than was heard already
-            asked = _Asked(template, picture, meta, exact, deadline, until, heard)
+            asked = _Asked(template, image, meta, exact, deadline, until, heard)
             insisting = insist and deadline is not None
             asking = self._insisted(connection, asked) if insisting else self._sent(connection, asked)
             try:
@@ -199,24 +199,24 @@ class LossyLink:
                     self._connections.retire(connection)
         raise AssertionError("the last attempt returns or raises")
 
-    def carries_whole(self, picture: Picture, deadline_s: float, *, surely: bool = False) -> bool:
-        """Whether a picture may as well travel as it is, `exact`: the link is quick, and loses hardly more than parity
+    def carries_whole(self, image: Image, deadline_s: float, *, surely: bool = False) -> bool:
+        """Whether an image may as well travel as it is, `exact`: the link is quick, and loses hardly more than parity
         mends, or what is sent again. Sent so, it arrives whole or not at all; `surely` allows that only `SELDOM`.
 
         Raises:
-            BadImage, UnsupportedMedia: if it is no picture.
+            BadImage, UnsupportedMedia: if it is no image.
         """
         connection = self._connections.alive
-        if connection is None or not isinstance(picture, bytes):
+        if connection is None or not isinstance(image, bytes):
             return False
         if asyncio.get_running_loop().time() < self._whole_from or connection.client.behind:
             return False
-        plan = self._planned(connection, picture, deadline_s)
+        plan = self._planned(connection, image, deadline_s)
         most = SELDOM if surely else self._may_miss
-        return self._whole_parity(connection, plan, len(picture), deadline_s, most) is not None
+        return self._whole_parity(connection, plan, len(image), deadline_s, most) is not None
 
     async def probe(self, timeout_s: float) -> None:
-        """Connect if there is no connection, and send a small datagram: `state` stays true while no pictures go.
+        """Connect if there is no connection, and send a small datagram: `state` stays true while no images go.
 
         A peer that has been silent for long is connected to anew, in the background.
 
@@ -247,30 +247,30 @@ class LossyLink:
         """End the connection; whoever still waits is told so. Closing twice does no harm."""
         await self._connections.close()
 
-    # ----------------------------------------------------------------------------------------- pictures
+    # ----------------------------------------------------------------------------------------- images
 
     async def _prepared(
-        self, connection: Connection, picture: Picture, meta: bytes, deadline_s: float | None, *, exact: bool
+        self, connection: Connection, image: Image, meta: bytes, deadline_s: float | None, *, exact: bool
     ) -> Coded:
         client = connection.client
-        plan = self._planned(connection, picture, deadline_s)
-        if exact and isinstance(picture, bytes) and deadline_s is not None:
-            parity = self._whole_parity(connection, plan, len(picture), deadline_s, self._may_miss)
+        plan = self._planned(connection, image, deadline_s)
+        if exact and isinstance(image, bytes) and deadline_s is not None:
+            parity = self._whole_parity(connection, plan, len(image), deadline_s, self._may_miss)
             plan = plan if parity is None else replace(plan, parity=parity)
         self._plan = plan
         room, side = fragment_room(meta), client.useful_side
-        prepared = await prepare_off_loop(picture, plan, side, room, may_reframe=True, exact=exact)
+        prepared = await prepare_off_loop(image, plan, side, room, may_reframe=True, exact=exact)
         if not prepared.header:
             return prepared.coded
         number = connection.registered(prepared.header)
         if number is None:
-            return (await prepare_off_loop(picture, plan, side, room, may_reframe=False, exact=exact)).coded
+            return (await prepare_off_loop(image, plan, side, room, may_reframe=False, exact=exact)).coded
         return replace(prepared.coded, format=replace(prepared.coded.format, tables=number))
 
-    def _planned(self, connection: Connection, picture: Picture, deadline_s: float | None) -> Plan:
-        """What a picture would get now; little, if its time is up or may be."""
+    def _planned(self, connection: Connection, image: Image, deadline_s: float | None) -> Plan:
+        """What an image would get now; little, if its time is up or may be."""
         client = connection.client
-        plain_s = client.spare_s(round(plain_bytes(picture, client.useful_side)))
+        plain_s = client.spare_s(round(plain_bytes(image, client.useful_side)))
         spare = spare_ratio(plain_s, deadline_s, client.rtt_s() or 0.0, self._answer_s)
         if deadline_s == 0.0 or (deadline_s is not None and client.behind):
             spare = min(spare, SMALL_RATIO)
@@ -289,7 +289,7 @@ class LossyLink:
         By what is lost now, not by what was lost before it became less, as plans are made: whoever dares in vain has
         another way.
 
-        None where that takes too long, where nobody knows what is lost, and where the picture does not fit.
+        None where that takes too long, where nobody knows what is lost, and where the image does not fit.
         """
         seldom = self._parity_but_for(SELDOM, connection, plan, size, deadline_s)
         if seldom is not None or may_miss <= SELDOM:
@@ -332,13 +332,13 @@ class LossyLink:
         return plan.parity if not plan.base and plan.quality >= FINE and mends(plan.parity) else None
 
     async def _sent(self, connection: Connection, asked: _Asked, *, small: bool = False) -> tuple[Status, bytes]:
-        """The answer to a picture, as it is planned now, or to a small one, which may be late."""
+        """The answer to an image, as it is planned now, or to a small one, which may be late."""
         loop, deadline = asyncio.get_running_loop(), asked.deadline
         whole = asked.exact and not small
         left_s = None if deadline is None else 0.0 if small else max(0.0, deadline - loop.time())
         self._under_way += 1
         try:
-            coded = await self._prepared(connection, asked.picture, asked.meta, left_s, exact=whole)
+            coded = await self._prepared(connection, asked.image, asked.meta, left_s, exact=whole)
             now = loop.time()
             status, answer = await connection.client.ask(
                 asked.template,
@@ -356,7 +356,7 @@ class LossyLink:
         return status, answer
 
     async def _insisted(self, connection: Connection, asked: _Asked) -> tuple[Status, bytes]:
-        """The first answer that is one: to the picture, or to a small one that is sent if that came to nothing.
+        """The first answer that is one: to the image, or to a small one that is sent if that came to nothing.
 
         It did if too little arrived to be decoded, or what was asked of it came too late. It may have if its answer is
         overdue although others' reports are not; where they are, the link has become slow, and what is on its way may
@@ -421,11 +421,11 @@ def answer_among(done: Iterable[asyncio.Future[tuple[Status, bytes]]]) -> tuple[
     return failed[0].result() if failed else None
 
 
-def _seen(client: LossyClient) -> LinkState:
+def _seen(client: DatagramClient) -> LinkState:
     estimate = client.loss()
     return LinkState(estimate.ratio, estimate.burst, estimate.known)
 
 
-def _is_silent(client: LossyClient) -> bool:
+def _is_silent(client: DatagramClient) -> bool:
     """Whether nothing is heard that should be: what such a link holds may all arrive, and more would wait behind it."""
     return client.silent_s() > (client.rtt_s() or 0.0) + OVERDUE_S

@@ -1,6 +1,6 @@
-"""What a picture is sent as over the lossy transport: as it is, cut along its own segments, or coded anew.
+"""What an image is sent as over the datagram transport: as it is, cut along its own segments, or coded anew.
 
-    picture, what the link loses and carries ─► Planner ─► plan ─► prepare ─► fragments
+    image, what the link loses and carries ─► Planner ─► plan ─► prepare ─► fragments
 
 No sockets here, and no clock but what callers say; `datagram_client` keeps the connection.
 """
@@ -23,29 +23,29 @@ from hawkvision.transport.coding.rate_fec_control import FINE, FINE_SIZE, LinkSt
 from hawkvision.transport.endpoint.receiver import MAX_NACKS, REPAIR_GROWTH
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
 
-Picture: TypeAlias = bytes | Pixels
-"""An encoded picture, or RGB pixels (height, width, 3)."""
+Image: TypeAlias = bytes | Pixels
+"""An encoded image, or RGB pixels (height, width, 3)."""
 
 SMALL_FRAGMENTS: Final = 3
-"""Pictures of so few fragments go as they are: coding them anew would not save one, and lose quality."""
+"""Images of so few fragments go as they are: coding them anew would not save one, and lose quality."""
 OVERSAMPLING: Final = 2
 """How much larger than useful a JPEG is at least decoded before areas are averaged, as `imaging.preprocessing` does."""
 MAX_PIXELS: Final = 50_000_000
-"""Of a picture that is decoded here; what nodes accept unless told otherwise."""
+"""Of an image that is decoded here; what nodes accept unless told otherwise."""
 INLINE_PIXELS: Final = 400_000
 INLINE_BYTES: Final = 100_000
-"""Larger pictures are prepared on a thread, so that the event loop does not stand still meanwhile."""
+"""Larger images are prepared on a thread, so that the event loop does not stand still meanwhile."""
 
 MOST_SPARE: Final = 3.0
-"""Times the plain picture's bytes that are sent at most because there is room."""
+"""Times the plain image's bytes that are sent at most because there is room."""
 SPARE_S: Final = 0.01
 SPARE_SHARE: Final = 0.1
-"""The time that sending a picture may take where loss asks for it: a tenth of the deadline, 10 ms at most."""
+"""The time that sending an image may take where loss asks for it: a tenth of the deadline, 10 ms at most."""
 ANSWER_S: Final = 0.035
 """Of the deadline, beside a round trip, for the other end's work (`RESERVE_S` of the datacenter) and for waiting for
 fragments that are overdue."""
 LEAST_S: Final = 0.008
-"""The least of the link's time that a picture is given, even if its answer will be late for it."""
+"""The least of the link's time that an image is given, even if its answer will be late for it."""
 PLAIN_BYTES_PER_PIXEL: Final = 0.25
 """At quality 80, typically."""
 
@@ -58,48 +58,48 @@ CLEARLY_LEAST: Final = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A picture as it will be sent, and the JPEG header that the peer must know (empty: none)."""
+    """An image as it will be sent, and the JPEG header that the peer must know (empty: none)."""
 
     coded: Coded
     header: bytes = b""
 
 
 def prepare(
-    picture: Picture, plan: Plan, useful_side: int, room: int, *, may_reframe: bool = True, exact: bool = False
+    image: Image, plan: Plan, useful_side: int, room: int, *, may_reframe: bool = True, exact: bool = False
 ) -> Prepared:
-    """A picture as fragments.
+    """An image as fragments.
 
     Small ones go as they are, unless in a format that not every node reads; JPEGs with restart segments are cut along
-    them unless the plan asks for a lower quality or the picture is larger than useful; all others are decoded, shrunk
+    them unless the plan asks for a lower quality or the image is larger than useful; all others are decoded, shrunk
     so that their shorter side is `useful_side` pixels at most, and coded at the plan's quality.
 
     Args:
-        picture: encoded, or RGB pixels.
+        image: encoded, or RGB pixels.
         plan: quality and parity.
         useful_side: pixels of the shorter side beyond which the peer gains nothing.
         room: bytes of a symbol.
         may_reframe: whether a JPEG's own header may be used.
-        exact: send an encoded picture's very bytes, whatever the plan and however many fragments that takes.
+        exact: send an encoded image's very bytes, whatever the plan and however many fragments that takes.
 
     Raises:
-        BadImage, UnsupportedMedia: if the picture cannot be read.
+        BadImage, UnsupportedMedia: if the image cannot be read.
         TooLarge: if it has more than `MAX_PIXELS`, or does not fit 255 fragments even so (`exact`: as it is).
         BadField: if pixels are not uint8 (height, width, 3).
     """
-    if not isinstance(picture, bytes):
-        return Prepared(encode(_shrunk(checked_pixels(picture), useful_side), plan, room))
-    header = probe(picture)
-    if exact or (header.format.native and len(picture) <= SMALL_FRAGMENTS * room):
-        as_it_is = opaque(picture, plan.parity, room)
+    if not isinstance(image, bytes):
+        return Prepared(encode(_shrunk(checked_pixels(image), useful_side), plan, room))
+    header = probe(image)
+    if exact or (header.format.native and len(image) <= SMALL_FRAGMENTS * room):
+        as_it_is = opaque(image, plan.parity, room)
         if as_it_is is not None:
             return Prepared(as_it_is)
         if exact:
-            raise TooLarge(f"the picture has {len(picture)} bytes; at most {MAX_SYMBOLS * room} go as they are")
+            raise TooLarge(f"the image has {len(image)} bytes; at most {MAX_SYMBOLS * room} go as they are")
     if may_reframe and min(header.width, header.height) <= useful_side:
-        cut = reframe(picture, plan.parity, room)
+        cut = reframe(image, plan.parity, room)
         if cut is not None and (plan.quality >= FINE or cut[0].format.quality <= plan.quality):
             return Prepared(*cut)
-    pixels = decode(picture, header, max_pixels=MAX_PIXELS, min_side=OVERSAMPLING * useful_side)
+    pixels = decode(image, header, max_pixels=MAX_PIXELS, min_side=OVERSAMPLING * useful_side)
     return Prepared(encode(_shrunk(pixels, useful_side), plan, room))
 
 
@@ -110,7 +110,7 @@ def checked_pixels(pixels: Pixels) -> Pixels:
         BadField: if they are not uint8 (height, width, 3).
     """
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
-        raise BadField(f"picture: expected uint8 RGB (height, width, 3), got {pixels.dtype} {pixels.shape}")
+        raise BadField(f"image: expected uint8 RGB (height, width, 3), got {pixels.dtype} {pixels.shape}")
     return pixels
 
 
@@ -124,40 +124,40 @@ def _shrunk(pixels: Pixels, useful_side: int) -> Pixels:
     return small
 
 
-def plain_bytes(picture: Picture, useful_side: int) -> float:
-    """About how many bytes a picture takes without parity, at the best quality.
+def plain_bytes(image: Image, useful_side: int) -> float:
+    """About how many bytes an image takes without parity, at the best quality.
 
     Raises:
-        BadImage, UnsupportedMedia, BadField: if it is no picture.
+        BadImage, UnsupportedMedia, BadField: if it is no image.
     """
     native = False
-    if isinstance(picture, bytes):
-        header = probe(picture)
+    if isinstance(image, bytes):
+        header = probe(image)
         width, height, native = header.width, header.height, header.format.native
     else:
-        height, width = checked_pixels(picture).shape[:2]
+        height, width = checked_pixels(image).shape[:2]
     shrink = min(1.0, useful_side / min(width, height))
     coded = PLAIN_BYTES_PER_PIXEL * width * height * shrink**2
-    return min(coded, len(picture)) if native else coded
+    return min(coded, len(image)) if native else coded
 
 
 def spare_ratio(plain_s: float, deadline_s: float | None, rtt_s: float = 0.0, answer_s: float = ANSWER_S) -> float:
-    """How many times the plain picture may be sent for what the link takes `plain_s` to carry once.
+    """How many times the plain image may be sent for what the link takes `plain_s` to carry once.
 
-    In halves, and at least once; but in twentieths of a picture where the link is too slow to carry it once and bring
-    the answer back in time, of which `answer_s` and a round trip are not the picture's, and `LEAST_S` in any case is.
+    In halves, and at least once; but in twentieths of an image where the link is too slow to carry it once and bring
+    the answer back in time, of which `answer_s` and a round trip are not the image's, and `LEAST_S` in any case is.
     """
     allowed_s = SPARE_S if deadline_s is None else min(SPARE_S, SPARE_SHARE * deadline_s)
     ratio = max(1.0, math.floor(2.0 * min(MOST_SPARE, allowed_s / max(plain_s, 1e-9))) / 2.0)
     if deadline_s is None:
         return ratio
-    # Plans reckon in pictures of quality 85, `plain_s` is of a fine one.
+    # Plans reckon in images of quality 85, `plain_s` is of a fine one.
     in_time = max(LEAST_S, deadline_s - rtt_s - answer_s) / max(plain_s, 1e-9) * FINE_SIZE
     return ratio if in_time >= ratio else math.floor(20.0 * in_time) / 20.0
 
 
 def repairs(left_s: float, repair_s: float) -> int:
-    """How often a receiver can ask for what is missing of a picture so that it comes in the time that is left.
+    """How often a receiver can ask for what is missing of an image so that it comes in the time that is left.
 
     The first time it waits `repair_s` for what it asked for, and longer from round to round.
     """
@@ -169,7 +169,7 @@ def repairs(left_s: float, repair_s: float) -> int:
 
 
 class Planner:
-    """Which plan the next picture gets: more protection at once, less only after a while of clearly less loss."""
+    """Which plan the next image gets: more protection at once, less only after a while of clearly less loss."""
 
     def __init__(self) -> None:
         self._loss: _Held | None = None
@@ -212,13 +212,13 @@ class _Held:
 
 
 async def prepare_off_loop(
-    picture: Picture, plan: Plan, side: int, room: int, *, may_reframe: bool, exact: bool
+    image: Image, plan: Plan, side: int, room: int, *, may_reframe: bool, exact: bool
 ) -> Prepared:
-    """`prepare`, on a thread if the picture is large."""
-    if isinstance(picture, bytes):
-        large = len(picture) > INLINE_BYTES or probe(picture).pixels > INLINE_PIXELS
+    """`prepare`, on a thread if the image is large."""
+    if isinstance(image, bytes):
+        large = len(image) > INLINE_BYTES or probe(image).pixels > INLINE_PIXELS
     else:
-        large = picture.size > 3 * INLINE_PIXELS
+        large = image.size > 3 * INLINE_PIXELS
     if large:
-        return await asyncio.to_thread(prepare, picture, plan, side, room, may_reframe=may_reframe, exact=exact)
-    return prepare(picture, plan, side, room, may_reframe=may_reframe, exact=exact)
+        return await asyncio.to_thread(prepare, image, plan, side, room, may_reframe=may_reframe, exact=exact)
+    return prepare(image, plan, side, room, may_reframe=may_reframe, exact=exact)

@@ -1,8 +1,8 @@
-"""Holes of a picture filled with what came of it, so that the result is an ordinary JPEG again.
+"""Holes of an image filled with what came of it, so that the result is an ordinary JPEG again.
 
 First each lost segment becomes a copy of the nearest one that came. Where the header is the implied one, the holes are
 then drawn anew from smaller pieces: each lost block of 16×16 pixels becomes the nearest one that came, mirrored so that
-seams meet, and the lost segments alone are taken from that picture, coded again. What came stays as it came.
+seams meet, and the lost segments alone are taken from that image, coded again. What came stays as it came.
 
 Copied texture keeps a network's features alive, where smooth filling looks better and classifies worse
 (`docs/design/concealment.md`).
@@ -23,7 +23,7 @@ from hawkvision.core.types import Pixels
 from hawkvision.transport.coding.jpeg import Layout, compress
 
 MAX_FILLED_BYTES: Final = 4 << 20
-"""Of a picture with holes. 255 datagrams carry 0.3 MB; copying one large segment into 65,000 holes would make 70 MB."""
+"""Of an image with holes. 255 datagrams carry 0.3 MB; copying one large segment into 65,000 holes would make 70 MB."""
 
 _CELLS: Final = 1 << 20
 """Distances between holes and columns that are looked at in one go: 8 MB each time."""
@@ -59,14 +59,14 @@ def copied(segments: Sequence[bytes | None], layout: Layout) -> list[bytes]:
 
 
 def redrawn(body: bytes, came: NDArray[np.bool_], layout: Layout, quality: int) -> list[bytes] | None:
-    """Segments of a picture whose holes are drawn anew, block by block, for those that did not come.
+    """Segments of an image whose holes are drawn anew, block by block, for those that did not come.
 
     Args:
-        body: the picture with the implied header, its holes filled by `copied`; so colours that are blended over
+        body: the image with the implied header, its holes filled by `copied`; so colours that are blended over
             edges are nearly right there.
         came: (rows, columns), the MCUs that came; at least one.
-        layout: of the picture, at most `MAX_REDRAWN_PIXELS`.
-        quality: the picture's.
+        layout: of the image, at most `MAX_REDRAWN_PIXELS`.
+        quality: the image's.
 
     Returns:
         None if the body cannot be decoded: what came was damaged before it was sent.

@@ -61,7 +61,7 @@ def recover(symbols: Mapping[int, bytes], k: int, n: int) -> dict[int, bytes]:
     return {index: bytes(block) for index, block in enumerate(found)} | data
 
 
-# Making the matrix takes 11 µs for 10 symbols of 20 and 1.2 ms for 128 of 255; pictures of one stream share it.
+# Making the matrix takes 11 µs for 10 symbols of 20 and 1.2 ms for 128 of 255; images of one stream share it.
 @functools.lru_cache(maxsize=64)
 def _encoder(k: int, n: int) -> zfec.Encoder:
     return zfec.Encoder(k, n)

@@ -1,12 +1,12 @@
-"""Pictures as fragments that survive loss, and what arrived of them as pictures again.
+"""Images as fragments that survive loss, and what arrived of them as images again.
 
     pixels ── JPEG, restart every few MCUs ── header stripped ── segments dispersed over k symbols ── n − k parity
                                                                                                           │  loss
     an ordinary JPEG ◄── header written anew ◄── holes filled with other segments ◄── any k of n, or what there is
 
-One picture becomes n ≤ 255 symbols, each the payload of one datagram. With any k of them the body is exact, bit for
+One image becomes n ≤ 255 symbols, each the payload of one datagram. With any k of them the body is exact, bit for
 bit. With fewer, the data symbols that came are used as they are: a lost segment is replaced by a copy of the nearest
-one that came (or by one of an enlarged base picture), still in the compressed domain, so that whatever comes after the
+one that came (or by one of an enlarged base image), still in the compressed domain, so that whatever comes after the
 transport sees an ordinary JPEG. Copied texture keeps a network's features alive, where smooth filling looks better
 and classifies worse.
 
@@ -38,8 +38,8 @@ from hawkvision.transport.protocol.image_format import (
     MAX_REDRAWN_PIXELS,
     MAX_SIDE,
     MAX_SYMBOLS,
+    ImageFormat,
     Kind,
-    PictureFormat,
 )
 from hawkvision.transport.protocol.wire import MAX_DATAGRAM, WireError
 
@@ -47,12 +47,12 @@ INTERVALS: Final = (4, 5, 3, 6, 2, 7, 8)
 """MCUs per segment in the order in which they are tried: the first that divides a row. Else 4, across rows."""
 
 BASE_SIDE: Final = 128
-"""Pixels of the base picture's shorter side."""
+"""Pixels of the base image's shorter side."""
 BASE_QUALITY: Final = 30
 """Many pixels in few bytes: 128 of them at quality 30 take what 96 take at 60, and holes filled from them cost 1.6 to 2
-points less top-1 at 25 to 50 % loss. That are 1.8 KB for a picture of 227 to 256 pixels."""
+points less top-1 at 25 to 50 % loss. That are 1.8 KB for an image of 227 to 256 pixels."""
 BASE_PORTION: Final = 0.4
-"""Fragments that give the base picture, over those that there would be without it. The fewer, the surer it comes and
+"""Fragments that give the base image, over those that there would be without it. The fewer, the surer it comes and
 the more bytes it takes; this is near the best over links that lose 10 to 50 % in runs."""
 
 _SHARE: Final = struct.Struct(">H")
@@ -60,7 +60,7 @@ _SHARE: Final = struct.Struct(">H")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to send a picture: a JPEG quality, parity symbols per data symbol, and whether with a base picture."""
+    """How to send an image: a JPEG quality, parity symbols per data symbol, and whether with a base image."""
 
     quality: int
     parity: float
@@ -69,9 +69,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A picture ready to be sent: n symbols, none longer than the room that was given. The first k are data."""
+    """An image ready to be sent: n symbols, none longer than the room that was given. The first k are data."""
 
-    format: PictureFormat
+    format: ImageFormat
     symbols: tuple[bytes, ...]
 
 
@@ -87,7 +87,7 @@ class Complete:
 class Partial:
     """An ordinary JPEG with filled holes.
 
-    `received_fraction` is the share of MCUs that came, 0 if only a base picture did. `mask` (rows, columns) says which
+    `received_fraction` is the share of MCUs that came, 0 if only a base image did. `mask` (rows, columns) says which
     blocks of 16×16 pixels are true.
     """
 
@@ -106,15 +106,15 @@ Arrived: TypeAlias = Complete | Partial | Expired
 
 
 def encode(pixels: Pixels, plan: Plan, room: int) -> Coded:
-    """Transcode a picture (height, width, 3), RGB, into symbols of at most `room` bytes.
+    """Transcode an image (height, width, 3), RGB, into symbols of at most `room` bytes.
 
     Raises:
-        TooLarge: if the picture has more than `MAX_PIXELS`, or more bytes at this quality than `MAX_SYMBOLS` hold.
+        TooLarge: if the image has more than `MAX_PIXELS`, or more bytes at this quality than `MAX_SYMBOLS` hold.
     """
     height, width = pixels.shape[:2]
     if height * width > MAX_PIXELS or max(height, width) > MAX_SIDE:
         raise TooLarge(
-            f"the picture has {width}x{height} pixels; at most {MAX_PIXELS} and {MAX_SIDE} on a side cross a lossy link"
+            f"the image has {width}x{height} pixels; at most {MAX_PIXELS} and {MAX_SIDE} on a side cross a lossy link"
         )
     bgr: Pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
     small = _base_body(bgr) if plan.base and height * width <= MAX_REDRAWN_PIXELS else b""
@@ -131,7 +131,7 @@ def encode(pixels: Pixels, plan: Plan, room: int) -> Coded:
             break
     else:
         raise TooLarge(
-            f"the picture of {width}x{height} pixels at quality {plan.quality} does not fit {MAX_SYMBOLS} datagrams of "
+            f"the image of {width}x{height} pixels at quality {plan.quality} does not fit {MAX_SYMBOLS} datagrams of "
             f"{room} bytes; expected a smaller one"
         )
     k, base_k = len(data), len(base)
@@ -140,14 +140,14 @@ def encode(pixels: Pixels, plan: Plan, room: int) -> Coded:
     if base:
         shares = [*base, *protect(base, n - base_k)]
         symbols = [_SHARE.pack(len(share)) + share + symbol for share, symbol in zip(shares, symbols, strict=True)]
-    return Coded(PictureFormat(Kind.SEGMENTS, width, height, plan.quality, interval, k, n, base_k), tuple(symbols))
+    return Coded(ImageFormat(Kind.SEGMENTS, width, height, plan.quality, interval, k, n, base_k), tuple(symbols))
 
 
 def reframe(jpeg: bytes, parity: float, room: int) -> tuple[Coded, bytes] | None:
     """A caller's JPEG in symbols without quantising it again, with the header that the receiver must know.
 
     The header is empty if the quality implies it; else `Coded.format.tables` is 1, and whoever registers the header
-    puts its number there. It is brought into one form, so that the pictures of one camera share it.
+    puts its number there. It is brought into one form, so that the images of one camera share it.
 
     None where that cannot be: it is no baseline JPEG of one scan, it has no restart markers, a segment does not fit a
     datagram, all together do not fit `MAX_SYMBOLS`, or it must be turned upright first.
@@ -160,7 +160,7 @@ def reframe(jpeg: bytes, parity: float, room: int) -> tuple[Coded, bytes] | None
     if data is None:
         return None
     n = len(data) + parity_count(len(data), parity)
-    format_ = PictureFormat(
+    format_ = ImageFormat(
         Kind.SEGMENTS, layout.width, layout.height, found.quality, layout.interval, len(data), n,
         tables=int(bool(found.header)),
     )  # fmt: skip
@@ -176,21 +176,21 @@ def opaque(body: bytes, parity: float, room: int) -> Coded | None:
     data = [body[start : start + size] for start in range(0, len(body), size)]
     k = len(data)
     n = k + parity_count(k, parity)
-    format_ = PictureFormat(Kind.OPAQUE, *divmod(len(body), 65536), quality=0, interval=1, k=k, n=n)
+    format_ = ImageFormat(Kind.OPAQUE, *divmod(len(body), 65536), quality=0, interval=1, k=k, n=n)
     return Coded(format_, tuple(data + protect(data, n - k)))
 
 
-def missing(format: PictureFormat, have: Collection[int]) -> tuple[int, ...]:  # noqa: A002
-    """Which fragments to ask for: the fewest that make the picture complete, data symbols first."""
+def missing(format: ImageFormat, have: Collection[int]) -> tuple[int, ...]:  # noqa: A002
+    """Which fragments to ask for: the fewest that make the image complete, data symbols first."""
     wanted = (index for index in range(format.n) if index not in have)
     return tuple(itertools.islice(wanted, max(0, format.k - len(have))))
 
 
-def decode(format: PictureFormat, symbols: Mapping[int, bytes], tables: bytes = b"") -> Arrived:  # noqa: A002
+def decode(format: ImageFormat, symbols: Mapping[int, bytes], tables: bytes = b"") -> Arrived:  # noqa: A002
     """What can be made of the symbols that came.
 
     Args:
-        format: of the picture.
+        format: of the image.
         symbols: by index; what a sender of good will has sent, or anything else of at most `MAX_DATAGRAM` bytes.
         tables: the registered header if `format.tables` is not 0.
 
@@ -202,7 +202,7 @@ def decode(format: PictureFormat, symbols: Mapping[int, bytes], tables: bytes = 
     """
     for index, symbol in symbols.items():
         if not 0 <= index < format.n:
-            raise WireError(f"fragment {index} of a picture of n = {format.n}")
+            raise WireError(f"fragment {index} of an image of n = {format.n}")
         if not 0 < len(symbol) <= MAX_DATAGRAM:
             raise WireError(f"fragment {index} has {len(symbol)} bytes; expected 1 to {MAX_DATAGRAM}")
     if format.kind is Kind.OPAQUE:
@@ -231,14 +231,14 @@ def decode(format: PictureFormat, symbols: Mapping[int, bytes], tables: bytes = 
 
 
 def _intervals(width: int) -> list[int]:
-    """The interval for a picture of this width, then shorter ones for when a segment fills more than a datagram."""
+    """The interval for an image of this width, then shorter ones for when a segment fills more than a datagram."""
     columns = -(-width // 16)
     first = next((interval for interval in INTERVALS if columns % interval == 0), 4)
     shorter = [interval for interval in range(first - 1, 0, -1) if columns % interval == 0]
     return [first, *shorter] if shorter else [first, 1]
 
 
-def _header_of(format_: PictureFormat, tables: bytes) -> tuple[bytes, Layout]:
+def _header_of(format_: ImageFormat, tables: bytes) -> tuple[bytes, Layout]:
     if format_.tables:
         layout = parse_header(tables)
         if (layout.width, layout.height, layout.interval) != (format_.width, format_.height, format_.interval):
@@ -255,7 +255,7 @@ def _header_of(format_: PictureFormat, tables: bytes) -> tuple[bytes, Layout]:
     return header, layout
 
 
-def _decode_opaque(format_: PictureFormat, symbols: Mapping[int, bytes]) -> Complete | Expired:
+def _decode_opaque(format_: ImageFormat, symbols: Mapping[int, bytes]) -> Complete | Expired:
     size = -(-format_.body_bytes // format_.k)
     last = format_.body_bytes - (format_.k - 1) * size
     if last <= 0:
@@ -271,14 +271,14 @@ def _decode_opaque(format_: PictureFormat, symbols: Mapping[int, bytes]) -> Comp
 
 
 def _base_size(width: int, height: int) -> tuple[int, int]:
-    """Width and height of the base picture: the shorter side is `BASE_SIDE`, or the picture's own if that is less."""
+    """Width and height of the base image: the shorter side is `BASE_SIDE`, or the image's own if that is less."""
     shorter = min(width, height)
     side = min(BASE_SIDE, shorter)
     return (width * side + shorter // 2) // shorter, (height * side + shorter // 2) // shorter
 
 
 def _base_body(bgr: Pixels) -> bytes:
-    """The base picture's scan behind its length; nothing if the length does not fit, as of a strip 16 pixels high."""
+    """The base image's scan behind its length; nothing if the length does not fit, as of a strip 16 pixels high."""
     height, width = bgr.shape[:2]
     small: Pixels = cv2.resize(bgr, _base_size(width, height), interpolation=cv2.INTER_AREA)
     (scan,) = compress(small, BASE_QUALITY, 0)
@@ -292,7 +292,7 @@ def _slices(body: bytes, count: int) -> list[bytes]:
 
 
 def _unshared(symbols: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Fragments taken apart into shares of the base picture and symbols."""
+    """Fragments taken apart into shares of the base image and symbols."""
     shares, rest = {}, {}
     size: int | None = None
     for index, fragment in symbols.items():
@@ -307,8 +307,8 @@ def _unshared(symbols: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int,
     return shares, rest
 
 
-def _enlarged_base(format_: PictureFormat, shares: Mapping[int, bytes]) -> list[bytes] | None:
-    """Segments of the base picture, enlarged and coded as the picture is; None if it is damaged."""
+def _enlarged_base(format_: ImageFormat, shares: Mapping[int, bytes]) -> list[bytes] | None:
+    """Segments of the base image, enlarged and coded as the image is; None if it is damaged."""
     pieces = recover(shares, format_.base_k, format_.n)
     body = b"".join(pieces[index] for index in range(format_.base_k))
     length = int.from_bytes(body[: _SHARE.size], "big")

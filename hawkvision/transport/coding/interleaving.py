@@ -1,9 +1,9 @@
 """Restart segments in data symbols, neighbours far apart, and back in their places.
 
-    segments in the picture's order ── disperse: Bayer order, cut into runs ──► k data symbols
+    segments in the image's order ── disperse: Bayer order, cut into runs ──► k data symbols
     segments, None where none came  ◄── gather ───────────────────────────────  some of them
 
-A lost symbol leaves small holes all over the picture, each among segments that came, instead of one large hole.
+A lost symbol leaves small holes all over the image, each among segments that came, instead of one large hole.
 A data symbol knows itself, for one that was recovered has no header of its own:
 
     used length:2  first segment:2  count:1  segment { FFD0 segment }*          (first: in the order of dispersal)
@@ -44,12 +44,12 @@ def interleave(segments: Sequence[bytes], layout: Layout, room: int) -> list[byt
     if bounds is None:
         return None
     while low < high:
-        middle = (low + high) // 2
-        tighter = _boundaries(sums, middle)
+        intermediate = (low + high) // 2
+        tighter = _boundaries(sums, intermediate)
         if tighter is not None and len(tighter) == len(bounds):
-            high, bounds = middle, tighter
+            high, bounds = intermediate, tighter
         else:
-            low = middle + 1
+            low = intermediate + 1
     symbols = []
     for start, stop in itertools.pairwise(bounds):
         run = SEPARATOR.join(units[start:stop])

@@ -77,7 +77,7 @@ STANDARD_CODES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a JPEG's segments lie in its picture.
+    """Where a JPEG's segments lie in its image.
 
     `nothing` is the code of an MCU that changes no DC and has no AC coefficients, as a string of 0s and 1s.
     """
@@ -101,7 +101,7 @@ class Layout:
 
     @property
     def mcus(self) -> int:
-        """MCUs of the picture."""
+        """MCUs of the image."""
         return self.rows * self.columns
 
     @property
@@ -122,7 +122,7 @@ class Layout:
 
 
 def standard_layout(width: int, height: int, interval: int) -> Layout:
-    """Of a picture with the implied header: 4:2:0, so an MCU is 16×16 pixels; four blocks of Y, one of Cb and Cr."""
+    """Of an image with the implied header: 4:2:0, so an MCU is 16×16 pixels; four blocks of Y, one of Cb and Cr."""
     return Layout(width, height, 16, 16, interval, "001010" * 4 + "0000" * 2)
 
 
@@ -139,7 +139,7 @@ def _scaled(table: tuple[int, ...], scale: int) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def standard_header(width: int, height: int, quality: int, interval: int) -> bytes:
-    """Everything before the first segment of a 4:2:0 picture with standard tables: SOI to SOS.
+    """Everything before the first segment of a 4:2:0 image with standard tables: SOI to SOS.
 
     An interval of zero leaves DRI out.
     """
@@ -168,7 +168,7 @@ def assemble(header: bytes, segments: list[bytes]) -> bytes:
 
 
 def compress(bgr: Pixels, quality: int, interval: int) -> list[bytes]:
-    """The segments of a picture (height, width, 3) with the implied header; one of all MCUs if the interval is 0."""
+    """The segments of an image (height, width, 3) with the implied header; one of all MCUs if the interval is 0."""
     done, raster = cv2.imencode(
         ".jpg",
         bgr,

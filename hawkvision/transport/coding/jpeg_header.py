@@ -64,7 +64,7 @@ def cut(body: bytes) -> Cut | None:
 
 
 def parse_header(header: bytes) -> Layout:
-    """The layout of a picture whose header a peer has registered.
+    """The layout of an image whose header a peer has registered.
 
     Raises:
         WireError: unless it is exactly what `cut` makes: SOI to SOS, nothing between that decoding does not need.
@@ -130,7 +130,7 @@ def _read(body: bytes) -> _Read:
             case _ if 0xE0 <= code <= 0xEF or code == 0xFE:
                 continue
             case _:
-                raise WireError(f"JPEG header: marker 0xff{code:02x} has no place in a baseline picture")
+                raise WireError(f"JPEG header: marker 0xff{code:02x} has no place in a baseline image")
         header.kept.append(marker(code, payload))
     raise WireError("JPEG header: it ends before a scan begins")
 

@@ -1,17 +1,17 @@
 """How much quality to give up for parity, from what the link is known to lose.
 
-A picture whose bytes are given can be sent in many fragments of good quality without parity, or in few of low quality
+An image whose bytes are given can be sent in many fragments of good quality without parity, or in few of low quality
 with much. Both lose accuracy: one by holes, the other by coarse steps. How much each loses was measured; how many of n
 fragments a link loses follows from its loss ratio and the length of its lost runs (Gilbert's model of two states, of
 which one loses everything). So the choice is an expectation, and the least one wins:
 
     drop(quality) + Σ over m lost of n, m > n − k:  P(m) · holes(m / n)      + a little if that is not seldom
 
-With a base picture in each fragment's share, holes cost a fraction of what they cost otherwise, but all fragments are
+With a base image in each fragment's share, holes cost a fraction of what they cost otherwise, but all fragments are
 fuller. That pays where losses come in runs or nothing is known of them.
 
-Pictures count as typical ones; quality and parity ratio are used for all. That errs on the safe side for larger
-pictures, which have more fragments and so less chance in what is lost.
+Images count as typical ones; quality and parity ratio are used for all. That errs on the safe side for larger
+images, which have more fragments and so less chance in what is lost.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ FINE: Final = 80
 """From this one on a plan does not ask that a caller's own JPEG be made any smaller."""
 
 PLAIN_FRAGMENTS: Final = 18
-"""Of a picture of 227 to 256 pixels coded at quality 85, the median of 1,360."""
+"""Of an image of 227 to 256 pixels coded at quality 85, the median of 1,360."""
 
 SIZES: Final = (1.31, 0.80, 0.66, 0.47, 0.345, 0.21)
-"""Bytes of a picture of each quality over those at quality 85; same pictures."""
+"""Bytes of an image of each quality over those at quality 85; same images."""
 FINE_SIZE: Final = SIZES[QUALITIES.index(FINE)]
 _DROPS: Final = (0.002, 0.013, 0.02, 0.038, 0.05, 0.14)
-"""Top-1 that each quality costs efficientnet_lite0_int8, ± 0.4 to 1.1 points; paired with the pictures as they came."""
+"""Top-1 that each quality costs efficientnet_lite0_int8, ± 0.4 to 1.1 points; paired with the images as they came."""
 UNKNOWN_SPARE: Final = 1.25
 """Where nobody says what bandwidth is spare: five fragments more, 2 ms at 20 Mbit/s, against a round trip of repair for
-some pictures in a hundred."""
+some images in a hundred."""
 
 MAX_SPARE: Final = 5.0
-"""More parity than five times the picture's bytes helps no link that is worth using."""
+"""More parity than five times the image's bytes helps no link that is worth using."""
 
 _HOLES: Final = ((0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0), (0.0, 0.03, 0.08, 0.155, 0.31, 0.53, 0.74, 0.85))
 """Shares of the data that are lost, and the top-1 that they cost beyond that."""
 _BASED_HOLES: Final = ((0.0, 0.1, 0.25, 0.5, 0.75, 1.0), (0.0, 0.01, 0.025, 0.09, 0.145, 0.24))
-"""The same where holes are filled from a base picture."""
+"""The same where holes are filled from a base image."""
 _BASE: Final = 1.6
-"""A base picture's size in fragments."""
+"""A base image's size in fragments."""
 SELDOM: Final = 0.01
 _OFTEN: Final = 0.015
-"""What it costs if more than `SELDOM` pictures are incomplete: those wait for repair, and one in a hundred is what a
+"""What it costs if more than `SELDOM` images are incomplete: those wait for repair, and one in a hundred is what a
 99th percentile sees. So much top-1 is given to keep to it, but not more."""
 _FRAGMENT: Final = 2e-4
 """What one fragment more must be worth. Keeps parity from growing without use where bandwidth is spare."""
@@ -82,15 +82,15 @@ class LinkState:
 
 
 def choose(state: LinkState, spare_ratio: float | None, plain_fragments: int = PLAIN_FRAGMENTS) -> Plan:
-    """How to send the next picture over this link.
+    """How to send the next image over this link.
 
     Args:
         state: of the link; one that is not known counts as any of a few.
-        spare_ratio: how many times the bytes of the picture at quality 85 fit in the time that the sender may spend;
+        spare_ratio: how many times the bytes of the image at quality 85 fit in the time that the sender may spend;
             None if that is unknown, which counts as `UNKNOWN_SPARE`. Where not even one fits, quality gives way: a
-            coarse picture in time is worth more than a part of a fine one. What does not fit at all is sent at the
+            coarse image in time is worth more than a part of a fine one. What does not fit at all is sent at the
             lowest quality, without parity.
-        plain_fragments: of a picture at quality 85, where the caller knows its pictures.
+        plain_fragments: of an image at quality 85, where the caller knows its images.
     """
     links = ((1.0, state.loss, state.burst),) if state.known else _PRIOR
     ratio = UNKNOWN_SPARE if spare_ratio is None else max(spare_ratio, 0.0)
@@ -131,7 +131,7 @@ def _chosen(links: tuple[tuple[float, float, float], ...], most: int, plain_frag
 
 
 def _candidates(most: int, plain_fragments: int) -> Iterator[_Candidate]:
-    """Everything that a typical picture could be sent as, in at most so many fragments."""
+    """Everything that a typical image could be sent as, in at most so many fragments."""
     for quality, size, drop in zip(QUALITIES, SIZES, _DROPS, strict=True):
         k = max(1, round(plain_fragments * size))
         for n in range(k, most + 1):

@@ -235,8 +235,8 @@ class Bbr(CongestionController):
     def _cycle_is_over(self, now: float, in_flight: float) -> bool:
         full_length = now - self._cycle_at > self._path_rtt_s
         if self._pacing_gain > 1.0:
-            lossy = self._path.loss.estimate.ratio > 0.0
-            return full_length and (lossy or in_flight >= self._bdp(self._pacing_gain))
+            datagram = self._path.loss.estimate.ratio > 0.0
+            return full_length and (datagram or in_flight >= self._bdp(self._pacing_gain))
         if self._pacing_gain < 1.0:
             return full_length or in_flight <= self._bdp(1.0)
         return full_length

@@ -25,9 +25,9 @@ SPREAD: Final = 1.5
 our share of a full link arrive at our share; only what left much faster shows the link itself."""
 FAR_SLOWER: Final = 2.0
 """How many times more slowly than known a train must arrive to be believed before the fate of all of it is known: at a
-tenth of the link's speed that takes as long as ten pictures, and others are planned meanwhile."""
+tenth of the link's speed that takes as long as ten images, and others are planned meanwhile."""
 SAMPLES: Final = 5
-"""Trains whose median is the link's speed: three pictures suffice to learn that it has changed."""
+"""Trains whose median is the link's speed: three images suffice to learn that it has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class _Train:
     @property
     def outstanding(self) -> float:
         """Bytes of which nothing is known yet; what was lost had the mean size."""
-        if self.settled:
+        if self.decided:
             return 0.0
         return max(0.0, self.size - self.received_size - self.lost * self.size / self.count)
 
     @property
-    def settled(self) -> bool:
+    def decided(self) -> bool:
         return self.received + self.lost >= self.count
 
     def receive(self, arrival: Arrival) -> None:
@@ -99,7 +99,7 @@ class _Train:
 
     def arriving(self) -> float | None:
         """Bytes per second of what has arrived so far; None if that is too little, or arrived as slowly as it left."""
-        if self.received < TRAIN_LEAST or self.settled:
+        if self.received < TRAIN_LEAST or self.decided:
             return None
         span = max(max(self.times) - min(self.times), 1e-6)
         if span <= SPREAD * (self.last_of_received - self.first_of_received):
@@ -142,7 +142,7 @@ class PacketTrains:
     def arrived(self, arrival: Arrival) -> None:
         """One of them was received; unknown ones are ignored."""
         train = self._find(arrival.sent_at)
-        if train is not None and not train.settled:
+        if train is not None and not train.decided:
             self.in_flight -= train.outstanding
             train.receive(arrival)
             self.in_flight += train.outstanding
@@ -150,7 +150,7 @@ class PacketTrains:
     def lost(self, sent_at: float) -> None:
         """One of them was lost."""
         train = self._find(sent_at)
-        if train is not None and not train.settled:
+        if train is not None and not train.decided:
             self.in_flight -= train.outstanding
             train.lost += 1
             self.in_flight += train.outstanding
@@ -166,7 +166,7 @@ class PacketTrains:
         """Learn from the oldest trains whose fate is known, and forget what is older than `give_up_s`."""
         done = 0
         for train in self._trains:
-            if not train.settled and train.last_sent > now - give_up_s:
+            if not train.decided and train.last_sent > now - give_up_s:
                 break
             done += 1
             found = train.speed()
@@ -195,8 +195,8 @@ class PacketTrains:
     def _find(self, sent_at: float) -> _Train | None:
         """The train that was leaving at `sent_at`. Of two that meet in one instant, the unsettled earlier one."""
         at = bisect_right(self._starts, sent_at) - 1
-        while at > 0 and self._trains[at].settled and self._trains[at - 1].last_sent >= sent_at:
+        while at > 0 and self._trains[at].decided and self._trains[at - 1].last_sent >= sent_at:
             at -= 1
-        while at > 0 and self._trains[at - 1].last_sent >= sent_at and not self._trains[at - 1].settled:
+        while at > 0 and self._trains[at - 1].last_sent >= sent_at and not self._trains[at - 1].decided:
             at -= 1
         return self._trains[at] if at >= 0 and sent_at <= self._trains[at].last_sent else None

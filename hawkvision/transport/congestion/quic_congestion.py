@@ -14,7 +14,7 @@ packets fill the window until they are found lost. Loss while the round trip has
 congestion: the rate is cut to 0.7, once per round trip (CUBIC's factor, RFC 9438).
 
 Beside TCP that fills a deep queue this yields down to the initial window per round trip (RFC 9002 §7.2), which is
-enough for what it carries; pictures go by `rate_control`, which holds its ground.
+enough for what it carries; images go by `rate_control`, which holds its ground.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Departure:
     """Whether there was less to send than the window allowed."""
 
 
-class PicturesCongestionControl(QuicCongestionControl):
+class ImagesCongestionControl(QuicCongestionControl):
     """A window driven by delivered bytes and the growth of the round trip; times are aioquic's `now`, in seconds."""
 
     def __init__(self, *, max_datagram_size: int) -> None:
@@ -188,4 +188,4 @@ def _key(packet: QuicSentPacket) -> tuple[object, int]:
     return packet.epoch, packet.packet_number
 
 
-register_congestion_control(ALGORITHM, PicturesCongestionControl)
+register_congestion_control(ALGORITHM, ImagesCongestionControl)

@@ -1,4 +1,4 @@
-"""The client of the lossy transport: one socket per path, and `ask`, which sends a picture and awaits its answer.
+"""The client of the datagram transport: one socket per path, and `ask`, which sends an image and awaits its answer.
 
     ask ─► Sender ─► sealed datagrams ───┬─► one socket per path ◄─► server
            ClientProtocol ─► QuicWay ────┘   (QUIC: over one whose path lives)
@@ -103,8 +103,8 @@ class PathEstimates:
         return self.sender.queued_bytes
 
 
-class LossyClient(PathEstimates):
-    """A connection to a `LossyServer`. Made by `connect`; of no use once `lost` is set."""
+class DatagramClient(PathEstimates):
+    """A connection to a `DatagramListener`. Made by `connect`; of no use once `lost` is set."""
 
     def __init__(self, congestion: CongestionFactory = LossTolerant) -> None:
         self._congestion = congestion
@@ -137,7 +137,7 @@ class LossyClient(PathEstimates):
         api_key: str | None = None,
         congestion: CongestionFactory = LossTolerant,
         timeout_s: float = 5.0,
-    ) -> LossyClient:
+    ) -> DatagramClient:
         """Connect over the first route and open a session that uses all of them.
 
         Args:
@@ -217,12 +217,12 @@ class LossyClient(PathEstimates):
         on_interim: Callable[[bytes], None] = ignore_interim,
         late_s: float = 0.0,
     ) -> tuple[Status, bytes]:
-        """Send a picture, and wait for its answer.
+        """Send an image, and wait for its answer.
 
         Args:
             template: the request; equal ones are sent once per connection.
-            coded: the picture; its `format.tables` must be what `tables_number` gave, where it has tables.
-            meta: what belongs to this picture alone, at most `MAX_META` bytes.
+            coded: the image; its `format.tables` must be what `tables_number` gave, where it has tables.
+            meta: what belongs to this image alone, at most `MAX_META` bytes.
             deadline_s: from now; what would arrive later is not sent.
             timeout_s: how long to wait at most.
             on_interim: called with what the server says before the answer, if it does.
@@ -269,7 +269,7 @@ class LossyClient(PathEstimates):
             raise Exhausted("more kinds of requests than one connection carries")
         return number
 
-    async def settled(self) -> None:
+    async def decided(self) -> None:
         """Return when nobody waits for an answer."""
         await self._pending.all_ended()
 
@@ -314,9 +314,9 @@ class LossyClient(PathEstimates):
             case Welcome():
                 if not self._ready.done():
                     self._ready.set_result(message)
-            case StreamAnswer(picture, status, body):
+            case StreamAnswer(image, status, body):
                 if self._sender is not None:
-                    self._sender.answer(picture, status, body)
+                    self._sender.answer(image, status, body)
                     self._pending.deliver(self._sender)
             case _:
                 raise WireError(f"a {type(message).__name__} message is out of place here")

@@ -21,7 +21,7 @@ REORDERING: Final = 8
 """Datagrams that may overtake one before it counts as lost. QUIC takes 3; jitter on radio links reorders more, and a
 loss found too early costs a repair that nobody needed."""
 REPORT_AFTER: Final = 16
-"""Datagrams after which a report is sent at once: one per picture or so."""
+"""Datagrams after which a report is sent at once: one per image or so."""
 REPORT_DELAY_S: Final = 0.008
 """How long a report waits for more to report of. It delays loss detection by as much."""
 REPORT_REACH: Final = 64
@@ -33,7 +33,7 @@ DEAD_AFTER_LEAST_S: Final = 0.05
 """Of silence; the least covers the report delay and a busy peer."""
 SILENT_TIMEOUTS: Final = 2.5
 """After which datagrams count as lost though nothing has been heard since they left. A crowded radio's round trip grows
-from 10 to 90 ms within one; resent after a single timeout of 46 ms, a picture would take its 4 Mbit/s twice."""
+from 10 to 90 ms within one; resent after a single timeout of 46 ms, an image would take its 4 Mbit/s twice."""
 BEHIND_RTTS: Final = 2.0
 """And two reports' delays, after which a link may have become slow. Its variation does not count: that grows first, and
 would hide it."""

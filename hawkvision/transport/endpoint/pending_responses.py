@@ -62,7 +62,7 @@ class PendingResponses:
         """Pass on what a sender has received."""
         while sender.interims:
             interim = sender.interims.popleft()
-            pending = self._pending.get(interim.picture)
+            pending = self._pending.get(interim.image)
             if pending is not None:
                 try:
                     pending.on_interim(interim.body)
@@ -70,7 +70,7 @@ class PendingResponses:
                     log.exception("an interim response could not be handled")
         while sender.answered:
             answer = sender.answered.popleft()
-            pending = self._pending.pop(answer.picture, None)
+            pending = self._pending.pop(answer.image, None)
             if pending is not None and not pending.future.done():
                 try:
                     pending.future.set_result((Status(answer.status), answer.body))

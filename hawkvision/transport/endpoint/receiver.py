@@ -1,13 +1,13 @@
-"""The receiving end: fragments in, pictures and what is missing of them out. Sans-I/O.
+"""The receiving end: fragments in, images and what is missing of them out. Sans-I/O.
 
     first fragment ─► assembling ─┬─ k fragments ──────────────────────────────────────► final event (Complete)
                                   ├─ last one is overdue ─► NACK, if a repair fits ─► provisional event (Partial), then
                                   └─ no repair fits, or the deadline nears ────────────► final event (Partial, Expired)
 
-An answer ends a picture, whatever still arrives of it; `response_delivery.py` brings it to the peer.
+An answer ends an image, whatever still arrives of it; `response_delivery.py` brings it to the peer.
 
-Bounds: `MAX_ASSEMBLING` pictures and `MAX_SESSION_BYTES` per session, a `Budget` of bytes for all sessions together.
-A picture beyond them is answered with `Status.OVERLOADED`, never dropped in silence.
+Bounds: `MAX_ASSEMBLING` images and `MAX_SESSION_BYTES` per session, a `Budget` of bytes for all sessions together.
+An image beyond them is answered with `Status.OVERLOADED`, never dropped in silence.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.response_delivery import MAX_ANSWER_BYTES, Interims, Part, ResponseDelivery
 from hawkvision.transport.protocol.addresses import Address
 from hawkvision.transport.protocol.frames import Cancel, Fragment, Frame, Nack, encode
-from hawkvision.transport.protocol.image_format import Kind, PictureFormat
+from hawkvision.transport.protocol.image_format import ImageFormat, Kind
 from hawkvision.transport.protocol.packet_protection import Header
 from hawkvision.transport.protocol.wire import Drop, WireError
 
 MAX_ASSEMBLING: Final = 32
 MAX_SESSION_BYTES: Final = 4 * 1024 * 1024
-"""Of fragments: 32 pictures of 128 KB."""
+"""Of fragments: 32 images of 128 KB."""
 MAX_TEMPLATES: Final = 256
 MAX_REGISTERED_BYTES: Final = 256 * 1024
 """Of a session's templates and JPEG headers: 255 headers of 0.6 KB, as cameras that optimise their tables send, fit."""
 LEAST_SHARE: Final = 0.1
 EARLY_SHARE: Final = 0.5
-"""Of a picture's k fragments, so many are looked at in the end, or while others are on their way, if they do not hold
-a whole picture in coarse. Of fewer an answer is a guess, and decoding takes up to 20 ms, for which a peer should have
+"""Of an image's k fragments, so many are looked at in the end, or while others are on their way, if they do not hold
+a whole image in coarse. Of fewer an answer is a guess, and decoding takes up to 20 ms, for which a peer should have
 to send more than one datagram."""
-TOO_LITTLE: Final = "too little of the picture arrived before its deadline"
+TOO_LITTLE: Final = "too little of the image arrived before its deadline"
 MAX_NACKS: Final = 4
 """Rounds of asking for what is missing, each only if its repair would still come in time."""
 REPAIR_GROWTH: Final = 1.5
 """Of the wait for what was asked for, from round to round."""
 UNTOLD_S: Final = 0.5
-"""How long a picture waits for what is asked of it, if that is later than its deadline: a lost message of the control
+"""How long an image waits for what is asked of it, if that is later than its deadline: a lost message of the control
 stream is told again after QUIC's probe timeout."""
 ABANDONED_S: Final = 10.0
-"""Without a deadline and without news a picture is given up."""
+"""Without a deadline and without news an image is given up."""
 GUARD_LEAST_S: Final = 0.004
 GUARD_MOST_S: Final = 0.03
 """How long after the expected last fragment the receiver waits for those that were overtaken."""
@@ -79,7 +79,7 @@ class Budget:
     limit: int
     used: int = 0
     refused: Counter[Status] = field(default_factory=Counter)
-    """Pictures of all sessions that were never handed over, by why."""
+    """Images of all sessions that were never handed over, by why."""
 
     def take(self, size: int) -> bool:
         """Take so much, if it is there."""
@@ -91,23 +91,23 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveTimeouts:
-    """How long pictures with a deadline are let come in."""
+    """How long images with a deadline are let come in."""
 
     reserve_s: float = 0.01
-    """A picture must be handed over so long before its deadline to be answered in time."""
+    """An image must be handed over so long before its deadline to be answered in time."""
     grace_s: float = 0.0
     """So long it is let come in at least, however soon its deadline is."""
     hold_s: float = 0.0
     """And so much longer one of whose parts nothing can be made: whoever wants a late answer has it sooner than by
-    sending another picture."""
+    sending another image."""
 
 
 STRICT: Final = ReceiveTimeouts()
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """What came of a picture."""
+class Image:
+    """What came of an image."""
 
     number: int
     template: bytes
@@ -123,7 +123,7 @@ class Picture:
 
 @dataclass(slots=True)
 class _Assembly:
-    format: PictureFormat
+    format: ImageFormat
     template: int
     meta: bytes
     started: float
@@ -139,11 +139,11 @@ class _Assembly:
 
 
 class Receiver:
-    """Assembles the pictures of one session, and passes their answers on."""
+    """Assembles the images of one session, and passes their answers on."""
 
     def __init__(self, channel: Channel[Part], budget: Budget) -> None:
         self.channel = channel
-        self.events: deque[Picture] = deque()
+        self.events: deque[Image] = deque()
         self.cancelled: deque[int] = deque(maxlen=MAX_ASSEMBLING)
         self.timeouts = STRICT
         self._responses = ResponseDelivery(channel)
@@ -156,7 +156,7 @@ class Receiver:
         self._registered_bytes = 0
 
     def register_template(self, number: int, request: bytes) -> None:
-        """What pictures with this template ask; a number is given once.
+        """What images with this template ask; a number is given once.
 
         Raises:
             WireError: if the number was given before, or there are too many bytes; the connection must end.
@@ -165,7 +165,7 @@ class Receiver:
         self._release_waiting(template=number)
 
     def register_tables(self, number: int, header: bytes) -> None:
-        """A JPEG header that pictures refer to.
+        """A JPEG header that images refer to.
 
         Raises:
             WireError: as `register_template`.
@@ -192,7 +192,7 @@ class Receiver:
         return True
 
     def answer(self, number: int, status: Status, body: bytes, now: float) -> None:
-        """Answer a picture, once; what is still missing of it is not wanted any more."""
+        """Answer an image, once; what is still missing of it is not wanted any more."""
         if self._responses.knows(number):
             return
         self._forget(number)
@@ -201,7 +201,7 @@ class Receiver:
         self._responses.answer(number, status, body, now)
 
     def interim(self, number: int, body: bytes, now: float) -> None:
-        """Say what is known of a picture that was handed over, before its answer; a later one takes its place.
+        """Say what is known of an image that was handed over, before its answer; a later one takes its place.
 
         Nothing is said that does not fit into one datagram, nor after the answer: whoever listens must do without.
         """
@@ -227,9 +227,9 @@ class Receiver:
         return min(times)
 
     @property
-    def settled(self) -> bool:
-        """Whether no picture is under way, and the peer has every answer."""
-        return not self._assembling and self._responses.settled
+    def decided(self) -> bool:
+        """Whether no image is under way, and the peer has every answer."""
+        return not self._assembling and self._responses.decided
 
     def close(self) -> None:
         """Give back what the session holds."""
@@ -253,14 +253,14 @@ class Receiver:
                 pass  # authentic, but of no use at this end
 
     def _take_fragment(self, fragment: Fragment, now: float) -> None:
-        number = fragment.picture
+        number = fragment.image
         if self._responses.knows(number):
             self._responses.on_repeated_fragment(number, now)
             return
         assembly = self._assembling.get(number)
         if assembly is None:
             if len(self._assembling) >= MAX_ASSEMBLING:
-                self._refuse(number, Status.OVERLOADED, "too many unfinished pictures on this connection", now)
+                self._refuse(number, Status.OVERLOADED, "too many unfinished images on this connection", now)
                 return
             deadline = None
             if fragment.left_ms:
@@ -276,7 +276,7 @@ class Receiver:
             return
         size = len(fragment.symbol)
         if self._bytes + size > MAX_SESSION_BYTES or not self._budget.take(size):
-            self._refuse(number, Status.OVERLOADED, "this end holds as many unfinished pictures as it may", now)
+            self._refuse(number, Status.OVERLOADED, "this end holds as many unfinished images as it may", now)
             return
         self._bytes += size
         assembly.size += size
@@ -295,7 +295,7 @@ class Receiver:
         return min(overdue, self._latest(assembly))
 
     def _latest(self, assembly: _Assembly) -> float:
-        """When a picture with a deadline is handed over, however little there is of it."""
+        """When an image with a deadline is handed over, however little there is of it."""
         if assembly.deadline is None:
             return math.inf
         timeouts = self.timeouts
@@ -303,7 +303,7 @@ class Receiver:
         return latest + timeouts.hold_s if assembly.format.kind is Kind.OPAQUE else latest
 
     def _check(self, number: int, assembly: _Assembly, now: float) -> Iterator[tuple[int, bytes]]:
-        """The last fragment is there or overdue: hand the picture over, or ask for what is missing."""
+        """The last fragment is there or overdue: hand the image over, or ask for what is missing."""
         assembly.check_at = math.inf
         if assembly.template not in self._templates or (
             assembly.format.tables and assembly.format.tables not in self._tables
@@ -363,7 +363,7 @@ class Receiver:
             assembly.done = True
             self._release_bytes(assembly)
         self.events.append(
-            Picture(
+            Image(
                 number, self._templates[assembly.template], assembly.meta, arrived, assembly.started,
                 assembly.deadline, final,
             )

@@ -7,7 +7,7 @@
 There are as many copies as the measured loss asks for, and if more than one, another after a burst of loss. The waits
 grow. Interims go out in as many copies, and never again.
 
-Bounds: `MAX_ANSWERS` answers, of which the oldest is left to the stream, and `REMEMBERED` numbers of pictures.
+Bounds: `MAX_ANSWERS` answers, of which the oldest is left to the stream, and `REMEMBERED` numbers of images.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MAX_ANSWER_BYTES: Final = ANSWER_ROOM * MAX_ANSWER_PARTS
 MAX_ANSWERS: Final = 128
 """Answers kept until the peer has them."""
 REMEMBERED: Final = 4096
-"""Pictures that are known to be over, so that what comes late of them starts nothing anew: over a minute at 50/s."""
+"""Images that are known to be over, so that what comes late of them starts nothing anew: over a minute at 50/s."""
 MAX_INTERIMS: Final = 256
-"""Of one picture: as many as have numbers."""
+"""Of one image: as many as have numbers."""
 MAX_COPIES: Final = 4
 """Beside the last one: enough up to a loss of 27 %."""
 MISSED_ANSWERS: Final = 0.005
@@ -59,15 +59,15 @@ CROSSED_S: Final = 0.03
 class Part:
     """Which part of an answer a datagram held."""
 
-    picture: int
+    image: int
     part: int
 
 
 @dataclass(slots=True)
 class Interims:
-    """What is said of one picture before its answer; whoever holds the picture holds this, and drops both together."""
+    """What is said of one image before its answer; whoever holds the image holds this, and drops both together."""
 
-    picture: int
+    image: int
     count: int = 0
     latest: bytes = b""
     copies: list[float] = field(default_factory=list)
@@ -93,22 +93,22 @@ class _Answer:
 
 
 class ResponseDelivery:
-    """Answers the pictures of one session."""
+    """Answers the images of one session."""
 
     def __init__(self, channel: Channel[Part]) -> None:
         self.unconfirmed: deque[tuple[int, int, bytes]] = deque(maxlen=MAX_ANSWERS)
-        """Answers (picture, status, body) that no report confirmed: for the stream, which is reliable."""
+        """Answers (image, status, body) that no report confirmed: for the stream, which is reliable."""
         self._channel = channel
         self._answers: OrderedDict[int, _Answer] = OrderedDict()
         self._finished: OrderedDict[int, None] = OrderedDict()
 
     def knows(self, number: int) -> bool:
-        """Whether a picture has its answer, or needs none any more."""
+        """Whether an image has its answer, or needs none any more."""
         return number in self._answers or number in self._finished
 
     def answer(self, number: int, status: int, body: bytes, now: float) -> None:
-        """Answer a picture that is not known yet, in at most `MAX_ANSWER_BYTES`."""
-        assert not self.knows(number), "a picture is answered once"
+        """Answer an image that is not known yet, in at most `MAX_ANSWER_BYTES`."""
+        assert not self.knows(number), "an image is answered once"
         pieces = [body[at : at + ANSWER_ROOM] for at in range(0, len(body), ANSWER_ROOM)] or [b""]
         parts = [encode(AnswerPart(number, status, part, len(pieces), piece)) for part, piece in enumerate(pieces)]
         self._answers[number] = _Answer(parts, status, body, now, copies=self._spaced(now))
@@ -119,16 +119,16 @@ class ResponseDelivery:
             self.finish(oldest)
 
     def send_interim(self, interims: Interims, body: bytes, now: float) -> None:
-        """Say this of a picture from now on, unless it is too long for a datagram or no number is left."""
+        """Say this of an image from now on, unless it is too long for a datagram or no number is left."""
         if len(body) > INTERIM_ROOM or interims.count >= MAX_INTERIMS:
             return
-        interims.latest = encode(Interim(interims.picture, interims.count, body))
+        interims.latest = encode(Interim(interims.image, interims.count, body))
         interims.count += 1
         interims.sent = 0
         interims.copies = self._spaced(now)
 
     def on_repeated_fragment(self, number: int, now: float) -> None:
-        """A fragment came of a picture that is known: its sender waited in vain, unless it crossed the answer."""
+        """A fragment came of an image that is known: its sender waited in vain, unless it crossed the answer."""
         answer = self._answers.get(number)
         if answer is None:
             return
@@ -146,11 +146,11 @@ class ResponseDelivery:
     def on_reports(self) -> None:
         """End the answers that the peer has, as the channel's reports tell."""
         for place in self._channel.delivered:
-            answer = self._answers.get(place.picture)
+            answer = self._answers.get(place.image)
             if answer is not None:
                 answer.reported.add(place.part)
                 if len(answer.reported) == len(answer.parts):
-                    self.finish(place.picture)
+                    self.finish(place.image)
         self._channel.delivered.clear()
         self._channel.lost.clear()  # answers are repeated by their own timer
 
@@ -160,7 +160,7 @@ class ResponseDelivery:
             yield from self._send(number, answer, now)
 
     def poll_interims(self, interims: Interims, now: float) -> Iterator[tuple[int, bytes]]:
-        """Likewise, of what is said of a picture."""
+        """Likewise, of what is said of an image."""
         while interims.copies and interims.copies[0] <= now:
             interims.copies.pop(0)
             paths = self._channel.two_best(now)
@@ -173,7 +173,7 @@ class ResponseDelivery:
         return min((min(answer.copies, default=answer.again_at) for answer in self._answers.values()), default=math.inf)
 
     @property
-    def settled(self) -> bool:
+    def decided(self) -> bool:
         """Whether the peer has every answer."""
         return not self._answers
 

@@ -1,11 +1,11 @@
-"""The sending end: pictures out as fragments, answers in. Sans-I/O.
+"""The sending end: images out as fragments, answers in. Sans-I/O.
 
     submit ─► queue of fragments ─► paths, each at its own rate ─► … ─► answer parts ─► `Answered`
                     ▲                                     │
                     └── repair: the receiver's NACK, or reports that leave fewer than k fragments alive
 
 A fragment goes out on whichever living path may send first, so a second path doubles the rate and a dead one is
-drained. Losses are not repaired one by one: parity covers them. Only when fewer than k of a picture's fragments are
+drained. Losses are not repaired one by one: parity covers them. Only when fewer than k of an image's fragments are
 delivered or still on their way, as many as are needed go out again, at growing intervals and `MAX_ROUNDS` times at
 most. Fragments that would arrive after their deadline are not sent at all.
 """
@@ -39,10 +39,10 @@ from hawkvision.transport.protocol.frames import (
 from hawkvision.transport.protocol.packet_protection import Header
 from hawkvision.transport.protocol.wire import MAX_DATAGRAM, OVERHEAD, WireError
 
-MAX_PICTURES: Final = 64
-"""Unanswered pictures of one session."""
+MAX_IMAGES: Final = 64
+"""Unanswered images of one session."""
 MAX_ROUNDS: Final = 12
-"""Repairs of one picture. Every other interval is twice as long, so that they go on for 126 timeouts: 9 s at a round
+"""Repairs of one image. Every other interval is twice as long, so that they go on for 126 timeouts: 9 s at a round
 trip of 40 ms, about as long as the receiver waits."""
 MAX_RESENDS: Final = MAX_ROUNDS
 """Times that a fragment is sent again at most, whoever asks for it. Fewer were used up within an outage of a second."""
@@ -57,18 +57,18 @@ PARITY_SPREAD_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to a picture: a status number of `WIRE.md` §6, and its body."""
+    """The answer to an image: a status number of `WIRE.md` §6, and its body."""
 
-    picture: int
+    image: int
     status: int
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class InterimReceived:
-    """What was said of a picture whose answer is still to come."""
+    """What was said of an image whose answer is still to come."""
 
-    picture: int
+    image: int
     body: bytes
 
 
@@ -76,7 +76,7 @@ class InterimReceived:
 class _FragmentId:
     """Which fragment a datagram held."""
 
-    picture: int
+    image: int
     index: int
 
 
@@ -90,7 +90,7 @@ class _Fragment:
 
 
 @dataclass(slots=True)
-class _Picture:
+class _Image:
     number: int
     template: int
     coded: Coded
@@ -124,16 +124,16 @@ class _Queued(NamedTuple):
 
 
 class Sender:
-    """Sends pictures over a channel. Events are taken from `interims` and `answered`."""
+    """Sends images over a channel. Events are taken from `interims` and `answered`."""
 
     def __init__(self, channel: Channel[_FragmentId]) -> None:
         self.channel = channel
         self.answered: deque[Answered] = deque()
-        self.interims: deque[InterimReceived] = deque(maxlen=MAX_PICTURES)
+        self.interims: deque[InterimReceived] = deque(maxlen=MAX_IMAGES)
         """Where nobody takes them, later ones are worth more than earlier ones."""
-        self._pictures: dict[int, _Picture] = {}
+        self._images: dict[int, _Image] = {}
         self._queue: list[_Queued] = []  # a heap; each fragment is in it once at most
-        self._cancels: deque[int] = deque(maxlen=MAX_PICTURES)
+        self._cancels: deque[int] = deque(maxlen=MAX_IMAGES)
         self._next = 0
         self._order = 0
         self._used: Counter[int] = Counter()
@@ -142,8 +142,8 @@ class Sender:
 
     @property
     def full(self) -> bool:
-        """Whether another picture must wait for an answer to an earlier one."""
-        return len(self._pictures) >= MAX_PICTURES
+        """Whether another image must wait for an answer to an earlier one."""
+        return len(self._images) >= MAX_IMAGES
 
     def loss(self, now: float) -> LossEstimate:
         """The worst of the living paths' estimates: fragments are spread over all of them."""
@@ -158,7 +158,7 @@ class Sender:
     @property
     def queued_bytes(self) -> int:
         """What has not left yet."""
-        return sum(picture.queued_bytes for picture in self._pictures.values())
+        return sum(image.queued_bytes for image in self._images.values())
 
     def ping(self, now: float) -> None:
         """Ask for a report on every path: its round trip becomes known, and the receiver learns its address."""
@@ -174,7 +174,7 @@ class Sender:
         now: float,
         late_s: float = 0.0,
     ) -> int:
-        """Queue a picture, and return its number.
+        """Queue an image, and return its number.
 
         It is sent until its deadline, or `late_s` longer where its answer is still wanted then.
 
@@ -189,18 +189,18 @@ class Sender:
         number = self._next
         self._next = (number + 1) & 0xFFFFFFFF
         expires = math.inf if deadline is None else deadline.at + late_s
-        picture = _Picture(number, template, coded, meta, deadline, expires, [_Fragment() for _ in coded.symbols])
-        self._pictures[number] = picture
+        image = _Image(number, template, coded, meta, deadline, expires, [_Fragment() for _ in coded.symbols])
+        self._images[number] = image
         k, n = coded.format.k, coded.format.n
         spread = PARITY_SPREAD_S if self.loss(now).known and self.loss(now).burst > BURSTY else 0.0
         for index in range(n):
             wait = spread * max(0, index + 1 - k) / max(1, n - k)
-            self._put(picture, index, now + wait)
+            self._put(image, index, now + wait)
         return number
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for this picture any more."""
-        if self._pictures.pop(number, None) is not None:
+        """Nobody waits for this image any more."""
+        if self._images.pop(number, None) is not None:
             self._cancels.append(number)
 
     def receive(self, header: Header, datagram: bytes, now: float) -> bool:
@@ -215,7 +215,7 @@ class Sender:
 
     def answer(self, number: int, status: int, body: bytes) -> None:
         """An answer that came another way; the first one counts."""
-        if self._pictures.pop(number, None) is not None:
+        if self._images.pop(number, None) is not None:
             self.answered.append(Answered(number, status, body))
 
     def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
@@ -228,31 +228,31 @@ class Sender:
             yield path.number, self.channel.send(path, encode(Cancel(self._cancels.popleft())), now)
         while self._queue and self._queue[0].not_before <= now:
             entry = self._queue[0]
-            picture = self._pictures.get(entry.number)
-            if picture is None or picture.expires <= now:
+            image = self._images.get(entry.number)
+            if image is None or image.expires <= now:
                 heapq.heappop(self._queue)
-                if picture is not None:
-                    self._dequeued(picture, entry.fragment)
+                if image is not None:
+                    self._dequeued(image, entry.fragment)
                 continue
             path, when = self._first_free(now)
             if when > now:
                 return
             heapq.heappop(self._queue)
-            self._dequeued(picture, entry.fragment)
-            yield path.number, self._send(path, picture, entry.fragment, now)
+            self._dequeued(image, entry.fragment)
+            yield path.number, self._send(path, image, entry.fragment, now)
 
     def next_timer(self, now: float) -> float:
         """When `poll` has something to do again; +∞ for never."""
         times = list(self.channel.timers(now))
         if self._queue:
             times.append(max(self._queue[0].not_before, self._first_free(now)[1]))
-        times.extend(p.repair_at for p in self._pictures.values() if p.repair_at > now and p.alive < p.coded.format.k)
+        times.extend(p.repair_at for p in self._images.values() if p.repair_at > now and p.alive < p.coded.format.k)
         return min(times, default=math.inf)
 
     def _first_free(self, now: float) -> tuple[Path[_FragmentId], float]:
         """The living path that may send a whole datagram first; of several the one that was used longest ago.
 
-        So a picture is spread over all paths, half of it outlives either of two, and each is known when it is needed.
+        So an image is spread over all paths, half of it outlives either of two, and each is known when it is needed.
         """
         usable = self.channel.usable(now)
         if len(usable) == 1:
@@ -263,117 +263,117 @@ class Sender:
             key=lambda pair: (pair[1], (pair[0].rate.rtt_s or 0.0) > near, self._used[pair[0].number]),
         )
 
-    def _put(self, picture: _Picture, index: int, not_before: float) -> None:
-        fragment = picture.fragments[index]
+    def _put(self, image: _Image, index: int, not_before: float) -> None:
+        fragment = image.fragments[index]
         if fragment.queued or fragment.sent > MAX_RESENDS:
             return
         fragment.queued = True
-        picture.queued_bytes += len(picture.coded.symbols[index]) + OVERHEAD
-        picture.last_at = max(picture.last_at, not_before)
+        image.queued_bytes += len(image.coded.symbols[index]) + OVERHEAD
+        image.last_at = max(image.last_at, not_before)
         self._order += 1
-        heapq.heappush(self._queue, _Queued(not_before, self._order, picture.number, index))
+        heapq.heappush(self._queue, _Queued(not_before, self._order, image.number, index))
 
     @staticmethod
-    def _dequeued(picture: _Picture, index: int) -> None:
-        picture.fragments[index].queued = False
-        picture.queued_bytes -= len(picture.coded.symbols[index]) + OVERHEAD
+    def _dequeued(image: _Image, index: int) -> None:
+        image.fragments[index].queued = False
+        image.queued_bytes -= len(image.coded.symbols[index]) + OVERHEAD
 
-    def _send(self, path: Path[_FragmentId], picture: _Picture, index: int, now: float) -> bytes:
-        fragment, coded = picture.fragments[index], picture.coded
+    def _send(self, path: Path[_FragmentId], image: _Image, index: int, now: float) -> bytes:
+        fragment, coded = image.fragments[index], image.coded
         self._count += 1
         self._used[path.number] = self._count
         fragment.flying += 1
         fragment.sent += 1
         fragment.sent_at = now
-        rest_s = max(self.spare_s(picture.queued_bytes, now), picture.last_at - now)
-        left = 0 if picture.deadline is None else max(1, round(picture.deadline.remaining_ms(now)))
+        rest_s = max(self.spare_s(image.queued_bytes, now), image.last_at - now)
+        left = 0 if image.deadline is None else max(1, round(image.deadline.remaining_ms(now)))
         frame = Fragment(
-            picture.number, picture.template, coded.format, index, left, round(rest_s * 1e3), picture.meta,
+            image.number, image.template, coded.format, index, left, round(rest_s * 1e3), image.meta,
             coded.symbols[index],
         )  # fmt: skip
-        return self.channel.send(path, encode(frame), now, _FragmentId(picture.number, index))
+        return self.channel.send(path, encode(frame), now, _FragmentId(image.number, index))
 
     def _take(self, frame: Frame, now: float) -> None:
         match frame:
             case AnswerPart():
                 self._take_part(frame, now)
             case Interim(number, count, body):
-                picture = self._pictures.get(number)
-                if picture is not None and count > picture.heard:
-                    picture.heard = count
+                image = self._images.get(number)
+                if image is not None and count > image.heard:
+                    image.heard = count
                     self.interims.append(InterimReceived(number, body))
             case Nack(number, asked):
-                picture = self._pictures.get(number)
-                if picture is None:
+                image = self._images.get(number)
+                if image is None:
                     return
                 for index in asked:
-                    if index < picture.coded.format.n:
-                        self._again(picture, index, now)
-                self._put_idle(picture, self._with_losses(len(asked), now) - len(asked), now)
+                    if index < image.coded.format.n:
+                        self._again(image, index, now)
+                self._put_idle(image, self._with_losses(len(asked), now) - len(asked), now)
             case _:
                 pass  # authentic, but of no use at this end
 
     def _take_part(self, part: AnswerPart, now: float) -> None:
-        picture = self._pictures.get(part.picture)
-        if picture is None:
+        image = self._images.get(part.image)
+        if image is None:
             return  # a copy, or cancelled
-        first = next(iter(picture.parts.values()), part)
+        first = next(iter(image.parts.values()), part)
         if (first.status, first.parts) != (part.status, part.parts):
             return
-        picture.parts[part.part] = part
-        if len(picture.parts) == part.parts:
-            body = b"".join(picture.parts[number].body for number in range(part.parts))
-            self.answer(part.picture, part.status, body)
+        image.parts[part.part] = part
+        if len(image.parts) == part.parts:
+            body = b"".join(image.parts[number].body for number in range(part.parts))
+            self.answer(part.image, part.status, body)
             for path in self.channel.paths.values():
                 if path.report_at is not None:
                     path.report_at = now  # so that the receiver stops repeating it
 
-    def _again(self, picture: _Picture, index: int, now: float) -> None:
+    def _again(self, image: _Image, index: int, now: float) -> None:
         """Send a fragment once more, unless that just happened."""
         rtt = max((path.rate.rtt_s or 0.0 for path in self.channel.usable(now)), default=0.0)
-        if now - picture.fragments[index].sent_at >= 0.9 * rtt:
-            picture.fragments[index].delivered = False
-            self._put(picture, index, now)
+        if now - image.fragments[index].sent_at >= 0.9 * rtt:
+            image.fragments[index].delivered = False
+            self._put(image, index, now)
 
     def _apply_reports(self, now: float) -> None:
         """Draw the consequences of what reports and timeouts said."""
         touched: set[int] = set()
         for places, delivered in ((self.channel.delivered, True), (self.channel.lost, False)):
             for place in places:
-                picture = self._pictures.get(place.picture)
-                if picture is None:
+                image = self._images.get(place.image)
+                if image is None:
                     continue
-                fragment = picture.fragments[place.index]
+                fragment = image.fragments[place.index]
                 fragment.flying = max(0, fragment.flying - 1)
                 fragment.delivered = fragment.delivered or delivered
-                touched.add(place.picture)
+                touched.add(place.image)
             places.clear()
-        for number, picture in self._pictures.items():
-            if number in touched or picture.repair_at <= now:
-                self._repair(picture, now)
+        for number, image in self._images.items():
+            if number in touched or image.repair_at <= now:
+                self._repair(image, now)
 
-    def _repair(self, picture: _Picture, now: float) -> None:
-        """If the receiver cannot complete the picture with what is on its way, send what it needs."""
-        short = picture.coded.format.k - picture.alive
-        if short <= 0 or picture.rounds >= MAX_ROUNDS or now < picture.repair_at:
+    def _repair(self, image: _Image, now: float) -> None:
+        """If the receiver cannot complete the image with what is on its way, send what it needs."""
+        short = image.coded.format.k - image.alive
+        if short <= 0 or image.rounds >= MAX_ROUNDS or now < image.repair_at:
             return
-        if picture.rounds == 0 and all(f.sent == 0 for f in picture.fragments):
+        if image.rounds == 0 and all(f.sent == 0 for f in image.fragments):
             return
         timeout_s = min((path.rate.timeout_s() for path in self.channel.usable(now)), default=0.2)
-        picture.repair_at = now + timeout_s * 2.0 ** (picture.rounds // 2)
-        picture.rounds += 1
-        self._put_idle(picture, self._with_losses(short, now), now)
+        image.repair_at = now + timeout_s * 2.0 ** (image.rounds // 2)
+        image.rounds += 1
+        self._put_idle(image, self._with_losses(short, now), now)
 
     def _with_losses(self, wanted: int, now: float) -> int:
         """How many to send so that about as many as are wanted arrive, by the measured loss."""
         loss = self.loss(now)
         return math.ceil(wanted / (1.0 - min(loss.ratio, 0.75)) - 1e-9) if loss.known else wanted
 
-    def _put_idle(self, picture: _Picture, count: int, now: float) -> None:
+    def _put_idle(self, image: _Image, count: int, now: float) -> None:
         """Queue so many that are neither delivered nor on their way.
 
         Those sent least first: with always the same ones, a few unlucky fragments would use up all their resends.
         """
-        idle = [index for index, f in enumerate(picture.fragments) if not (f.delivered or f.flying or f.queued)]
-        for index in sorted(idle, key=lambda index: picture.fragments[index].sent)[:count]:
-            self._put(picture, index, now)
+        idle = [index for index, f in enumerate(image.fragments) if not (f.delivered or f.flying or f.queued)]
+        for index in sorted(idle, key=lambda index: image.fragments[index].sent)[:count]:
+            self._put(image, index, now)

@@ -1,4 +1,4 @@
-"""The server of the lossy transport: one UDP port, and who gets in by it.
+"""The server of the datagram transport: one UDP port, and who gets in by it.
 
     datagram ─► Demultiplexer ─┬─ sealed ─► its `Session`, if there is one
                                └─ QUIC ──► ServerProtocol ── Hello ─► a `Session`          (`server_quic`)
@@ -29,7 +29,7 @@ from hawkvision.transport.endpoint.receiver import STRICT, Budget, ReceiveTimeou
 from hawkvision.transport.endpoint.server_quic import MAX_SESSIONS, REASONS, Demultiplexer, ServerProtocol
 from hawkvision.transport.endpoint.session import Handler, Session
 from hawkvision.transport.endpoint.udp import bind
-from hawkvision.transport.metrics import LossyCounts
+from hawkvision.transport.metrics import DatagramCounts
 from hawkvision.transport.protocol.control import (
     CloseCode,
 )
@@ -41,7 +41,7 @@ MAX_HALF_OPEN: Final = 256
 MAX_HALF_OPEN_EACH: Final = 32
 """Of those, from one address, or one /64 of IPv6: Retry has shown that it is theirs, and one must not keep all out."""
 TOTAL_BYTES: Final = 128 * 1024 * 1024
-"""Unfinished pictures of all sessions."""
+"""Unfinished images of all sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Traffic:
     """Datagrams that were of no use, by why."""
 
 
-class LossyServer:
-    """Listens for pictures. Made by `start`; close it."""
+class DatagramListener:
+    """Listens for images. Made by `start`; close it."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class LossyServer:
         timeouts: ReceiveTimeouts = STRICT,
         congestion: CongestionFactory = LossTolerant,
         bound: socket.socket | None = None,
-    ) -> LossyServer:
+    ) -> DatagramListener:
         """Listen on a UDP port; 0 takes a free one.
 
         Args:
@@ -111,11 +111,11 @@ class LossyServer:
             port: UDP port.
             bound: a socket that is bound already (`udp.bind`), in place of one for `host` and `port`.
             identity: the certificate.
-            handler: answers pictures; its errors (`HawkVisionError`) become the caller's.
+            handler: answers images; its errors (`HawkVisionError`) become the caller's.
             keys: of which every client must have one that may infer; None asks for none. Who `handler` admits, it says.
             takes_sent_keys: also let in clients of version 1, which send the key itself.
             useful_side: told to clients.
-            patience: how long pictures with a deadline are let come in.
+            patience: how long images with a deadline are let come in.
             congestion: makes each path's congestion controller.
 
         Raises:
@@ -199,9 +199,9 @@ class LossyServer:
         return session
 
     @property
-    def settled(self) -> bool:
-        """Whether no picture is under way, and every answer has reached its client."""
-        return all(session.receiver.settled for session in self.sessions.values())
+    def decided(self) -> bool:
+        """Whether no image is under way, and every answer has reached its client."""
+        return all(session.receiver.decided for session in self.sessions.values())
 
     async def drain(self, limit_s: float, confirm_s: float) -> None:
         """Wait until handlers have answered and their answers have arrived.
@@ -214,7 +214,7 @@ class LossyServer:
             async with asyncio.timeout(limit_s):
                 await self._until(lambda: not any(session.answering for session in self.sessions.values()))
                 async with asyncio.timeout(confirm_s):
-                    await self._until(lambda: self.settled)
+                    await self._until(lambda: self.decided)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -229,10 +229,10 @@ class LossyServer:
             drops.update(session.receiver.channel.drops)
         return Traffic(self.received_bytes, self.sent_bytes, drops)
 
-    def counts(self, outcomes: Mapping[str, int]) -> LossyCounts:
-        """For metrics; to the `outcomes` of pictures that the handler has had, the transport adds its refusals."""
+    def counts(self, outcomes: Mapping[str, int]) -> DatagramCounts:
+        """For metrics; to the `outcomes` of images that the handler has had, the transport adds its refusals."""
         traffic = self.traffic()
-        return LossyCounts(
+        return DatagramCounts(
             {**outcomes, **{status.name.lower(): n for status, n in self.budget.refused.items()}},
             len(self.sessions),
             {str(why): n for why, n in traffic.drops.items()},

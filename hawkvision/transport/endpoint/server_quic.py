@@ -169,7 +169,7 @@ def _version_refusal(version: int) -> str:
         return f"this end speaks version {VERSION}, not {version}"
     return (
         f"version {version} sends the API key itself to whoever answers; expected version {VERSION}: "
-        "the client needs an update, or this end lossy_accept_sent_keys meanwhile"
+        "the client needs an update, or this end datagram_accept_sent_keys meanwhile"
     )
 
 

@@ -1,4 +1,4 @@
-"""One client, as the server has it: its receiver, its addresses, and a task for every picture that is being answered.
+"""One client, as the server has it: its receiver, its addresses, and a task for every image that is being answered.
 
     sealed datagrams ─► Receiver ─► Incoming ─► handler ─► answer ─► datagrams, to each path's address (`addresses.py`)
                                                               └────► the control stream, if no report confirms them
@@ -26,7 +26,7 @@ from hawkvision.transport.coding.image_coding import Arrived
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.quic import ControlProtocol
-from hawkvision.transport.endpoint.receiver import Budget, Picture, Receiver, ReceiveTimeouts, Status
+from hawkvision.transport.endpoint.receiver import Budget, Image, Receiver, ReceiveTimeouts, Status
 from hawkvision.transport.endpoint.udp import TICK_S, send
 from hawkvision.transport.protocol.control import CloseCode, StreamAnswer
 from hawkvision.transport.protocol.packet_protection import Header, Secret
@@ -43,7 +43,7 @@ def _discard_interim(_: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A picture for the handler. Times are of `time.monotonic`, from which event loops take theirs, more coarsely."""
+    """An image for the handler. Times are of `time.monotonic`, from which event loops take theirs, more coarsely."""
 
     template: bytes
     meta: bytes
@@ -51,11 +51,11 @@ class Incoming:
     started: float
     deadline: Deadline | None
     better: asyncio.Future[Incoming] | None = None
-    """What the picture becomes once the missing fragments, which have been asked for, came or did not."""
+    """What the image becomes once the missing fragments, which have been asked for, came or did not."""
     say: Callable[[bytes], None] = _discard_interim
     """Tells the client something before the answer, which it may or may not hear; see `Receiver.interim`."""
     caller: Caller = NOBODY_ASKED
-    """Whose picture it is: `Keys.admit` says whether it may still be answered."""
+    """Whose image it is: `Keys.admit` says whether it may still be answered."""
     network: str = ""
     """Where it comes from."""
 
@@ -76,7 +76,7 @@ class Host(Protocol):
 
 
 class Session:
-    """One client: its receiver, its addresses, and the tasks that answer its pictures."""
+    """One client: its receiver, its addresses, and the tasks that answer its images."""
 
     def __init__(
         self, server: Host, number: int, protocol: ControlProtocol, caller: Caller, now: float, network: str = ""
@@ -149,15 +149,15 @@ class Session:
                 self._server.sent_bytes += len(datagram)
                 send(transport, datagram, address)
 
-    def _start(self, picture: Picture) -> None:
-        better = self._better.pop(picture.number, None)
+    def _start(self, image: Image) -> None:
+        better = self._better.pop(image.number, None)
         incoming = Incoming(
-            picture.template,
-            picture.meta,
-            picture.arrived,
-            picture.started,
-            picture.deadline,
-            say=partial(self._send_interim, picture.number),
+            image.template,
+            image.meta,
+            image.arrived,
+            image.started,
+            image.deadline,
+            say=partial(self._send_interim, image.number),
             caller=self.caller,
             network=self.network,
         )
@@ -165,19 +165,19 @@ class Session:
             if not better.done():
                 better.set_result(incoming)
             return
-        if not picture.final:
-            self._better[picture.number] = future = self._loop.create_future()
+        if not image.final:
+            self._better[image.number] = future = self._loop.create_future()
             incoming = replace(incoming, better=future)
-        task = self._loop.create_task(self._answer(picture.number, incoming))
-        self._tasks[picture.number] = task
+        task = self._loop.create_task(self._answer(image.number, incoming))
+        self._tasks[image.number] = task
 
     async def _answer(self, number: int, incoming: Incoming) -> None:
         try:
             status, body = await self._server.handler(incoming)
         except HawkVisionError as error:
             status, body = Status.REFUSED, _refusal(error)
-        except Exception:  # process boundary: one picture's defect must not reach the next
-            log.exception("a picture's handler failed")
+        except Exception:  # process boundary: one image's defect must not reach the next
+            log.exception("an image's handler failed")
             status, body = Status.REFUSED, _refusal(InternalError("the node failed on this request; its log says why"))
         finally:
             self._tasks.pop(number, None)

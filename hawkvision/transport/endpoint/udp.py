@@ -1,4 +1,4 @@
-"""UDP sockets, as both ends of the lossy transport use them.
+"""UDP sockets, as both ends of the datagram transport use them.
 
     server.py   one port for all clients: `bind`
     client.py   one socket per path: `open_path`

@@ -62,18 +62,18 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     client_secret: bytes
     server_secret: bytes
     useful_side: Annotated[int, Meta(ge=1, le=65535)]
-    """Pictures whose shorter side is larger gain nothing by it."""
+    """Images whose shorter side is larger gain nothing by it."""
 
 
 class Template(msgspec.Struct, frozen=True, tag="template"):
-    """A request that pictures refer to by number."""
+    """A request that images refer to by number."""
 
     number: Number
     request: Annotated[bytes, Meta(max_length=MAX_TEMPLATE)]
 
 
 class Tables(msgspec.Struct, frozen=True, tag="tables"):
-    """A JPEG header, SOI to SOS, that pictures refer to by number."""
+    """A JPEG header, SOI to SOS, that images refer to by number."""
 
     number: Annotated[int, Meta(ge=1, le=255)]
     header: Annotated[bytes, Meta(max_length=65536)]
@@ -82,7 +82,7 @@ class Tables(msgspec.Struct, frozen=True, tag="tables"):
 class StreamAnswer(msgspec.Struct, frozen=True, tag="answer"):
     """An answer whose datagrams no report confirmed."""
 
-    picture: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
+    image: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
     status: Number
     body: bytes
 

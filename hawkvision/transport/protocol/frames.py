@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
 
-from hawkvision.transport.protocol.image_format import Kind, PictureFormat
+from hawkvision.transport.protocol.image_format import ImageFormat, Kind
 from hawkvision.transport.protocol.wire import FRAGMENT_HEADER_BYTES, FRAGMENT_ROOM, WireError
 
 MAX_META: Final = 64
-"""Bytes that a caller may attach to each fragment of a picture."""
+"""Bytes that a caller may attach to each fragment of an image."""
 MAX_REPORTED: Final = 128
-"""Sequences that one report speaks of: five pictures' worth, 270 bytes."""
+"""Sequences that one report speaks of: five images' worth, 270 bytes."""
 NOT_RECEIVED: Final = 0xFFFF
 ARRIVAL_UNIT_S: Final = 64e-6
 LONGEST_OFFSET: Final = 0xFFFE
@@ -43,17 +43,17 @@ class Type(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One of a picture's n symbols."""
+    """One of an image's n symbols."""
 
-    picture: int
+    image: int
     template: int
-    """Which registered request this picture asks, 0..255."""
-    format: PictureFormat
+    """Which registered request this image asks, 0..255."""
+    format: ImageFormat
     index: int
     left_ms: int
     """Time left before the deadline when this was sent; 0 for none. Clipped to 65,535."""
     rest_ms: int
-    """How long after this one the last fragment of the picture is expected to pass the link."""
+    """How long after this one the last fragment of the image is expected to pass the link."""
     meta: bytes
     symbol: bytes
 
@@ -74,17 +74,17 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """Fragments that would complete a picture."""
+    """Fragments that would complete an image."""
 
-    picture: int
+    image: int
     missing: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """A piece of the answer to a picture; `status` is a number of `WIRE.md` §6."""
+    """A piece of the answer to an image; `status` is a number of `WIRE.md` §6."""
 
-    picture: int
+    image: int
     status: int
     part: int
     parts: int
@@ -93,11 +93,11 @@ class AnswerPart:
 
 @dataclass(frozen=True, slots=True)
 class Interim:
-    """What can be said of a picture before its answer is there."""
+    """What can be said of an image before its answer is there."""
 
-    picture: int
+    image: int
     number: int
-    """0..255: counts a picture's interims, each of which stands in the place of those before."""
+    """0..255: counts an image's interims, each of which stands in the place of those before."""
     body: bytes
     """At most `INTERIM_ROOM` bytes."""
 
@@ -109,9 +109,9 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody waits for the answer to this picture any more."""
+    """Nobody waits for the answer to this image any more."""
 
-    picture: int
+    image: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Response:
 
 Frame: TypeAlias = Fragment | Report | Nack | AnswerPart | Interim | Ping | Cancel | Challenge | Response
 
-#   type template picture  j k n kind quality interval width height base_k tables left rest = 22 bytes, then meta
+#   type template image  j k n kind quality interval width height base_k tables left rest = 22 bytes, then meta
 _FRAGMENT: Final = struct.Struct("!BBIBBBBBBHHBBHH")
 _META_FLAG: Final = 0x80
 _REPORT: Final = struct.Struct("!BBHIIIB")
@@ -157,16 +157,16 @@ def encode(frame: Frame) -> bytes:
             return _encode_fragment(frame)
         case Report():
             return _encode_report(frame)
-        case Nack(picture, missing):
-            return _NACK.pack(Type.NACK, picture, len(missing)) + bytes(missing)
-        case AnswerPart(picture, status, part, parts, body):
-            return _ANSWER.pack(Type.ANSWER, picture, status, part, parts, len(body)) + body
-        case Interim(picture, number, body):
-            return _INTERIM.pack(Type.INTERIM, picture, number, len(body)) + body
+        case Nack(image, missing):
+            return _NACK.pack(Type.NACK, image, len(missing)) + bytes(missing)
+        case AnswerPart(image, status, part, parts, body):
+            return _ANSWER.pack(Type.ANSWER, image, status, part, parts, len(body)) + body
+        case Interim(image, number, body):
+            return _INTERIM.pack(Type.INTERIM, image, number, len(body)) + body
         case Ping():
             return bytes([Type.PING])
-        case Cancel(picture):
-            return _CANCEL.pack(Type.CANCEL, picture)
+        case Cancel(image):
+            return _CANCEL.pack(Type.CANCEL, image)
         case Challenge(token):
             return bytes([Type.CHALLENGE]) + token
         case Response(token):
@@ -199,19 +199,19 @@ def _decode_one(kind: Type, data: bytes, at: int) -> tuple[Frame, int]:
         case Type.REPORT:
             return _decode_report(data, at)
         case Type.NACK:
-            _, picture, count = _NACK.unpack_from(data, at)
+            _, image, count = _NACK.unpack_from(data, at)
             end = at + _NACK.size + count
             _need(count >= 1, "a NACK names at least one fragment")
-            return Nack(picture, tuple(_bytes(data, at + _NACK.size, end))), end
+            return Nack(image, tuple(_bytes(data, at + _NACK.size, end))), end
         case Type.ANSWER:
-            _, picture, status, part, parts, size = _ANSWER.unpack_from(data, at)
+            _, image, status, part, parts, size = _ANSWER.unpack_from(data, at)
             _need(part < parts <= MAX_ANSWER_PARTS, f"part {part} of {parts} answer parts, of at most 64")
             end = at + _ANSWER.size + size
-            return AnswerPart(picture, status, part, parts, _bytes(data, at + _ANSWER.size, end)), end
+            return AnswerPart(image, status, part, parts, _bytes(data, at + _ANSWER.size, end)), end
         case Type.INTERIM:
-            _, picture, number, size = _INTERIM.unpack_from(data, at)
+            _, image, number, size = _INTERIM.unpack_from(data, at)
             end = at + _INTERIM.size + size
-            return Interim(picture, number, _bytes(data, at + _INTERIM.size, end)), end
+            return Interim(image, number, _bytes(data, at + _INTERIM.size, end)), end
         case Type.PING:
             return Ping(), at + 1
         case Type.CANCEL:
@@ -226,7 +226,7 @@ def _encode_fragment(fragment: Fragment) -> bytes:
     f = fragment.format
     kind = int(f.kind) | (_META_FLAG if fragment.meta else 0)
     head = _FRAGMENT.pack(
-        Type.FRAGMENT, fragment.template, fragment.picture, fragment.index, f.k, f.n, kind, f.quality, f.interval,
+        Type.FRAGMENT, fragment.template, fragment.image, fragment.index, f.k, f.n, kind, f.quality, f.interval,
         f.width, f.height, f.base_k, f.tables, min(fragment.left_ms, 0xFFFF), min(fragment.rest_ms, 0xFFFF),
     )  # fmt: skip
     meta = bytes([len(fragment.meta)]) + fragment.meta if fragment.meta else b""
@@ -234,7 +234,7 @@ def _encode_fragment(fragment: Fragment) -> bytes:
 
 
 def _decode_fragment(data: bytes, at: int) -> Fragment:
-    (_, template, picture, index, k, n, kind, quality, interval, width, height, base_k, tables, left, rest) = (
+    (_, template, image, index, k, n, kind, quality, interval, width, height, base_k, tables, left, rest) = (
         _FRAGMENT.unpack_from(data, at)
     )
     at += _FRAGMENT.size
@@ -247,18 +247,18 @@ def _decode_fragment(data: bytes, at: int) -> Fragment:
     _need(index < n, f"fragment {index} of {n}")
     _need(at < len(data), "a fragment without a symbol")
     format_ = _format(kind & ~_META_FLAG, width, height, quality, interval, k, n, base_k, tables)
-    return Fragment(picture, template, format_, index, left, rest, meta, data[at:])
+    return Fragment(image, template, format_, index, left, rest, meta, data[at:])
 
 
 @functools.lru_cache(maxsize=256)
 def _format(
     kind: int, width: int, height: int, quality: int, interval: int, k: int, n: int, base_k: int, tables: int
-) -> PictureFormat:
-    """Checked once for all fragments of a picture, of as many as eight full sessions are sending."""
+) -> ImageFormat:
+    """Checked once for all fragments of an image, of as many as eight full sessions are sending."""
     try:
-        return PictureFormat(Kind(kind), width, height, quality, interval, k, n, base_k, tables)
+        return ImageFormat(Kind(kind), width, height, quality, interval, k, n, base_k, tables)
     except ValueError:
-        raise WireError(f"picture kind {kind} is not known") from None
+        raise WireError(f"image kind {kind} is not known") from None
 
 
 def _encode_report(report: Report) -> bytes:

@@ -1,7 +1,7 @@
-"""The certificate by which a server of the lossy transport is known.
+"""The certificate by which a server of the datagram transport is known.
 
 An operator gives one as PEM files. Without one a server makes its own, for as long as it runs; callers learn it over
-HTTP, from the very node they would otherwise send their pictures to, and trust it exactly as much as that: they compare
+HTTP, from the very node they would otherwise send their images to, and trust it exactly as much as that: they compare
 it, bit for bit. So neither dates nor names in it mean anything, nor does the caller's clock.
 """
 

@@ -14,31 +14,31 @@ MAX_SIDE: Final = 65500
 MAX_SYMBOLS: Final = 255
 """n fits one byte; the field would allow 256."""
 MAX_REDRAWN_PIXELS: Final = 1 << 20
-"""Of a picture that is decoded and coded again to fill its holes: 20 ms for a megapixel. Larger ones keep copies."""
+"""Of an image that is decoded and coded again to fill its holes: 20 ms for a megapixel. Larger ones keep copies."""
 
 
 class Kind(IntEnum):
     """What the symbols hold."""
 
     SEGMENTS = 0
-    """Restart segments of a JPEG; fewer than k symbols give a part of the picture."""
+    """Restart segments of a JPEG; fewer than k symbols give a part of the image."""
     OPAQUE = 1
     """Slices of any body; fewer than k symbols give nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class PictureFormat:
-    """What all fragments of one picture share.
+class ImageFormat:
+    """What all fragments of one image share.
 
     Attributes:
         kind: what the symbols hold.
-        width: of the picture in pixels; OPAQUE: the body's length divided by 65,536.
-        height: of the picture in pixels; OPAQUE: the rest of that division.
+        width: of the image in pixels; OPAQUE: the body's length divided by 65,536.
+        height: of the image in pixels; OPAQUE: the rest of that division.
         quality: 1..100 on libjpeg's scale; estimated where the tables are a caller's own; OPAQUE: 0.
         interval: MCUs per restart segment, 1..255; OPAQUE: 1.
         k: data symbols; any k of the n symbols give them all.
         n: symbols, at most 255.
-        base_k: any so many fragments give the base picture; 0 if there is none.
+        base_k: any so many fragments give the base image; 0 if there is none.
         tables: 0 if the quality implies the JPEG's header; else the number of a header registered beforehand.
 
     Raises:
@@ -84,4 +84,4 @@ class PictureFormat:
 
     def _need(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
-            raise WireError(f"picture format: {name} is {getattr(self, name)}; expected {expected}")
+            raise WireError(f"image format: {name} is {getattr(self, name)}; expected {expected}")

@@ -28,7 +28,7 @@ FIRST_BYTE: Final = 0x11
 MAX_SEALED: Final = 1 << 23
 """Datagrams under one key."""
 SPARE_SEALED: Final = 1 << 15
-"""Left when a key counts as worn out: more than 64 pictures of 255 fragments, which one poll may seal at most."""
+"""Left when a key counts as worn out: more than 64 images of 255 fragments, which one poll may seal at most."""
 REPLAY_WINDOW: Final = 1024
 """Sequences behind the largest that are still taken: 10 ms at 100,000 datagrams a second, 0.3 s at 3,000."""
 SECRET_BYTES: Final = 28

@@ -1,4 +1,4 @@
-"""The bytes of the lossy transport; `WIRE.md` beside this file specifies them.
+"""The bytes of the datagram transport; `WIRE.md` beside this file specifies them.
 
 Codecs only: bytes to values and back. Whatever cannot be is a `WireError`, and costs nobody else anything.
 """

@@ -1,14 +1,14 @@
 """`python -m tests.bench.cascade.certificates`: how often do certificates lie, and what do they cost?
 
-For pairs of rungs with at least a point between them, samples of n labelled pictures are drawn from pictures that
+For pairs of stages with at least a point between them, samples of n labelled images are drawn from images that
 trained nothing and fitted no temperature, and each rule picks the lowest threshold that it believes gives up no more
 than half the gap. The true drop of that threshold over the whole pool says whether it was wrong, its true escalation
-what it costs. Rules that promise (at δ) may be wrong in δ of the draws, plus three standard errors of counting them;
+what it costs. Rules that guarantee (at δ) may be wrong in δ of the draws, plus three standard errors of counting them;
 exit status 1 if one of ours is wrong more often in any cell.
 
 Samples are drawn with replacement, so that the pool is the very population they come from and the truth is exact;
 thresholds are quantiles of the unlabelled scores of another such draw. With `--without-replacement` the sample is a
-random part of the pool and the truth is measured on the rest, as a test on held-out pictures would. The rest is no
+random part of the pool and the truth is measured on the rest, as a test on held-out images would. The rest is no
 population: it differs from the sample with variance σ²(1/n + 1/(N − n)) instead of σ²/n, so that a certificate with
 exactly δ is found wrong in Φ(−z √(1 − n/N)) of the draws, z the 1 − δ quantile: 11 % with 5,000 of 11,000. That
 is what is allowed then.
@@ -17,13 +17,13 @@ is what is allowed then.
     plug-in                      the lowest threshold whose observed drop is within ε: no guarantee
     SGR                          Geifman and El-Yaniv, NeurIPS 2017: binary search, binomial tail at δ / ⌈log₂ steps⌉.
                                  Their selective risk is here the error rate of the whole cascade, and may reach the
-                                 best rung's true error + ε, which it is told for nothing
+                                 reference stage's true error + ε, which it is told for nothing
     LTT                          learn then test (Angelopoulos et al. 2021): the same risk, Clopper-Pearson bounds,
                                  fixed sequence at δ
     conformal alignment          Huang et al., "Reliable Inference in Edge-Cloud Model Cascades via Conformal Alignment"
-                                 (arXiv 2510.17543): of the pictures that the edge answers, it loses at most a share
-                                 ε against the best rung, in expectation. That is kept on average over samples, not in
-                                 1 − δ of them, and gains do not count
+                                 (arXiv 2510.17543): of the images that the edge answers, it loses at most a share
+                                 ε against the reference stage, in expectation. That is kept on average over samples,
+                                 not in 1 − δ of them, and gains do not count
     MAPIE paired                 its Hoeffding-Bentkus p-values and fixed sequence on (ℓ + 1)/2 against (ε + 1)/2, for
                                  its controllers take no signed loss
     MAPIE losses                 the same library on 1{ℓ = +1} against ε, as a binary risk: gains do not count
@@ -56,9 +56,9 @@ from hawkvision.cascade.scores import Floats, Score, score, softmax
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.types import Logits
 from hawkvision.model_zoo.calibration.model_runner import look
-from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_pictures
+from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.models.artifacts import write_atomic
-from hawkvision.models.datasets import read_pictures
+from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from tests.bench.cascade.threshold_rules import OTHERS, OURS, Goal, Pool, perfect_escalation, sweep_grid
 
@@ -78,9 +78,9 @@ PAIRS: Final = (
 SMALLEST_GAP: Final = 0.01
 GAP_SHARE: Final = 0.5
 DELTA: Final = 0.05
-GRID_PICTURES: Final = 2_000
+GRID_IMAGES: Final = 2_000
 GOALS: Final = {1_000: 2.0, 5_000: 1.5}
-"""What the exact test may cost, in escalations of perfect knowledge, at n pictures."""
+"""What the exact test may cost, in escalations of perfect knowledge, at n images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Cell:
     pair: str
     n: int
     rule: str
-    promises: bool
+    guarantees: bool
     draws: int
     violations: int
     escalation: float
@@ -117,8 +117,8 @@ class Cell:
 
     @property
     def broken(self) -> bool:
-        """Whether a promise was broken more often than chance explains."""
-        return self.promises and self.rate > self.allowed
+        """Whether a guarantee was broken more often than chance explains."""
+        return self.guarantees and self.rate > self.allowed
 
 
 def study(
@@ -126,7 +126,7 @@ def study(
     chosen: Sequence[str] = tuple(OURS | OTHERS),
     advance: Callable[[], None] = lambda: None,
 ) -> list[Cell]:  # fmt: skip
-    """Let every rule choose from `draws` samples of n pictures, and count how often and how dearly."""
+    """Let every rule choose from `draws` samples of n images, and count how often and how dearly."""
     rng = np.random.default_rng([seed, n])
     max_drop = GAP_SHARE * pool.gap
     goal = Goal(max_drop, float(pool.best_right.mean()) - max_drop, delta)
@@ -164,20 +164,20 @@ def _draw(pool: Pool, n: int, rng: np.random.Generator, *, replace: bool) -> tup
     """A labelled sample, unlabelled scores of others, and the population that is the truth."""
     size = len(pool)
     if replace:
-        others = pool.scores[rng.integers(size, size=GRID_PICTURES)]
+        others = pool.scores[rng.integers(size, size=GRID_IMAGES)]
         return pool.taken(rng.integers(size, size=n)), others, pool
     order = rng.permutation(size)
     rest = order[n:]
-    return pool.taken(order[:n]), pool.scores[rest[:GRID_PICTURES]], pool.taken(rest)
+    return pool.taken(order[:n]), pool.scores[rest[:GRID_IMAGES]], pool.taken(rest)
 
 
 def make_pool(
     name: str, edge: Logits, best: NDArray[np.intp], labels: NDArray[np.integer], profile: NDArray[np.intp],
     used: NDArray[np.intp], kind: Score = Score.TOP1,
 ) -> Pool:  # fmt: skip
-    """A pool of the `used` pictures, from the edge's logits (N, classes) and the best rung's answers (N,).
+    """A pool of the `used` images, from the edge's logits (N, classes) and the reference stage's answers (N,).
 
-    The edge's temperature is fitted on the `profile` pictures.
+    The edge's temperature is fitted on the `profile` images.
     """
     probabilities = softmax(edge, fit_temperature(edge[profile], labels[profile]))
     said = probabilities.argmax(axis=1)
@@ -186,10 +186,10 @@ def make_pool(
 
 
 def load_pools(pairs: Sequence[str], data: dict[str, Path], models: Path, cache: Path) -> list[Pool]:
-    """The pairs' pools: pictures of the certification and the held-out part.
+    """The pairs' pools: images of the certification and the held-out part.
 
     Raises:
-        HawkVisionError: for pairs not written as TASK:EDGE:BEST, unknown rungs, missing models or pictures.
+        HawkVisionError: for pairs not written as TASK:EDGE:BEST, unknown stages, missing models or images.
     """
     wanted: dict[str, list[tuple[str, str]]] = {}
     for pair in pairs:
@@ -198,19 +198,19 @@ def load_pools(pairs: Sequence[str], data: dict[str, Path], models: Path, cache:
             raise ConfigError(f"--pairs: expected TASK:EDGE:BEST with TASK one of {', '.join(data)}, got {pair!r}")
         wanted.setdefault(parts[0], []).append((parts[1], parts[2]))
     pools: list[Pool] = []
-    for task, rungs in wanted.items():
+    for task, stages in wanted.items():
         manifest = load_manifest(task, models)
-        pictures = read_pictures(data[task], load_labels(manifest, models))
-        split = split_pictures(manifest, pictures, SPLIT_SEED)
+        images = read_images(data[task], load_labels(manifest, models))
+        split = split_images(manifest, images, SPLIT_SEED)
         used = np.concatenate([split.certify, split.held_out])
-        names = sorted({rung for pair in rungs for rung in pair})
-        looks = look(manifest, names, pictures, cache=cache, chosen=split.used())
+        names = sorted({stage for pair in stages for stage in pair})
+        looks = look(manifest, names, images, cache=cache, chosen=split.used())
         pools += [
             make_pool(
-                f"{task} {edge} → {best}", looks.logits(edge), looks.served(best).labels(), pictures.labels,
+                f"{task} {edge} → {best}", looks.logits(edge), looks.served(best).labels(), images.labels,
                 split.profile, used,
             )
-            for edge, best in rungs
+            for edge, best in stages
         ]  # fmt: skip
     return pools
 
@@ -219,7 +219,7 @@ def show(console: Console, pool: Pool, cells: Sequence[Cell]) -> None:
     """One pair's table: for each n how often each rule was wrong, and what it escalates."""
     first = cells[0]
     console.print(
-        f"\n{pool.name}: {len(pool)} pictures, edge {pool.edge_right.mean():.2%}, best {pool.best_right.mean():.2%}, "
+        f"\n{pool.name}: {len(pool)} images, edge {pool.edge_right.mean():.2%}, best {pool.best_right.mean():.2%}, "
         f"ε {first.max_drop:.4f}, perfect knowledge escalates {first.perfect:.1%}"
     )
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -238,19 +238,19 @@ def show(console: Console, pool: Pool, cells: Sequence[Cell]) -> None:
 
 
 def verdict(cells: Sequence[Cell]) -> tuple[bool, str]:
-    """Whether all promises were kept, and a sentence on that and on what they cost."""
-    promised = [cell for cell in cells if cell.promises]
-    broken = [f"{c.pair}, n = {c.n}, {c.rule}: {c.rate:.1%} > {c.allowed:.1%}" for c in promised if c.broken]
+    """Whether all guarantees were kept, and a sentence on that and on what they cost."""
+    guaranteed = [cell for cell in cells if cell.guarantees]
+    broken = [f"{c.pair}, n = {c.n}, {c.rule}: {c.rate:.1%} > {c.allowed:.1%}" for c in guaranteed if c.broken]
     if broken:
-        said = f"VIOLATED in {len(broken)} of {len(promised)} cells: " + "; ".join(broken)
+        said = f"VIOLATED in {len(broken)} of {len(guaranteed)} cells: " + "; ".join(broken)
     else:
-        worst = max(promised, key=lambda cell: cell.rate)
+        worst = max(guaranteed, key=lambda cell: cell.rate)
         said = (
-            f"kept: {len(promised)} cells of exact, betting and agreement are wrong at most {worst.rate:.1%} of "
+            f"kept: {len(guaranteed)} cells of exact, betting and agreement are wrong at most {worst.rate:.1%} of "
             f"{worst.draws} draws (allowed {worst.allowed:.1%})"
         )
     for n, limit in GOALS.items():
-        ratios = [cell.ratio for cell in promised if cell.rule == "exact" and cell.n == n]
+        ratios = [cell.ratio for cell in guaranteed if cell.rule == "exact" and cell.n == n]
         if ratios:
             mean = sum(ratios) / len(ratios)
             said += f"; exact at n = {n} escalates {mean:.2f}x perfect knowledge, at most {max(ratios):.2f}x"
@@ -282,7 +282,7 @@ def main() -> int:
     parser.add_argument(
         "--without-replacement", action="store_true", help="random parts of the pool; truth on the rest"
     )
-    parser.add_argument("--data", nargs="*", default=[], metavar="TASK=PATH", help="where a task's pictures lie")
+    parser.add_argument("--data", nargs="*", default=[], metavar="TASK=PATH", help="where a task's images lie")
     parser.add_argument("--out", type=Path, help="all cells, as CSV or JSON")
     given = parser.parse_args()
     console = Console()
@@ -312,7 +312,7 @@ def main() -> int:
             show(console, pool, found)
         cells += found
     if not cells:
-        console.print("no pair has a gap to close, or enough pictures")
+        console.print("no pair has a gap to close, or enough images")
         return 2
     if given.out is not None:
         write_cells(given.out, cells)

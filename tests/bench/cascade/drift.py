@@ -1,16 +1,16 @@
-"""`python -m tests.bench.cascade.drift --task cifar10 --data …`: is the promise kept while traffic changes?
+"""`python -m tests.bench.cascade.drift --task cifar10 --data …`: is the guarantee kept while traffic changes?
 
-For each seed, the pictures that trained nothing and chose no threshold are divided anew: `--certify` of them certify,
+For each seed, the images that trained nothing and chose no threshold are divided anew: `--certify` of them certify,
 the others are the stream's pool. Thirty thousand requests are drawn from it: 8,000 clean, 14,000 with noise, blur or
 lower contrast, 8,000 clean again. The same stream goes through three nodes: one that keeps the certified thresholds
 come what may, and two that control them online, in different ways:
 
     static      no control
-    written     what the product does: the larger of ε and the certified disagreement while the promise is held, ε after
+    written     what the product does: the larger of ε and the certified disagreement while the guarantee is held, ε after
     strict      ε at all times
 
-Targets are half the gap between edge and best rung, and a quarter of it. Exit status 1 if under control the true drop,
-mean over seeds, exceeds ε after the first 2,000 shifted requests, or audits exceed 2 % of requests.
+Targets are half the gap between edge and reference stage, and a quarter of it. Exit status 1 if under control the true
+drop, mean over seeds, exceeds ε after the first 2,000 shifted requests, or audits exceed 2 % of requests.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from hawkvision.cascade.certification.profiling import (
     costs_of,
     paths_of,
     profile_pair,
-    profile_rung,
+    profile_stage,
 )
 from hawkvision.cascade.drift.online import StreamControl
 from hawkvision.cascade.policy import Policy, Route
 from hawkvision.cascade.scores import softmax
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Quality
-from hawkvision.model_zoo.calibration.calibrate import middle_rung
+from hawkvision.model_zoo.calibration.calibrate import intermediate_stage
 from hawkvision.model_zoo.calibration.drift import (
     SETTLING,
     SHIFT_SEVERITY,
@@ -60,9 +60,9 @@ from hawkvision.model_zoo.calibration.drift import (
     summarise,
 )
 from hawkvision.model_zoo.calibration.model_runner import Looks, look
-from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_pictures
+from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.models.artifacts import write_atomic
-from hawkvision.models.datasets import read_pictures
+from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 
 DELTA: Final = 0.05
@@ -85,13 +85,13 @@ CONTROLS: Final[dict[str, MakeControl | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
-    """A profile of one pair, and what its rungs said of the pictures that it did not choose its path by."""
+class Cascade:
+    """A profile of one pair, and what its stages said of the images that it did not choose its path by."""
 
     profile: Profile
     clean: Seen
     shifted: Seen
-    """Of the same pictures, corrupted."""
+    """Of the same images, corrupted."""
 
     @property
     def pair(self) -> Pair:
@@ -100,7 +100,7 @@ class Ladder:
 
     @property
     def gap(self) -> float:
-        """What never escalating gives up on these pictures."""
+        """What never escalating gives up on these images."""
         edge, best = accuracies(self.pair, self.clean)
         return best - edge
 
@@ -128,11 +128,11 @@ class DriftCell:
         """What this cell owes and does not keep."""
         if CONTROLS[self.control] is None:
             return []
-        settled = next(s for s in self.summaries if s.name == SETTLED)
+        decided = next(s for s in self.summaries if s.name == SETTLED)
         everything = self.summaries[-1]
         found = []
-        if settled.drop > self.max_drop:
-            found.append(f"drop {settled.drop:.4f} > {self.max_drop:.4f} after {SETTLING:,} shifted requests")
+        if decided.drop > self.max_drop:
+            found.append(f"drop {decided.drop:.4f} > {self.max_drop:.4f} after {SETTLING:,} shifted requests")
         if everything.audits > MOST_AUDITS:
             found.append(f"audits {everything.audits:.4f} > {MOST_AUDITS}")
         return [f"{self.control}, ε = {self.max_drop:.4f}: {one}" for one in found]
@@ -142,23 +142,23 @@ def main() -> int:
     """Run the study; see the module's text."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--task", default="cifar10")
-    parser.add_argument("--data", type=Path, required=True, help="labelled pictures, as `hawkvision calibrate` takes")
-    parser.add_argument("--edge", help="default: the ladder's default edge rung")
-    parser.add_argument("--best", help="default: the ladder's best rung")
-    parser.add_argument("--middle", default="none", help="a rung between them; default: none, two levels")
-    parser.add_argument("--certify", type=int, default=1_000, help="pictures that certify; default 1000")
+    parser.add_argument("--data", type=Path, required=True, help="labelled images, as `hawkvision calibrate` takes")
+    parser.add_argument("--edge", help="default: the cascade's default edge stage")
+    parser.add_argument("--best", help="default: the cascade's reference stage")
+    parser.add_argument("--intermediate", default="none", help="a stage between them; default: none, two levels")
+    parser.add_argument("--certify", type=int, default=1_000, help="images that certify; default 1000")
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--severity", type=int, default=SHIFT_SEVERITY, help="of the corruptions, 1 to 5")
-    parser.add_argument("--pictures", type=int, default=20_000, help="to look at corrupted, at most")
+    parser.add_argument("--images", type=int, default=20_000, help="to look at corrupted, at most")
     parser.add_argument("--out", type=Path, help="folder for drift.csv and drift.json")
     given = parser.parse_args()
     try:
-        ladder = look_at(given)
-        cells = study(ladder, tuple(ladder.gap * share for share in (0.5, 0.25)), given.certify, given.seeds)
+        cascade = look_at(given)
+        cells = study(cascade, tuple(cascade.gap * share for share in (0.5, 0.25)), given.certify, given.seeds)
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    show(ladder, cells, Console(width=None if sys.stdout.isatty() else 140))
+    show(cascade, cells, Console(width=None if sys.stdout.isatty() else 140))
     if given.out is not None:
         write(cells, given.out)
     failures = [failure for cell in cells if cell.control == "written" for failure in cell.failures()]
@@ -167,89 +167,89 @@ def main() -> int:
 
 
 def accuracies(pair: Pair, seen: Seen) -> tuple[float, float]:
-    """Of the edge rung and of the best."""
-    edge, best = (float((seen.rungs[name].labels() == seen.labels).mean()) for name in (pair.edge, pair.best))
+    """Of the edge stage and of the best."""
+    edge, best = (float((seen.stages[name].labels() == seen.labels).mean()) for name in (pair.edge, pair.best))
     return edge, best
 
 
-def look_at(given: argparse.Namespace) -> Ladder:
-    """Run the rungs over clean and corrupted pictures, or take from the cache what they said."""
+def look_at(given: argparse.Namespace) -> Cascade:
+    """Run the stages over clean and corrupted images, or take from the cache what they said."""
     models, cache = models_dir(), cache_dir()
     manifest = load_manifest(given.task, models)
-    pictures = read_pictures(given.data, load_labels(manifest, models))
-    split = split_pictures(manifest, pictures, SPLIT_SEED)
-    edge, best = given.edge or manifest.ladder.default_edge, given.best or manifest.best
-    between = middle_rung(manifest, best, given.middle)
-    rungs = tuple(rung for rung in (edge, best, between) if rung is not None)
-    clean = look(manifest, rungs, pictures, cache=cache, chosen=split.used())
+    images = read_images(given.data, load_labels(manifest, models))
+    split = split_images(manifest, images, SPLIT_SEED)
+    edge, best = given.edge or manifest.cascade.default_edge, given.best or manifest.best
+    between = intermediate_stage(manifest, best, given.intermediate)
+    stages = tuple(stage for stage in (edge, best, between) if stage is not None)
+    clean = look(manifest, stages, images, cache=cache, chosen=split.used())
     usable = np.sort(np.concatenate([split.certify, split.held_out]))
-    usable = np.sort(np.random.default_rng(SPLIT_SEED).permutation(usable)[: given.pictures])
+    usable = np.sort(np.random.default_rng(SPLIT_SEED).permutation(usable)[: given.images])
     corruption, name = mixed(given.severity), mixture_name(given.severity)
-    shifted = look(manifest, rungs, subset(pictures, usable), cache=cache, corruption=corruption, name=name)
+    shifted = look(manifest, stages, subset(images, usable), cache=cache, corruption=corruption, name=name)
     measured = [
-        profile_rung(rung, {}, manifest.fingerprint(rung), clean.logits(rung), pictures.labels, split,
-                     pictures.sha256, clean.cost_ms(rung))
-        for rung in rungs
+        profile_stage(stage, {}, manifest.fingerprint(stage), clean.logits(stage), images.labels, split,
+                     images.sha256, clean.cost_ms(stage))
+        for stage in stages
     ]  # fmt: skip
-    # As served: the edge with the profile's temperature, the middle rung with the manifest's.
-    temperature = {rung.name: rung.temperature for rung, _ in measured}
-    if between is not None and manifest.committee(between) is None:
+    # As served: the edge with the profile's temperature, the intermediate stage with the manifest's.
+    temperature = {stage.name: stage.temperature for stage, _ in measured}
+    if between is not None and manifest.ensemble(between) is None:
         temperature[between] = manifest.variant(between).temperature
 
     def seen(looks: Looks, chosen: NDArray[np.intp]) -> dict[str, Looked]:
         return {
-            rung: Looked(rung, softmax(looks.logits(rung)[chosen], temperature[rung]), clean.cost_ms(rung))
-            for rung in rungs
+            stage: Looked(stage, softmax(looks.logits(stage)[chosen], temperature[stage]), clean.cost_ms(stage))
+            for stage in stages
         }
 
-    everything = seen(clean, np.arange(len(pictures)))
-    middle = everything[between] if between else None
+    everything = seen(clean, np.arange(len(images)))
+    intermediate = everything[between] if between else None
     profile = Profile(
         format=3,
         task=given.task,
         data=ProfileData(
-            name=pictures.name, sha256=pictures.sha256, seed=SPLIT_SEED, profile=len(split.profile),
+            name=images.name, sha256=images.sha256, seed=SPLIT_SEED, profile=len(split.profile),
             certify=len(split.certify), held_out=len(split.held_out),
         ),
-        rungs=tuple(rung for rung, _ in measured),
-        pairs=(profile_pair(everything[edge], everything[best], pictures.labels, split, middle),),
+        stages=tuple(stage for stage, _ in measured),
+        pairs=(profile_pair(everything[edge], everything[best], images.labels, split, intermediate),),
     )  # fmt: skip
-    labels = pictures.labels[usable]
-    return Ladder(profile, Seen(seen(clean, usable), labels), Seen(seen(shifted, np.arange(len(usable))), labels))
+    labels = images.labels[usable]
+    return Cascade(profile, Seen(seen(clean, usable), labels), Seen(seen(shifted, np.arange(len(usable))), labels))
 
 
-def study(ladder: Ladder, drops: tuple[float, ...], certify: int, seeds: int) -> list[DriftCell]:
+def study(cascade: Cascade, drops: tuple[float, ...], certify: int, seeds: int) -> list[DriftCell]:
     """All targets under all controls; a seed's division, certificate and stream are the same for each control."""
     runs: dict[tuple[float, str], list[Replay]] = {(drop, name): [] for drop in drops for name in CONTROLS}
-    pictures = len(ladder.clean.labels)
-    if pictures < 2 * certify:
-        certify = pictures // 2
+    images = len(cascade.clean.labels)
+    if images < 2 * certify:
+        certify = images // 2
     for seed in track(range(seeds), "replaying", transient=True):
-        order = np.random.default_rng(seed).permutation(pictures)
-        clean, shifted = (seen.sample(ladder.pair, order[certify:]) for seen in (ladder.clean, ladder.shifted))
+        order = np.random.default_rng(seed).permutation(images)
+        clean, shifted = (seen.sample(cascade.pair, order[certify:]) for seen in (cascade.clean, cascade.shifted))
         for drop in drops:
-            route = certified_route(ladder, order[:certify], drop)
+            route = certified_route(cascade, order[:certify], drop)
             for name, control in CONTROLS.items():
                 runs[drop, name].append(replay(clean, shifted, route, seed=seed, control=control))
     return [DriftCell(drop, name, tuple(found), summarise(found)) for (drop, name), found in runs.items()]
 
 
-def certified_route(ladder: Ladder, chosen: NDArray[np.intp], max_drop: float) -> Route:
-    """What a node that was certified for exactly this drop, on these pictures, would do."""
-    pair, profile = ladder.pair, ladder.profile
+def certified_route(cascade: Cascade, chosen: NDArray[np.intp], max_drop: float) -> Route:
+    """What a node that was certified for exactly this drop, on these images, would do."""
+    pair, profile = cascade.pair, cascade.profile
     costs = costs_of(profile, pair)
     condition = certify_condition(
-        ladder.clean.sample(pair, chosen), paths_of(pair), costs, max_drop, DELTA, Method.EXACT
+        cascade.clean.sample(pair, chosen), paths_of(pair), costs, max_drop, DELTA, Method.EXACT
     )
     certified = msgspec.structs.replace(pair, conditions=(condition,))
     return Policy(msgspec.structs.replace(profile, pairs=(certified,)), pair.edge, pair.best).route(Quality.BALANCED)
 
 
-def show(ladder: Ladder, cells: list[DriftCell], console: Console) -> None:
+def show(cascade: Cascade, cells: list[DriftCell], console: Console) -> None:
     """Print one table for each target."""
-    rungs = " → ".join(f"{rung.name} {rung.accuracy.value:.3f}" for rung in ladder.profile.rungs)
-    edge, best = accuracies(ladder.pair, ladder.shifted)
-    console.print(f"{rungs}; gap {ladder.gap:.4f}; corrupted {edge:.3f} → {best:.3f}")
+    stages = " → ".join(f"{stage.name} {stage.accuracy.value:.3f}" for stage in cascade.profile.stages)
+    edge, best = accuracies(cascade.pair, cascade.shifted)
+    console.print(f"{stages}; gap {cascade.gap:.4f}; corrupted {edge:.3f} → {best:.3f}")
     for max_drop in dict.fromkeys(cell.max_drop for cell in cells):
         table = Table(title=f"ε = {max_drop:.4f}", box=None, title_justify="left", header_style="bold")
         table.add_column("traffic")
@@ -260,7 +260,7 @@ def show(ladder: Ladder, cells: list[DriftCell], console: Console) -> None:
                 table.add_row(
                     summary.name, cell.control, f"{summary.escalation:.1%}", f"{summary.audits:.2%}",
                     f"{summary.traffic:.1%}", f"{summary.drop:.4f}", f"{summary.drop_error:.4f}",
-                    f"{summary.void:.0%}", style="red" if summary.drop > max_drop else None,
+                    f"{summary.suspended:.0%}", style="red" if summary.drop > max_drop else None,
                 )  # fmt: skip
             table.add_section()
         console.print(table)

@@ -1,14 +1,14 @@
 """`python -m tests.bench.cascade.ensemble --data … URL [URL …]`: what running datacenter tiers take for the same
-pictures.
+images.
 
-Each picture is asked about at every tier, in rotating order, one after the other, in several ways: of the best rung as
-a caller with a deadline asks, who hears of parts (`parts`), and as one without, who does not (`whole`); and of a middle
-rung first, which the best follows where its score is too low (`RUNG@SCORE`, only at tiers that have that rung). To
-compare two versions, start the tier of an older checkout beside:
+Each image is asked about at every tier, in rotating order, one after the other, in several ways: of the reference stage
+as a caller with a deadline asks, who hears of parts (`parts`), and as one without, who does not (`whole`); and of a
+middle stage first, which the best follows where its score is too low (`STAGE@SCORE`, only at tiers that have that
+stage). To compare two versions, start the tier of an older checkout beside:
 
     hawkvision dc up --port 8090 &  cd ../older; hawkvision dc up --port 8091 &
 
-The time in models is that of all members and views of a picture, whatever ran beside it, from `GET /metrics`.
+The time in models is that of all members and views of an image, whatever ran beside it, from `GET /metrics`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,20 @@ from rich.progress import track
 from rich.table import Table
 
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.core.escalation_api import INFER_PATH, RUNGS_PATH, HopReply, HopRequest, Middle, Rungs
+from hawkvision.core.escalation_api import (
+    INFER_PATH,
+    STAGES_PATH,
+    EscalationReply,
+    EscalationRequest,
+    Intermediate,
+    Stages,
+)
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Score
-from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 
-MODEL_TIME: Final = "hawkvision_dc_inference_duration_seconds_sum"
+MODEL_TIME: Final = "hawkvision_datacenter_inference_duration_seconds_sum"
 WARM_UP: Final = 20
 
 
@@ -47,10 +54,10 @@ class RunningTier:
         where = urlsplit(url)
         self.url = url
         self._http = http.client.HTTPConnection(where.hostname or "", where.port)
-        listing = msgspec.json.decode(self._get(RUNGS_PATH), type=Rungs)
-        self.best, self.rungs = listing.best, {rung.name for rung in listing.rungs}
+        listing = msgspec.json.decode(self._get(STAGES_PATH), type=Stages)
+        self.best, self.stages = listing.best, {stage.name for stage in listing.stages}
 
-    def ask(self, body: bytes, request: HopRequest) -> tuple[HopReply, float]:
+    def ask(self, body: bytes, request: EscalationRequest) -> tuple[EscalationReply, float]:
         """The reply that counts, and the milliseconds that it took."""
         headers = request.headers() | {"traceparent": start_trace().header()}
         begun = time.perf_counter()
@@ -60,7 +67,7 @@ class RunningTier:
         taken_ms = (time.perf_counter() - begun) * 1e3
         if response.status != 200:
             raise HawkVisionError(f"{self.url}: HTTP {response.status}: {content[:200]!r}")
-        return msgspec.json.decode(content.splitlines()[-1], type=HopReply), taken_ms
+        return msgspec.json.decode(content.splitlines()[-1], type=EscalationReply), taken_ms
 
     def model_s(self) -> float:
         """Seconds that all inferences took so far."""
@@ -74,7 +81,7 @@ class RunningTier:
 
 @dataclass(slots=True)
 class EnsembleCell:
-    """What one tier did with all pictures asked about in one way."""
+    """What one tier did with all images asked about in one way."""
 
     taken_ms: list[float] = field(default_factory=list)
     right: list[bool] = field(default_factory=list)
@@ -83,38 +90,38 @@ class EnsembleCell:
     model_s: float = 0.0
 
 
-def ways(best: str, middle: tuple[str, float] | None, task: str) -> dict[str, HopRequest]:
+def ways(best: str, intermediate: tuple[str, float] | None, task: str) -> dict[str, EscalationRequest]:
     """How tiers are asked, by name."""
-    patient = HopRequest(task=task, variant=best)
+    patient = EscalationRequest(task=task, variant=best)
     hurried = msgspec.structs.replace(patient, deadline_ms=10_000.0, progressive=True)
     found = {"whole": patient, "parts": hurried}
-    if middle is not None:
-        rung, score = middle
-        terms = Middle(Score.TOP1, score, best)
-        found[f"{rung}@{score:g}"] = msgspec.structs.replace(hurried, variant=rung, middle=terms)
+    if intermediate is not None:
+        stage, score = intermediate
+        terms = Intermediate(Score.TOP1, score, best)
+        found[f"{stage}@{score:g}"] = msgspec.structs.replace(hurried, variant=stage, intermediate=terms)
     return found
 
 
 def study(
-    tiers: list[RunningTier], pictures: LabelledPictures, chosen: list[int], requests: dict[str, HopRequest]
+    tiers: list[RunningTier], images: LabelledImages, chosen: list[int], requests: dict[str, EscalationRequest]
 ) -> dict[tuple[str, str], EnsembleCell]:
-    """All pictures at all tiers that have the rung, one way after the other."""
+    """All images at all tiers that have the stage, one way after the other."""
     cells: dict[tuple[str, str], EnsembleCell] = defaultdict(EnsembleCell)
     for name, request in requests.items():
-        asked = [tier for tier in tiers if request.variant in tier.rungs]
+        asked = [tier for tier in tiers if request.variant in tier.stages]
         for i in chosen[:WARM_UP]:
             for tier in asked:  # in turns: a tier closes connections that are idle
-                tier.ask(pictures.bodies[i], request)
+                tier.ask(images.bodies[i], request)
         for tier in asked:
             cells[name, tier.url].model_s = -tier.model_s()
         for turn, i in enumerate(track(chosen, name, transient=True)):
             first = turn % max(1, len(asked))
             for tier in asked[first:] + asked[:first]:
-                reply, taken_ms = tier.ask(pictures.bodies[i], request)
+                reply, taken_ms = tier.ask(images.bodies[i], request)
                 cell = cells[name, tier.url]
                 cell.taken_ms.append(taken_ms)
                 cell.said.append(reply.top_k[0].index)
-                cell.right.append(reply.top_k[0].index == pictures.labels[i])
+                cell.right.append(reply.top_k[0].index == images.labels[i])
                 cell.by_best.append(reply.model == tier.best)
         for tier in asked:
             cells[name, tier.url].model_s += tier.model_s()
@@ -148,17 +155,17 @@ def main() -> int:
     parser.add_argument("url", nargs="+")
     parser.add_argument("--data", type=Path, required=True, help="as `hawkvision calibrate` takes it")
     parser.add_argument("--task", default="imagenet")
-    parser.add_argument("--pictures", type=int, default=300)
-    parser.add_argument("--middle", help="RUNG@SCORE")
+    parser.add_argument("--images", type=int, default=300)
+    parser.add_argument("--intermediate", help="STAGE@SCORE")
     parser.add_argument("--seed", type=int, default=1)
     words = parser.parse_args()
     manifest = load_manifest(words.task, models_dir())
-    pictures = read_pictures(words.data, load_labels(manifest, models_dir()))
-    chosen = np.random.default_rng(words.seed).permutation(len(pictures))[: words.pictures].tolist()
-    rung, _, score = (words.middle or "").partition("@")
-    middle = (rung, float(score)) if words.middle else None
-    requests = ways(manifest.best, middle, words.task)
-    show(study([RunningTier(url) for url in words.url], pictures, chosen, requests), Console(width=140))
+    images = read_images(words.data, load_labels(manifest, models_dir()))
+    chosen = np.random.default_rng(words.seed).permutation(len(images))[: words.images].tolist()
+    stage, _, score = (words.intermediate or "").partition("@")
+    intermediate = (stage, float(score)) if words.intermediate else None
+    requests = ways(manifest.best, intermediate, words.task)
+    show(study([RunningTier(url) for url in words.url], images, chosen, requests), Console(width=140))
     return 0
 
 

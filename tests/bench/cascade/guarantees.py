@@ -41,7 +41,7 @@ from hawkvision.cascade.drift.monitor import ALTERNATIVES, BLOCK, LEAST_COMPLETE
 from hawkvision.cascade.drift.online import AUDIT_SHARE
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
-from hawkvision.core.types import Answer, Basis, MaxAccuracyDrop, MinAccuracy, PromiseStatus, Quality, Target
+from hawkvision.core.types import AccuracyStatus, Answer, Basis, MaxAccuracyDrop, MinAccuracy, Quality, Target
 from tests.edge.bench import SURE, Bench, bench, known
 from tests.edge.peer import ANSWER_CLASS, AS_LISTED, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
@@ -60,7 +60,7 @@ CALLER: Final = "127.0.0.1"
 EDGE_CLASS: Final = 3
 OTHER_VERSION: Final = f"{'b' * 64}/int8"
 OTHER_PROVIDER: Final = f"{SHA}/onnxruntime:CUDAExecutionProvider,CPUExecutionProvider:tf32"
-UNMONITORED: Final = (PromiseStatus.BEST_EFFORT, Basis.UNMONITORED)
+UNMONITORED: Final = (AccuracyStatus.BEST_EFFORT, Basis.UNMONITORED)
 
 
 def _said(times: float) -> str:
@@ -108,8 +108,8 @@ def _requests(differing: float, agreeing: float, up: float, down: float, at: flo
         if high > MOST_REQUESTS:
             return math.inf
     while high - low > 1.0:
-        middle = (low + high) / 2.0
-        low, high = (low, middle) if paid(middle) >= chance else (middle, high)
+        intermediate = (low + high) / 2.0
+        low, high = (low, intermediate) if paid(intermediate) >= chance else (intermediate, high)
     return math.ceil(high)
 
 
@@ -240,7 +240,7 @@ async def ask(it: Bench, target: Target, requests: int, stream: str | None = Non
 
 def held(answers: Sequence[Answer]) -> int:
     """How many claim to be certified."""
-    return sum(answer.accuracy.status is PromiseStatus.HELD for answer in answers)
+    return sum(answer.accuracy.status is AccuracyStatus.CERTIFIED for answer in answers)
 
 
 async def disagreeing(peer: Peer, target: Target, times: float) -> tuple[str, int]:
@@ -259,7 +259,7 @@ async def disagreeing(peer: Peer, target: Target, times: float) -> tuple[str, in
             answers = await ask(it, target, int(late) + 100)
         finally:
             peer.differing = 0.0
-        alarm = next((n for n, a in enumerate(answers) if a.accuracy.status is PromiseStatus.VOID), -1)
+        alarm = next((n for n, a in enumerate(answers) if a.accuracy.status is AccuracyStatus.SUSPENDED), -1)
         return f"derived P95 {late:,.0f}, alarm after {alarm:,}", held(answers[int(late) :])
 
 
@@ -269,13 +269,13 @@ async def link_down(peer: Peer, target: Target) -> tuple[str, int]:
         await known(it.node)
         await ask(it, target, 20)
         await until(lambda: not it.node.auditor._under_way)
-        peer.rungs_delay_s = 30.0
+        peer.stages_delay_s = 30.0
         assert it.node.uplink is not None
         try:
             it.node.uplink.link.connected = False
             wrong = held((await ask(it, target, 1_200))[100:])
         finally:
-            peer.rungs_delay_s = 0.0
+            peer.stages_delay_s = 0.0
         it.node.uplink.lost.set()
         await until(lambda: it.node.uplink is not None and it.node.uplink.up)
         asked, again = 0, False
@@ -285,12 +285,12 @@ async def link_down(peer: Peer, target: Target) -> tuple[str, int]:
         peer.differing = 1.0
         await ask(it, target, 400)
         await until(lambda: not it.node.auditor._under_way)
-        peer.differing, peer.rungs_delay_s = 0.0, 30.0
+        peer.differing, peer.stages_delay_s = 0.0, 30.0
         try:
             it.node.uplink.link.connected = False
             wrong += held(await ask(it, target, 2_000))
         finally:
-            peer.rungs_delay_s = 0.0
+            peer.stages_delay_s = 0.0
         return f"unmonitored while down, held again {asked} requests after; alarm outlasts the next outage", wrong
 
 
@@ -310,7 +310,7 @@ async def without_room(peer: Peer, target: Target) -> tuple[str, int]:
 
 async def evicted(peer: Peer, target: Target) -> tuple[str, int]:
     """Five other names come after camera 1's alarm, and memory is for two."""
-    async with bench(peer, SURE, audit_share=NODE_SHARE, streams_limit=2) as it:
+    async with bench(peer, SURE, audit_share=NODE_SHARE, max_streams=2) as it:
         await known(it.node)
         peer.differing = 1.0
         await ask(it, target, 400, "camera 1")
@@ -375,10 +375,10 @@ async def other_provider(peer: Peer, target: Target) -> tuple[str, int]:
     """The edge stage, then the reference, run on another provider; then it has passed an equivalence check."""
     async with bench(peer, SURE, audit_share=NODE_SHARE) as it:
         await known(it.node)
-        node, certified = it.node, it.node.rung
-        node.rung = dataclasses.replace(certified, fingerprint=OTHER_PROVIDER)
+        node, certified = it.node, it.node.stage
+        node.stage = dataclasses.replace(certified, fingerprint=OTHER_PROVIDER)
         wrong = held(await ask(it, target, 200)) + outcomes(it)
-        node.rung, peer.states = certified, OTHER_PROVIDER
+        node.stage, peer.states = certified, OTHER_PROVIDER
         try:
             await it.ask(target=Quality.BEST)
             wrong += held(await ask(it, target, 200))

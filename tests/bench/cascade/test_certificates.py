@@ -1,4 +1,4 @@
-"""The study of certificates: its rules are the product's, and it sees a broken promise."""
+"""The study of certificates: its rules are the product's, and it sees a broken guarantee."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rich.console import Console
 from hawkvision.cascade.certification.bounds import paired_exact_p
 from hawkvision.cascade.certification.certificate import (
     Method,
-    Rung,
     Sample,
+    Stage,
     certify,
     sweep,
     threshold_grid,
@@ -44,7 +44,7 @@ DELTA = 0.05
 
 @functools.cache
 def pool() -> Pool:
-    """Ten classes; the best rung (about 93 % right) knows what the edge (85 %) knows, and more."""
+    """Ten classes; the reference stage (about 93 % right) knows what the edge (85 %) knows, and more."""
     rng = np.random.default_rng(3)
     labels = rng.integers(0, 10, 12_000)
     edge = make_logits(rng, labels, 5.0)
@@ -57,7 +57,7 @@ def drawn(n: int, seed: int) -> Pool:
 
 
 def as_sample(some: Pool) -> Sample:
-    return Sample(Rung(some.scores, some.edge_right, some.differs), some.best_right)
+    return Sample(Stage(some.scores, some.edge_right, some.differs), some.best_right)
 
 
 def test_one_pass_over_all_thresholds_counts_what_the_products_sweep_counts() -> None:
@@ -133,7 +133,7 @@ def test_conformal_alignment_accepts_what_benjamini_hochberg_accepts_of_much_tra
 
 def test_conformal_alignment_keeps_the_drop_on_average_and_not_in_each_sample() -> None:
     (cell,) = study(pool(), 500, draws=60, seed=1, chosen=["conformal alignment"])
-    assert not cell.promises
+    assert not cell.guarantees
     goal = Goal(max_drop=cell.max_drop, accuracy=0.0, delta=DELTA)
     grid = threshold_grid(pool().scores, 100)
     whole = sweep_grid(pool(), grid)
@@ -156,7 +156,7 @@ def test_perfect_knowledge_is_the_best_of_all_thresholds() -> None:
 
 
 @pytest.mark.parametrize("replace", [True, False])
-def test_promises_are_kept_where_the_plug_in_threshold_breaks_its_own(replace: bool) -> None:
+def test_guarantees_are_kept_where_the_plug_in_threshold_breaks_its_own(replace: bool) -> None:
     cells = {cell.rule: cell for cell in study(pool(), 500, draws=60, seed=1, replace=replace)}
     assert not any(cell.broken for cell in cells.values())
     assert cells["plug-in"].rate > 0.2
@@ -175,21 +175,21 @@ def test_the_same_seed_draws_the_same_samples() -> None:
     assert study(pool(), 200, draws=3, seed=9) == study(pool(), 200, draws=3, seed=9)
 
 
-def make_cell(rule: str, violations: int, *, promises: bool = True) -> Cell:
-    return Cell("a → b", 1_000, rule, promises, 200, violations, 0.2, 0.1, 0.01, DELTA)
+def make_cell(rule: str, violations: int, *, guarantees: bool = True) -> Cell:
+    return Cell("a → b", 1_000, rule, guarantees, 200, violations, 0.2, 0.1, 0.01, DELTA)
 
 
 def test_nineteen_of_two_hundred_may_be_chance_and_twenty_may_not() -> None:
     assert not make_cell("exact", 19).broken
     assert make_cell("exact", 20).broken
-    assert not make_cell("plug-in", 100, promises=False).broken
+    assert not make_cell("plug-in", 100, guarantees=False).broken
 
 
-def test_a_broken_promise_is_named_in_the_verdict() -> None:
+def test_a_broken_guarantee_is_named_in_the_verdict() -> None:
     kept, said = verdict([make_cell("exact", 3), make_cell("betting", 40)])
     assert not kept
     assert "a → b, n = 1000, betting: 20.0% > 9.6%" in said
-    assert verdict([make_cell("exact", 3), make_cell("plug-in", 90, promises=False)])[0]
+    assert verdict([make_cell("exact", 3), make_cell("plug-in", 90, guarantees=False)])[0]
 
 
 def test_table_shows_every_figure_in_eighty_columns() -> None:
@@ -205,7 +205,7 @@ def test_table_shows_every_figure_in_eighty_columns() -> None:
 
 
 def test_cells_are_written_as_csv_or_json(tmp_path: Path) -> None:
-    cells = [make_cell("exact", 3), make_cell("plug-in", 90, promises=False)]
+    cells = [make_cell("exact", 3), make_cell("plug-in", 90, guarantees=False)]
     write_cells(tmp_path / "cells.csv", cells)
     write_cells(tmp_path / "cells.json", cells)
     with (tmp_path / "cells.csv").open(newline="") as file:

@@ -1,4 +1,4 @@
-"""The drift study on a synthetic ladder: its verdict is about what happened, and what it writes says the same."""
+"""The drift study on a synthetic cascade: its verdict is about what happened, and what it writes says the same."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hawkvision.cascade.certification.profiling import profile_rung, split_indices
+from hawkvision.cascade.certification.profiling import profile_stage, split_indices
 from hawkvision.model_zoo.calibration.drift import PHASES, Replay, Seen, summarise
-from tests.bench.cascade.drift import CONTROLS, SETTLED, DriftCell, Ladder, certified_route, study, write
+from tests.bench.cascade.drift import CONTROLS, SETTLED, Cascade, DriftCell, certified_route, study, write
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 
 
 @functools.cache
-def ladder() -> Ladder:
-    """`small` backed by `large`, on 4,000 pictures as they are and harder ones."""
+def cascade() -> Cascade:
+    """`small` backed by `large`, on 4,000 images as they are and harder ones."""
     rng = np.random.default_rng(17)
     labels = rng.integers(0, 10, 4_000)
     split = split_indices(np.full(len(labels), "a"), 0)
@@ -26,17 +26,17 @@ def ladder() -> Ladder:
     def seen(small: float, large: float) -> Seen:
         return Seen(
             {
-                name: profile_rung(name, {}, SHA, make_logits(rng, labels, strength), labels, split, SHA, 1.0)[1]
+                name: profile_stage(name, {}, SHA, make_logits(rng, labels, strength), labels, split, SHA, 1.0)[1]
                 for name, strength in (("small", small), ("large", large))
             },
             labels,
         )
 
-    return Ladder(make_profile(), seen(3.0, 8.0), seen(1.5, 6.0))
+    return Cascade(make_profile(), seen(3.0, 8.0), seen(1.5, 6.0))
 
 
 def run_that_gives_up(share: float, audits: float) -> Replay:
-    """A run in which so many answers of the shifted traffic are wrong where the best rung is right."""
+    """A run in which so many answers of the shifted traffic are wrong where the reference stage is right."""
     shifted = np.repeat([phase.shifted for phase in PHASES], [phase.requests for phase in PHASES])
     n = len(shifted)
     every = np.arange(n) % 1_000
@@ -62,21 +62,21 @@ def test_a_fixed_threshold_owes_nothing() -> None:
 
 @pytest.mark.slow
 def test_study_replays_every_target_under_every_control() -> None:
-    cells = study(ladder(), (0.06,), certify=1_000, seeds=2)
+    cells = study(cascade(), (0.06,), certify=1_000, seeds=2)
     assert [found.control for found in cells] == list(CONTROLS)
-    settled = {found.control: next(s for s in found.summaries if s.name == SETTLED) for found in cells}
-    assert settled["written"].drop < settled["static"].drop
-    assert settled["written"].drop <= 0.06
-    assert settled["static"].audits == 0.0 < settled["written"].audits
+    decided = {found.control: next(s for s in found.summaries if s.name == SETTLED) for found in cells}
+    assert decided["written"].drop < decided["static"].drop
+    assert decided["written"].drop <= 0.06
+    assert decided["static"].audits == 0.0 < decided["written"].audits
     by_name = {found.control: found for found in cells}
     assert by_name["written"].false_alarms == 0
     assert by_name["written"].delays, "in the other run the threshold alone keeps the drop"
 
 
 def test_certificate_is_made_for_the_very_drop_that_is_asked_for() -> None:
-    route = certified_route(ladder(), np.arange(1_500), 0.0377)
-    assert route.promise.max_drop == 0.0377
-    assert route.promise.n == 1_500
+    route = certified_route(cascade(), np.arange(1_500), 0.0377)
+    assert route.guarantee.max_drop == 0.0377
+    assert route.guarantee.n == 1_500
 
 
 def test_what_is_written_agrees_with_what_was_found(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Rules that pick a threshold from a sample: the product's three certificates, and what others would do.
 
-A rule sees what each threshold of a descending grid did on n labelled pictures and names the lowest one that it
-believes gives up no more than ε against the best rung. Ours are the tests of `hawkvision.cascade.certification.bounds`
-in fixed sequence; the counts of all thresholds come from one pass here, because studies ask ten thousand times.
+A rule sees what each threshold of a descending grid did on n labelled images and names the lowest one that it
+believes gives up no more than ε against the reference stage. Ours are the tests of
+`hawkvision.cascade.certification.bounds` in fixed sequence; the counts of all thresholds come from one pass here,
+because studies ask ten thousand times.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A population: what an edge rung and the best rung said of each of N pictures."""
+    """A population: what an edge stage and the reference stage said of each of N images."""
 
     name: str
     scores: Floats
@@ -36,14 +37,14 @@ class Pool:
 
     @property
     def gap(self) -> float:
-        """How much more often the best rung is right."""
+        """How much more often the reference stage is right."""
         return float(self.best_right.mean() - self.edge_right.mean())
 
     def __len__(self) -> int:
         return len(self.scores)
 
     def taken(self, chosen: NDArray[np.intp]) -> Pool:
-        """The chosen pictures, in that order."""
+        """The chosen images, in that order."""
         return Pool(
             self.name,
             self.scores[chosen],
@@ -55,7 +56,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What each threshold of a descending grid does on n pictures; counts are (steps,)."""
+    """What each threshold of a descending grid does on n images; counts are (steps,)."""
 
     n: int
     lost: Counts
@@ -63,7 +64,7 @@ class Swept:
     differing: Counts
     accepted: Counts
     places: NDArray[np.intp]
-    """(n,) the first threshold that accepts each picture."""
+    """(n,) the first threshold that accepts each image."""
     losses: NDArray[np.int8]
     """(n,) right_best − right_edge."""
     best_right: int
@@ -86,7 +87,8 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a rule is to keep: the drop below ε, or in absolute terms the accuracy, which is the best rung's less ε."""
+    """What a rule is to keep: the drop below ε, or in absolute terms the accuracy, which is the reference stage's less
+    ε."""
 
     max_drop: float
     accuracy: float
@@ -177,11 +179,11 @@ def selective_risk(sample: Swept, goal: Goal) -> int:
     lower = _accuracy_bounds(sample, goal.delta / steps)
     low, high, kept = 0, len(lower) - 1, 0
     while low <= high:
-        middle = (low + high) // 2
-        if lower[middle] >= goal.accuracy:
-            kept, low = middle, middle + 1
+        intermediate = (low + high) // 2
+        if lower[intermediate] >= goal.accuracy:
+            kept, low = intermediate, intermediate + 1
         else:
-            high = middle - 1
+            high = intermediate - 1
     return kept
 
 
@@ -201,7 +203,8 @@ def _accuracy_bounds(sample: Swept, delta: float) -> Floats:
 
 
 def conformal_alignment(sample: Swept, goal: Goal) -> int:
-    """Conformal p-values of "the edge loses what the best rung knows", and Benjamini-Hochberg at ε over the traffic.
+    """Conformal p-values of "the edge loses what the reference stage knows", and Benjamini-Hochberg at ε over the
+    traffic.
 
     Of much traffic, BH accepts scores from the lowest threshold on at which the p-value, (1 + losses accepted) /
     (n + 1), is at most ε times the share accepted.
@@ -217,7 +220,7 @@ def mapie_paired(sample: Swept, goal: Goal) -> int:
 
 
 def mapie_losses(sample: Swept, goal: Goal) -> int:
-    """MAPIE on the share of lost pictures alone, which bounds the drop."""
+    """MAPIE on the share of lost images alone, which bounds the drop."""
     return _mapie(sample.lost / sample.n, sample.n, goal.max_drop, goal.delta, binary=True)
 
 

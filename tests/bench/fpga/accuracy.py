@@ -32,7 +32,7 @@ from hawkvision.integer import reference
 from hawkvision.integer.artifact import graph_of
 from hawkvision.model_zoo.building.build import emit_variant, weights_of
 from hawkvision.model_zoo.training.recipe import load_recipe
-from hawkvision.models.datasets import read_pictures
+from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import InputSpec, MeasuredAccuracy, Variant, load_labels, load_manifest, models_dir
 
 WORST_POINTS: Final = 1.0
@@ -41,7 +41,7 @@ MAX_PIXELS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class Stage:
     """One stage on the test images."""
 
     name: str
@@ -68,34 +68,34 @@ def main() -> int:
     parser.add_argument("--limit", type=int, help="only so many test images, the first")
     given = parser.parse_args()
     try:
-        rungs = measure(given.task, given.data, given.limit)
+        stages = measure(given.task, given.data, given.limit)
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    show(rungs, Console(width=None if sys.stdout.isatty() else 150))
-    failures = missed(rungs)
+    show(stages, Console(width=None if sys.stdout.isatty() else 150))
+    failures = missed(stages)
     print("\n".join(failures) or "every goal is met")
     return 1 if failures else 0
 
 
-def missed(rungs: Sequence[Rung]) -> list[str]:
+def missed(stages: Sequence[Stage]) -> list[str]:
     """Goals that are missed."""
-    lossy = [f"{r.name} loses {r.lost_points:.2f} points" for r in rungs if r.lost_points > WORST_POINTS]
-    return lossy + [f"{r.name}: {r.differing} logits differ" for r in rungs if r.differing]
+    datagram = [f"{r.name} loses {r.lost_points:.2f} points" for r in stages if r.lost_points > WORST_POINTS]
+    return datagram + [f"{r.name}: {r.differing} logits differ" for r in stages if r.differing]
 
 
-def measure(task: str, data: Path, limit: int | None = None, models: Path | None = None) -> list[Rung]:
+def measure(task: str, data: Path, limit: int | None = None, models: Path | None = None) -> list[Stage]:
     """The edge stages of a task, in order."""
     models = models_dir(models)
     manifest = load_manifest(task, models)
-    images = read_pictures(data, load_labels(manifest, models))
+    images = read_images(data, load_labels(manifest, models))
     chosen = np.flatnonzero(images.is_test)[:limit]
     labels = images.labels[chosen]
     bodies = [images.bodies[i] for i in chosen]
     of = {twin.name: twin.of for twin in load_recipe(task, models).quantised}
-    variants = [variant for name in manifest.ladder.edge for variant in manifest.members(name)]
+    variants = [variant for name in manifest.cascade.edge for variant in manifest.members(name)]
     right: dict[str, NDArray[np.bool_]] = {}
-    rungs = []
+    stages = []
     # Float networks first, because the others are compared with them.
     for variant, weights in weights_of(
         task, sorted(variants, key=lambda v: v.name in of), models, None, {}, lambda *_: None
@@ -106,8 +106,8 @@ def measure(task: str, data: Path, limit: int | None = None, models: Path | None
         right[variant.name] = logits.argmax(axis=1) == labels
         parent = of.get(variant.name)
         lost = right[parent].astype(float) - right[variant.name] if parent else np.zeros(len(labels))
-        rungs.append(
-            Rung(
+        stages.append(
+            Stage(
                 variant.name,
                 variant.precision,
                 len(weights),
@@ -120,7 +120,7 @@ def measure(task: str, data: Path, limit: int | None = None, models: Path | None
                 image_us,
             )
         )
-    return sorted(rungs, key=lambda rung: manifest.ladder.edge.index(rung.name))
+    return sorted(stages, key=lambda stage: manifest.cascade.edge.index(stage.name))
 
 
 def _inputs(bodies: Sequence[bytes], spec: InputSpec) -> Pixels:
@@ -148,23 +148,33 @@ def _differing(model: bytes, inputs: Pixels, logits: Logits) -> int:
     return count
 
 
-def show(rungs: Sequence[Rung], console: Console) -> None:
+def show(stages: Sequence[Stage], console: Console) -> None:
     """Print the results."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("rung", "precision", "file KB", "test top-1 %", "95 %", "n", "points lost", "logits differing", "µs"):
+    for title in (
+        "stage",
+        "precision",
+        "file KB",
+        "test top-1 %",
+        "95 %",
+        "n",
+        "points lost",
+        "logits differing",
+        "µs",
+    ):
         table.add_column(title)
-    for rung in rungs:
-        accuracy = rung.accuracy
+    for stage in stages:
+        accuracy = stage.accuracy
         table.add_row(
-            rung.name,
-            rung.precision,
-            f"{rung.file_bytes / 1e3:.0f}",
+            stage.name,
+            stage.precision,
+            f"{stage.file_bytes / 1e3:.0f}",
             f"{100 * accuracy.value:.2f}",
             f"{100 * accuracy.low:.2f}–{100 * accuracy.high:.2f}",
             str(accuracy.n),
-            "" if rung.of is None else f"{rung.lost_points:+.2f} ± {rung.lost_error:.2f} against {rung.of}",
-            "" if rung.of is None else f"{rung.differing} of {rung.logits}",
-            f"{rung.image_us:.0f}",
+            "" if stage.of is None else f"{stage.lost_points:+.2f} ± {stage.lost_error:.2f} against {stage.of}",
+            "" if stage.of is None else f"{stage.differing} of {stage.logits}",
+            f"{stage.image_us:.0f}",
         )
     console.print(table)
 

@@ -50,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     rows = [row for row in report.rows if isinstance(row, TargetRow)]
-    table = Table("target", "drop", "± 95 %", "promised", "kept", "escalated", title=f"{given.task}, {given.backend}")
+    table = Table("target", "drop", "± 95 %", "guaranteed", "kept", "escalated", title=f"{given.task}, {given.backend}")
     for row in rows:
-        promised = "–" if row.promised_drop is None else f"{row.promised_drop:.4f}"
-        kept = "" if row.promised_drop is None else "yes" if is_kept(row) else "NO"
-        table.add_row(row.target, f"{row.drop:.4f}", f"{margin(row):.4f}", promised, kept, f"{row.escalated:.1%}")
+        guaranteed = "–" if row.guaranteed_drop is None else f"{row.guaranteed_drop:.4f}"
+        kept = "" if row.guaranteed_drop is None else "yes" if is_kept(row) else "NO"
+        table.add_row(row.target, f"{row.drop:.4f}", f"{margin(row):.4f}", guaranteed, kept, f"{row.escalated:.1%}")
     Console(width=110).print(table)
     return int(not all(is_kept(row) and not row.degraded for row in rows))
 
@@ -66,8 +66,8 @@ def margin(row: TargetRow) -> float:
 
 
 def is_kept(row: TargetRow) -> bool:
-    """Whether the drop is not more than promised, as far as these images can tell."""
-    return row.promised_drop is None or row.drop - margin(row) <= row.promised_drop
+    """Whether the drop is not more than guaranteed, as far as these images can tell."""
+    return row.guaranteed_drop is None or row.drop - margin(row) <= row.guaranteed_drop
 
 
 def _evaluated(given: argparse.Namespace) -> EvaluationReport:
@@ -79,7 +79,7 @@ def _evaluated(given: argparse.Namespace) -> EvaluationReport:
         running("hawkvision.datacenter", "--port", "0", "--task", given.task) as datacenter,
         running(
             "edge", "--port", "0", "--task", given.task, "--backend", given.backend, *device, *profile,
-            "--dc-url", datacenter.url,
+            "--datacenter-url", datacenter.url,
         ) as edge,
     ):  # fmt: skip
         out = Path(folder) / "report.json"

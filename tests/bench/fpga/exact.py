@@ -33,7 +33,7 @@ from hawkvision.imaging.preprocessing import load_input
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.qonnx import read_qonnx
-from hawkvision.models.datasets import read_pictures
+from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 
 BATCH: Final = 250
@@ -101,8 +101,8 @@ def load(task: str, variant: str, data: Path, most: int) -> tuple[Pixels, int]:
     """At most so many images (n, height, width, 3), test images first, and the number of these."""
     models = models_dir(None)
     manifest = load_manifest(task, models)
-    spec = next(member.input for name in manifest.ladder.edge for member in manifest.members(name) if name == variant)
-    read = read_pictures(data, load_labels(manifest, models))
+    spec = next(member.input for name in manifest.cascade.edge for member in manifest.members(name) if name == variant)
+    read = read_images(data, load_labels(manifest, models))
     order = np.argsort(~read.is_test, kind="stable")[:most]
     pixels = np.stack([load_input(read.bodies[at], spec, max_pixels=MAX_PIXELS)[0] for at in order])
     return pixels, int(read.is_test[order].sum())

@@ -72,7 +72,7 @@ WORK_LOADS: Final = (0.15, 0.3, 0.6, 0.85)
 WORK_S: Final = 12.0
 LOOPBACK_BYTES_PER_S: Final = 1e9
 """Negligible beside the device."""
-VOID: Final = 0.05
+SUSPENDED: Final = 0.05
 """Share of the predicted P99 by which images may be handed over late; beyond it, other work is measured."""
 NO_WATTS: Final = EstimateRange(0.0, 0.0, 0.0)
 
@@ -195,19 +195,19 @@ def spell(
                 samples.latency_s.append(done - due)
                 samples.late_start_s.append(begun - due)
 
-    begin, settled = time.perf_counter() + 0.1, None
+    begin, decided = time.perf_counter() + 0.1, None
     with ThreadPoolExecutor(PLACES + 40) as pool:
         for number, arrival in enumerate(arrivals.tolist()):
             wait = begin + arrival - time.perf_counter()
             if wait > 0:
                 time.sleep(wait)
-            if settled is None and arrival >= settle_s:
-                settled = (both.offloaded(), time.process_time(), time.thread_time())
+            if decided is None and arrival >= settle_s:
+                decided = (both.offloaded(), time.process_time(), time.thread_time())
             pool.submit(one, number, begin + arrival, arrival >= settle_s)
         now = both.offloaded(), time.process_time(), time.thread_time()
-    assert settled is not None
-    samples.fpga, samples.cpu = now[0].fpga - settled[0].fpga, now[0].cpu - settled[0].cpu
-    samples.cpu_s = (now[1] - settled[1]) - (now[2] - settled[2])  # the load generator's own left out
+    assert decided is not None
+    samples.fpga, samples.cpu = now[0].fpga - decided[0].fpga, now[0].cpu - decided[0].cpu
+    samples.cpu_s = (now[1] - decided[1]) - (now[2] - decided[2])  # the load generator's own left out
     return samples
 
 
@@ -230,8 +230,8 @@ def show(name: str, rate: float, samples: Samples, predicted: PlacementForecast,
         print(f"{n:8}{np.percentile(samples.late_start_s, 99) * 1e3:9.2f} ms" if label == "measured" else "")
     apart = [(b / a - 1) * 100 for a, b in zip(first, second, strict=True)]
     print(f"{name:16}{'apart, %':11}{apart[0]:8.1f}" + "".join(f"{v:9.1f}" for v in apart[1:]))
-    if (own_s := float(np.percentile(samples.late_start_s, 99))) > VOID * prediction.p99_s:
-        print(f"{'':16}VOID: images were handed over up to {own_s * 1e3:.1f} ms late (P99); this machine was busy")
+    if (own_s := float(np.percentile(samples.late_start_s, 99))) > SUSPENDED * prediction.p99_s:
+        print(f"{'':16}SUSPENDED: images were handed over up to {own_s * 1e3:.1f} ms late (P99); this machine was busy")
     seen = both.offloaded()
     print(f"{'':16}so far: no place {seen.no_place}, late {seen.late}, failures {seen.failures}")
     print(f"{'':16}distance of answers, measured ÷ modelled: {seen.slowness:.3f}")

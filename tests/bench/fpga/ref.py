@@ -36,7 +36,7 @@ from hawkvision.integer.onnx_writer import write
 from hawkvision.model_zoo.building.quantize import quantise_model
 from hawkvision.model_zoo.building.ranges import measure_ranges
 from hawkvision.models.artifacts import load_variant
-from hawkvision.models.datasets import read_pictures
+from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape
 
@@ -87,7 +87,7 @@ def _built(given: argparse.Namespace) -> tuple[dict[str, Backend], Pixels]:
     models, cache = models_dir(), cache_dir()
     manifest = load_manifest(given.task, models)
     variant, twin = manifest.variant(given.variant), manifest.variant("tiny")
-    found = read_pictures(given.data, load_labels(manifest, models))
+    found = read_images(given.data, load_labels(manifest, models))
     bodies = [found.bodies[index] for index in range(min(given.images, len(found)))]
     images = np.stack([load_input(body, variant.input, max_pixels=10**6)[0] for body in bodies])
     integers = load_variant(cache, given.task, variant)

@@ -12,25 +12,25 @@ from fpga.compiler.devices import device
 from fpga.compiler.folding import interval, latency
 from fpga.reports.build_report import read
 from fpga.reports.energy import BOARD_W
-from hawkvision.core.types import PromiseStatus
+from hawkvision.core.types import AccuracyStatus
 from loadgen.analysis.evaluation import TargetRow
 from tests.bench.fpga import exact, partial
-from tests.bench.fpga.accuracy import Rung, measure, missed
+from tests.bench.fpga.accuracy import Stage, measure, missed
 from tests.bench.fpga.cascade import is_kept, margin
 from tests.bench.fpga.energy import WATTS_A_CORE, Cpu, ratios
 from tests.fpga.designs import CASES
-from tests.hawkvision.model_zoo.synthetic_task import TESTED, write_ladder
+from tests.hawkvision.model_zoo.synthetic_task import TESTED, write_cascade
 
 
 @pytest.fixture(scope="module")
-def rungs(tmp_path_factory: pytest.TempPathFactory) -> list[Rung]:
-    models, data, _ = write_ladder(tmp_path_factory.mktemp("task"))
+def stages(tmp_path_factory: pytest.TempPathFactory) -> list[Stage]:
+    models, data, _ = write_cascade(tmp_path_factory.mktemp("task"))
     return measure("shapes", data, models=models)
 
 
-def test_rungs_are_the_ladders_and_lose_what_lies_between_their_accuracies(rungs: list[Rung]) -> None:
-    twin, of = rungs
-    assert [(rung.name, rung.of, rung.accuracy.n) for rung in rungs] == [
+def test_stages_are_the_cascades_and_lose_what_lies_between_their_accuracies(stages: list[Stage]) -> None:
+    twin, of = stages
+    assert [(stage.name, stage.of, stage.accuracy.n) for stage in stages] == [
         ("tiny_w4", "tiny", TESTED),
         ("tiny", None, TESTED),
     ]
@@ -38,8 +38,8 @@ def test_rungs_are_the_ladders_and_lose_what_lies_between_their_accuracies(rungs
     assert (twin.differing, twin.logits, of.lost_points) == (0, 3 * TESTED, 0.0)
 
 
-def test_lost_points_and_differing_logits_miss_the_goal(rungs: list[Rung]) -> None:
-    good = dataclasses.replace(rungs[0], lost_points=1.0)
+def test_lost_points_and_differing_logits_miss_the_goal(stages: list[Stage]) -> None:
+    good = dataclasses.replace(stages[0], lost_points=1.0)
     assert missed([good]) == []
     assert missed([dataclasses.replace(good, lost_points=1.04, differing=2)]) == [
         "tiny_w4 loses 1.04 points",
@@ -48,14 +48,15 @@ def test_lost_points_and_differing_logits_miss_the_goal(rungs: list[Rung]) -> No
 
 
 def test_first_test_images_alone_are_looked_at_if_asked(tmp_path: Path) -> None:
-    models, data, _ = write_ladder(tmp_path)
-    assert np.unique([rung.accuracy.n for rung in measure("shapes", data, 10, models)]).tolist() == [10]
+    models, data, _ = write_cascade(tmp_path)
+    assert np.unique([stage.accuracy.n for stage in measure("shapes", data, 10, models)]).tolist() == [10]
 
 
-def row(lost: int, gained: int, promised: float | None, n: int = 1000) -> TargetRow:
+def row(lost: int, gained: int, guaranteed: float | None, n: int = 1000) -> TargetRow:
     return TargetRow(
         target="t", n=n, accuracy=0.9, low=0.8, high=1.0, lost=lost, gained=gained, drop=(lost - gained) / n,
-        promised_drop=promised, status={PromiseStatus.HELD: n}, escalated=0.1, degraded=0, p50_ms=1.0, p99_ms=2.0,
+        guaranteed_drop=guaranteed, status={AccuracyStatus.CERTIFIED: n}, escalated=0.1, degraded=0, p50_ms=1.0,
+        p99_ms=2.0,
     )  # fmt: skip
 
 
@@ -64,10 +65,10 @@ def test_margin_is_that_of_a_paired_difference() -> None:
     assert margin(row(0, 0, 0.01)) == 0.0
 
 
-def test_a_promise_is_broken_by_more_than_chance() -> None:
+def test_a_guarantee_is_broken_by_more_than_chance() -> None:
     assert is_kept(row(30, 10, 0.01))
     assert not is_kept(row(60, 10, 0.01))
-    assert is_kept(row(900, 0, None)), "nothing was promised"
+    assert is_kept(row(900, 0, None)), "nothing was guaranteed"
 
 
 REPORT = read(Path(__file__).parents[3] / "fpga" / "reports" / "fashion_mnist-tiny_w4-lfe5u-45f.json")

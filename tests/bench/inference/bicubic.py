@@ -1,9 +1,9 @@
 """Our bicubic scaling beside OpenCV's: how long each takes, in turns, and how many values differ.
 
     python -m tests.bench.inference.bicubic
-    python -m tests.bench.inference.bicubic --pictures 3000
+    python -m tests.bench.inference.bicubic --images 3000
 
-Those of pictures of noise, of 8 to 400 pixels a side, scaled to half of that and up to 700.
+Those of images of noise, of 8 to 400 pixels a side, scaled to half of that and up to 700.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from hawkvision.core.types import Pixels
 from hawkvision.imaging import bicubic
 
 SIDES: Final = ((227, 224), (256, 224), (256, 240), (256, 260), (400, 224))
-"""Before and after: ImageNet's pictures here, and the ladder's inputs."""
+"""Before and after: ImageNet's images here, and the cascade's inputs."""
 TURNS: Final = 15
-PICTURES: Final = 50
+IMAGES: Final = 50
 """Of a turn."""
 MOST: Final = 700
-"""Pixels a side that pictures of noise come out with."""
+"""Pixels a side that images of noise come out with."""
 
 
-def by_opencv(picture: Pixels, width: int, height: int) -> Pixels:
+def by_opencv(image: Pixels, width: int, height: int) -> Pixels:
     """What we do the same as."""
-    scaled: Pixels = cv2.resize(picture, (width, height), interpolation=cv2.INTER_CUBIC)
+    scaled: Pixels = cv2.resize(image, (width, height), interpolation=cv2.INTER_CUBIC)
     return scaled
 
 
-def turn(scale: Callable[[Pixels, int, int], Pixels], pictures: Sequence[Pixels], after: int) -> float:
-    """Microseconds of a picture."""
+def turn(scale: Callable[[Pixels, int, int], Pixels], images: Sequence[Pixels], after: int) -> float:
+    """Microseconds of an image."""
     before = time.perf_counter()
-    for picture in pictures:
-        scale(picture, after, after)
-    return (time.perf_counter() - before) / len(pictures) * 1e6
+    for image in images:
+        scale(image, after, after)
+    return (time.perf_counter() - before) / len(images) * 1e6
 
 
 def main() -> int:
     """Print a table; 1 where this machine has no such kernel."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=int, default=300, help="of noise, of whose values those that differ count")
+    parser.add_argument("--images", type=int, default=300, help="of noise, of whose values those that differ count")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     cv2.setNumThreads(1)
@@ -57,8 +57,8 @@ def main() -> int:
     draw = np.random.default_rng(given.seed)
     print(f"pixels a side  OpenCV us  ours us  times as quick (least to most of {TURNS} turns)")
     for before, after in SIDES:
-        pictures = list(draw.integers(0, 256, (PICTURES, before, before, 3), dtype=np.uint8))
-        pairs = [(turn(by_opencv, pictures, after), turn(bicubic.scaled, pictures, after)) for _ in range(1 + TURNS)]
+        images = list(draw.integers(0, 256, (IMAGES, before, before, 3), dtype=np.uint8))
+        pairs = [(turn(by_opencv, images, after), turn(bicubic.scaled, images, after)) for _ in range(1 + TURNS)]
         del pairs[0]  # plans are made
         ratios = [one / other for one, other in pairs]
         theirs, ours = (statistics.median(times) for times in zip(*pairs, strict=True))
@@ -67,15 +67,15 @@ def main() -> int:
             f"({min(ratios):.2f} to {max(ratios):.2f})"
         )
     values = differing = 0
-    for _ in range(given.pictures):
+    for _ in range(given.images):
         before = int(draw.integers(bicubic.LEAST_SIDE, 400))
         after = int(draw.integers((before + 1) // 2, MOST))
-        picture = draw.integers(0, 256, (before, before, 3), dtype=np.uint8)
-        differs = bicubic.scaled(picture, after, after) != by_opencv(picture, after, after)
+        image = draw.integers(0, 256, (before, before, 3), dtype=np.uint8)
+        differs = bicubic.scaled(image, after, after) != by_opencv(image, after, after)
         values, differing = values + differs.size, differing + int(np.count_nonzero(differs))
-    print(f"of {values} values of {given.pictures} pictures of noise {differing} differ")
-    inputs = (draw.integers(0, 256, (227, 227, 3), dtype=np.uint8) for _ in range(given.pictures))
-    left = sum(bicubic.left_to_opencv(picture, 224, 224) for picture in inputs)
+    print(f"of {values} values of {given.images} images of noise {differing} differ")
+    inputs = (draw.integers(0, 256, (227, 227, 3), dtype=np.uint8) for _ in range(given.images))
+    left = sum(bicubic.left_to_opencv(image, 224, 224) for image in inputs)
     print(f"of as many, scaled from 227 to 224, {left} were left to OpenCV")
     return 0
 

@@ -1,7 +1,7 @@
 """`python -m tests.bench.inference.core_placement MODEL.onnx [MODEL.onnx …]`: models side by side, left to the
 kernel and kept apart.
 
-As many threads as there are cores look at a picture of noise with all models, each on one thread, the first with the
+As many threads as there are cores look at an image of noise with all models, each on one thread, the first with the
 first; in random order with the other way, after a pause. Apart is as `hawkvision.datacenter.execution.replica` runs
 them. Compare with and without `--prevent-cpu-idle`: where processors halt, the kernel of a virtual machine places
 threads differently.
@@ -40,7 +40,7 @@ class Placement:
     def run(self, models: list[tuple[OnnxRuntimeBackend, Pixels]], *, counts: bool) -> None:
         """All models, side by side."""
         begun = time.perf_counter()
-        wait([self.threads.submit(model.infer, picture) for model, picture in models])
+        wait([self.threads.submit(model.infer, image) for model, image in models])
         if counts:
             self.took_ms.append((time.perf_counter() - begun) * 1e3)
 

@@ -1,9 +1,9 @@
-"""`python -m tests.bench.inference.downscale --data …`: does it show that large pictures are made smaller before
+"""`python -m tests.bench.inference.downscale --data …`: does it show that large images are made smaller before
 they travel?
 
-Labelled pictures are enlarged, given some noise, and coded as a camera would; then the best rung looks at them, and at
-what edge nodes send of them, with the settings that are used and with others. Differences are paired: `lost` were right
-before and wrong after, `won` the other way round.
+Labelled images are enlarged, given some noise, and coded as a camera would; then the reference stage looks at them, and
+at what edge nodes send of them, with the settings that are used and with others. Differences are paired: `lost` were
+right before and wrong after, `won` the other way round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hawkvision.core.types import Logits
 from hawkvision.imaging.downscale import DETAIL, QUALITY, Reducer
 from hawkvision.imaging.preprocessing import decode, probe
 from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, look
-from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, cache_dir, load_labels, load_manifest, models_dir
 
 SETTINGS: Final = ((DETAIL, QUALITY), (2.0, 90), (1.5, 90), (1.0, 90), (1.0, 85))
@@ -41,7 +41,7 @@ CAMERA_QUALITY: Final = 85
 
 
 def as_a_camera_sends_it(body: bytes, times: float, seed: int) -> bytes:
-    """The picture enlarged, noisy, and coded."""
+    """The image enlarged, noisy, and coded."""
     pixels = decode(body, probe(body), max_pixels=MAX_PIXELS, min_side=sys.maxsize)
     large = cv2.resize(pixels, None, fx=times, fy=times, interpolation=cv2.INTER_LANCZOS4).astype(np.float32)
     large += np.random.default_rng(seed).normal(0.0, NOISE, large.shape).astype(np.float32)
@@ -49,45 +49,43 @@ def as_a_camera_sends_it(body: bytes, times: float, seed: int) -> bytes:
     return coded
 
 
-def with_bodies(pictures: LabelledPictures, bodies: Sequence[bytes]) -> LabelledPictures:
-    """The same pictures, coded otherwise."""
-    return replace(pictures, bodies=bodies, sha256=hashlib.sha256(b"".join(bodies)).hexdigest())
+def with_bodies(images: LabelledImages, bodies: Sequence[bytes]) -> LabelledImages:
+    """The same images, coded otherwise."""
+    return replace(images, bodies=bodies, sha256=hashlib.sha256(b"".join(bodies)).hexdigest())
 
 
-def drawn(pictures: LabelledPictures, most: int, times: float) -> LabelledPictures:
+def drawn(images: LabelledImages, most: int, times: float) -> LabelledImages:
     """So many of them at most, as a camera sends them."""
-    chosen = np.sort(np.random.default_rng(0).choice(len(pictures), min(most, len(pictures)), replace=False))
-    bodies = [as_a_camera_sends_it(pictures.bodies[int(i)], times, int(i)) for i in chosen]
-    some = replace(
-        pictures, labels=pictures.labels[chosen], sources=pictures.sources[chosen], is_test=pictures.is_test[chosen]
-    )
+    chosen = np.sort(np.random.default_rng(0).choice(len(images), min(most, len(images)), replace=False))
+    bodies = [as_a_camera_sends_it(images.bodies[int(i)], times, int(i)) for i in chosen]
+    some = replace(images, labels=images.labels[chosen], sources=images.sources[chosen], is_test=images.is_test[chosen])
     return with_bodies(some, bodies)
 
 
-def best_of(manifest: Manifest, pictures: LabelledPictures) -> Logits:
-    """What the best rung says of the very pictures."""
+def best_of(manifest: Manifest, images: LabelledImages) -> Logits:
+    """What the reference stage says of the very images."""
     # As if it ran at the edge: what runs in the datacenter is shown what is sent.
-    local = msgspec.structs.replace(manifest.ladder, dc=manifest.ladder.edge[:1])
-    return look(msgspec.structs.replace(manifest, ladder=local), [manifest.best], pictures, cache=cache_dir()).logits(
+    local = msgspec.structs.replace(manifest.cascade, dc=manifest.cascade.edge[:1])
+    return look(msgspec.structs.replace(manifest, cascade=local), [manifest.best], images, cache=cache_dir()).logits(
         manifest.best
     )
 
 
-def study(manifest: Manifest, pictures: LabelledPictures, console: Console) -> None:
-    """One row for each setting, the pictures as they are first."""
+def study(manifest: Manifest, images: LabelledImages, console: Console) -> None:
+    """One row for each setting, the images as they are first."""
     table = Table("detail", "quality", "kB", "ms", "accuracy", "lost", "won", "agreement", "mean change of p")
-    whole = best_of(manifest, pictures)
-    right, answered = whole.argmax(1) == pictures.labels, whole.argmax(1)
-    everywhere = np.arange(len(pictures))
-    size = np.mean([len(body) for body in pictures.bodies]) / 1e3
+    whole = best_of(manifest, images)
+    right, answered = whole.argmax(1) == images.labels, whole.argmax(1)
+    everywhere = np.arange(len(images))
+    size = np.mean([len(body) for body in images.bodies]) / 1e3
     table.add_row("as it is", "", f"{size:.1f}", "", f"{right.mean():.2%}", "", "", "", "")
     for detail, quality in SETTINGS:
         reducer = Reducer(manifest.datacenter_inputs, MAX_PIXELS, detail, quality)
         begun = time.thread_time()
-        bodies = [reducer.reduced(body, probe(body)) for body in pictures.bodies]
+        bodies = [reducer.reduced(body, probe(body)) for body in images.bodies]
         spent_ms = (time.thread_time() - begun) * 1e3 / len(bodies)
-        after = best_of(manifest, with_bodies(pictures, bodies))
-        now_right = after.argmax(1) == pictures.labels
+        after = best_of(manifest, with_bodies(images, bodies))
+        now_right = after.argmax(1) == images.labels
         change = np.abs(softmax(after, 1.0)[everywhere, answered] - softmax(whole, 1.0)[everywhere, answered]).mean()
         table.add_row(
             f"{detail:g}", str(quality), f"{np.mean([len(body) for body in bodies]) / 1e3:.1f}", f"{spent_ms:.1f}",
@@ -100,16 +98,16 @@ def study(manifest: Manifest, pictures: LabelledPictures, console: Console) -> N
 def main() -> int:
     """Enlarge, look, and print the table."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="labelled pictures of the task")
+    parser.add_argument("--data", type=Path, required=True, help="labelled images of the task")
     parser.add_argument("--task", default="imagenet")
     parser.add_argument("--times", type=float, default=4.0, help="how much larger a side becomes")
-    parser.add_argument("--pictures", type=int, help="how many at most, drawn at random; default: all")
+    parser.add_argument("--images", type=int, help="how many at most, drawn at random; default: all")
     given = parser.parse_args()
     console = Console()
     try:
         manifest = load_manifest(given.task, models_dir())
-        pictures = read_pictures(given.data, load_labels(manifest, models_dir()))
-        study(manifest, drawn(pictures, given.pictures or len(pictures), given.times), console)
+        images = read_images(given.data, load_labels(manifest, models_dir()))
+        study(manifest, drawn(images, given.images or len(images), given.times), console)
     except HawkVisionError as error:
         console.print(f"reduced: {error.message}", style="red", markup=False)
         return 2

@@ -1,4 +1,4 @@
-"""Our int8 kernels beside ONNX Runtime: the same networks and pictures, in turns.
+"""Our int8 kernels beside ONNX Runtime: the same networks and images, in turns.
 
     python -m tests.bench.inference.int8
 
@@ -21,19 +21,19 @@ from hawkvision.inference.int8 import library
 from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
-from hawkvision.testing import random_pictures
+from hawkvision.testing import random_images
 
 NETWORKS = ("mobilenet_v2_int8", "efficientnet_lite0_int8", "efficientnet_lite1_int8", "efficientnet_lite2_int8")
 RUNS = 20
 """Of a turn; the first is not counted."""
 
 
-def turn(backend: Backend, picture: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> float:
+def turn(backend: Backend, image: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> float:
     """Median milliseconds of a run."""
     took = []
     for _ in range(RUNS):
         before = time.perf_counter()
-        backend.infer(picture)
+        backend.infer(image)
         took.append(time.perf_counter() - before)
     return statistics.median(took[1:]) * 1e3
 
@@ -59,8 +59,8 @@ def main() -> None:
                     closing(open_backend("onnxruntime", model, variant.input, manifest.classes, threads=threads))
                 )
                 ours = stack.enter_context(closing(Int8Backend(model, threads, tiles)))
-                picture = random_pictures(ours, 1)
-                pairs = [(turn(theirs, picture), turn(ours, picture)) for _ in range(given.turns)]
+                image = random_images(ours, 1)
+                pairs = [(turn(theirs, image), turn(ours, image)) for _ in range(given.turns)]
             ratios = [one / other for one, other in pairs]
             a, b = (statistics.median(times) for times in zip(*pairs, strict=True))
             print(

@@ -1,7 +1,7 @@
 """`python -m tests.bench.inference.intra_op_threads MODEL.onnx [MODEL.onnx …]`: what threads that help with an
 inference take and give.
 
-Each way runs the models one after another on a picture of noise, in random order with the other ways, after a pause:
+Each way runs the models one after another on an image of noise, in random order with the other ways, after a pause:
 
 - `one thread`;
 - `kernel's`: helpers run where the kernel puts them, and sleep between layers;
@@ -66,9 +66,9 @@ class ThreadSetting:
     def run(self, *, counts: bool) -> None:
         """All models, one after another."""
         processor, begun = time.process_time(), time.perf_counter()
-        for session, helpers, picture in self.sessions:
+        for session, helpers, image in self.sessions:
             helpers.step_aside()
-            session.run(None, {session.get_inputs()[0].name: picture})
+            session.run(None, {session.get_inputs()[0].name: image})
         took = time.perf_counter() - begun
         time.sleep(AFTER_S)
         if counts:

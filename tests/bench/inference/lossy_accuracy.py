@@ -1,19 +1,19 @@
 """`python -m tests.bench.inference.lossy_accuracy --data …`: are the edge's models right about what a link has left
-of pictures?
+of images?
 
-Every picture is sent by every scheme over the same losses: the i-th datagram of a picture is lost in all schemes or in
-none. Schemes spend the same bytes: the quality is fitted to each picture so that its datagrams with all their headers
+Every image is sent by every scheme over the same losses: the i-th datagram of an image is lost in all schemes or in
+none. Schemes spend the same bytes: the quality is fitted to each image so that its datagrams with all their headers
 take no more than one plain JPEG of quality 85 in datagrams with headers of 20 bytes.
 
     plain       that JPEG, cut at the first lost datagram and decoded as far as it goes
     rs20 …      restart segments and 20 % (50, 100, 200 %) parity
-    base        the same with a base picture in shares, and 25 % parity
+    base        the same with a base image in shares, and 25 % parity
     blind       what `choose` says of a link that it knows nothing of
     adaptive    what `choose` says of this link, with the quality fitted
     served      what `choose` says, with its own quality: what the product sends; bytes differ a little
 
 Losses are independent, or Gilbert's with runs of four on average. Drops are paired with the same model's answers about
-the pictures as they came, with standard errors. Pictures are not made smaller first. Exit status 1 if the adaptive
+the images as they came, with standard errors. Images are not made smaller first. Exit status 1 if the adaptive
 scheme loses more than the issue allows on the default edge model.
 """
 
@@ -37,12 +37,12 @@ from rich.table import Table
 
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Pixels
-from hawkvision.imaging.preprocessing import decode as decode_picture
+from hawkvision.imaging.preprocessing import decode as decode_image
 from hawkvision.imaging.preprocessing import preprocess, probe
 from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.artifacts import load_variant, write_atomic
-from hawkvision.models.datasets import read_pictures
+from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Plan, decode, encode
 from hawkvision.transport.coding.rate_fec_control import LinkState, choose
@@ -64,7 +64,7 @@ GOALS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class LossyLink:
+class DatagramLink:
     """How datagrams are lost."""
 
     loss: float
@@ -75,9 +75,9 @@ class LossyLink:
         """What a sender would know of it after long observation."""
         return LinkState(self.loss, BURST if self.bursty else 1 / (1 - self.loss), known=True)
 
-    def pattern(self, picture: int, n: int = 1024) -> NDArray[np.bool_]:
-        """Which of the datagrams of one picture are lost; the same for every scheme."""
-        draws = np.random.default_rng([SEED, picture, int(1000 * self.loss), self.bursty]).random(n)
+    def pattern(self, image: int, n: int = 1024) -> NDArray[np.bool_]:
+        """Which of the datagrams of one image are lost; the same for every scheme."""
+        draws = np.random.default_rng([SEED, image, int(1000 * self.loss), self.bursty]).random(n)
         if not self.bursty or self.loss == 0:
             return draws < self.loss
         recover, fail = 1 / BURST, self.loss / (1 - self.loss) / BURST
@@ -87,12 +87,12 @@ class LossyLink:
         return np.array(lost)
 
 
-LINKS: Final = tuple(LossyLink(loss, bursty) for bursty in (False, True) for loss in LOSSES if loss or not bursty)
+LINKS: Final = tuple(DatagramLink(loss, bursty) for bursty in (False, True) for loss in LOSSES if loss or not bursty)
 
 
 @dataclass(frozen=True, slots=True)
 class SentImage:
-    """What is left of one picture: a body, or None; how much of it came, at which quality, and the bytes it took."""
+    """What is left of one image: a body, or None; how much of it came, at which quality, and the bytes it took."""
 
     body: bytes | None
     fraction: float
@@ -102,7 +102,7 @@ class SentImage:
 
 @dataclass(frozen=True, slots=True)
 class LossCell:
-    """One model, scheme and link: means over pictures."""
+    """One model, scheme and link: means over images."""
 
     model: str
     scheme: str
@@ -120,14 +120,14 @@ class LossCell:
 def main() -> int:
     """Run the benchmark; see the module's text."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="labelled ImageNet pictures, as calibrate takes them")
-    parser.add_argument("--limit", type=int, help="only so many pictures, drawn by chance")
+    parser.add_argument("--data", type=Path, required=True, help="labelled ImageNet images, as calibrate takes them")
+    parser.add_argument("--limit", type=int, help="only so many images, drawn by chance")
     parser.add_argument("--models", help="variants, separated by commas; default: the edge's single ones")
     parser.add_argument("--json", type=Path, help="write all cells here")
     given = parser.parse_args()
     try:
         manifest = load_manifest("imagenet", models_dir())
-        single = [name for name in manifest.ladder.edge if manifest.committee(name) is None]
+        single = [name for name in manifest.cascade.edge if manifest.ensemble(name) is None]
         names = given.models.split(",") if given.models else single
         cells = measure(manifest, names, given.data, given.limit)
     except HawkVisionError as error:
@@ -136,7 +136,7 @@ def main() -> int:
     show(cells, Console(width=None if sys.stdout.isatty() else 150))
     if given.json is not None:
         write_atomic(given.json, msgspec.json.format(msgspec.json.encode([asdict(cell) for cell in cells]), indent=1))
-    failures = missed(cells, manifest.members(manifest.ladder.default_edge)[0].name)
+    failures = missed(cells, manifest.members(manifest.cascade.default_edge)[0].name)
     print("\n".join(failures) or "every goal is met")
     return 1 if failures else 0
 
@@ -152,15 +152,15 @@ def missed(cells: Sequence[LossCell], model: str) -> list[str]:
 
 
 def measure(manifest: Manifest, names: Sequence[str], data: Path, limit: int | None) -> list[LossCell]:
-    """All models over all schemes, links and pictures."""
-    pictures = read_pictures(data, load_labels(manifest, models_dir()))
-    order = np.random.default_rng(SEED).permutation(len(pictures))[:limit]
+    """All models over all schemes, links and images."""
+    images = read_images(data, load_labels(manifest, models_dir()))
+    order = np.random.default_rng(SEED).permutation(len(images))[:limit]
     models = [EdgeModel(manifest, manifest.variant(name)) for name in names]
-    sent: list[dict[tuple[str, LossyLink], SentImage]] = []
+    sent: list[dict[tuple[str, DatagramLink], SentImage]] = []
     right: list[list[dict[bytes | None, bool]]] = [[] for _ in models]
     try:
         for index in track(sorted(order.tolist()), "sending", transient=True):
-            body, label = pictures.bodies[index], int(pictures.labels[index])
+            body, label = images.bodies[index], int(images.labels[index])
             sent.append(dict(send(body, index)))
             bodies = [body, *dict.fromkeys(one.body for one in sent[-1].values() if one.body is not None)]
             inputs = [pixels_of(one) for one in bodies]
@@ -178,10 +178,10 @@ def measure(manifest: Manifest, names: Sequence[str], data: Path, limit: int | N
 
 
 def cell_of(
-    model: str, scheme: str, link: LossyLink, sent: Sequence[dict[tuple[str, LossyLink], SentImage]],
+    model: str, scheme: str, link: DatagramLink, sent: Sequence[dict[tuple[str, DatagramLink], SentImage]],
     answers: Sequence[dict[bytes | None, bool]],
 ) -> LossCell:  # fmt: skip
-    """Means of one cell; under the key None lies whether the picture as it came was recognised."""
+    """Means of one cell; under the key None lies whether the image as it came was recognised."""
     ones = [each[scheme, link] for each in sent]
     right = np.array([a[one.body] if one.body is not None else False for one, a in zip(ones, answers, strict=True)])
     lost = np.array([a[None] for a in answers], np.float64) - right
@@ -206,9 +206,9 @@ class EdgeModel:
         path = load_variant(cache_dir(), manifest.task, variant)
         self._backend: Backend = open_backend("onnxruntime", path, variant.input, manifest.classes, threads=1)
 
-    def labels(self, pictures: Sequence[Pixels]) -> list[int]:
-        """The most probable class of each picture."""
-        inputs = [preprocess(pixels, self._spec) for pixels in pictures]
+    def labels(self, images: Sequence[Pixels]) -> list[int]:
+        """The most probable class of each image."""
+        inputs = [preprocess(pixels, self._spec) for pixels in images]
         logits = [self._backend.infer(np.stack(inputs[i : i + BATCH])) for i in range(0, len(inputs), BATCH)]
         return [int(label) for label in np.concatenate(logits).argmax(1)]
 
@@ -218,24 +218,24 @@ class EdgeModel:
 
 
 def pixels_of(body: bytes) -> Pixels:
-    """Decode a picture, or as much of it as is there: what is missing stays grey."""
+    """Decode an image, or as much of it as is there: what is missing stays grey."""
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(body, "RGB", strict=False)
     except ValueError:  # not a JPEG that simplejpeg reads, such as a PNG among the originals
-        return decode_picture(body, probe(body), max_pixels=MAX_PIXELS, min_side=1 << 16)
+        return decode_image(body, probe(body), max_pixels=MAX_PIXELS, min_side=1 << 16)
     return pixels
 
 
-def send(body: bytes, picture: int) -> Iterator[tuple[tuple[str, LossyLink], SentImage]]:
-    """One picture by every scheme over every link."""
-    pixels = decode_picture(body, probe(body), max_pixels=MAX_PIXELS, min_side=1 << 16)
+def send(body: bytes, image: int) -> Iterator[tuple[tuple[str, DatagramLink], SentImage]]:
+    """One image by every scheme over every link."""
+    pixels = decode_image(body, probe(body), max_pixels=MAX_PIXELS, min_side=1 << 16)
     plain = simplejpeg.encode_jpeg(pixels, PLAIN_QUALITY, "RGB", "420")
     room = MAX_DATAGRAM - PLAIN_HEADER
     slices = [plain[start : start + room] for start in range(0, len(plain), room)]
     sender = Sender(pixels, len(plain) + PLAIN_HEADER * len(slices))
     blind = choose(LinkState(0.0, 1.0, known=False), 1.0)
     for link in LINKS:
-        lost = link.pattern(picture)
+        lost = link.pattern(image)
         known = choose(link.state, 1.0)
         yield ("plain", link), cut_at_first_loss(slices, lost)
         for scheme, parity in FIXED.items():
@@ -255,7 +255,7 @@ def cut_at_first_loss(slices: Sequence[bytes], lost: NDArray[np.bool_]) -> SentI
 
 
 class Sender:
-    """One picture, coded in ways that fit its budget of bytes; each way is found once."""
+    """One image, coded in ways that fit its budget of bytes; each way is found once."""
 
     def __init__(self, pixels: Pixels, budget: int) -> None:
         self._pixels = pixels
@@ -263,7 +263,7 @@ class Sender:
         self._fitted: dict[tuple[float, bool], Coded] = {}
 
     def fitted(self, plan: Plan, lost: NDArray[np.bool_]) -> SentImage:
-        """The picture with a plan's parity at the best quality that the budget allows, or at the worst there is."""
+        """The image with a plan's parity at the best quality that the budget allows, or at the worst there is."""
         key = (plan.parity, plan.base)
         if key not in self._fitted:
             self._fitted[key] = self._fit(plan)
@@ -285,12 +285,12 @@ class Sender:
         best = encode(self._pixels, replace(plan, quality=1), FRAGMENT_ROOM)
         low, high = 2, 95
         while low <= high:
-            middle = (low + high) // 2
-            coded = encode(self._pixels, replace(plan, quality=middle), FRAGMENT_ROOM)
+            intermediate = (low + high) // 2
+            coded = encode(self._pixels, replace(plan, quality=intermediate), FRAGMENT_ROOM)
             if cost(coded) <= self._budget:
-                best, low = coded, middle + 1
+                best, low = coded, intermediate + 1
             else:
-                high = middle - 1
+                high = intermediate - 1
         return best
 
 
@@ -338,7 +338,7 @@ def drop_text(cell: LossCell) -> str:
 
 
 def complete_text(cell: LossCell) -> str:
-    """How many pictures came whole, and their quality."""
+    """How many images came whole, and their quality."""
     return f"{100 * cell.complete:.1f} q{cell.quality:.0f}"
 
 

@@ -1,17 +1,17 @@
 """`python -m tests.bench.inference.lossy_finetune --data …`: what does a network gain that has been trained on holes?
 
-CIFAR-10 over a narrow radio link: every picture is coded as the product codes large ones, in restart segments with
+CIFAR-10 over a narrow radio link: every image is coded as the product codes large ones, in restart segments with
 quality 80 and no parity, but with so little room in a datagram that even 32×32 pixels take up to four of them.
-Fragments are lost, and what came is decoded with its holes filled. (In the product pictures this small travel as opaque
-bytes, all or nothing: this shows the method and changes no ladder.)
+Fragments are lost, and what came is decoded with its holes filled. (In the product images this small travel as opaque
+bytes, all or nothing: this shows the method and changes no cascade.)
 
-Each network goes on training from its committed weights, on the training pictures alone, in two ways of equal length:
+Each network goes on training from its committed weights, on the training images alone, in two ways of equal length:
 
     control     half of each batch crossed the link and lost nothing: what the transcoding and more training bring
     tuned       half of each batch lost one to k − 1 of its k fragments, one by one or in bursts, half and half
 
-Then committed, control and tuned judge the same arrivals of pictures that trained nothing. Differences are paired,
-with standard errors over pictures; a picture of which nothing came is a wrong answer of all three. Settings are to be
+Then committed, control and tuned judge the same arrivals of images that trained nothing. Differences are paired,
+with standard errors over images; an image of which nothing came is a wrong answer of all three. Settings are to be
 chosen with `--part profile`; `--part test`, the default, is for showing the result. Trainings are kept, so that both
 use the same ones. Needs torch.
 """
@@ -43,43 +43,43 @@ from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_trai
 from hawkvision.model_zoo.training.convnet import CONVNETS
 from hawkvision.model_zoo.training.recipe import Network, Recipe, load_recipe, recipe_labels, training_mask
 from hawkvision.models.artifacts import sha256_of
-from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import InputSpec, cache_dir, models_dir
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode
 from hawkvision.transport.protocol.wire import OVERHEAD
-from tests.bench.inference.lossy_accuracy import LossyLink
+from tests.bench.inference.lossy_accuracy import DatagramLink
 
 TASK: Final = "cifar10"
 PLAN: Final = Plan(quality=80, parity=0.0)
 ROOM: Final = 150
-"""Bytes of a symbol. With less, some pictures have a block that fits no datagram; with 300, all take one or two."""
+"""Bytes of a symbol. With less, some images have a block that fits no datagram; with 300, all take one or two."""
 VIEWS: Final = 4
-"""Losses of each training picture. Of four fragments there are 14 that leave a part."""
+"""Losses of each training image. Of four fragments there are 14 that leave a part."""
 EPOCHS: Final = 4
 LEARNING_RATE: Final = 0.02
-"""At the peak. Chosen on the profile part for `tiny`, where whole pictures cost 0.8 points so, 1.5 after 8 epochs and
-1.8 after 4 at 0.06, while gains on pictures in part were alike within their errors."""
+"""At the peak. Chosen on the profile part for `tiny`, where whole images cost 0.8 points so, 1.5 after 8 epochs and
+1.8 after 4 at 0.06, while gains on images in part were alike within their errors."""
 SEED: Final = 20_261_122
 MAX_PIXELS: Final = 1 << 20
 
 LINKS: Final = (
-    *(LossyLink(loss, bursty=False) for loss in (0.0, 0.1, 0.2, 0.3, 0.5, 0.7)),
-    LossyLink(0.3, bursty=True),
+    *(DatagramLink(loss, bursty=False) for loss in (0.0, 0.1, 0.2, 0.3, 0.5, 0.7)),
+    DatagramLink(0.3, bursty=True),
 )
 CONTENDERS: Final = ("committed", "control", "tuned")
 
 Judge: TypeAlias = Callable[[Pixels], NDArray[np.int64]]
-"""Pictures (n, side, side, 3) to classes (n)."""
+"""Images (n, side, side, 3) to classes (n)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Pictures (n, side, side, 3) behind one link, or as they were stored if there is none.
+    """Images (n, side, side, 3) behind one link, or as they were stored if there is none.
 
-    `fractions` (n) is how much of each came; where that is nothing, the picture is black.
+    `fractions` (n) is how much of each came; where that is nothing, the image is black.
     """
 
-    link: LossyLink | None
+    link: DatagramLink | None
     pixels: Pixels
     fractions: NDArray[np.float64]
 
@@ -103,26 +103,26 @@ class Improved:
 
 @dataclass(frozen=True, slots=True)
 class GainRow:
-    """One link: shares of pictures that came in part and not at all, top-1 of each contender, what tuning brings."""
+    """One link: shares of images that came in part and not at all, top-1 of each contender, what tuning brings."""
 
-    link: LossyLink | None
+    link: DatagramLink | None
     partial: float
     nothing: float
     top1: tuple[float, ...]
     over_committed: Gain
     over_control: Gain
     among_partial: Improved | None
-    """Among pictures that came in part; None if none did."""
+    """Among images that came in part; None if none did."""
 
 
 def main() -> int:
     """Run the benchmark; see the module's text."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="the pictures that trained the ladder, as an npz file")
+    parser.add_argument("--data", type=Path, required=True, help="the images that trained the cascade, as an npz file")
     parser.add_argument("--network", action="append", help="of the recipe; may be given again; default: tiny")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help="at its peak")
-    parser.add_argument("--part", choices=("profile", "test"), default="test", help="whose pictures are judged")
+    parser.add_argument("--part", choices=("profile", "test"), default="test", help="whose images are judged")
     given = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 150)
     try:
@@ -160,21 +160,21 @@ def trainer() -> ModuleType:
 
 
 class Bench:
-    """The pictures, coded once, and what the link leaves of them."""
+    """The images, coded once, and what the link leaves of them."""
 
     def __init__(self, recipe: Recipe, data: Path, part: str) -> None:
-        pictures = read_pictures(data, recipe_labels(recipe, models_dir()))
-        split = split_after_training(training_of(recipe, pictures), pictures, SPLIT_SEED)
-        trains = np.flatnonzero(training_mask(pictures.is_test, recipe.pictures))
+        images = read_images(data, recipe_labels(recipe, models_dir()))
+        split = split_after_training(training_of(recipe, images), images, SPLIT_SEED)
+        trains = np.flatnonzero(training_mask(images.is_test, recipe.images))
         judged = split.profile if part == "profile" else split.held_out
-        self._recipe, self._part, self._sha256 = recipe, part, pictures.sha256
+        self._recipe, self._part, self._sha256 = recipe, part, images.sha256
         self._spec = input_spec(recipe)
         self._classes = len(recipe_labels(recipe, models_dir()))
-        self._labels, self._judged_labels = pictures.labels[trains], pictures.labels[judged]
-        self._train, judged_pixels = stored(pictures, trains, self._spec), stored(pictures, judged, self._spec)
+        self._labels, self._judged_labels = images.labels[trains], images.labels[judged]
+        self._train, judged_pixels = stored(images, trains, self._spec), stored(images, judged, self._spec)
         self._train_coded = [encode(pixels, PLAN, ROOM) for pixels in self._train]
         self._coded = [encode(pixels, PLAN, ROOM) for pixels in judged_pixels]
-        self._stored_bytes = float(np.mean([len(pictures.bodies[number]) for number in judged]))
+        self._stored_bytes = float(np.mean([len(images.bodies[number]) for number in judged]))
         self._arrivals = [Arrivals(None, judged_pixels, np.ones(len(judged)))]
         self._arrivals += [arrivals(link, self._coded, judged, self._spec) for link in LINKS]
 
@@ -185,9 +185,9 @@ class Bench:
         split = ", ".join(f"k = {k}: {share:.0%}" for k, share in enumerate(counts / len(coded)) if share)
         return (
             f"{self._part} part, n = {len(coded)}; quality {PLAN.quality}, no parity, room {ROOM} bytes; {split}\n"
-            f"{np.mean([on_air(one) for one in coded]):.0f} bytes a picture on the air, of which {OVERHEAD} in each "
+            f"{np.mean([on_air(one) for one in coded]):.0f} bytes an image on the air, of which {OVERHEAD} in each "
             f"datagram are the transport's and {np.mean([sum(map(len, one.symbols)) for one in coded]):.0f} the "
-            f"picture's; stored {self._stored_bytes:.0f}"
+            f"image's; stored {self._stored_bytes:.0f}"
         )
 
     def compare(self, network: Network, train: ModuleType) -> list[GainRow]:
@@ -205,7 +205,7 @@ class Bench:
 
     @functools.cached_property
     def _views(self) -> tuple[tuple[Pixels, str], ...]:
-        """What control and tuned see of the training pictures, with its hash; the same for all networks."""
+        """What control and tuned see of the training images, with its hash; the same for all networks."""
         both = whole_views(self._train_coded, self._spec), holed_views(self._train_coded, self._spec)
         return tuple((views, sha256_of(views.tobytes())) for views in both)
 
@@ -221,9 +221,9 @@ class Bench:
         return judge
 
 
-def stored(pictures: LabelledPictures, chosen: NDArray[np.intp], spec: InputSpec) -> Pixels:
-    """The pictures of those numbers, (n, height, width, 3), as the ladder takes them in."""
-    return np.stack([load_input(pictures.bodies[number], spec, max_pixels=MAX_PIXELS)[0] for number in chosen])
+def stored(images: LabelledImages, chosen: NDArray[np.intp], spec: InputSpec) -> Pixels:
+    """The images of those numbers, (n, height, width, 3), as the cascade takes them in."""
+    return np.stack([load_input(images.bodies[number], spec, max_pixels=MAX_PIXELS)[0] for number in chosen])
 
 
 def on_air(coded: Coded) -> int:
@@ -232,7 +232,7 @@ def on_air(coded: Coded) -> int:
 
 
 def holed(coded: Coded, rng: np.random.Generator) -> bytes:
-    """The picture after a loss of one to k − 1 of its k fragments, equally probable; whole if it has only one."""
+    """The image after a loss of one to k − 1 of its k fragments, equally probable; whole if it has only one."""
     k = coded.format.k
     lost = int(rng.integers(1, k)) if k > 1 else 0
     order = loss_order(k, BURST if rng.integers(2) else 1.0, rng)
@@ -241,26 +241,26 @@ def holed(coded: Coded, rng: np.random.Generator) -> bytes:
     return found[0]
 
 
-def holed_views(pictures: Sequence[Coded], spec: InputSpec) -> Pixels:
-    """Every picture after `VIEWS` losses, (VIEWS, n, height, width, 3); the same ones every time."""
-    views = np.empty((VIEWS, len(pictures), spec.height, spec.width, 3), np.uint8)
-    for number, coded in enumerate(pictures):
+def holed_views(images: Sequence[Coded], spec: InputSpec) -> Pixels:
+    """Every image after `VIEWS` losses, (VIEWS, n, height, width, 3); the same ones every time."""
+    views = np.empty((VIEWS, len(images), spec.height, spec.width, 3), np.uint8)
+    for number, coded in enumerate(images):
         rng = np.random.default_rng((SEED, number))
         for view in views:
             view[number] = load_input(holed(coded, rng), spec, max_pixels=MAX_PIXELS)[0]
     return views
 
 
-def whole_views(pictures: Sequence[Coded], spec: InputSpec) -> Pixels:
-    """Every picture after a crossing without loss, (1, n, height, width, 3)."""
-    return arrivals(LossyLink(0.0, bursty=False), pictures, np.arange(len(pictures)), spec).pixels[None]
+def whole_views(images: Sequence[Coded], spec: InputSpec) -> Pixels:
+    """Every image after a crossing without loss, (1, n, height, width, 3)."""
+    return arrivals(DatagramLink(0.0, bursty=False), images, np.arange(len(images)), spec).pixels[None]
 
 
-def arrivals(link: LossyLink, pictures: Sequence[Coded], numbers: NDArray[np.intp], spec: InputSpec) -> Arrivals:
-    """What arrives of pictures; which fragments of each are lost follows from its number."""
-    pixels = np.zeros((len(pictures), spec.height, spec.width, 3), np.uint8)
-    fractions = np.zeros(len(pictures))
-    for place, (coded, number) in enumerate(zip(pictures, numbers, strict=True)):
+def arrivals(link: DatagramLink, images: Sequence[Coded], numbers: NDArray[np.intp], spec: InputSpec) -> Arrivals:
+    """What arrives of images; which fragments of each are lost follows from its number."""
+    pixels = np.zeros((len(images), spec.height, spec.width, 3), np.uint8)
+    fractions = np.zeros(len(images))
+    for place, (coded, number) in enumerate(zip(images, numbers, strict=True)):
         found = decoded(coded, np.flatnonzero(~link.pattern(int(number), coded.format.k)))
         if found is not None:
             pixels[place] = load_input(found[0], spec, max_pixels=MAX_PIXELS)[0]
@@ -289,7 +289,7 @@ def _improvement(before: NDArray[np.float64], after: NDArray[np.float64]) -> Imp
 
 
 def gain(differences: NDArray[np.float64]) -> Gain:
-    """Of paired differences, one for each picture."""
+    """Of paired differences, one for each image."""
     return Gain(float(differences.mean()), float(differences.std() / np.sqrt(len(differences))))
 
 
@@ -314,7 +314,7 @@ def show(network: Network, rows: Sequence[GainRow], console: Console) -> None:
     console.print(table)
 
 
-def _named(link: LossyLink | None) -> str:
+def _named(link: DatagramLink | None) -> str:
     if link is None:
         return "as stored, not sent"
     return f"{link.loss:.0%}" + (f" in bursts of {BURST:.0f}" if link.bursty else "")

@@ -2,7 +2,7 @@
 
     python -m tests.bench.inference.openvino [--avx2]
 
-Turns of all backends follow one another. The bare loop decodes a picture, scales it and infers, again and again, with
+Turns of all backends follow one another. The bare loop decodes an image, scales it and infers, again and again, with
 nothing around it: the most that one thread of any server could answer. `--avx2` shows a processor without AVX-512:
 OpenVINO is kept from it by `ONEDNN_MAX_CPU_ISA`, our kernels do not run there, and ONNX Runtime, which knows no such
 setting, is left out.

@@ -1,8 +1,8 @@
-"""What large pictures cost a node and its callers, with its bounds and without: `python -m
+"""What large images cost a node and its callers, with its bounds and without: `python -m
 tests.bench.inference.pixel_cost`.
 
 Each attack goes to a node of its own, whose bounds are the default ones ("bounded"), or so wide that they hold nothing
-back ("wide"), while another caller sends small pictures one after the other. With `--before DIR`, a checkout of an
+back ("wide"), while another caller sends small images one after the other. With `--before DIR`, a checkout of an
 earlier version serves as well. Reported are the node's processor seconds, how far its resident memory rose and how much
 of that stayed, and the other caller's longest wait. Only against nodes that this program starts itself, on loopback.
 """
@@ -48,12 +48,12 @@ class AttackOutcome:
     peak_mb: float
     kept_mb: float
     others: int
-    """Small pictures that were answered meanwhile."""
+    """Small images that were answered meanwhile."""
     longest_ms: float
 
 
 def alone(body: bytes) -> tuple[str, bytes, dict[str, str]]:
-    """A request of one picture."""
+    """A request of one image."""
     return "/v1/classify?quality=fast", body, {}
 
 

@@ -1,15 +1,15 @@
 """`python -m tests.bench.policies`: policies compared over bad links, through the same servers, models and schedule.
 
 Every policy gets an edge node of its own, one after another, in front of one datacenter tier (`deployment`). Within a
-round all are sent the same pictures with the same targets at the same moments, under the same weather; the next round
+round all are sent the same images with the same targets at the same moments, under the same weather; the next round
 has other ones, and begins with another policy. HawkVision is tested as it is meant to be used over such links, with
-its lossy transport, and once more over TCP alone like all others (`hawkvision-tcp`).
+its datagram transport, and once more over TCP alone like all others (`hawkvision-tcp`).
 
 Callers and links run before all ordinary processes, where that is allowed: they are other machines, and what they wait
 for the servers' processors is no latency of anybody's.
 
 A round begins with every policy's models loaded and both tiers connected, over links of the usual rate and delay that
-lose nothing; the weather begins with the schedule. What the best rung says of every picture, to pair drops with, is
+lose nothing; the weather begins with the schedule. What the reference stage says of every image, to pair drops with, is
 asked once beforehand.
 
 `static@0.55` among the policies is `static` with that threshold, and `static+fallback` is `static` whose edge answers
@@ -71,9 +71,9 @@ from tests.bench.policies.report_goals import goals_page
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "Compare policies over bad links: same servers, models, pictures, moments and weather."
+SUMMARY: Final = "Compare policies over bad links: same servers, models, images, moments and weather."
 REFERENCE_RATE: Final = 10.0
-"""Pictures per second that the best rung is asked about: few, lest they wait for one another and are given up."""
+"""Images per second that the reference stage is asked about: few, lest they wait for one another and are given up."""
 REFERENCE_TRIES: Final = 5
 SETTLE_TRIES: Final = 20
 """Of less than a second each, until both tiers answer as they do when they are idle."""
@@ -97,11 +97,11 @@ async def run(given: argparse.Namespace) -> int:
         given.data, given.task, models_dir(given.models_dir), split=given.split, indices=None, limit=given.limit
     )
     if dataset.labels is None:
-        raise ConfigError(f"--data {given.data}: expected labelled pictures; accuracy is half of what is compared")
+        raise ConfigError(f"--data {given.data}: expected labelled images; accuracy is half of what is compared")
     (plan.out / "rounds").mkdir(parents=True, exist_ok=True)
     console = terminal(180)
     backend = ("--backend", given.backend)
-    dc_arguments = ("--task", given.task, "--lossy-port", "0", *backend)
+    dc_arguments = ("--task", given.task, "--datagram-port", "0", *backend)
     found = _Found({}, [])
     floors = {} if given.no_noise else await _floors(plan, dataset)
     for protocol, floor in floors.items():
@@ -212,10 +212,10 @@ class _Bench:
         self._reference: dict[int, bool] = {}
 
     async def ask_reference(self) -> None:
-        """Whether the best rung is right about each picture, over perfect links and TCP.
+        """Whether the reference stage is right about each image, over perfect links and TCP.
 
         Raises:
-            NotReady: if some pictures are never answered by the datacenter.
+            NotReady: if some images are never answered by the datacenter.
         """
         contender = PolicyContender("reference", "hawkvision", "tcp")
         arguments = (*self._edge_arguments, *contender.arguments)
@@ -228,13 +228,13 @@ class _Bench:
                 outcomes = await self._workers.run(
                     Job(setup_.server, [{"quality": "best"}], [0] * len(due), missing, len(due), MAX_IN_FLIGHT, due)
                 )
-                best = [each for each in outcomes if each.tier == "dc" and not each.degraded]
-                self._reference |= {each.picture: bool(each.right) for each in best}
+                best = [each for each in outcomes if each.tier == "datacenter" and not each.degraded]
+                self._reference |= {each.image: bool(each.right) for each in best}
                 numbers = self._dataset.numbers
                 missing = [place for place in missing if numbers[place] not in self._reference]
                 if not missing:
                     return
-        raise NotReady(f"the best rung did not answer {len(missing)} of {len(self._dataset)} pictures")
+        raise NotReady(f"the reference stage did not answer {len(missing)} of {len(self._dataset)} images")
 
     async def test(self, contender: PolicyContender, link: LinkProfile, rate: float, number: int) -> PolicyResult:
         """One contender, one round; its record is written.
@@ -301,11 +301,11 @@ class _Bench:
         targets = [number % len(fields) for number in range(n)]
         outcomes: list[Outcome] = []
         for attempt in range(SETTLE_TRIES):
-            # Other pictures each time: with a low threshold few are uncertain enough for the datacenter.
-            pictures = [(attempt * n + number) % len(self._dataset) for number in range(n)]
-            job = Job(setup_.server, fields, targets, pictures, n / SETTLE_RATE, MAX_IN_FLIGHT, due)
+            # Other images each time: with a low threshold few are uncertain enough for the datacenter.
+            images = [(attempt * n + number) % len(self._dataset) for number in range(n)]
+            job = Job(setup_.server, fields, targets, images, n / SETTLE_RATE, MAX_IN_FLIGHT, due)
             outcomes = await self._workers.run(job)
-            reached = any(each.tier == "dc" for each in outcomes) or contender.policy == "all-edge"
+            reached = any(each.tier == "datacenter" for each in outcomes) or contender.policy == "all-edge"
             if reached and all(each.answered and each.latency_s < SETTLED_S for each in outcomes):
                 return
         said = sorted({f"{each.status} {each.error} {each.tier}".strip() for each in outcomes})

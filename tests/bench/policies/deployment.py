@@ -97,11 +97,11 @@ class Deployment:
         Raises:
             NotReady: if it does not start; carries what it said.
         """
-        given = ("--host", self.near.server_address, "--port", str(EDGE_PORT), "--dc-url", self._dc_url, *arguments)
+        given = ("--host", self.near.server_address, "--port", str(EDGE_PORT), "--datacenter-url", self._dc_url, *arguments)
         env = {
             "HAWKVISION_EDGE_API_KEY": self.key,
             "HAWKVISION_EDGE_ALLOW_PLAIN_HTTP": "true",
-            "HAWKVISION_EDGE_DC_API_KEY": self.key,
+            "HAWKVISION_EDGE_DATACENTER_API_KEY": self.key,
         }
         prefix = self.near.command("server", ())
         with running("edge", *given, title="the edge node", prefix=prefix, env=env) as node:

@@ -28,7 +28,7 @@ from loadgen.analysis.summary import Percentile, RunSummary, summarise, targets_
 from loadgen.workload.record import LinkSample, Run
 
 OURS: Final = ("hawkvision", "hawkvision-tcp")
-"""The second without the lossy transport, so that nobody can say it was only that."""
+"""The second without the datagram transport, so that nobody can say it was only that."""
 EQUAL_ACCURACY: Final = 0.002
 """Accuracies that differ by no more are equal."""
 COMPARED: Final = ("P50", "P99")
@@ -277,7 +277,7 @@ def judge(cell: PolicyCell) -> tuple[list[PolicyRow], list[GoalCheck]]:
     for ours in OURS:
         if ours not in rows:
             continue
-        claims.append(_promises(cell, summaries[ours], ours))
+        claims.append(_guarantees(cell, summaries[ours], ours))
         claims += [_right_in_time(cell, rows, ours, name) for name in baselines]
         for name in baselines:
             found = compare(cell.results[ours].run, cell.results[name].run)
@@ -306,7 +306,7 @@ def _more_often(ours: Run, theirs: Run) -> IntervalEstimate | None:
     if not (ours.labelled and theirs.labelled and same_schedule(ours, theirs, mine, their)):
         return None
     differences = (mine.right & mine.in_time).astype(np.float64) - (their.right & their.in_time)
-    return mean_difference(differences, mine.picture, np.ones(len(differences), np.bool_), ours.origin.seed)
+    return mean_difference(differences, mine.image, np.ones(len(differences), np.bool_), ours.origin.seed)
 
 
 def _value(found: IntervalEstimate | None) -> float | None:
@@ -354,7 +354,7 @@ def _unequal(ours: IntervalEstimate | None, theirs: IntervalEstimate | None, ver
     return f"{who} is quicker and less accurate" if quicker.value < other.value - EQUAL_ACCURACY else ""
 
 
-def _promises(cell: PolicyCell, summary: RunSummary, ours: str) -> GoalCheck:
+def _guarantees(cell: PolicyCell, summary: RunSummary, ours: str) -> GoalCheck:
     """Whether accuracy is nowhere missed silently; the value is the largest shortfall of answers that claim none.
 
     The note has, per target, what is missing over all requests when those that came late count as wrong.

@@ -43,7 +43,7 @@ DEFAULT_TARGETS: Final = "max_drop:0.01,max_drop:0.02,max_drop:0.04,quality:fast
 
 @dataclass(frozen=True, slots=True)
 class PolicyContender:
-    """A policy, its setting if it has one, and how pictures travel."""
+    """A policy, its setting if it has one, and how images travel."""
 
     name: str
     policy: str
@@ -65,10 +65,10 @@ class PolicyContender:
         """Of `hawkvision edge up`."""
         setting = () if self.static_threshold is None else ("--static-threshold", f"{self.static_threshold:g}")
         model = () if self.variant is None else ("--variant", self.variant)
-        door = ("--lossy-port", "0") if self.transport == "datagram" else ()
-        uplink = () if self.transport == "tcp" else ("--dc-transport", "auto")
+        server = ("--datagram-port", "0") if self.transport == "datagram" else ()
+        uplink = () if self.transport == "tcp" else ("--datacenter-transport", "auto")
         fallback = ("--deadline-fallback", "true") if self.fallback else ()
-        return ("--policy", self.policy, *setting, *model, *fallback, *door, *uplink)
+        return ("--policy", self.policy, *setting, *model, *fallback, *server, *uplink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +119,10 @@ class PolicyPlan:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m tests.bench.policies`."""
-    parser.add_argument("--data", required=True, help="labelled pictures: npz file, or a directory per class")
+    parser.add_argument("--data", required=True, help="labelled images: npz file, or a directory per class")
     parser.add_argument("--task", default="imagenet")
     parser.add_argument("--split", choices=SPLITS, default="auto")
-    parser.add_argument("--limit", type=int, help="use only so many pictures, evenly spread")
+    parser.add_argument("--limit", type=int, help="use only so many images, evenly spread")
     parser.add_argument("--links", default="lte-drive,wifi-busy,lan", help=f"{', '.join(names())}, or TOML files")
     parser.add_argument("--where", default=",".join(PLACES), help="where the link is; elsewhere is a perfect one")
     parser.add_argument("--client-link", metavar="LINK", help="between client and edge, in the place of --links")

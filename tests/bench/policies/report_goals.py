@@ -86,7 +86,7 @@ def headline_of(claims: Sequence[GoalCheck]) -> Headline:
 
 
 def _claimed(series: Sequence[ChartSeries], claims: Sequence[GoalCheck]) -> tuple[str, str]:
-    """What is claimed of the first contender that anything is claimed of: right in time, promises, then latency."""
+    """What is claimed of the first contender that anything is claimed of: right in time, guarantees, then latency."""
     own = [claim for claim in claims if claim.ours == claims[0].ours]
     mine = next(one for one in series if one.run.name == own[0].ours)
     others = [one for one in series if one is not mine]

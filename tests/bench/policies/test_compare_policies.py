@@ -55,13 +55,13 @@ def test_a_policy_may_be_tested_with_an_edge_that_stands_by() -> None:
 def test_a_transport_is_chosen_per_policy() -> None:
     found = contenders(("hawkvision", "static"), "hawkvision=tcp,static=datagram")
     assert [(each.name, each.transport) for each in found] == [("hawkvision", "tcp"), ("static", "datagram")]
-    assert found[1].arguments == ("--policy", "static", "--lossy-port", "0", "--dc-transport", "auto")
+    assert found[1].arguments == ("--policy", "static", "--datagram-port", "0", "--datacenter-transport", "auto")
 
 
 def test_datagrams_may_be_left_to_the_edge_and_its_datacenter() -> None:
     ours, plain = contenders(("hawkvision",), "hawkvision=uplink")
     assert (plain.name, plain.transport) == ("hawkvision-tcp", "tcp")
-    assert ours.arguments == ("--policy", "hawkvision", "--dc-transport", "auto"), "callers come over HTTP"
+    assert ours.arguments == ("--policy", "hawkvision", "--datacenter-transport", "auto"), "callers come over HTTP"
 
 
 def test_a_policy_may_be_tested_with_several_settings() -> None:
@@ -187,11 +187,9 @@ def test_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> 
     assert sorted(rows) == sorted(names)
     assert [claim.against for claim in report.claims if claim.what.startswith("right")] == names[1:]
     ours, alone, _ = (load(tmp_path / "out" / f"wifi-busy-20-{name}.json.gz") for name in names)
-    assert [(each.due_s, each.picture) for each in ours.outcomes] == [
-        (each.due_s, each.picture) for each in alone.outcomes
-    ]
+    assert [(each.due_s, each.image) for each in ours.outcomes] == [(each.due_s, each.image) for each in alone.outcomes]
     assert {each.tier for each in alone.outcomes if each.answered} == {"edge"}
-    assert {each.tier for each in ours.outcomes if each.answered} >= {"dc"}
+    assert {each.tier for each in ours.outcomes if each.answered} >= {"datacenter"}
     assert report.failures == []
     written = gzip.decompress((tmp_path / "out" / "wifi-busy-20-hawkvision.json.gz").read_bytes())
     assert msgspec.json.decode(written)["summary"]["name"] == "hawkvision"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from hawkvision.core.types import PromiseStatus
+from hawkvision.core.types import AccuracyStatus
 from loadgen.analysis.compare import RatioVerdict
 from loadgen.workload.record import LinkSample, Outcome, Run, TargetClass
 from tests.bench.policies.goal_checks import (
@@ -26,9 +26,9 @@ from tests.loadgen.runs import answer, refusal, run_of
 
 def result(name: str, ms: float, *, wrong: int = 0, uplink: int = 0, honest: bool = True) -> PolicyResult:
     """Two hundred requests of one latency, some of them wrong, evenly spread."""
-    promise = PromiseStatus.BEST_EFFORT if honest else PromiseStatus.HELD
+    guarantee = AccuracyStatus.BEST_EFFORT if honest else AccuracyStatus.CERTIFIED
     outcomes = [
-        answer(n / 20, ms + n % 3, right=n * wrong % 200 >= wrong, picture=n, promise=promise, max_drop=0.01)
+        answer(n / 20, ms + n % 3, right=n * wrong % 200 >= wrong, image=n, guarantee=guarantee, max_drop=0.01)
         for n in range(200)
     ]
     target = TargetClass({"max_accuracy_drop": "0.01"}, 1.0)
@@ -84,7 +84,7 @@ def test_every_baseline_is_compared_and_ours_with_itself_is_not() -> None:
     assert [against for what, against in claims if what == "P99"] == names[2:]
 
 
-def test_a_slower_rival_of_equal_accuracy_bears_the_claim_out() -> None:
+def test_a_slower_baseline_of_equal_accuracy_bears_the_claim_out() -> None:
     claims = claims_of(result("hawkvision", 50.0), result("infaas", 200.0))
     claim = claims["P99", "infaas"]
     assert claim.value == pytest.approx(202 / 52)
@@ -103,7 +103,7 @@ def test_being_quicker_and_less_accurate_shows_nothing_whoever_is() -> None:
     assert (edge.met, edge.unequal) == (None, "theirs is quicker and less accurate")
 
 
-def test_a_rival_that_is_quicker_and_no_less_accurate_refutes_the_claim() -> None:
+def test_a_baseline_that_is_quicker_and_no_less_accurate_refutes_the_claim() -> None:
     assert claims_of(result("hawkvision", 50.0, wrong=2), result("static", 20.0))["P99", "static"].met is False
 
 
@@ -214,7 +214,7 @@ def test_links_are_shown_as_they_were_when_each_round_began_to_count() -> None:
 
 def test_rounds_of_one_schedule_stay_comparable_in_pairs() -> None:
     def due(run: Run) -> list[tuple[float, int]]:
-        return [(each.due_s, each.picture) for each in run.counted()]
+        return [(each.due_s, each.image) for each in run.counted()]
 
     def slower(each: Outcome) -> Outcome:
         return msgspec.structs.replace(each, done_s=each.done_s + 5.0)

@@ -151,9 +151,9 @@ def clock(whose: str, offset: str) -> Iterator[Start]:
     assert library is not None, "libfaketime is missing; on Debian: apt-get install faketime"
     env = {"LD_PRELOAD": str(library), "FAKETIME": offset, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     if whose == "server":
-        yield Start(words=("--lossy-port", "0"), env=env)
+        yield Start(words=("--datagram-port", "0"), env=env)
     else:
-        yield Start(words=("--lossy-port", "0"), client_env=env)
+        yield Start(words=("--datagram-port", "0"), client_env=env)
 
 
 def half(data: bytes) -> bytes:
@@ -207,7 +207,7 @@ class DamageOutcome:
     wrong: bool
 
 
-async def seen(case: str, picture: bytes, expected: str) -> DamageOutcome:
+async def seen(case: str, image: bytes, expected: str) -> DamageOutcome:
     """Start a node with a damage and look what comes of it."""
     with tempfile.TemporaryDirectory(prefix="hv-damage-") as folder, CASES[case](Path(folder)) as start:
         server = Server(case, (start.module, *start.words), start.env)
@@ -220,7 +220,7 @@ async def seen(case: str, picture: bytes, expected: str) -> DamageOutcome:
         came_to, answers, wrong = "neither ready nor ended", "-", False
         if ready in done:
             came_to = f"ready after {time.monotonic() - began:.1f} s"
-            answers, wrong = await _answers(server.url, picture, expected, start)
+            answers, wrong = await _answers(server.url, image, expected, start)
         elif ended in done:
             came_to = f"ended with {server.process.returncode} after {time.monotonic() - began:.1f} s"
         ready.cancel()
@@ -233,20 +233,20 @@ async def seen(case: str, picture: bytes, expected: str) -> DamageOutcome:
         )
 
 
-async def _answers(url: str, picture: bytes, expected: str, start: Start) -> tuple[str, bool]:
-    if "--lossy-port" in start.words:
-        return await _answer_by_datagrams(url, picture, expected, start)
+async def _answers(url: str, image: bytes, expected: str, start: Start) -> tuple[str, bool]:
+    if "--datagram-port" in start.words:
+        return await _answer_by_datagrams(url, image, expected, start)
     async with AsyncClient(url) as client:
         outcome: Answer | HawkVisionError
         try:
-            outcome = await client.classify(picture, quality="fast")
+            outcome = await client.classify(image, quality="fast")
         except HawkVisionError as error:
             return f"{type(error).__name__}: {error}", False
     right = outcome.label == expected
     return f"{'right' if right else 'other'}, {outcome.accuracy.status.value}", not right and not outcome.degraded
 
 
-async def _answer_by_datagrams(url: str, picture: bytes, expected: str, start: Start) -> tuple[str, bool]:
+async def _answer_by_datagrams(url: str, image: bytes, expected: str, start: Start) -> tuple[str, bool]:
     script = (
         "import sys; from hawkvision import Client\n"
         f"with Client({url!r}, transport='lossy', timeout_s=20) as client:\n"
@@ -261,7 +261,7 @@ async def _answer_by_datagrams(url: str, picture: bytes, expected: str, start: S
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asking.communicate(picture)
+    out, err = await asking.communicate(image)
     if asking.returncode:
         return err.decode(errors="replace").strip().splitlines()[-1], False
     right = out.decode().strip() == expected
@@ -273,11 +273,11 @@ async def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.robustness.damage")
     parser.add_argument("--only", default="", help="words of which the name of a case has one, separated by commas")
     words = [word for word in parser.parse_args().only.split(",") if word]
-    picture = photographs(1)[0]
+    image = photographs(1)[0]
     healthy = Server("healthy", ("edge",))
     await healthy.start()
     async with AsyncClient(healthy.url) as client:
-        expected = (await client.classify(picture, quality="fast")).label
+        expected = (await client.classify(image, quality="fast")).label
     await healthy.stop()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("case", "came to", "first answer", "traceback", "said"):
@@ -285,7 +285,7 @@ async def main() -> int:
     bad = False
     for case in CASES:
         if not words or any(word in case for word in words):
-            row = await seen(case, picture, expected)
+            row = await seen(case, image, expected)
             bad = bad or row.wrong or row.traceback
             traceback = "yes" if row.traceback else "no"
             table.add_row(case, row.came_to, row.answers + (" WRONG" if row.wrong else ""), traceback, row.said)

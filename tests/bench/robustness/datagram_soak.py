@@ -1,13 +1,13 @@
-"""Does the lossy transport lose an answer, or leak, over hundreds of thousands of pictures with random faults?
+"""Does the datagram transport lose an answer, or leak, over hundreds of thousands of images with random faults?
 
-    python -m tests.bench.robustness.datagram_soak --pictures 200000 [--minutes 30] [--clients 8] [--seed 1]
+    python -m tests.bench.robustness.datagram_soak --images 200000 [--minutes 30] [--clients 8] [--seed 1]
 
 One server and some clients on loopback, each client behind its own relay. Every second or so each relay gets other
 weather: loss up to 40 %, bursts, outages, reordering, duplicates, now and then nothing at all for up to a second.
 Meanwhile strangers send garbage and copies of genuine datagrams, clients go away and come back, and askers lose
-patience. Pictures are small, because it is their number that finds leaks.
+patience. Images are small, because it is their number that finds leaks.
 
-Exit status 1 if a picture that somebody waited for got no answer or another one's, a handler ran twice for one asking,
+Exit status 1 if an image that somebody waited for got no answer or another one's, a handler ran twice for one asking,
 anything was logged as an error, or anything is left at the end: sessions, tasks, bytes, or memory beyond `GROWTH_MB`.
 """
 
@@ -29,17 +29,17 @@ from pathlib import Path
 import uvloop
 
 from hawkvision.transport.coding.image_coding import Complete, opaque
-from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.server import DatagramListener
 from hawkvision.transport.endpoint.session import Incoming
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.peers import IDENTITY, LOOPBACK
 
 ASKERS = 8
-"""Pictures that each client has under way."""
+"""Images that each client has under way."""
 WEATHER = (
     "",
     "delay=2ms,loss=1%",
@@ -51,7 +51,7 @@ WEATHER = (
     "rate=5mbit,delay=10ms,loss=5%,jitter=20ms,jitter_reorders=yes",
 )
 WARM_UP = 0.1
-"""Share of the pictures after which memory is compared with the end's."""
+"""Share of the images after which memory is compared with the end's."""
 GROWTH_MB = 30.0
 REMEMBERED = 20_000
 TEMPLATES = (b"quality=fast", b"quality=balanced", b"max_accuracy_drop=0.01")
@@ -61,7 +61,7 @@ TEMPLATES = (b"quality=fast", b"quality=balanced", b"max_accuracy_drop=0.01")
 class Soak:
     """What is counted."""
 
-    pictures: int
+    images: int
     until: float
     rng: random.Random
     begun: int = 0
@@ -74,10 +74,10 @@ class Soak:
 
     @property
     def over(self) -> bool:
-        return self.begun >= self.pictures or time.monotonic() > self.until
+        return self.begun >= self.images or time.monotonic() > self.until
 
     async def handle(self, incoming: Incoming) -> tuple[Status, bytes]:
-        """Answer with the picture's own beginning; some answers take a while."""
+        """Answer with the image's own beginning; some answers take a while."""
         if incoming.better is not None:
             incoming = await incoming.better
         assert isinstance(incoming.arrived, Complete)
@@ -97,15 +97,15 @@ class Caller:
     def __init__(self, soak: Soak, relay: UdpRelay) -> None:
         self.soak = soak
         self.relay = relay
-        self.client: LossyClient | None = None
+        self.client: DatagramClient | None = None
         self._lock = asyncio.Lock()
 
-    async def connected(self) -> LossyClient:
+    async def connected(self) -> DatagramClient:
         async with self._lock:
             while self.client is None or self.client.lost is not None:
                 await self.leave()
                 try:
-                    self.client = await LossyClient.connect(
+                    self.client = await DatagramClient.connect(
                         self.relay.address[1], IDENTITY.pem, IDENTITY.name, routes=[LOOPBACK], timeout_s=10.0
                     )
                     self.soak.counts["connections"] += 1
@@ -119,12 +119,12 @@ class Caller:
             self.client = None
 
     async def ask_on(self) -> None:
-        """Ask one picture after another until there are enough."""
+        """Ask one image after another until there are enough."""
         soak = self.soak
         while not soak.over:
             soak.begun += 1
             number = soak.begun
-            if number == int(soak.pictures * WARM_UP):
+            if number == int(soak.images * WARM_UP):
                 soak.warm_mb = resident_mb()
             await self._ask(number)
 
@@ -150,7 +150,7 @@ class Caller:
             soak.counts[f"answered {status.name}"] += 1
             soak.latencies.append(time.monotonic() - begun)
             if status is Status.OK and answer != template + meta + body[:8]:
-                soak.errors.append(f"picture {number} got another one's answer")
+                soak.errors.append(f"image {number} got another one's answer")
             return
 
 
@@ -167,7 +167,7 @@ async def weather(soak: Soak, relay: UdpRelay) -> None:
             relay.blackhole(False)
 
 
-async def strangers(soak: Soak, server: LossyServer) -> None:
+async def strangers(soak: Soak, server: DatagramListener) -> None:
     """Send what nobody asked for, from changing addresses."""
     while True:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
@@ -197,7 +197,7 @@ async def progress(soak: Soak) -> None:
     while True:
         await asyncio.sleep(30.0)
         rate = soak.begun / (time.monotonic() - begun)
-        print(f"{soak.begun} pictures, {rate:.0f}/s, {resident_mb():.0f} MB, {dict(soak.counts)}", flush=True)
+        print(f"{soak.begun} images, {rate:.0f}/s, {resident_mb():.0f} MB, {dict(soak.counts)}", flush=True)
 
 
 class Complaints(logging.Handler):
@@ -214,7 +214,7 @@ class Complaints(logging.Handler):
 async def run(soak: Soak, clients: int) -> None:
     """All of it, and then that nothing is left."""
     logging.getLogger().addHandler(Complaints(soak))
-    server = await LossyServer.start("127.0.0.1", 0, IDENTITY, soak.handle)
+    server = await DatagramListener.start("127.0.0.1", 0, IDENTITY, soak.handle)
     relays = [UdpRelay(("127.0.0.1", server.port), LinkSpec()) for _ in range(clients)]
     for relay in relays:
         await relay.__aenter__()
@@ -240,7 +240,7 @@ async def run(soak: Soak, clients: int) -> None:
         await relay.__aexit__()
 
 
-async def emptied(soak: Soak, server: LossyServer) -> None:
+async def emptied(soak: Soak, server: DatagramListener) -> None:
     """Wait for what must go by itself, QUIC's idle timeout at the latest; then look."""
     until = time.monotonic() + 45.0
     while (server.sessions or server.half_open) and time.monotonic() < until:  # noqa: ASYNC110 - seen from outside
@@ -267,15 +267,15 @@ def report(soak: Soak, seconds: float) -> int:
     if end_mb - warm_mb > GROWTH_MB:
         soak.errors.append(f"memory grew by {end_mb - warm_mb:.0f} MB")
     if soak.counts["never answered"]:
-        soak.errors.append(f"{soak.counts['never answered']} pictures were never answered")
+        soak.errors.append(f"{soak.counts['never answered']} images were never answered")
     answered = sum(count for what, count in soak.counts.items() if what.startswith("answered"))
     if answered + soak.counts["gave up by itself"] + soak.counts["never answered"] != soak.begun:
-        soak.errors.append(f"{soak.begun} pictures, {answered} answers")
+        soak.errors.append(f"{soak.begun} images, {answered} answers")
     latencies = sorted(soak.latencies) or [0.0]
     p50, p99, p999 = (latencies[int((len(latencies) - 1) * share)] * 1e3 for share in (0.5, 0.99, 0.999))
-    print(f"{soak.begun} pictures in {seconds:.0f} s ({soak.begun / seconds:.0f}/s), from asking to answer")
+    print(f"{soak.begun} images in {seconds:.0f} s ({soak.begun / seconds:.0f}/s), from asking to answer")
     print(f"P50 {p50:.0f} ms, P99 {p99:.0f} ms, P99.9 {p999:.0f} ms; {ASKERS} at once on each client")
-    print(f"memory {warm_mb:.0f} MB after {WARM_UP:.0%} of the pictures, {end_mb:.0f} MB at the end")
+    print(f"memory {warm_mb:.0f} MB after {WARM_UP:.0%} of the images, {end_mb:.0f} MB at the end")
     for what, count in sorted(soak.counts.items()):
         print(f"  {count:>9} {what}")
     print(f"{len(soak.errors)} errors")
@@ -286,12 +286,12 @@ def report(soak: Soak, seconds: float) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--pictures", type=int, default=200_000)
+    parser.add_argument("--images", type=int, default=200_000)
     parser.add_argument("--minutes", type=float, default=60.0, help="stop asking after so long")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    soak = Soak(options.pictures, time.monotonic() + 60 * options.minutes, random.Random(options.seed))
+    soak = Soak(options.images, time.monotonic() + 60 * options.minutes, random.Random(options.seed))
     begun = time.monotonic()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(soak, options.clients))

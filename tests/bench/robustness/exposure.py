@@ -45,7 +45,7 @@ CONTROL_JOIN_S: Final = 120.0
 """Where it works, it has the time that a busy machine takes."""
 CONTROL_S: Final = 240.0
 KEY: Final = "a-key-of-the-exposure-test"
-ASKING: Final = ("/v1/rungs", "/metrics")
+ASKING: Final = ("/v1/stages", "/metrics")
 """Paths that ask for a key."""
 START_SYNC: Final = "/ray.rpc.syncer.RaySyncer/StartSync"
 HANDLE_REQUEST: Final = "/ray.serve.ASGIService/HandleRequest"
@@ -247,7 +247,7 @@ def main() -> int:
         control()
     sound = True
     env = {"HAWKVISION_DC_API_KEY": KEY}
-    tier_of = ("hawkvision.datacenter", "--backend", "noop", "--port", "0", "--lossy-port", "0")
+    tier_of = ("hawkvision.datacenter", "--backend", "noop", "--port", "0", "--datagram-port", "0")
     with running(*tier_of, env=env) as tier:
         here, found = network_of(os.getpid()), listeners(tier.pid)
         outside = [each for each in found if each.network == here]

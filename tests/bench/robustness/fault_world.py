@@ -164,7 +164,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 KINDS: Final = {
-    "replica": r"ray::.*(Replica|efficientnet|committee)",
+    "replica": r"ray::.*(Replica|efficientnet|ensemble)",
     "raylet": r"/raylet/raylet ",
     "gcs": r"gcs_server",
 }
@@ -242,7 +242,7 @@ class SentRequest:
     """One request and what came of it."""
 
     asking: Asking
-    picture: int
+    image: int
     due: float
     took_s: float
     outcome: Answer | HawkVisionError
@@ -255,9 +255,9 @@ class World:
     tier: Server
     edge: Server
     link: FaultyLink
-    pictures: list[bytes]
+    images: list[bytes]
     healthy: dict[tuple[str, int], str] = field(default_factory=dict)
-    """The label that each kind of request gets for each picture while nothing is broken."""
+    """The label that each kind of request gets for each image while nothing is broken."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -269,7 +269,7 @@ class World:
             link = FaultyLink(tier)
             async with link.open():
                 state = ("--state-file", str(scratch / "state.sqlite"))
-                edge = Server("edge", ("edge", "--dc-url", link.url, *state, *edge_words))
+                edge = Server("edge", ("edge", "--datacenter-url", link.url, *state, *edge_words))
                 world = cls(tier, edge, link, photographs())
                 try:
                     await edge.start()
@@ -284,8 +284,8 @@ class World:
         """Ask everything once while nothing is broken."""
         async with AsyncClient(self.edge.url, timeout_s=60.0) as client:
             for asking in ASKINGS:
-                for number, picture in enumerate(self.pictures):
-                    answer = await client.classify(picture, **asking.fields)
+                for number, image in enumerate(self.images):
+                    answer = await client.classify(image, **asking.fields)
                     assert not answer.degraded, f"{asking.name} is degraded although nothing is broken"
                     self.healthy[asking.name, number] = answer.label
 
@@ -294,7 +294,7 @@ class World:
         answer = asked.outcome
         if not isinstance(answer, Answer) or answer.degraded:
             return False
-        return answer.label not in (self.healthy[asked.asking.name, asked.picture], self.healthy["best", asked.picture])
+        return answer.label not in (self.healthy[asked.asking.name, asked.image], self.healthy["best", asked.image])
 
 
 class BackgroundLoad:
@@ -337,13 +337,13 @@ class BackgroundLoad:
 
     async def _ask(self, client: AsyncClient, number: int, due: float) -> None:
         asking = ASKINGS[number % len(ASKINGS)]
-        picture = number // len(ASKINGS) % len(self._world.pictures)
+        image = number // len(ASKINGS) % len(self._world.images)
         outcome: Answer | HawkVisionError
         try:
-            outcome = await client.classify(self._world.pictures[picture], **asking.all_fields())
+            outcome = await client.classify(self._world.images[image], **asking.all_fields())
         except HawkVisionError as error:
             outcome = error
-        self.asked.append(SentRequest(asking, picture, due, time.monotonic() - due, outcome))
+        self.asked.append(SentRequest(asking, image, due, time.monotonic() - due, outcome))
 
 
 @dataclass

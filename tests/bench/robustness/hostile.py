@@ -285,16 +285,16 @@ class WatchedProcesses:
 class Watcher:
     """Asks one server for good answers, and looks at its memory."""
 
-    def __init__(self, target: Target, picture: bytes) -> None:
+    def __init__(self, target: Target, image: bytes) -> None:
         self._target = target
-        self._picture = picture
+        self._image = image
         self._expected = self._asked()[1]
 
     def _asked(self) -> tuple[float, object]:
         began = time.monotonic()
         connection = http.client.HTTPConnection("127.0.0.1", self._target.server.port, timeout=GOOD_TIMEOUT_S)
         try:
-            connection.request("POST", self._target.path, self._picture)
+            connection.request("POST", self._target.path, self._image)
             reply = connection.getresponse()
             said = json.loads(reply.read())
             answer: object = (said["model"], said["top_k"][0]["index"]) if reply.status == 200 else reply.status
@@ -392,12 +392,12 @@ def line(target: str, name: str, said: dict[str, Any], seen: WatchedProcesses) -
     )
 
 
-def run(targets: list[Target], names: list[str], picture: bytes, seconds: float) -> bool:
+def run(targets: list[Target], names: list[str], image: bytes, seconds: float) -> bool:
     """Whether all went well."""
     well = True
     print(f"{'':5} {'':30} {'RSS, MiB':^20} {'good answer, ms':^17}")
     print(f"{'':5} {'attack':30} before   peak  after    worst     next")
-    watchers = {target.name: Watcher(target, picture) for target in targets}
+    watchers = {target.name: Watcher(target, image) for target in targets}
     slow = {t.name: begin(SLOWEST, t, seconds) for t in targets if SLOWEST in names}
     began = time.monotonic()
     for name in (name for name in names if name != SLOWEST):
@@ -428,10 +428,10 @@ def udp_port_of(server: ServerProcess) -> int | None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=GOOD_TIMEOUT_S)
     try:
         connection.request("GET", "/v1/transport")
-        lossy = json.loads(connection.getresponse().read())["lossy"]
+        datagram = json.loads(connection.getresponse().read())["datagram"]
     finally:
         connection.close()
-    return None if lossy is None else int(lossy["port"])
+    return None if datagram is None else int(datagram["port"])
 
 
 def main() -> int:
@@ -460,7 +460,17 @@ def main() -> int:
         targets = []
         for name in options.targets.split(","):
             module, path, json_path = commands[name]
-            asked = (module, "--port", "0", "--task", options.task, "--backend", options.backend, "--lossy-port", "0")
+            asked = (
+                module,
+                "--port",
+                "0",
+                "--task",
+                options.task,
+                "--backend",
+                options.backend,
+                "--datagram-port",
+                "0",
+            )
             server = stack.enter_context(running(*asked, env={"PYTHONPATH": os.pathsep.join(sys.path)}))
             targets.append(Target(name, server, path, json_path, udp_port_of(server)))
         return 0 if run(targets, names, encoded(), options.seconds) else 1

@@ -45,7 +45,7 @@ MAX_BYTES: Final = 10 * 1024 * 1024
 NEAR: Final = 3
 """Levels by which two decoders of the same bytes may differ: in rounding, of colours that are converted."""
 MIN_SIDE: Final = 448
-"""Pixels of the shorter side that are decoded at least for the ladder's edge rung, which takes in 224."""
+"""Pixels of the shorter side that are decoded at least for the cascade's edge stage, which takes in 224."""
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 
 
@@ -148,7 +148,7 @@ def complained_of(body: bytes) -> bool:
 
 
 def factor_of(body: bytes) -> int:
-    """By what production code divides a JPEG's sides for the node's edge rung."""
+    """By what production code divides a JPEG's sides for the node's edge stage."""
     header = probe(body)
     shorter = min(header.width, header.height)
     factors = (8, 4, 2) if body.startswith(JPEG) else ()

@@ -82,13 +82,13 @@ async def strangers(world: World, stop: asyncio.Event) -> None:
 
 async def datagrams(world: World, stop: asyncio.Event, outcomes: list[Answer | HawkVisionError]) -> None:
     """One caller by datagrams."""
-    async with AsyncClient(world.edge.url, transport="lossy", timeout_s=30.0, late_s=30.0) as client:
+    async with AsyncClient(world.edge.url, transport="datagram", timeout_s=30.0, late_s=30.0) as client:
         for number in range(1 << 62):
             if stop.is_set():
                 return
             try:
-                picture = world.pictures[number % len(world.pictures)]
-                outcomes.append(await client.classify(picture, quality="balanced", deadline_ms=500.0))
+                image = world.images[number % len(world.images)]
+                outcomes.append(await client.classify(image, quality="balanced", deadline_ms=500.0))
             except HawkVisionError as error:
                 outcomes.append(error)
             with contextlib.suppress(TimeoutError):
@@ -137,7 +137,7 @@ async def main() -> int:
     by_datagrams: list[Answer | HawkVisionError] = []
     failed = wrong = 0
     with tempfile.TemporaryDirectory(prefix="hv-soak-") as scratch:
-        async with World.open(Path(scratch), ("--lossy-port", "0")) as world:
+        async with World.open(Path(scratch), ("--datagram-port", "0")) as world:
             load, stop = BackgroundLoad(world, given.rate), asyncio.Event()
             beside = [
                 asyncio.create_task(strangers(world, stop)),

@@ -1,7 +1,7 @@
 """The servers that are compared: what each is made of, how it is started at its best on one core, how it is asked.
 
-One core serves one picture at a time, and the model gains nothing from batches there (measured, one thread of a
-shared Xeon: 3.99 ms a picture alone, 3.97 ms in fours). So the best configuration of each is alike: one worker, no
+One core serves one image at a time, and the model gains nothing from batches there (measured, one thread of a
+shared Xeon: 3.99 ms an image alone, 3.97 ms in fours). So the best configuration of each is alike: one worker, no
 batching, no access log, the fastest HTTP loop and parser it takes (uvloop, httptools), the JPEG as the raw body
 wherever it can be.
 """
@@ -24,7 +24,7 @@ from hawkvision.core.errors import ConfigError
 HandlerWork: TypeAlias = Literal["model", "decode", "nothing"]
 """As `tests.bench.servers.handlers.work` describes."""
 Handler: TypeAlias = Literal["same", "documented"]
-"""How a server prepares pictures, as `tests.bench.servers.handlers.work` describes; HawkVision does it in its own
+"""How a server prepares images, as `tests.bench.servers.handlers.work` describes; HawkVision does it in its own
 way beside both."""
 DOCUMENTED: Final = "-documented"
 """What the name of a peer with that handler ends with."""
@@ -110,10 +110,10 @@ class ReferenceServer:
     """The peer whose environment it runs in, if not one of its own."""
     works: tuple[HandlerWork, ...] = ("model", "decode", "nothing")
     example: str = ""
-    """Of classifying pictures, by its own documentation; `loadgen/README.md` says what it does before the model."""
+    """Of classifying images, by its own documentation; `loadgen/README.md` says what it does before the model."""
     handler: Handler = "same"
     python: bool = True
-    """Whether its HTTP door is Python: one of the Python peers, of whom HawkVision is compared with the best."""
+    """Whether its HTTP server is Python: one of the Python peers, of whom HawkVision is compared with the best."""
 
 
 def _module(name: str, **env: str) -> Callable[[ServerSite], StartCommand]:
@@ -151,7 +151,7 @@ TRITON_HEAD: Final = (
     '{{"inputs":[{{"name":"image","shape":[{0}],"datatype":"UINT8","parameters":{{"binary_data_size":{0}}}}}]}}'
 )
 TRITON_HEAD_BYTES: Final = len(TRITON_HEAD.format("9" * 9))
-"""The JSON before a tensor is padded to one length, so that one header says it for all pictures."""
+"""The JSON before a tensor is padded to one length, so that one header says it for all images."""
 
 
 def _triton(site: ServerSite) -> StartCommand:
@@ -258,7 +258,7 @@ REFERENCE_SERVERS: Final = (
         name="mlserver-oip",
         title="MLServer, OIP",
         distribution="mlserver",
-        how="as MLServer, through its Open Inference door: JPEG as base64 in JSON, for it takes no binary tensors",
+        how="as MLServer, through its Open Inference server: JPEG as base64 in JSON, for it takes no binary tensors",
         start=_module("mlserver_server"),
         path="/v2/models/classify/infer",
         headers="Content-Type: application/json\r\n",
@@ -322,12 +322,12 @@ REFERENCE_SERVERS: Final = (
 
 
 def as_documented(peer: ReferenceServer) -> ReferenceServer:
-    """The same server with pictures prepared as its example does, under a name of its own."""
+    """The same server with images prepared as its example does, under a name of its own."""
     return replace(
         peer,
         name=peer.name + DOCUMENTED,
         title=f"{peer.title}, documented",
-        how=f"{peer.how}; pictures by Pillow, as in {peer.example}",
+        how=f"{peer.how}; images by Pillow, as in {peer.example}",
         handler="documented",
         # Where an environment of its own goes by the peer's name.
         shares=peer.shares or peer.name,

@@ -1,5 +1,5 @@
 """The options of `python -m tests.bench.servers`, and what must be there first: environments, the model, the
-pictures."""
+images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.bench.servers.measurement import SHARES, ComparedServers, Measurement
 from tests.bench.servers.overhead.node import pinned
 from tests.bench.servers.serving import ServedTask
 
-SUMMARY: Final = "Compare a HawkVision node with other model servers: same model, same pictures, same core."
+SUMMARY: Final = "Compare a HawkVision node with other model servers: same model, same images, same core."
 TASK: Final = "imagenet"
 VARIANT: Final = "efficientnet_lite0_int8"
 CONNECTIONS: Final = 64
@@ -56,15 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ",".join(peer.name for peer in REFERENCE_SERVERS)
     parser.add_argument("--names", default=names, help="which, comma-separated; default: %(default)s")
     parser.add_argument("--data", metavar="PATH", help="npz file or folder; default: the built-in photographs")
-    parser.add_argument("--pictures", type=int, default=64, help="at most, evenly spread; default: %(default)s")
+    parser.add_argument("--images", type=int, default=64, help="at most, evenly spread; default: %(default)s")
     parser.add_argument(
-        "--picture-side", type=int, metavar="N", help="enlarge the pictures to N x 3/4 N, as a camera sends them"
+        "--image-side", type=int, metavar="N", help="enlarge the images to N x 3/4 N, as a camera sends them"
     )
     parser.add_argument(
         "--handler",
         choices=tuple(HANDLERS),
         default="both",
-        help="how the others prepare pictures: HawkVision's way, their documentation's; default: %(default)s",
+        help="how the others prepare images: HawkVision's way, their documentation's; default: %(default)s",
     )
     parser.add_argument("--variant", default=VARIANT, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
@@ -185,21 +185,21 @@ def read_shares(written: str) -> tuple[float, ...]:
 
 
 def _subject(given: argparse.Namespace, core: int) -> Subject:
-    """The model, which is verified, and the pictures.
+    """The model, which is verified, and the images.
 
     Raises:
-        ConfigError: if there are no pictures, or one cannot be read, or none of that size can be made.
+        ConfigError: if there are no images, or one cannot be read, or none of that size can be made.
         ArtifactError: if the model is not built.
     """
-    side = given.picture_side
+    side = given.image_side
     if side is not None and side not in SIDES:
-        raise ConfigError(f"--picture-side: expected {SIDES.start} to {SIDES.stop - 1} pixels, got {side}")
+        raise ConfigError(f"--image-side: expected {SIDES.start} to {SIDES.stop - 1} pixels, got {side}")
     models = models_dir()
     variant = load_manifest(TASK, models).variant(given.variant)
     load_variant(cache_dir(), TASK, variant)
-    data = read_dataset(given.data, TASK, models, split="all", limit=given.pictures)
+    data = read_dataset(given.data, TASK, models, split="all", limit=given.images)
     if len(data) == 0:
-        raise ConfigError(f"--data: {data.name} has no pictures; expected some")
+        raise ConfigError(f"--data: {data.name} has no images; expected some")
     name, make = data.name, as_jpeg
     if side is not None:
         name += f", enlarged to {side}x{round(side * 3 / 4)}, mirrored at the sides, JPEG quality {CAMERA_QUALITY}"

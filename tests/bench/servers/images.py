@@ -12,17 +12,17 @@ from hawkvision.core.types import Pixels
 
 JPEG: Final = b"\xff\xd8\xff"
 QUALITY: Final = 90
-"""Of pictures that come as PNG or WebP."""
+"""Of images that come as PNG or WebP."""
 CAMERA_QUALITY: Final = 85
 SIDES: Final = range(64, 4097)
 """Longer sides that can be asked for: from an icon to 12 megapixels."""
 
 
 def as_jpeg(body: bytes, number: int) -> bytes:
-    """The picture itself if it is a JPEG, else made one: all servers are sent what all of them decode alike.
+    """The image itself if it is a JPEG, else made one: all servers are sent what all of them decode alike.
 
     Raises:
-        ConfigError: naming the picture that is none.
+        ConfigError: naming the image that is none.
     """
     if body.startswith(JPEG):
         return body
@@ -30,14 +30,14 @@ def as_jpeg(body: bytes, number: int) -> bytes:
 
 
 def enlarged(body: bytes, number: int, side: int) -> bytes:
-    """The picture as a JPEG of `side` x 3/4 `side` pixels: its centred square fills the height.
+    """The image as a JPEG of `side` x 3/4 `side` pixels: its centred square fills the height.
 
     Left and right of that square it goes on mirrored, so that a model, which looks at the centred square, sees what it
-    saw before, and its accuracy can be compared. Scaled up, a picture has less detail than a camera's of that size: it
+    saw before, and its accuracy can be compared. Scaled up, an image has less detail than a camera's of that size: it
     is a smaller file and quicker to decode.
 
     Raises:
-        ConfigError: if the picture is neither JPEG, PNG nor WebP.
+        ConfigError: if the image is neither JPEG, PNG nor WebP.
     """
     pixels = _decoded(body, number)
     height, width = pixels.shape[:2]
@@ -53,7 +53,7 @@ def enlarged(body: bytes, number: int, side: int) -> bytes:
 def _decoded(body: bytes, number: int) -> Pixels:
     pixels = cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR)
     if pixels is None:
-        raise ConfigError(f"--data: picture {number} is neither JPEG, PNG nor WebP")
+        raise ConfigError(f"--data: image {number} is neither JPEG, PNG nor WebP")
     return np.asarray(pixels, np.uint8)
 
 

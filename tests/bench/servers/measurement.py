@@ -1,4 +1,4 @@
-"""The measurement: servers one after another on one core, in rotated order, each asked the same pictures.
+"""The measurement: servers one after another on one core, in rotated order, each asked the same images.
 
 In every round a server is started anew, checked, warmed, driven at its capacity by callers that wait, then by Poisson
 arrivals at shares of that capacity. When all capacities are known, every server is given the same arrivals at one rate
@@ -55,7 +55,7 @@ class MeasurementPlan:
     """Of each closed and each open loop."""
     warm_up_s: float
     callers: int
-    """Enough to keep one core busy: one picture in work, others waiting."""
+    """Enough to keep one core busy: one image in work, others waiting."""
     requests: int
     """Per round and server, without a model."""
     seed: int
@@ -256,7 +256,7 @@ class ServerMeasurement:
     def _queued(self, turns_s: NDArray[np.float64], rate: float, number: int, seconds: float) -> Waits:
         """Latencies computed: the arrivals that every server of the round gets, one after another, each for one turn.
 
-        No server that runs one picture at a time can be faster.
+        No server that runs one image at a time can be faster.
         """
         due_s = PoissonArrivals(rate).due_times(seconds, self._plan.seed + number)
         return Waits(rate, sojourns_s(due_s, turns_s) * 1e3)
@@ -271,7 +271,7 @@ class ServerMeasurement:
 
 
 async def check_answers(served: Served, bodies: Sequence[bytes], expected: Sequence[int]) -> list[int]:
-    """Every picture once: the classes that the server gave.
+    """Every image once: the classes that the server gave.
 
     Raises:
         ConfigError: at the first that gets another class than the bare loop's, or none.
@@ -281,7 +281,7 @@ async def check_answers(served: Served, bodies: Sequence[bytes], expected: Seque
         replied = await served.asker.ask(body, {}, RequestTimes())
         if replied.index != index:
             raise ConfigError(
-                f"{served.peer.title}: picture {number}: expected class {index} as of the bare loop, got "
+                f"{served.peer.title}: image {number}: expected class {index} as of the bare loop, got "
                 f"{replied.index} (status {replied.status} {replied.error}); a comparison would mean nothing"
             )
         answers.append(replied.index)
@@ -320,7 +320,7 @@ def _job(
         server=ServerAddress(served.url),
         fields=[{}],
         target=[0] * len(order),
-        picture=order,
+        image=order,
         duration_s=seconds,
         max_in_flight=connections,
         due=list(due),

@@ -26,7 +26,7 @@ OURS: Final = "hawkvision"
 WITHOUT_KERNELS: Final = "hawkvision-onnxruntime"
 BARE: Final[Mapping[Handler, str]] = {"same": "bare loop", "documented": "bare loop, documented"}
 Kind: TypeAlias = Literal["ours", "python", "native", "bare"]
-"""HawkVision; servers whose HTTP door is Python; the others; loops without a server."""
+"""HawkVision; servers whose HTTP server is Python; the others; loops without a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class ServerVisit:
     at: Mapping[float, Waits] = field(default_factory=dict)
     """By share of that round's capacity."""
     answers: Sequence[int] = ()
-    """The class it gave to each picture, by picture."""
+    """The class it gave to each image, by image."""
 
 
 class ServerRatio(msgspec.Struct, frozen=True):
@@ -109,9 +109,9 @@ class ServerRow(msgspec.Struct, frozen=True):
     failed: int
     loads: tuple[AtShare, ...]
     top1: float | None
-    """Share of the pictures that it gave the label's class; None without labels."""
+    """Share of the images that it gave the label's class; None without labels."""
     agreement: float | None
-    """Share of the pictures that it gave HawkVision's class; None without HawkVision."""
+    """Share of the images that it gave HawkVision's class; None without HawkVision."""
     at_rate: AtShare | None
     """At the rate that is one for all; None where that was not measured."""
 
@@ -163,7 +163,7 @@ class ServersReport(msgspec.Struct, frozen=True):
     model: str
     data: str
     checked: int
-    """Pictures on which every server gave its bare loop's class."""
+    """Images on which every server gave its bare loop's class."""
     rounds: int
     """That were finished."""
     window_s: float
@@ -208,7 +208,7 @@ def row(
         contender: whose.
         found: what was seen of it.
         ours: what was seen of HawkVision in the same rounds; None where it took no part.
-        labels: of the pictures; None if they have none.
+        labels: of the images; None if they have none.
     """
     visits = found.visits
     rates = [visit.window.per_s for visit in visits]
@@ -264,7 +264,7 @@ def _at_share(share: float, waits: Sequence[Waits], ours: Sequence[Waits] | None
 
 
 def share_alike(answers: Sequence[int], others: Sequence[int] | None) -> float | None:
-    """The share of pictures of one class in both; None where there is nothing to compare."""
+    """The share of images of one class in both; None where there is nothing to compare."""
     if not others or not answers:
         return None
     return float(np.mean(np.asarray(answers) == np.asarray(others)))

@@ -72,12 +72,12 @@ class ReferenceClient:
 
     async def ask(
         self,
-        picture: bytes,
+        image: bytes,
         fields: Mapping[str, str],
         times: RequestTimes,
     ) -> Reply:
         """See `Asker`."""
-        body = self._peer.frame(picture)
+        body = self._peer.frame(image)
         try:
             reply = await self._connections.exchange(self._head, body, times)
             if reply.status != 200:
@@ -112,7 +112,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(
-    peer: ReferenceServer, python: Path, task: ServedTask, work: HandlerWork, picture: bytes, log: Path
+    peer: ReferenceServer, python: Path, task: ServedTask, work: HandlerWork, image: bytes, log: Path
 ) -> AsyncIterator[Served]:
     """The peer, started and asked once with success; ended with all its processes on leaving.
 
@@ -127,7 +127,7 @@ async def serving(
         url = f"http://127.0.0.1:{site.port}"
         asker = ReferenceClient(peer, url, task.connections)
         try:
-            await _wait_ready(peer, asker, process, picture, log)
+            await _wait_ready(peer, asker, process, image, log)
             await asker.open()
             yield Served(peer, url, asker, process.pid)
         finally:
@@ -177,12 +177,12 @@ def _start(peer: ReferenceServer, site: ServerSite, task: ServedTask, log: Path)
 
 
 async def _wait_ready(
-    peer: ReferenceServer, asker: ReferenceClient, process: subprocess.Popen[bytes], picture: bytes, log: Path
+    peer: ReferenceServer, asker: ReferenceClient, process: subprocess.Popen[bytes], image: bytes, log: Path
 ) -> None:
     until = time.monotonic() + READY_TIMEOUT_S
     last = Reply(UNANSWERED)
     while process.poll() is None and time.monotonic() < until:
-        last = await asker.ask(picture, {}, RequestTimes())
+        last = await asker.ask(image, {}, RequestTimes())
         if last.status == 200:
             return
         await asyncio.sleep(PROBE_PAUSE_S)

@@ -26,7 +26,7 @@ def show(report: ServersReport, console: Console) -> None:
         f"{report.model} on {escape(report.data)}; {report.rounds} rounds of {report.window_s:g} s in rotated order"
         + ("" if report.complete else ", finished so far: not all was measured")
         + (
-            f"; every answer is that of the bare loop with its handler on {report.checked} pictures"
+            f"; every answer is that of the bare loop with its handler on {report.checked} images"
             if report.checked
             else ""
         )

@@ -50,7 +50,7 @@ from tests.bench.servers.measurement import (
     rotations,
     sojourns_s,
 )
-from tests.bench.servers.overhead.node import make_picture
+from tests.bench.servers.overhead.node import make_image
 from tests.bench.servers.results import (
     AttributionFinding,
     ComparedLoop,
@@ -118,7 +118,7 @@ def test_a_server_is_started_checked_and_ended_with_all_its_processes(tmp_path: 
 
 
 def test_a_server_that_answers_otherwise_than_the_bare_loop_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="picture 0: expected class 1000 as of the bare loop"):
+    with pytest.raises(ConfigError, match="image 0: expected class 1000 as of the bare loop"):
         asyncio.run(served_once(peer(), tmp_path / "tiny.log", [1000] * len(BODIES)))
 
 
@@ -361,7 +361,7 @@ def test_orders_hold_everyone_and_everyone_begins_once_in_as_many_rounds(names: 
 
 
 @given(st.binary(max_size=300))
-def test_triton_frames_have_one_length_of_json_before_any_picture(jpeg: bytes) -> None:
+def test_triton_frames_have_one_length_of_json_before_any_image(jpeg: bytes) -> None:
     (triton,) = find("triton")
     frame = triton.frame(jpeg)
     assert len(frame) == TRITON_HEAD_BYTES + len(jpeg)
@@ -369,18 +369,18 @@ def test_triton_frames_have_one_length_of_json_before_any_picture(jpeg: bytes) -
     assert f"Inference-Header-Content-Length: {TRITON_HEAD_BYTES}\r\n" == triton.headers
 
 
-def test_pictures_of_other_formats_are_sent_as_jpeg_and_jpegs_as_they_are() -> None:
+def test_images_of_other_formats_are_sent_as_jpeg_and_jpegs_as_they_are() -> None:
     pixels = np.full((40, 30, 3), 200, np.uint8)
     png, jpeg = (cv2.imencode(suffix, pixels)[1].tobytes() for suffix in (".png", ".jpg"))
     assert simplejpeg.decode_jpeg(as_jpeg(png, 0)).tobytes() == pixels.tobytes()
     assert as_jpeg(jpeg, 1) == jpeg
-    with pytest.raises(ConfigError, match="picture 2 is neither"):
-        as_jpeg(b"no picture", 2)
+    with pytest.raises(ConfigError, match="image 2 is neither"):
+        as_jpeg(b"no image", 2)
 
 
 @pytest.mark.parametrize("shape", [(300, 500), (500, 300), (224, 224), (227, 256), (1000, 1400)])
 @pytest.mark.parametrize("spec", [(224, 224, 1.0), (224, 224, 0.875), (120, 160, 0.9)])
-def test_both_handlers_see_the_same_part_of_a_picture(shape: tuple[int, int], spec: tuple[int, int, float]) -> None:
+def test_both_handlers_see_the_same_part_of_an_image(shape: tuple[int, int], spec: tuple[int, int, float]) -> None:
     down, across = np.mgrid[: shape[0], : shape[1]]
     ramps = np.dstack((255 * down / shape[0], 255 * across / shape[1], np.full(shape, 128))).astype(np.uint8)
     jpeg = cv2.imencode(".jpg", ramps, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
@@ -390,7 +390,7 @@ def test_both_handlers_see_the_same_part_of_a_picture(shape: tuple[int, int], sp
     ours, theirs = (prepare(asked)(jpeg) for prepare in (work.same, work.documented))
     assert ours.shape == theirs.shape == (*spec[:2], 3)
     assert ours.dtype == theirs.dtype == np.uint8
-    assert np.abs(ours.astype(int) - theirs).max() <= 6  # of 255: one part in forty of the picture's side
+    assert np.abs(ours.astype(int) - theirs).max() <= 6  # of 255: one part in forty of the image's side
 
 
 def test_hawkvision_takes_part_once_and_the_others_with_each_handler() -> None:
@@ -408,29 +408,29 @@ def test_hawkvision_takes_part_once_and_the_others_with_each_handler() -> None:
     ]
 
 
-def test_the_documented_handler_takes_no_memory_anew_for_every_picture() -> None:
+def test_the_documented_handler_takes_no_memory_anew_for_every_image() -> None:
     script = (
         "import resource, sys; from tests.bench.servers import work; prepare = work.documented(sys.argv[1]);"
         "jpeg = sys.stdin.buffer.read(); [prepare(jpeg) for _ in range(5)];"
         "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt;"
         "before = faults(); [prepare(jpeg) for _ in range(10)]; print(faults() - before)"
     )
-    large = enlarged(make_picture(), 0, 1280)
+    large = enlarged(make_image(), 0, 1280)
     told = subprocess.run(
         [sys.executable, "-c", script, task().spec()], input=large, capture_output=True, check=True, timeout=60
     )
     assert int(told.stdout) < 1000  # else several hundred for each of the ten
 
 
-def test_enlarged_pictures_keep_the_centred_square_and_are_mirrored_beside_it() -> None:
+def test_enlarged_images_keep_the_centred_square_and_are_mirrored_beside_it() -> None:
     square = cv2.GaussianBlur(np.random.default_rng(3).integers(0, 256, (90, 90, 3), np.uint8), (15, 15), 5)
     wide = simplejpeg.decode_jpeg(enlarged(cv2.imencode(".png", square)[1].tobytes(), 0, 480), "BGR")
     assert wide.shape == (360, 480, 3)
     back = cv2.resize(wide[:, 60:420], (90, 90), interpolation=cv2.INTER_AREA).astype(int)
     assert np.abs(back - square).mean() < 3
     assert np.abs(wide[:, 420:].astype(int) - wide[:, 359:419][:, ::-1]).mean() < 3
-    with pytest.raises(ConfigError, match="picture 5 is neither"):
-        enlarged(b"no picture", 5, 480)
+    with pytest.raises(ConfigError, match="image 5 is neither"):
+        enlarged(b"no image", 5, 480)
 
 
 def test_a_page_holds_every_server_and_refers_to_nothing_outside() -> None:
@@ -498,14 +498,14 @@ def test_pip_carries_its_last_words() -> None:
 
 
 @pytest.mark.parametrize("handler", ["same", "documented"])
-def test_work_without_a_model_still_reads_the_picture(handler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_a_model_still_reads_the_image(handler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAWKVISION_PEER_WORK", "decode")
     monkeypatch.setenv("HAWKVISION_PEER_HANDLER", handler)
     monkeypatch.setenv("HAWKVISION_PEER_INPUT", task().spec())
     classify = work.classifier()
-    assert classify(make_picture()) == 0
+    assert classify(make_image()) == 0
     with pytest.raises((ValueError, OSError), match=r"JPEG|cannot identify"):
-        classify(b"no picture")
+        classify(b"no image")
 
 
 @pytest.mark.slow
@@ -519,7 +519,7 @@ def test_installed_peers_start_and_answer(name: str, tmp_path: Path) -> None:
 
     async def ask() -> int | None:
         python = folder / "bin" / "python"
-        async with serving(found, python, task(), "decode", make_picture(), tmp_path / "log") as served:
-            return (await served.asker.ask(make_picture(), {}, RequestTimes())).index
+        async with serving(found, python, task(), "decode", make_image(), tmp_path / "log") as served:
+            return (await served.asker.ask(make_image(), {}, RequestTimes())).index
 
     assert asyncio.run(ask()) == 0

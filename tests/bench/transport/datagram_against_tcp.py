@@ -4,9 +4,9 @@ TCP, side by side.
 An edge node answers in one network namespace, callers ask from another; between them lies an emulated link
 (`loadgen.network.tun_link`) that real kernel TCP and UDP cross. For each loss rate, in rotating order and several
 rounds: the
-lossy transport, and HTTP over one warm, kept-alive connection with each congestion control. One caller, one picture
-after another with a short pause. Latency is what the caller waits, preparing the picture included; for HTTP the
-picture lies ready as a plain JPEG of the quality that the lossy sender uses at no loss, so TCP carries fewer bytes.
+datagram transport, and HTTP over one warm, kept-alive connection with each congestion control. One caller, one image
+after another with a short pause. Latency is what the caller waits, preparing the image included; for HTTP the
+image lies ready as a plain JPEG of the quality that the lossy sender uses at no loss, so TCP carries fewer bytes.
 A request that takes longer than `--limit-s` counts as that long, which flatters TCP.
 
 Needs root, as `loadgen.network.tun_link` says.
@@ -37,7 +37,7 @@ from rich.table import Table
 
 from hawkvision.client import AsyncClient
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.models.datasets import read_pictures
+from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from hawkvision.transport.coding.rate_fec_control import FINE
 from loadgen.network.link_spec import LinkSpec
@@ -48,11 +48,11 @@ KEY: Final = "only-for-this-bench"
 WARM_UP: Final = 20
 WITHIN_MS: Final = (60.0, 100.0, 200.0)
 PERCENTILES: Final = (50.0, 90.0, 99.0)
-LOSSY: Final = "lossy"
+DATAGRAM: Final = "datagram"
 
 
 class TimedAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """One picture: how long the caller waited, and whether the answer was right; unanswered ones are neither."""
+    """One image: how long the caller waited, and whether the answer was right; unanswered ones are neither."""
 
     latency_ms: float
     right: bool
@@ -65,7 +65,7 @@ class CallerJob(msgspec.Struct, frozen=True):
 
     transport: str
     host: str
-    pictures: str
+    images: str
     """A folder of `NUMBER-LABEL.jpg`."""
     count: int
     seed: int
@@ -80,27 +80,27 @@ class CallerJob(msgspec.Struct, frozen=True):
 
 
 def call(job: CallerJob) -> list[TimedAnswer]:
-    """Ask about pictures, one after another."""
+    """Ask about images, one after another."""
     chosen = _chosen(job)
-    if job.transport == LOSSY:
-        return asyncio.run(_call_lossy(job, chosen))
+    if job.transport == DATAGRAM:
+        return asyncio.run(_call_datagram(job, chosen))
     return _call_http(job, chosen)
 
 
 def _chosen(job: CallerJob) -> list[tuple[bytes, int]]:
-    files = sorted(Path(job.pictures).iterdir())
+    files = sorted(Path(job.images).iterdir())
     rng = np.random.default_rng(job.seed)
     picked = (files[i] for i in rng.choice(len(files), WARM_UP + job.count, replace=len(files) < WARM_UP + job.count))
     return [(file.read_bytes(), int(file.stem.split("-")[1])) for file in picked]
 
 
-async def _call_lossy(job: CallerJob, chosen: Sequence[tuple[bytes, int]]) -> list[TimedAnswer]:
+async def _call_datagram(job: CallerJob, chosen: Sequence[tuple[bytes, int]]) -> list[TimedAnswer]:
     asked: list[TimedAnswer] = []
     ends = time.monotonic() + job.phase_s
     async with AsyncClient(
         f"http://{job.host}:{PORT}",
         api_key=KEY,
-        transport=LOSSY,
+        transport=DATAGRAM,
         paths=job.paths,
         timeout_s=job.limit_s,
         late_s=job.limit_s,
@@ -174,7 +174,7 @@ def _plain(body: bytes) -> bytes:
 def running_node(link: TunLink, extra: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
     """An edge node without a datacenter in the server's namespace, ready."""
     command = [
-        sys.executable, "-m", "edge", "--host", link.server_address, "--port", str(PORT), "--lossy-port", "0",
+        sys.executable, "-m", "edge", "--host", link.server_address, "--port", str(PORT), "--datagram-port", "0",
         "--api-key", KEY, "--allow-plain-http", *extra,
     ]  # fmt: skip
     node = link.popen("server", command, stdout=subprocess.PIPE)
@@ -203,9 +203,9 @@ def run_caller(link: TunLink, job: CallerJob) -> list[TimedAnswer]:
 
 
 def spread_out(data: Path, folder: Path, limit: int) -> None:
-    """The pictures as files, which callers share."""
-    pictures = read_pictures(data, load_labels(load_manifest("imagenet", models_dir()), models_dir()))
-    for number, (body, label) in enumerate(zip(pictures.bodies[:limit], pictures.labels, strict=False)):
+    """The images as files, which callers share."""
+    images = read_images(data, load_labels(load_manifest("imagenet", models_dir()), models_dir()))
+    for number, (body, label) in enumerate(zip(images.bodies[:limit], images.labels, strict=False)):
         (folder / f"{number}-{label}.jpg").write_bytes(body)
 
 
@@ -220,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", default="20mbit")
     parser.add_argument("--delay-ms", type=float, default=20.0)
     parser.add_argument("--outage-ms", type=float, default=0.0, help="lose in outages of this mean length")
-    parser.add_argument("--pictures", type=int, default=300, help="per phase")
+    parser.add_argument("--images", type=int, default=300, help="per phase")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pause-s", type=float, default=0.03)
     parser.add_argument("--limit-s", type=float, default=30.0)
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.job:
         sys.stdout.write(msgspec.json.encode(call(msgspec.json.decode(options.job, type=CallerJob))).decode())
         return 0
-    transports = [LOSSY, *options.congestion.split(",")]
+    transports = [DATAGRAM, *options.congestion.split(",")]
     results: dict[str, dict[str, list[TimedAnswer]]] = {}
     with tempfile.TemporaryDirectory() as folder, TunLink(_spec(options, 0.0, 1)) as link, running_node(link):
         spread_out(options.data, Path(folder), 1360)
@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     spec = _spec(options, float(loss), 100 * round_ + turn)
                     link.set(up=spec, down=spec)
                     job = CallerJob(
-                        transport, link.server_address, folder, options.pictures, round_, options.pause_s,
+                        transport, link.server_address, folder, options.images, round_, options.pause_s,
                         options.limit_s, options.phase_s, options.deadline_ms,
                     )  # fmt: skip
                     found[transport] += run_caller(link, job)
@@ -269,7 +269,7 @@ def _show(loss: str, found: dict[str, list[TimedAnswer]]) -> None:
         table.add_column(f"right ≤ {within:g} ms", justify="right")
     table.add_column("right", justify="right")
     table.add_column("degraded", justify="right")
-    base = np.percentile([a.latency_ms for a in found[LOSSY]], PERCENTILES)
+    base = np.percentile([a.latency_ms for a in found[DATAGRAM]], PERCENTILES)
     for transport, asked in found.items():
         latency = np.array([a.latency_ms for a in asked])
         right = np.array([a.right for a in asked])

@@ -1,12 +1,12 @@
 """What a datagram costs in Python: QUIC's DATAGRAM frames (aioquic) against ours, sealed beside QUIC.
 
-    python -m tests.bench.transport.datagram_cost [--pictures 300] [--profile]
+    python -m tests.bench.transport.datagram_cost [--images 300] [--profile]
 
 First table: microseconds of CPU per datagram of 1,100 bytes, sending and receiving end apart, in memory (both ends in
-this process, time given), then over loopback sockets (the receiving end in a process of its own, uvloop). Pictures of
+this process, time given), then over loopback sockets (the receiving end in a process of its own, uvloop). Images of
 18 datagrams, each answered before the next.
 
-Second table: milliseconds of CPU per picture and end, 256 pixels, quality 80, parity +50 %: the codec with its erasure
+Second table: milliseconds of CPU per image and end, 256 pixels, quality 80, parity +50 %: the codec with its erasure
 code, and the transport. `--profile` prints where the transport's time goes instead.
 """
 
@@ -37,11 +37,11 @@ from hawkvision.transport.coding.image_coding import Coded, Plan, decode, encode
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.receiver import Budget, Receiver, Status
 from hawkvision.transport.endpoint.sender import Sender
-from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.server import DatagramListener
 from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.packet_protection import Secret, peek
-from tests.bench.transport.multipath import picture, pixels
+from tests.bench.transport.multipath import image, pixels
 from tests.hawkvision.transport.peers import IDENTITY, connected
 
 DATAGRAMS = 18
@@ -169,8 +169,8 @@ def exchange(client: QuicConnection, server: QuicConnection, now: float, account
     return now, arrived
 
 
-def ours_in_memory(coded: Coded, pictures: int) -> Spent:
-    """Pictures between a `Sender` and a `Receiver`, each answered before the next; the codec's decoding is included."""
+def ours_in_memory(coded: Coded, images: int) -> Spent:
+    """Images between a `Sender` and a `Receiver`, each answered before the next; the codec's decoding is included."""
     now, account = 100.0, Account()
     there, back = Secret.random(), Secret.random()
     sender = Sender(Channel[Any](1, there, back, now))
@@ -178,7 +178,7 @@ def ours_in_memory(coded: Coded, pictures: int) -> Spent:
     receiver = Receiver(Channel[Any](1, back, there, now), Budget(1 << 30))
     receiver.register_template(0, b"quality=fast")
     answered = 0
-    for _ in range(pictures):
+    for _ in range(images):
         with account.sending():
             number = sender.submit(0, coded, None, b"", now)
         until = now + 0.5
@@ -194,7 +194,7 @@ def ours_in_memory(coded: Coded, pictures: int) -> Spent:
         for _ in range(3):
             now = carry(sender, receiver, now + 0.004, account)
         account.close_batch()
-    assert answered == pictures
+    assert answered == images
     return account.spent
 
 
@@ -246,7 +246,7 @@ async def serve_ours(ready: Connection) -> None:
     async def handler(_: Incoming) -> tuple[Status, bytes]:
         return Status.OK, ANSWER
 
-    server = await LossyServer.start("127.0.0.1", 0, IDENTITY, handler)
+    server = await DatagramListener.start("127.0.0.1", 0, IDENTITY, handler)
     await served(ready, server.port)
     await server.close()
 
@@ -286,14 +286,14 @@ async def ask_quic(port: int, batches: int, word: Connection) -> Spent:
     return spent
 
 
-async def ask_ours(port: int, coded: Coded, pictures: int, word: Connection) -> Spent:
+async def ask_ours(port: int, coded: Coded, images: int, word: Connection) -> Spent:
     spent = Spent()
     async with connected(port) as client:
         for _ in range(5):
             await client.ask(b"quality=fast", coded)
         word.send("begin")
         with cpu(spent, "sending"):
-            for _ in range(pictures):
+            for _ in range(images):
                 await client.ask(b"quality=fast", coded)
         word.send("end")
         spent.receiving = word.recv()
@@ -317,70 +317,70 @@ def over_sockets(server: Callable[[Connection], Any], client: Callable[[int, Con
 # -------------------------------------------------------------------------------------------------- tables
 
 
-def per_datagram(pictures: int) -> None:
+def per_datagram(images: int) -> None:
     plain = opaque(bytes(SIZE * DATAGRAMS), 0.0, SIZE)
     assert plain is not None
-    quic, _ = over_sockets(serve_quic, lambda port, word: ask_quic(port, pictures, word))
-    ours, _ = over_sockets(serve_ours, lambda port, word: ask_ours(port, plain, pictures, word))
+    quic, _ = over_sockets(serve_quic, lambda port, word: ask_quic(port, images, word))
+    ours, _ = over_sockets(serve_ours, lambda port, word: ask_ours(port, plain, images, word))
     rows = (
-        ("QUIC DATAGRAM frames, in memory", quic_in_memory(pictures)),
-        ("sealed datagrams, in memory", ours_in_memory(plain, pictures)),
+        ("QUIC DATAGRAM frames, in memory", quic_in_memory(images)),
+        ("sealed datagrams, in memory", ours_in_memory(plain, images)),
         ("QUIC DATAGRAM frames, sockets", quic),
         ("sealed datagrams, sockets", ours),
     )
     print(f"{'CPU µs per datagram, all included':<34} {'sending':>8} {'receiving':>10} {'both':>7}")
     for name, spent in rows:
-        sending, receiving = (s / pictures / DATAGRAMS * 1e6 for s in (spent.sending, spent.receiving))
+        sending, receiving = (s / images / DATAGRAMS * 1e6 for s in (spent.sending, spent.receiving))
         print(f"{name:<34} {sending:>8.1f} {receiving:>10.1f} {sending + receiving:>7.1f}")
 
 
-def per_picture(pictures: int) -> None:
-    coded, rgb = picture(), pixels()
+def per_image(images: int) -> None:
+    coded, rgb = image(), pixels()
     spent = Spent()
     with cpu(spent, "sending"):
-        for _ in range(pictures):
+        for _ in range(images):
             encode(rgb, Plan(80, 0.5), fragment_room(b""))
     k, n = coded.format.k, coded.format.n
     half = {index: coded.symbols[index] for index in range(n) if index % 3}  # parity is needed
     assert len(half) >= k
     with cpu(spent, "receiving"):
-        for _ in range(pictures):
+        for _ in range(images):
             decode(coded.format, half)
     whole = {index: coded.symbols[index] for index in range(k)}
     begun = time.process_time()
-    for _ in range(pictures):
+    for _ in range(images):
         decode(coded.format, whole)
     decoding_s = time.process_time() - begun
-    memory = ours_in_memory(coded, pictures)
+    memory = ours_in_memory(coded, images)
     memory.receiving -= decoding_s
-    sockets, seconds = over_sockets(serve_ours, lambda port, word: ask_ours(port, coded, pictures, word))
+    sockets, seconds = over_sockets(serve_ours, lambda port, word: ask_ours(port, coded, images, word))
     sockets.receiving -= decoding_s
     size = sum(map(len, coded.symbols[:k])) / 1e3
-    print(f"\npicture of {size:.1f} KB in {k} + {n - k} datagrams, answer of {len(ANSWER)} bytes")
-    print(f"{'CPU ms per picture':<34} {'sending':>8} {'receiving':>10}")
+    print(f"\nimage of {size:.1f} KB in {k} + {n - k} datagrams, answer of {len(ANSWER)} bytes")
+    print(f"{'CPU ms per image':<34} {'sending':>8} {'receiving':>10}")
     for name, each in (
         ("codec and erasure code", spent),
         ("transport, in memory", memory),
         ("transport, with sockets", sockets),
     ):
-        print(f"{name:<34} {each.sending / pictures * 1e3:>8.2f} {each.receiving / pictures * 1e3:>10.2f}")
-    busiest = max(sockets.sending, sockets.receiving + decoding_s) / pictures
-    one_by_one = pictures / seconds
-    print(f"one core of either end: {1 / busiest:.0f} pictures/s; closed loop, one at a time: {one_by_one:.0f}/s")
+        print(f"{name:<34} {each.sending / images * 1e3:>8.2f} {each.receiving / images * 1e3:>10.2f}")
+    busiest = max(sockets.sending, sockets.receiving + decoding_s) / images
+    one_by_one = images / seconds
+    print(f"one core of either end: {1 / busiest:.0f} images/s; closed loop, one at a time: {one_by_one:.0f}/s")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--pictures", type=int, default=300)
+    parser.add_argument("--images", type=int, default=300)
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     if options.profile:
         profile = cProfile.Profile()
-        profile.runcall(ours_in_memory, picture(), options.pictures)
+        profile.runcall(ours_in_memory, image(), options.images)
         pstats.Stats(profile).sort_stats("tottime").print_stats(28)
         return
-    per_datagram(options.pictures)
-    per_picture(options.pictures)
+    per_datagram(options.images)
+    per_image(options.images)
 
 
 if __name__ == "__main__":

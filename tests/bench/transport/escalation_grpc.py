@@ -1,13 +1,13 @@
-"""`python -m tests.bench.transport.escalation_grpc`: the hop into the datacenter tier, kept-alive HTTP against
+"""`python -m tests.bench.transport.escalation_grpc`: the escalation into the datacenter tier, kept-alive HTTP against
 Serve's gRPC proxy.
 
 Starts, on this machine and in one run, (a) the tier as `python -m hawkvision.datacenter` runs it, with its own HTTP
-door, and (b) the same door and the same variant behind Ray Serve's gRPC proxy, under the same tuning. Both get the
+server, and (b) the same server and the same variant behind Ray Serve's gRPC proxy, under the same tuning. Both get the
 same 30 KB JPEG from this process, closed loop, one caller and sixteen, over kept-alive connections (HTTP one for each
 caller, gRPC one channel); the order rotates each round, so that drift of the machine falls on both alike. Printed is
 what the caller waits. Lives here, not in `loadgen`, because it needs Ray.
 
-The gRPC service has one method, `infer(BytesValue) returns (BytesValue)`: the picture one way, the reply's JSON the
+The gRPC service has one method, `infer(BytesValue) returns (BytesValue)`: the image one way, the reply's JSON the
 other. Protobuf's well-known type needs no compiler and costs one copy.
 """
 
@@ -37,11 +37,11 @@ from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.escalation_api import INFER_PATH
 from hawkvision.datacenter.catalog import load_catalog
 from hawkvision.datacenter.run import TUNING
-from hawkvision.datacenter.servers.http_server import make_door, max_in_flight
+from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.system.process import running, stop_with_parent
 
-METHOD: Final = "/hawkvision.bench.Hop/infer"
-APPLICATION: Final = "hop"
+METHOD: Final = "/hawkvision.bench.EscalationTransport/infer"
+APPLICATION: Final = "escalation"
 WARM_UP: Final = 50
 CALLERS: Final = (1, 16)
 
@@ -57,23 +57,23 @@ class GrpcSamples:
 
 
 def main() -> int:
-    """Run the comparison and print one row per door and concurrency."""
+    """Run the comparison and print one row per server and concurrency."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--requests", type=int, default=320, help="per round, door and concurrency")
+    parser.add_argument("--requests", type=int, default=320, help="per round, server and concurrency")
     parser.add_argument("--variant", default="efficientnet_lite0", help="a variant of task imagenet, run as no-op")
     parser.add_argument("--serve-grpc", type=int, metavar="PORT", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve_grpc is not None:
         _serve_grpc(given.serve_grpc, given.variant)
         return 0
-    picture = _picture()
+    image = _image()
     own = ("hawkvision.datacenter", "--backend", "noop", "--port", "0", "--variants", given.variant)
     theirs = ("tests.bench.transport.escalation_grpc", "--serve-grpc", str(_free_port()), "--variant", given.variant)
     with running(*own) as http, running(*theirs, env=TUNING) as proxy:
-        table = asyncio.run(_measure(http.url, proxy.url, picture, given.rounds, given.requests))
-    print(f"{len(picture)} byte JPEG, {os.cpu_count()} cores, {given.rounds} rounds of {given.requests}")
-    print(f"{'door':24}{'callers':>8}{'n':>7}{'P50 ms':>9}{'P99 ms':>9}{'req/s':>8}")
+        table = asyncio.run(_measure(http.url, proxy.url, image, given.rounds, given.requests))
+    print(f"{len(image)} byte JPEG, {os.cpu_count()} cores, {given.rounds} rounds of {given.requests}")
+    print(f"{'server':24}{'callers':>8}{'n':>7}{'P50 ms':>9}{'P99 ms':>9}{'req/s':>8}")
     for (name, callers), samples in table.items():
         p50, p99 = np.percentile(samples.wall, (50, 99))
         n = len(samples.wall)
@@ -82,28 +82,28 @@ def main() -> int:
 
 
 async def _measure(
-    http_url: str, grpc_target: str, picture: bytes, rounds: int, requests: int
+    http_url: str, grpc_target: str, image: bytes, rounds: int, requests: int
 ) -> dict[tuple[str, int], GrpcSamples]:
     async with aiohttp.ClientSession() as session, grpc.aio.insecure_channel(grpc_target) as channel:
         call = channel.unary_unary(METHOD, BytesValue.SerializeToString, BytesValue.FromString)
 
         async def over_http() -> bytes:
-            async with session.post(http_url + INFER_PATH, data=picture) as response:
+            async with session.post(http_url + INFER_PATH, data=image) as response:
                 response.raise_for_status()
                 return await response.read()
 
         async def over_grpc() -> bytes:
-            reply = await call(BytesValue(value=picture), metadata=(("application", APPLICATION),))
+            reply = await call(BytesValue(value=image), metadata=(("application", APPLICATION),))
             return bytes(reply.value)
 
-        doors: list[tuple[str, Ask]] = [("own door, HTTP", over_http), ("Serve's gRPC proxy", over_grpc)]
-        table = {(name, callers): GrpcSamples() for callers in CALLERS for name, _ in doors}
-        for name, ask in doors:
+        servers: list[tuple[str, Ask]] = [("own server, HTTP", over_http), ("Serve's gRPC proxy", over_grpc)]
+        table = {(name, callers): GrpcSamples() for callers in CALLERS for name, _ in servers}
+        for name, ask in servers:
             reply = await ask()
             assert b'"top_k"' in reply, f"{name} answered {reply[:200]!r}"
             await _round(ask, 1, WARM_UP, GrpcSamples())
         for turn in range(rounds):
-            for name, ask in doors if turn % 2 == 0 else doors[::-1]:
+            for name, ask in servers if turn % 2 == 0 else servers[::-1]:
                 for callers in CALLERS:
                     await _round(ask, callers, requests, table[name, callers])
         return table
@@ -122,18 +122,18 @@ async def _round(ask: Ask, callers: int, requests: int, into: GrpcSamples) -> No
 
 
 class GrpcIngress:
-    """The door of the tier behind Serve's gRPC proxy: the request's bytes in, the reply's JSON out."""
+    """The server of the tier behind Serve's gRPC proxy: the request's bytes in, the reply's JSON out."""
 
     def __init__(self, config: DatacenterConfig, *handles: Any) -> None:
         from hawkvision.datacenter.app import HandleVariants
 
         catalog = load_catalog(config)
-        self._door = make_door(config, catalog)
-        self._door.tier.variants = HandleVariants(catalog.groups, handles)
+        self._server = make_http_server(config, catalog)
+        self._server.tier.variants = HandleVariants(catalog.groups, handles)
 
-    async def infer(self, picture: BytesValue) -> BytesValue:
-        """What the door answers to the picture."""
-        unread: list[Message] = [{"type": "http.request", "body": picture.value, "more_body": False}]
+    async def infer(self, image: BytesValue) -> BytesValue:
+        """What the server answers to the image."""
+        unread: list[Message] = [{"type": "http.request", "body": image.value, "more_body": False}]
 
         async def receive() -> Message:
             while not unread:
@@ -141,11 +141,11 @@ class GrpcIngress:
             return unread.pop()
 
         scope = {"type": "http", "method": "POST", "path": INFER_PATH, "headers": [], "query_string": b""}
-        return BytesValue(value=bytes((await self._door.respond(Request(scope, receive))).body))
+        return BytesValue(value=bytes((await self._server.respond(Request(scope, receive))).body))
 
 
-def add_hop_to_server(servicer: Any, server: Any) -> None:
-    """What `protoc` generates for `service Hop { rpc infer(BytesValue) returns (BytesValue); }`."""
+def add_escalation_to_server(servicer: Any, server: Any) -> None:
+    """What `protoc` generates for `service EscalationTransport { rpc infer(BytesValue) returns (BytesValue); }`."""
     infer = grpc.unary_unary_rpc_method_handler(servicer.infer, BytesValue.FromString, BytesValue.SerializeToString)
     service, method = METHOD.strip("/").split("/")
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: infer}),))
@@ -166,7 +166,7 @@ def _serve_grpc(port: int, variant: str) -> None:
     serve.start(
         http_options=HTTPOptions(location="HeadOnly", host="127.0.0.1", port=_free_port()),
         grpc_options=gRPCOptions(
-            port=port, grpc_servicer_functions=["tests.bench.transport.escalation_grpc.add_hop_to_server"]
+            port=port, grpc_servicer_functions=["tests.bench.transport.escalation_grpc.add_escalation_to_server"]
         ),
     )
     catalog = load_catalog(config)
@@ -183,8 +183,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _picture() -> bytes:
-    """A smooth random 500 x 375 JPEG of about 30 KB, like a typical ImageNet picture."""
+def _image() -> bytes:
+    """A smooth random 500 x 375 JPEG of about 30 KB, like a typical ImageNet image."""
     noise = np.random.default_rng(0).integers(0, 256, (375, 500, 3), dtype=np.uint8)
     return bytes(cv2.imencode(".jpg", cv2.GaussianBlur(noise, (5, 5), 0), [cv2.IMWRITE_JPEG_QUALITY, 55])[1])
 

@@ -1,10 +1,11 @@
-"""`python -m tests.bench.transport.escalation_http`: what the hop into the datacenter tier costs, by who owns its
-socket.
+"""`python -m tests.bench.transport.escalation_http`: what the escalation into the datacenter tier costs, by who owns
+its socket.
 
-Starts the tier on a no-op variant under each host (our own door, and Ray Serve's ingress behind its HAProxy and its
+Starts the tier on a no-op variant under each host (our own server, and Ray Serve's ingress behind its HAProxy and its
 Python proxy), all on this machine at once, and sends the same JPEG over kept-alive connections: closed loop, one
 caller and sixteen, in rounds that rotate the order so that drift of the machine falls on all alike. `wall` is what the
-caller waits; `hop` is that less the time in which the picture was decoded, queued and inferred, by the reply's account.
+caller waits; `escalation` is that less the time in which the image was decoded, queued and inferred, by the reply's
+account.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import cv2
 import msgspec
 import numpy as np
 
-from hawkvision.core.escalation_api import INFER_PATH, VARIANT_HEADER, HopReply
+from hawkvision.core.escalation_api import INFER_PATH, VARIANT_HEADER, EscalationReply
 from hawkvision.system.process import ended
 
 START_LIMIT_S = 120.0
@@ -52,7 +53,7 @@ class SocketOwner:
 
 
 HOSTS = (
-    SocketOwner("own door", True, {}),
+    SocketOwner("own server", True, {}),
     SocketOwner("Serve, HAProxy", False, {**TUNED, "RAY_SERVE_ENABLE_HA_PROXY": "1"}),
     SocketOwner("Serve, Python proxy, tuned", False, {**TUNED, "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}),
     SocketOwner("Serve, Python proxy", False, {}),
@@ -64,7 +65,7 @@ class Samples:
     """Milliseconds of one host at one concurrency, over all rounds, and how long the rounds took in seconds."""
 
     wall: list[float] = field(default_factory=list)
-    hop: list[float] = field(default_factory=list)
+    escalation: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -75,14 +76,16 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=200, help="per round, host and concurrency")
     parser.add_argument("--variant", default="efficientnet_lite0", help="a variant of task imagenet, run as no-op")
     given = parser.parse_args()
-    picture = _picture()
+    image = _image()
     with ExitStack() as stack:
         urls = [_start(host, given.variant, stack) for host in HOSTS]
-        table = asyncio.run(_measure(urls, picture, given.variant, given.rounds, given.requests))
-    _say(f"{len(picture)} byte JPEG, {os.cpu_count()} cores, {given.rounds} rounds of {given.requests}; milliseconds")
-    _say(f"{'host':28}{'callers':>8}{'n':>7}{'wall P50':>10}{'wall P99':>10}{'hop P50':>9}{'hop P99':>9}{'req/s':>7}")
+        table = asyncio.run(_measure(urls, image, given.variant, given.rounds, given.requests))
+    _say(f"{len(image)} byte JPEG, {os.cpu_count()} cores, {given.rounds} rounds of {given.requests}; milliseconds")
+    _say(
+        f"{'host':28}{'callers':>8}{'n':>7}{'wall P50':>10}{'wall P99':>10}{'escalation P50':>9}{'escalation P99':>9}{'req/s':>7}"
+    )
     for (name, callers), samples in table.items():
-        figures = [*np.percentile(samples.wall, (50, 99)), *np.percentile(samples.hop, (50, 99))]
+        figures = [*np.percentile(samples.wall, (50, 99)), *np.percentile(samples.escalation, (50, 99))]
         n = len(samples.wall)
         row = "".join(f"{f:{w}.2f}" for f, w in zip(figures, (10, 10, 9, 9), strict=True))
         _say(f"{name:28}{callers:8}{n:7}{row}{n / samples.seconds:7.0f}")
@@ -90,34 +93,34 @@ def main() -> int:
 
 
 async def _measure(
-    urls: list[str], picture: bytes, variant: str, rounds: int, requests: int
+    urls: list[str], image: bytes, variant: str, rounds: int, requests: int
 ) -> dict[tuple[str, int], Samples]:
     table = {(host.name, callers): Samples() for callers in (1, 16) for host in HOSTS}
     hosts = list(zip(HOSTS, urls, strict=True))
     async with aiohttp.ClientSession(headers={VARIANT_HEADER: variant}) as session:
         for _, url in hosts:
-            await _round(session, url, picture, 1, WARM_UP, Samples())
+            await _round(session, url, image, 1, WARM_UP, Samples())
         for turn in range(rounds):
             first = turn % len(hosts)
             for host, url in hosts[first:] + hosts[:first]:
                 for callers in (1, 16):
-                    await _round(session, url, picture, callers, requests, table[host.name, callers])
+                    await _round(session, url, image, callers, requests, table[host.name, callers])
     return table
 
 
 async def _round(
-    session: aiohttp.ClientSession, url: str, picture: bytes, callers: int, requests: int, into: Samples
+    session: aiohttp.ClientSession, url: str, image: bytes, callers: int, requests: int, into: Samples
 ) -> None:
     async def caller() -> None:
         for _ in range(requests // callers):
             started = time.perf_counter()
-            async with session.post(url + INFER_PATH, data=picture) as response:
+            async with session.post(url + INFER_PATH, data=image) as response:
                 body = await response.read()
                 response.raise_for_status()
             wall = (time.perf_counter() - started) * 1e3
-            spent = msgspec.json.decode(body, type=HopReply).timing_ms
+            spent = msgspec.json.decode(body, type=EscalationReply).timing_ms
             into.wall.append(wall)
-            into.hop.append(wall - spent.decode - spent.queue - spent.infer)
+            into.escalation.append(wall - spent.decode - spent.queue - spent.infer)
 
     started = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(callers)))
@@ -180,8 +183,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _picture() -> bytes:
-    """A smooth random 500 x 375 JPEG of about 30 KB, like a typical ImageNet picture."""
+def _image() -> bytes:
+    """A smooth random 500 x 375 JPEG of about 30 KB, like a typical ImageNet image."""
     noise = np.random.default_rng(0).integers(0, 256, (375, 500, 3), dtype=np.uint8)
     return bytes(cv2.imencode(".jpg", cv2.GaussianBlur(noise, (5, 5), 0), [cv2.IMWRITE_JPEG_QUALITY, 55])[1])
 

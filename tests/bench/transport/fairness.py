@@ -1,10 +1,10 @@
-"""`python -m tests.bench.transport.fairness`: pictures beside one TCP flow on the same bottleneck.
+"""`python -m tests.bench.transport.fairness`: images beside one TCP flow on the same bottleneck.
 
-An emulated link between two network namespaces (`loadgen.network.tun_link`) carries pictures by the lossy transport,
+An emulated link between two network namespaces (`loadgen.network.tun_link`) carries images by the datagram transport,
 to a
-receiver that answers at once, and one bulk transfer by kernel TCP. Pictures either want more than the link has, eight
+receiver that answers at once, and one bulk transfer by kernel TCP. Images either want more than the link has, eight
 being always under way, or are ten a second as from a camera. Told are both shares of what the link carried, headers
-below UDP and TCP not counted, and the pictures' latencies, alone and beside TCP.
+below UDP and TCP not counted, and the images' latencies, alone and beside TCP.
 
 Needs root, as `loadgen.network.tun_link` says.
 """
@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hawkvision.transport.coding.image_coding import Plan, encode
-from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.server import DatagramListener
 from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
@@ -48,7 +48,7 @@ AT_ONCE: Final = 8
 
 
 class SentImages(msgspec.Struct, frozen=True):
-    """What the pictures' side did after settling."""
+    """What the images' side did after settling."""
 
     bytes: int
     seconds: float
@@ -61,7 +61,7 @@ async def _serve(host: str) -> None:
         return Status.OK, bytes(700)
 
     identity = own_identity()
-    await LossyServer.start(host, UDP_PORT, identity, answer)
+    await DatagramListener.start(host, UDP_PORT, identity, answer)
     listener = socket.create_server((host, TCP_PORT))
     threading.Thread(target=_sink, args=(listener,), daemon=True).start()
     print(json.dumps([identity.pem, identity.name]), flush=True)
@@ -76,12 +76,12 @@ def _sink(listener: socket.socket) -> None:
                 pass
 
 
-async def _send_pictures(host: str, seconds: float, per_s: float, pem: str, name: str) -> SentImages:
+async def _send_images(host: str, seconds: float, per_s: float, pem: str, name: str) -> SentImages:
     rng = np.random.default_rng(0)
     pixels = np.kron(rng.integers(0, 255, (32, 32, 3)), np.ones((8, 8, 1))).astype(np.uint8)
     coded = encode(pixels, Plan(80, 0.5), fragment_room(b""))
     size = sum(map(len, coded.symbols)) + OVERHEAD * coded.format.n
-    client = await LossyClient.connect(UDP_PORT, pem, name, routes=[Route(None, host)])
+    client = await DatagramClient.connect(UDP_PORT, pem, name, routes=[Route(None, host)])
     begun = time.monotonic() + SETTLE_S
     latencies: list[float] = []
     failed = total = 0
@@ -145,9 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     match options.role:
         case ["serve", host]:
             asyncio.run(_serve(host))
-        case ["pictures", host, per_s, identity]:
+        case ["images", host, per_s, identity]:
             pem, name = json.loads(identity)
-            sent = asyncio.run(_send_pictures(host, options.seconds, float(per_s), pem, name))
+            sent = asyncio.run(_send_images(host, options.seconds, float(per_s), pem, name))
             sys.stdout.write(msgspec.json.encode(sent).decode())
         case ["bulk", host, congestion]:
             print(_send_bulk(host, options.seconds, congestion))
@@ -160,11 +160,11 @@ def _bench(link_text: str, losses: Sequence[str], seconds: float) -> None:
     table = Table(title=f"{link_text}, {seconds:g} s each")
     for column in (
         "loss",
-        "pictures",
+        "images",
         "TCP",
-        "pictures Mbit/s",
+        "images Mbit/s",
         "TCP Mbit/s",
-        "pictures' share",
+        "images' share",
         "P50 ms",
         "P99 ms",
         "failed",
@@ -180,13 +180,13 @@ def _bench(link_text: str, losses: Sequence[str], seconds: float) -> None:
             link.set(up=spec, down=spec)
             for per_s in ("0", "10"):
                 for tcp in ("none", "cubic", "bbr"):
-                    pictures = link.popen(
-                        "client", [*module, "pictures", link.server_address, per_s, identity], stdout=subprocess.PIPE
+                    images = link.popen(
+                        "client", [*module, "images", link.server_address, per_s, identity], stdout=subprocess.PIPE
                     )
                     bulk = None
                     if tcp != "none":
                         bulk = link.popen("client", [*module, "bulk", link.server_address, tcp], stdout=subprocess.PIPE)
-                    sent = msgspec.json.decode(pictures.communicate()[0], type=SentImages)
+                    sent = msgspec.json.decode(images.communicate()[0], type=SentImages)
                     rate = 0.0 if bulk is None else float(bulk.communicate()[0])
                     ours = sent.bytes / sent.seconds
                     at = np.percentile(sent.latencies_ms, [50, 99])

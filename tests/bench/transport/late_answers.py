@@ -1,11 +1,11 @@
-"""What breaking off late exchanges costs: pictures over HTTP whose answers keep a deadline, with and without.
+"""What breaking off late exchanges costs: images over HTTP whose answers keep a deadline, with and without.
 
     python -m tests.bench.transport.late_answers [--links lte-drive,wifi-busy] [--deadlines-ms 60,100,140] [--seconds
     60]   (root)
 
-Two links at once with the same weather; over one the node's hop lets answers that are late come, over the other it
-closes their connections. The server answers after 12 ms. Pictures of 24 kB, a Poisson process of 2.5 a second; the
-deadline is what the hop is given, after the edge's own work.
+Two links at once with the same weather; over one the node's escalation lets answers that are late come, over the other
+it closes their connections. The server answers after 12 ms. Images of 24 kB, a Poisson process of 2.5 a second; the
+deadline is what the escalation is given, after the edge's own work.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from edge.escalation.http_transport import RUN_OUT_S, HopBroken, HopLate, HttpHop
-from hawkvision.core.escalation_api import INFER_PATH, HopRequest
+from edge.escalation.http_transport import RUN_OUT_S, HttpTransport, ReplyLate, TransportBroken
+from hawkvision.core.escalation_api import INFER_PATH, EscalationRequest
 from hawkvision.core.trace import start_trace
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.profiles import LinkProfile, load_profile
@@ -31,7 +31,7 @@ from loadgen.network.tun_link import TunLink
 
 PORT: Final = 8090
 SERVICE_S: Final = 0.012
-PICTURE: Final = bytes(24_000)
+IMAGE: Final = bytes(24_000)
 ARMS: Final = ("breaks off", "lets come")
 
 
@@ -67,7 +67,7 @@ async def serve(job: CallerJob) -> None:
     async def connections(_: web.Request) -> web.Response:
         return web.json_response({"connections": len(peers)})
 
-    app = web.Application(client_max_size=2 * len(PICTURE))
+    app = web.Application(client_max_size=2 * len(IMAGE))
     app.router.add_post(INFER_PATH, infer)
     app.router.add_get("/connections", connections)
     runner = web.AppRunner(app)
@@ -79,24 +79,26 @@ async def serve(job: CallerJob) -> None:
 
 async def ask(job: CallerJob) -> DeadlineOutcome:
     """Ask as the job says; the same moments for the same job."""
-    hop = HttpHop(f"http://{job.host}:{PORT}", None, 32, run_out_s=RUN_OUT_S if job.arm == ARMS[1] else 0.0)
+    escalation = HttpTransport(
+        f"http://{job.host}:{PORT}", None, 32, run_out_s=RUN_OUT_S if job.arm == ARMS[1] else 0.0
+    )
     gaps = np.random.default_rng(1).exponential(1.0 / job.rate, round(2 * job.rate * job.seconds)).cumsum()
     due = gaps[gaps < job.seconds].tolist()
-    loop, request = asyncio.get_running_loop(), HopRequest(deadline_ms=job.deadline_ms)
+    loop, request = asyncio.get_running_loop(), EscalationRequest(deadline_ms=job.deadline_ms)
     started = loop.time()
 
     async def one(at: float) -> bool:
         await asyncio.sleep(max(0.0, started + at - loop.time()))
         try:
-            await hop.send(PICTURE, request, start_trace(), job.deadline_ms * 1e-3, exact=False)
-        except (HopLate, HopBroken):
+            await escalation.send(IMAGE, request, start_trace(), job.deadline_ms * 1e-3, exact=False)
+        except (ReplyLate, TransportBroken):
             return False
         return True
 
     in_time = await asyncio.gather(*(one(at) for at in due))
-    async with hop._session.get(f"{hop.url}/connections") as response:
+    async with escalation._session.get(f"{escalation.url}/connections") as response:
         connections = (await response.json())["connections"]
-    await hop.close()
+    await escalation.close()
     return DeadlineOutcome(len(due), sum(in_time), connections)
 
 

@@ -2,9 +2,9 @@
 
     python -m tests.bench.transport.multipath [--every-ms 30] [--seconds 12] [--link rate=20mbit,delay=20ms,loss=5%]
 
-Real sockets on loopback, two relays with the same link. A 256-pixel picture is asked every so often, open loop. After
+Real sockets on loopback, two relays with the same link. A 256-pixel image is asked every so often, open loop. After
 a third of the time the first path (QUIC's own) goes silent, after two thirds it returns; then all again for the second.
-Exit status 1 if a picture was not answered.
+Exit status 1 if an image was not answered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import uvloop
 
 from hawkvision.core.types import Pixels
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode
-from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
@@ -55,12 +55,12 @@ def pixels() -> Pixels:
     return made
 
 
-def picture() -> Coded:
+def image() -> Coded:
     """Quality 80, parity of a half."""
     return encode(pixels(), Plan(80, 0.5), fragment_room(b""))
 
 
-async def ask(run: MultipathRun, client: LossyClient, coded: Coded) -> None:
+async def ask(run: MultipathRun, client: DatagramClient, coded: Coded) -> None:
     at = time.monotonic()
     try:
         status, _ = await client.ask(b"quality=fast", coded, timeout_s=10.0)
@@ -72,7 +72,7 @@ async def ask(run: MultipathRun, client: LossyClient, coded: Coded) -> None:
         run.unanswered += 1
 
 
-async def watch(run: MultipathRun, client: LossyClient, number: int) -> None:
+async def watch(run: MultipathRun, client: DatagramClient, number: int) -> None:
     """Note when the path is found dead, and when it carries fragments again."""
     path = client.sender.channel.paths[number]
     while run.used_again_at is None:
@@ -84,9 +84,9 @@ async def watch(run: MultipathRun, client: LossyClient, number: int) -> None:
         await asyncio.sleep(0.001)
 
 
-async def one(client: LossyClient, relay: UdpRelay, number: int, every_s: float, seconds: float) -> MultipathRun:
+async def one(client: DatagramClient, relay: UdpRelay, number: int, every_s: float, seconds: float) -> MultipathRun:
     """Ask; cut at a third; mend at two thirds."""
-    run, coded = MultipathRun(), picture()
+    run, coded = MultipathRun(), image()
     watching = asyncio.create_task(watch(run, client, number))
     asked = list[asyncio.Task[None]]()
     while (past := time.monotonic() - run.begun) < seconds:

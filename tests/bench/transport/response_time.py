@@ -73,7 +73,7 @@ def _at_node(callers: int) -> None:
             for _ in range(callers):
                 peer.delay_s = SLOWER * 1e-3 * random.choice(STEADY_MS)
                 answer = await it.ask(target=Quality.BEST, deadline_ms=SLOWER * STEADY_DEADLINE_MS)
-                both += answer.tier is Tier.DC and answer.deadline_met is True and not answer.degraded
+                both += answer.tier is Tier.DATACENTER and answer.deadline_met is True and not answer.degraded
         return both
 
     with running_peer(model="large", fingerprint=SHA) as peer:

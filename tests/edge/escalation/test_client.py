@@ -1,4 +1,4 @@
-"""What the uplink makes of a reply to a request that names a middle rung."""
+"""What the uplink makes of a reply to a request that names an intermediate stage."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ from edge.escalation.reply_validation import Escalated
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import EscalationFailed
-from hawkvision.core.escalation_api import HopRequest, Middle, PassedOver
+from hawkvision.core.escalation_api import EscalationRequest, Intermediate, IntermediateResult
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Score
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
-from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer, running_peer
+from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer, running_peer
 
-REQUEST = HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.75, "committee"))
+REQUEST = EscalationRequest(variant="medium", intermediate=Intermediate(Score.TOP1, 0.75, "committee"))
 
 
 @pytest.fixture(scope="module")
 def peer() -> Iterator[Peer]:
-    with running_peer(middle="medium") as peer:
+    with running_peer(intermediate="medium") as peer:
         yield peer
 
 
-def infer(peer: Peer, behaviour: Mapping[str, object], request: HopRequest = REQUEST) -> Escalated:
+def infer(peer: Peer, behaviour: Mapping[str, object], request: EscalationRequest = REQUEST) -> Escalated:
     async def ask() -> Escalated:
         uplink = Uplink(peer.url, None, connections=1, classes=10, clock=MonotonicClock())
         try:
-            return await uplink.infer(b"picture", request, start_trace(), timeout_s=60.0)
+            return await uplink.infer(b"image", request, start_trace(), timeout_s=60.0)
         finally:
             await uplink.close()
 
-    peer.middle, peer.model, peer.middle_score, peer.knows_middle = "medium", "committee", 0.5, True
+    peer.intermediate, peer.model, peer.intermediate_score, peer.knows_intermediate = "medium", "committee", 0.5, True
     for name, value in behaviour.items():
         setattr(peer, name, value)
     return asyncio.run(ask())
 
 
-def test_a_sure_middle_rung_answers(peer: Peer) -> None:
-    reply = infer(peer, {"middle_score": 0.75}).reply
-    assert (reply.model, reply.score, reply.top_k[0].index) == ("medium", 0.75, MIDDLE_CLASS)
+def test_a_sure_intermediate_stage_answers(peer: Peer) -> None:
+    reply = infer(peer, {"intermediate_score": 0.75}).reply
+    assert (reply.model, reply.score, reply.top_k[0].index) == ("medium", 0.75, INTERMEDIATE_CLASS)
 
 
-def test_the_best_rung_answers_where_the_middle_one_is_not_sure(peer: Peer) -> None:
-    reply = infer(peer, {"middle_score": 0.7499}).reply
+def test_the_best_stage_answers_where_the_intermediate_one_is_not_sure(peer: Peer) -> None:
+    reply = infer(peer, {"intermediate_score": 0.7499}).reply
     assert (reply.model, reply.score, reply.top_k[0].index) == ("committee", 0.99, ANSWER_CLASS)
-    assert reply.passed_over == PassedOver(MIDDLE_CLASS, 0.7499)
+    assert reply.passed_over == IntermediateResult(INTERMEDIATE_CLASS, 0.7499)
 
 
 @pytest.mark.parametrize(
     "behaviour",
     [
-        {"knows_middle": False},
-        {"knows_middle": False, "model": "medium"},
-        {"middle_score": 0.9, "middle": "another"},
+        {"knows_intermediate": False},
+        {"knows_intermediate": False, "model": "medium"},
+        {"intermediate_score": 0.9, "intermediate": "another"},
         {"model": "another"},
-        {"middle_score": 1.5},
-        {"middle_score": -0.5},
+        {"intermediate_score": 1.5},
+        {"intermediate_score": -0.5},
     ],
 )
 def test_a_reply_that_the_certificate_does_not_cover_is_not_believed(peer: Peer, behaviour: dict[str, object]) -> None:
@@ -68,9 +68,9 @@ def test_a_reply_that_the_certificate_does_not_cover_is_not_believed(peer: Peer,
         infer(peer, behaviour)
 
 
-def test_a_middle_rungs_answer_to_somebody_who_asked_for_the_best_is_not_believed(peer: Peer) -> None:
+def test_an_intermediate_stages_answer_to_somebody_who_asked_for_the_best_is_not_believed(peer: Peer) -> None:
     with pytest.raises(EscalationFailed, match="sent a reply that cannot be"):
-        infer(peer, {"model": "medium"}, HopRequest(variant="committee"))
+        infer(peer, {"model": "medium"}, EscalationRequest(variant="committee"))
 
 
 def test_nodes_wait_by_default_as_the_model_does() -> None:

@@ -28,7 +28,7 @@ def authority(tmp_path: Path) -> Authority:
 def beside(peer: Peer, *arguments: str) -> Iterator[tuple[ServerProcess, Caller]]:
     """A node whose datacenter is the peer, and a caller of it."""
     with (
-        running("edge", "--port", "0", "--backend", "noop", "--dc-url", peer.url, *arguments) as node,
+        running("edge", "--port", "0", "--backend", "noop", "--datacenter-url", peer.url, *arguments) as node,
         closing(Caller(node)) as caller,
     ):
         yield node, caller
@@ -42,8 +42,8 @@ def best(caller: Caller) -> Reply:
 
 def from_datacenter(caller: Caller) -> bool:
     found = best(caller).json
-    assert found["tier"] == "dc" or found["degraded"], "what the datacenter did not answer is said to be less"
-    return bool(found["tier"] == "dc")
+    assert found["tier"] == "datacenter" or found["degraded"], "what the datacenter did not answer is said to be less"
+    return bool(found["tier"] == "datacenter")
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -58,10 +58,10 @@ def test_an_expired_certificate_is_said_in_the_log_and_answers_are_degraded(auth
     pair = authority.certify("expired", days=-1)
     with (
         running_peer(tls=authority.server(pair)) as peer,
-        beside(peer, "--dc-ca", str(authority.path)) as (node, caller),
+        beside(peer, "--datacenter-ca", str(authority.path)) as (node, caller),
     ):
         assert not from_datacenter(caller)
-        until(lambda: "its certificate is not trusted: certificate has expired (edge.dc_ca says" in node.output())
+        until(lambda: "its certificate is not trusted: certificate has expired (edge.datacenter_ca says" in node.output())
         assert not from_datacenter(caller)
         assert peer.bodies == []
 
@@ -70,7 +70,7 @@ def test_a_certificate_for_another_name_is_no_datacenter(authority: Authority) -
     pair = authority.certify("elsewhere", "datacenter.example")
     with (
         running_peer(tls=authority.server(pair)) as peer,
-        beside(peer, "--dc-ca", str(authority.path)) as (node, caller),
+        beside(peer, "--datacenter-ca", str(authority.path)) as (node, caller),
     ):
         assert not from_datacenter(caller)
         until(lambda: "IP address mismatch" in node.output())
@@ -80,7 +80,7 @@ def test_an_authority_that_is_put_right_is_trusted_without_a_restart(authority: 
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(Authority(tmp_path, "another authority").path.read_bytes())
     pair = authority.certify("datacenter")
-    with running_peer(tls=authority.server(pair)) as peer, beside(peer, "--dc-ca", str(trusted)) as (node, caller):
+    with running_peer(tls=authority.server(pair)) as peer, beside(peer, "--datacenter-ca", str(trusted)) as (node, caller):
         assert not from_datacenter(caller)
         until(lambda: "its certificate is not trusted: unable to get local issuer certificate" in node.output())
         replace(trusted, authority.path.read_bytes())
@@ -92,6 +92,6 @@ def test_a_datacenter_that_asks_for_a_certificate_gets_the_nodes(authority: Auth
     context.load_verify_locations(authority.path)
     context.verify_mode = ssl.CERT_REQUIRED
     own = authority.certify("edge")
-    shows = ("--dc-certificate", str(own.certificate), "--dc-key", str(own.key))
-    with running_peer(tls=context) as peer, beside(peer, "--dc-ca", str(authority.path), *shows) as (_, caller):
+    shows = ("--datacenter-certificate", str(own.certificate), "--datacenter-key", str(own.key))
+    with running_peer(tls=context) as peer, beside(peer, "--datacenter-ca", str(authority.path), *shows) as (_, caller):
         until(lambda: from_datacenter(caller))

@@ -14,58 +14,60 @@ import pytest
 from edge.escalation.client import Uplink
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import BadImage, EscalationFailed, HawkVisionError
-from hawkvision.core.escalation_api import HopReply, HopRequest, Middle
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Intermediate
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import start_trace
-from hawkvision.core.types import Answer, MaxAccuracyDrop, PromiseStatus, Score, Tier
+from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, Score, Tier
 from hawkvision.network.transport_choice import Transport
 from hawkvision.transport.congestion.bbr import Bbr
 from hawkvision.transport.congestion.path_measurement import PathMeasurement
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.edge.bench import Bench, bench, known, misses
-from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer, running_peer
+from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA
 from tests.images import encoded
 from tests.waiting import PATIENCE_S, until
 
-PICTURE = encoded(height=128, width=128)
+IMAGE = encoded(height=128, width=128)
 LARGE = encoded(height=600, width=600)
 HUGE = encoded(".png", height=700, width=700)
 """More than fits datagrams as it is."""
 EDGE_CLASS, BARELY = 3, 0.5
-"""What the bench's edge rung says, and a lead by which it is not sure of it."""
-HURRIED = HopRequest(variant="committee", deadline_ms=2_000.0)
+"""What the bench's edge stage says, and a lead by which it is not sure of it."""
+HURRIED = EscalationRequest(variant="committee", deadline_ms=2_000.0)
 
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    with running_peer(lossy=True) as peer:
+    with running_peer(datagram=True) as peer:
         yield peer
 
 
 @asynccontextmanager
 async def linked(
-    peer: Peer, transport: Literal["tcp", "lossy", "auto"] = "lossy", metrics: EdgeMetrics | None = None
+    peer: Peer, transport: Literal["tcp", "datagram", "auto"] = "datagram", metrics: EdgeMetrics | None = None
 ) -> AsyncIterator[Uplink]:
     uplink = Uplink(peer.url, None, 4, 10, MonotonicClock(), transport=transport, metrics=metrics)
     try:
-        if transport == "lossy" and peer.offer is not None:
-            await until(lambda: uplink.transport is Transport.LOSSY)
+        if transport == "datagram" and peer.offer is not None:
+            await until(lambda: uplink.transport is Transport.DATAGRAM)
         yield uplink
     finally:
         await uplink.close()
 
 
-def infer(peer: Peer, request: HopRequest = HURRIED, body: bytes = PICTURE, *, exact: bool = False) -> HopReply:
-    async def ask() -> HopReply:
+def infer(
+    peer: Peer, request: EscalationRequest = HURRIED, body: bytes = IMAGE, *, exact: bool = False
+) -> EscalationReply:
+    async def ask() -> EscalationReply:
         async with linked(peer) as uplink:
             return (await uplink.infer(body, request, start_trace(), 10.0, exact=exact)).reply
 
     return asyncio.run(ask())
 
 
-def test_pictures_go_as_datagrams_where_they_are_offered(peer: Peer) -> None:
+def test_images_go_as_datagrams_where_they_are_offered(peer: Peer) -> None:
     assert infer(peer).top_k[0].index == ANSWER_CLASS
     assert (len(peer.datagrams), peer.bodies) == (1, [])
     assert peer.datagrams[0][0] == msgspec.structs.replace(HURRIED, deadline_ms=None)
@@ -80,9 +82,9 @@ def test_datagrams_to_the_datacenter_keep_to_the_congestion_controller_that_was_
             super().__init__(path, now)
 
     async def scenario() -> None:
-        uplink = Uplink(peer.url, None, 4, 10, MonotonicClock(), transport="lossy", congestion=Noted)
+        uplink = Uplink(peer.url, None, 4, 10, MonotonicClock(), transport="datagram", congestion=Noted)
         try:
-            await until(lambda: uplink.transport is Transport.LOSSY)
+            await until(lambda: uplink.transport is Transport.DATAGRAM)
         finally:
             await uplink.close()
 
@@ -90,12 +92,12 @@ def test_datagrams_to_the_datacenter_keep_to_the_congestion_controller_that_was_
     assert made
 
 
-def test_who_is_asked_for_datagrams_is_sent_no_key_and_who_gets_pictures_is(peer: Peer) -> None:
+def test_who_is_asked_for_datagrams_is_sent_no_key_and_who_gets_images_is(peer: Peer) -> None:
     async def scenario() -> None:
         uplink = Uplink(peer.url, "a-key-of-some-length", 4, 10, MonotonicClock(), transport="auto")
         try:
             await until(lambda: bool(peer.transport_keys))
-            await uplink.infer(HUGE, HopRequest(variant="committee"), start_trace(), 10.0, exact=True)
+            await uplink.infer(HUGE, EscalationRequest(variant="committee"), start_trace(), 10.0, exact=True)
         finally:
             await uplink.close()
 
@@ -104,61 +106,61 @@ def test_who_is_asked_for_datagrams_is_sent_no_key_and_who_gets_pictures_is(peer
     assert [headers["authorization"] for headers in peer.headers] == ["Bearer a-key-of-some-length"]
 
 
-def test_a_middle_rung_is_asked_over_datagrams_too(peer: Peer) -> None:
-    peer.middle, peer.middle_score = "medium", 0.8
-    request = HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.75, "committee"))
-    assert infer(peer, request).top_k[0].index == MIDDLE_CLASS
+def test_an_intermediate_stage_is_asked_over_datagrams_too(peer: Peer) -> None:
+    peer.intermediate, peer.intermediate_score = "medium", 0.8
+    request = EscalationRequest(variant="medium", intermediate=Intermediate(Score.TOP1, 0.75, "committee"))
+    assert infer(peer, request).top_k[0].index == INTERMEDIATE_CLASS
 
 
-def test_part_of_a_committees_answer_is_one_over_datagrams_too_where_it_was_asked_for(peer: Peer) -> None:
-    peer.parts, peer.breaks_off = [MIDDLE_CLASS], True
+def test_part_of_an_ensembles_answer_is_one_over_datagrams_too_where_it_was_asked_for(peer: Peer) -> None:
+    peer.parts, peer.breaks_off = [INTERMEDIATE_CLASS], True
     request = msgspec.structs.replace(HURRIED, progressive=True)
     reply = infer(peer, request)
-    assert (reply.top_k[0].index, reply.complete, reply.comparable) == (MIDDLE_CLASS, False, False)
+    assert (reply.top_k[0].index, reply.complete, reply.comparable) == (INTERMEDIATE_CLASS, False, False)
     assert infer(peer).complete
 
 
 def test_a_part_is_the_answer_as_soon_as_it_is_there_where_the_whole_is_hardly_ever_in_time(peer: Peer) -> None:
-    peer.parts, peer.delay_s = [MIDDLE_CLASS], 60.0
+    peer.parts, peer.delay_s = [INTERMEDIATE_CLASS], 60.0
     hurried = msgspec.structs.replace(HURRIED, progressive=True, deadline_ms=50_000.0)
 
-    async def scenario() -> HopReply:
+    async def scenario() -> EscalationReply:
         async with linked(peer) as uplink:
-            misses(uplink._ways.hop.rest, 60_000.0, uplink._clock.now())
-            asking = uplink.infer(PICTURE, hurried, start_trace(), 50.0, patient=False)
+            misses(uplink._ways.escalation_transport.rest, 60_000.0, uplink._clock.now())
+            asking = uplink.infer(IMAGE, hurried, start_trace(), 50.0, patient=False)
             return (await asyncio.wait_for(asking, 20.0)).reply
 
     reply = asyncio.run(scenario())
-    assert (reply.top_k[0].index, reply.complete) == (MIDDLE_CLASS, False)
+    assert (reply.top_k[0].index, reply.complete) == (INTERMEDIATE_CLASS, False)
 
 
 def test_round_trips_of_datagrams_are_learned_apart_from_those_over_tcp(peer: Peer) -> None:
     async def scenario() -> tuple[int, int]:
         async with linked(peer) as uplink:
-            for body in (PICTURE, PICTURE, HUGE):
+            for body in (IMAGE, IMAGE, HUGE):
                 await uplink.infer(body, HURRIED, start_trace(), 10.0, exact=True)
-            return len(uplink._ways.hop.breaker.times._seen), len(uplink.link.times._seen)
+            return len(uplink._ways.escalation_transport.breaker.times._seen), len(uplink.link.times._seen)
 
     assert asyncio.run(scenario()) == (2, 1)
     assert peer.bodies == [HUGE]
 
 
-def test_a_large_picture_with_a_deadline_is_coded_anew_and_the_reply_says_so(peer: Peer) -> None:
+def test_a_large_image_with_a_deadline_is_coded_anew_and_the_reply_says_so(peer: Peer) -> None:
     reply = infer(peer, body=LARGE)
     assert reply.quality is not None
     assert not reply.whole
     assert len(peer.datagrams[0][1]) < len(LARGE)
 
 
-@pytest.mark.parametrize(("request_", "exact"), [(HURRIED, True), (HopRequest(variant="committee"), False)])
+@pytest.mark.parametrize(("request_", "exact"), [(HURRIED, True), (EscalationRequest(variant="committee"), False)])
 def test_the_very_bytes_arrive_where_asked_for_and_where_nobody_is_in_a_hurry(
-    peer: Peer, request_: HopRequest, exact: bool
+    peer: Peer, request_: EscalationRequest, exact: bool
 ) -> None:
     assert infer(peer, request_, LARGE, exact=exact).whole
     assert peer.datagrams[0][1] == LARGE
 
 
-def test_a_picture_that_does_not_fit_datagrams_goes_over_tcp(peer: Peer) -> None:
+def test_an_image_that_does_not_fit_datagrams_goes_over_tcp(peer: Peer) -> None:
     assert len(HUGE) > 300_000
     assert infer(peer, body=HUGE, exact=True).whole
     assert (peer.datagrams, peer.bodies) == ([], [HUGE])
@@ -167,11 +169,11 @@ def test_a_picture_that_does_not_fit_datagrams_goes_over_tcp(peer: Peer) -> None
 @pytest.mark.parametrize(
     ("behaviour", "body", "error", "says"),
     [
-        ({"status": 429}, PICTURE, EscalationFailed, "refused with HTTP 429"),
-        ({"garbage": True}, PICTURE, EscalationFailed, "sent a reply that is none"),
-        ({"model": "another"}, PICTURE, EscalationFailed, "sent a reply that cannot be"),
-        ({"delay_s": 10.0}, PICTURE, EscalationFailed, "had not answered"),
-        ({}, PICTURE[:20], BadImage, "JPEG"),
+        ({"status": 429}, IMAGE, EscalationFailed, "refused with HTTP 429"),
+        ({"garbage": True}, IMAGE, EscalationFailed, "sent a reply that is none"),
+        ({"model": "another"}, IMAGE, EscalationFailed, "sent a reply that cannot be"),
+        ({"delay_s": 10.0}, IMAGE, EscalationFailed, "had not answered"),
+        ({}, IMAGE[:20], BadImage, "JPEG"),
     ],
 )
 def test_what_goes_wrong_is_what_goes_wrong_over_http(
@@ -180,7 +182,7 @@ def test_what_goes_wrong_is_what_goes_wrong_over_http(
     for name, value in behaviour.items():
         setattr(peer, name, value)
     with pytest.raises(error, match=says):
-        infer(peer, HopRequest(variant="committee", deadline_ms=300.0), body)
+        infer(peer, EscalationRequest(variant="committee", deadline_ms=300.0), body)
 
 
 def test_a_datacenter_without_datagrams_is_asked_over_tcp_and_that_is_said_once(
@@ -190,17 +192,17 @@ def test_a_datacenter_without_datagrams_is_asked_over_tcp_and_that_is_said_once(
         async with linked(peer) as uplink:
             await until(lambda: bool(caplog.records))
             for _ in range(3):
-                await uplink.infer(PICTURE, HURRIED, start_trace(), 10.0)
+                await uplink.infer(IMAGE, HURRIED, start_trace(), 10.0)
             assert uplink.transport is Transport.TCP
 
     with caplog.at_level(logging.WARNING), running_peer() as peer:
         asyncio.run(ask(peer))
     assert len(peer.bodies) == 3
-    assert [r.message for r in caplog.records if "does not offer the lossy transport" in r.message]
+    assert [r.message for r in caplog.records if "does not offer the datagram transport" in r.message]
     assert len(caplog.records) == 1
 
 
-def test_a_lossy_peer_that_falls_silent_leaves_pictures_to_tcp_until_it_is_back(peer: Peer) -> None:
+def test_a_datagram_peer_that_falls_silent_leaves_images_to_tcp_until_it_is_back(peer: Peer) -> None:
     async def scenario() -> None:
         assert peer.offer is not None
         async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec()) as relay:
@@ -208,16 +210,16 @@ def test_a_lossy_peer_that_falls_silent_leaves_pictures_to_tcp_until_it_is_back(
             async with linked(peer) as uplink:
                 relay.blackhole(True)
                 await until(lambda: uplink.transport is Transport.TCP)
-                assert (await uplink.infer(PICTURE, HURRIED, start_trace(), 10.0)).reply.top_k[0].index == ANSWER_CLASS
+                assert (await uplink.infer(IMAGE, HURRIED, start_trace(), 10.0)).reply.top_k[0].index == ANSWER_CLASS
                 relay.blackhole(False)
-                await until(lambda: uplink.transport is Transport.LOSSY)
+                await until(lambda: uplink.transport is Transport.DATAGRAM)
 
     asyncio.run(scenario())
     assert len(peer.bodies) == 1
 
 
 @pytest.mark.slow
-def test_pictures_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> None:
+def test_images_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> None:
     metrics = EdgeMetrics()
 
     def sample(name: str, **labels: str) -> float:
@@ -228,39 +230,39 @@ def test_pictures_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> 
         async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec.parse("delay=5ms,seed=1")) as relay:
             peer.offer = msgspec.structs.replace(peer.offer, port=relay.address[1])
             async with linked(peer, "auto", metrics) as uplink:
-                await uplink.infer(PICTURE, HURRIED, start_trace(), 10.0)
+                await uplink.infer(IMAGE, HURRIED, start_trace(), 10.0)
                 # A machine that stands still for a moment looks like a link that loses.
                 await until(lambda: uplink.loss == 0.0 and uplink.transport is Transport.TCP)
                 assert sample("uplink_transport", transport="tcp") == 1.0
                 relay.up = LinkSpec.parse("delay=5ms,loss=8%,seed=1")
-                await until(lambda: uplink.transport is Transport.LOSSY)
-                await uplink.infer(PICTURE, HURRIED, start_trace(), 10.0)
+                await until(lambda: uplink.transport is Transport.DATAGRAM)
+                await uplink.infer(IMAGE, HURRIED, start_trace(), 10.0)
 
     asyncio.run(scenario())
     assert (len(peer.bodies), len(peer.datagrams)) == (1, 1)
-    assert sample("uplink_switches_total", transport="lossy") == 1.0
+    assert sample("uplink_switches_total", transport="datagram") == 1.0
     assert sample("uplink_loss_ratio") != 0.0
 
 
 @asynccontextmanager
-async def node(peer: Peer, *, conditions: bool, middle: bool = False) -> AsyncIterator[Bench]:
+async def node(peer: Peer, *, conditions: bool, intermediate: bool = False) -> AsyncIterator[Bench]:
     """A node that is sure of nothing, over a lossy link of which it knows that it is quick and loses nothing."""
     peer.model, peer.fingerprint, peer.top_k = "large", SHA, [(EDGE_CLASS, 0.99)]
-    async with bench(peer, BARELY, transport="lossy", conditions=conditions, middle=middle) as it:
+    async with bench(peer, BARELY, transport="datagram", conditions=conditions, intermediate=intermediate) as it:
         await known(it.node)
         uplink = it.node.uplink
         assert uplink is not None
         for _ in range(16):  # fifty datagrams tell what the link loses; and now probes come often
-            await uplink.infer(PICTURE, HopRequest(variant="large"), start_trace(), 10.0)
-        await until(lambda: uplink.loss == 0.0 and uplink.transport is Transport.LOSSY)
+            await uplink.infer(IMAGE, EscalationRequest(variant="large"), start_trace(), 10.0)
+        await until(lambda: uplink.loss == 0.0 and uplink.transport is Transport.DATAGRAM)
         async with asyncio.timeout(PATIENCE_S):  # a machine that stood still is remembered as loss, or as a slow link
             while not uplink.carries_whole(LARGE, 2.0):
-                await uplink.infer(PICTURE, HopRequest(variant="large"), start_trace(), 10.0)
+                await uplink.infer(IMAGE, EscalationRequest(variant="large"), start_trace(), 10.0)
         yield it
 
 
 def escalated(peer: Peer, body: bytes, *, conditions: bool, deadline_ms: float | None) -> tuple[Answer, bool]:
-    """The answer to a picture, and whether the edge's controller compared it with the edge's own."""
+    """The answer to an image, and whether the edge's controller compared it with the edge's own."""
 
     async def scenario() -> tuple[Answer, bool]:
         async with node(peer, conditions=conditions) as it:
@@ -274,39 +276,45 @@ def escalated(peer: Peer, body: bytes, *, conditions: bool, deadline_ms: float |
 
 
 @pytest.mark.slow
-def test_an_answer_to_a_coarser_picture_is_held_where_a_certificate_knows_that_coarseness(peer: Peer) -> None:
+def test_an_answer_to_a_coarser_image_is_held_where_a_certificate_knows_that_coarseness(peer: Peer) -> None:
     answer, compared = escalated(peer, HUGE, conditions=True, deadline_ms=5_000.0)
-    assert not compared, "the edge looked at another picture"
-    assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DC, PromiseStatus.HELD, False)
+    assert not compared, "the edge looked at another image"
+    assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DATACENTER, AccuracyStatus.CERTIFIED, False)
 
 
-def test_an_answer_to_a_coarser_picture_is_held_to_nothing_where_no_certificate_does(peer: Peer) -> None:
+def test_an_answer_to_a_coarser_image_is_held_to_nothing_where_no_certificate_does(peer: Peer) -> None:
     answer, _ = escalated(peer, HUGE, conditions=False, deadline_ms=5_000.0)
-    assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DC, PromiseStatus.BEST_EFFORT, True)
+    assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DATACENTER, AccuracyStatus.BEST_EFFORT, True)
 
 
-def test_an_answer_to_the_very_picture_is_held_as_over_http(peer: Peer) -> None:
+def test_an_answer_to_the_very_image_is_held_as_over_http(peer: Peer) -> None:
     answer, compared = escalated(peer, LARGE, conditions=False, deadline_ms=None)
     assert compared
-    assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DC, PromiseStatus.HELD, False)
+    assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DATACENTER, AccuracyStatus.CERTIFIED, False)
 
 
-def test_over_a_quick_link_pictures_travel_whole_and_a_middle_rung_may_answer(peer: Peer) -> None:
-    peer.middle, peer.middle_fingerprint, peer.middle_score = "medium", SHA, 0.99
+def test_over_a_quick_link_images_travel_whole_and_an_intermediate_stage_may_answer(peer: Peer) -> None:
+    peer.intermediate, peer.intermediate_fingerprint, peer.intermediate_score = "medium", SHA, 0.99
 
     async def scenario() -> Answer:
-        async with node(peer, conditions=False, middle=True) as it:
+        async with node(peer, conditions=False, intermediate=True) as it:
             return await it.ask(body=LARGE, target=MaxAccuracyDrop(0.05), deadline_ms=5_000.0)
 
     answer = asyncio.run(scenario())
-    assert (answer.model, answer.index, answer.accuracy.status) == ("medium", MIDDLE_CLASS, PromiseStatus.HELD)
+    assert (answer.model, answer.index, answer.accuracy.status) == (
+        "medium",
+        INTERMEDIATE_CLASS,
+        AccuracyStatus.CERTIFIED,
+    )
     assert peer.datagrams[-1][1] == LARGE
 
 
-def test_over_a_quick_link_pictures_travel_whole_to_the_best_rung_too_and_are_promised_as_over_http(peer: Peer) -> None:
+def test_over_a_quick_link_images_travel_whole_to_the_best_stage_too_and_are_guaranteed_as_over_http(
+    peer: Peer,
+) -> None:
     answer, compared = escalated(peer, LARGE, conditions=False, deadline_ms=5_000.0)
     assert compared
-    assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DC, PromiseStatus.HELD, False)
+    assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DATACENTER, AccuracyStatus.CERTIFIED, False)
     assert peer.datagrams[-1][1] == LARGE
 
 
@@ -326,7 +334,7 @@ def test_what_the_link_does_not_carry_whole_in_time_is_coded_anew(
     assert asyncio.run(scenario()) is whole
 
 
-def test_over_a_link_of_which_nothing_is_known_pictures_do_not_travel_whole(peer: Peer) -> None:
+def test_over_a_link_of_which_nothing_is_known_images_do_not_travel_whole(peer: Peer) -> None:
     async def scenario() -> bool:
         async with linked(peer) as uplink:
             return uplink.carries_whole(LARGE, 2.0)
@@ -334,7 +342,7 @@ def test_over_a_link_of_which_nothing_is_known_pictures_do_not_travel_whole(peer
     assert asyncio.run(scenario()) is False
 
 
-def test_after_a_picture_that_was_to_travel_whole_and_did_not_arrive_others_are_coded_anew(peer: Peer) -> None:
+def test_after_an_image_that_was_to_travel_whole_and_did_not_arrive_others_are_coded_anew(peer: Peer) -> None:
     async def scenario() -> list[bool]:
         assert peer.offer is not None
         async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec.parse("delay=2ms,seed=1")) as relay:
@@ -344,7 +352,7 @@ def test_after_a_picture_that_was_to_travel_whole_and_did_not_arrive_others_are_
                 assert uplink is not None
                 before = uplink.carries_whole(LARGE, 2.0)
                 relay.up = LinkSpec.parse("delay=2ms,rate=200kbit,seed=1")  # two seconds of it
-                hurried = HopRequest(variant="large", deadline_ms=500.0)
+                hurried = EscalationRequest(variant="large", deadline_ms=500.0)
                 with pytest.raises(EscalationFailed, match="504"):
                     await uplink.infer(LARGE, hurried, start_trace(), 10.0, exact=True)
                 return [before, uplink.carries_whole(LARGE, 1_000.0)]

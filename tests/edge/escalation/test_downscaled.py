@@ -1,4 +1,4 @@
-"""Pictures much larger than the datacenter looks at: what travels is what it needs of them."""
+"""Images much larger than the datacenter looks at: what travels is what it needs of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REDUCER = Reducer((SPEC,), 1_000_000)
 CAMERA = encoded(height=480, width=640)
 SMALL = encoded(height=20, width=20)
 SEEN = (16, 16)
-"""What the datacenter's rungs take in."""
+"""What the datacenter's stages take in."""
 
 
 def sizes(bodies: list[bytes]) -> list[tuple[int, int]]:
@@ -35,7 +35,7 @@ def sent_bytes(it: Bench) -> float:
 
 @pytest.mark.parametrize("target", [Quality.BEST, MaxAccuracyDrop(0.01)])
 @pytest.mark.parametrize("deadline_ms", [None, 20_000.0])
-def test_a_cameras_picture_is_escalated_as_the_square_that_is_looked_at(
+def test_a_cameras_image_is_escalated_as_the_square_that_is_looked_at(
     large: Peer, target: Quality | MaxAccuracyDrop, deadline_ms: float | None
 ) -> None:
     async def scenario() -> tuple[Answer, float]:
@@ -43,17 +43,17 @@ def test_a_cameras_picture_is_escalated_as_the_square_that_is_looked_at(
             return await it.ask(body=CAMERA, target=target, deadline_ms=deadline_ms), sent_bytes(it)
 
     answer, counted = run(scenario)
-    assert (answer.tier, answer.degraded, answer.received_fraction) == (Tier.DC, False, 1.0)
+    assert (answer.tier, answer.degraded, answer.received_fraction) == (Tier.DATACENTER, False, 1.0)
     assert sizes(large.bodies) == [SEEN]
     assert counted == len(large.bodies[0]) < len(CAMERA) / 10
 
 
-def test_a_small_picture_is_escalated_as_it_is(large: Peer) -> None:
+def test_a_small_image_is_escalated_as_it_is(large: Peer) -> None:
     async def scenario() -> Answer:
         async with bench(large, UNSURE, reducer=REDUCER) as it:
             return await it.ask(body=SMALL)
 
-    assert run(scenario).tier is Tier.DC
+    assert run(scenario).tier is Tier.DATACENTER
     assert large.bodies == [SMALL]
 
 
@@ -79,21 +79,21 @@ def test_audits_and_trials_send_no_more(large: Peer) -> None:
 
 
 def test_over_datagrams_the_same_bytes_travel_where_they_must_not_change() -> None:
-    with running_peer(lossy=True) as peer:
+    with running_peer(datagram=True) as peer:
         peer.model, peer.fingerprint = "large", SHA
 
         async def scenario() -> Answer:
-            async with bench(peer, UNSURE, transport="lossy", reducer=REDUCER) as it:
+            async with bench(peer, UNSURE, transport="datagram", reducer=REDUCER) as it:
                 uplink = it.node.uplink
                 assert uplink is not None
-                await until(lambda: uplink.transport.value == "lossy")
+                await until(lambda: uplink.transport.value == "datagram")
                 return await it.ask(body=CAMERA, target=Quality.BEST)
 
-        assert run(scenario).tier is Tier.DC
+        assert run(scenario).tier is Tier.DATACENTER
         assert [body for _, body in peer.datagrams] == [REDUCER.reduced(CAMERA, probe(CAMERA))]
 
 
-def test_a_large_picture_that_cannot_be_read_is_refused_and_the_next_is_answered(large: Peer) -> None:
+def test_a_large_image_that_cannot_be_read_is_refused_and_the_next_is_answered(large: Peer) -> None:
     async def scenario() -> Answer:
         async with bench(large, UNSURE, reducer=REDUCER) as it:
             with pytest.raises(BadImage):
@@ -101,13 +101,13 @@ def test_a_large_picture_that_cannot_be_read_is_refused_and_the_next_is_answered
             assert large.bodies == []
             return await it.ask(body=CAMERA, target=Quality.BEST)
 
-    assert run(scenario).tier is Tier.DC
+    assert run(scenario).tier is Tier.DATACENTER
 
 
-def test_what_making_a_picture_smaller_takes_is_taken_off_the_time_that_the_datacenter_has(large: Peer) -> None:
+def test_what_making_an_image_smaller_takes_is_taken_off_the_time_that_the_datacenter_has(large: Peer) -> None:
     class Slow(Reducer):
         def reduced(self, body: bytes, header: ImageHeader) -> bytes:
-            threading.Event().wait(1.0)  # as a huge picture would take
+            threading.Event().wait(1.0)  # as a huge image would take
             return super().reduced(body, header)
 
     async def scenario() -> Answer:

@@ -17,7 +17,7 @@ def lonely() -> Iterator[ServerProcess]:
     """A node whose datacenter's port is closed."""
     with running_peer() as gone:
         url = gone.url
-    with running("edge", "--port", "0", "--backend", "noop", "--dc-url", url) as node:
+    with running("edge", "--port", "0", "--backend", "noop", "--datacenter-url", url) as node:
         yield node
 
 
@@ -32,7 +32,7 @@ def test_unreachable_datacenter_gives_degraded_answers(lonely: ServerProcess) ->
         reply = caller.classify(encoded(), query)
         assert reply.status == 200, reply.body
         assert (reply.json["tier"], reply.json["degraded"]) == ("edge", True)
-        assert reply.json["accuracy"]["status"] != "held"
+        assert reply.json["accuracy"]["status"] != "certified"
         assert reply.json["accuracy"]["max_drop"] is None
     caller.close()
 
@@ -46,7 +46,7 @@ def test_datacenter_that_comes_back_is_found_again_even_if_nobody_needs_it_meanw
         while not caller.get("/v1/targets").json["datacenter"]["up"]:
             assert monotonic() < until
             assert not caller.classify(encoded(), "quality=fast").json["escalated"]
-        assert caller.classify(encoded(), "quality=best").json["tier"] == "dc"
+        assert caller.classify(encoded(), "quality=best").json["tier"] == "datacenter"
     caller.close()
 
 
@@ -85,11 +85,11 @@ def test_a_reply_that_is_none_degrades(caller: Caller, peer: Peer) -> None:
 def wait_for_link(caller: Caller) -> None:
     """Until the node escalates again after errors of earlier tests."""
     until = monotonic() + 30
-    while caller.classify(encoded(), "quality=best").json["tier"] != "dc":
+    while caller.classify(encoded(), "quality=best").json["tier"] != "datacenter":
         assert monotonic() < until
 
 
-def test_what_the_datacenter_finds_wrong_with_the_picture_is_the_callers(caller: Caller, peer: Peer) -> None:
+def test_what_the_datacenter_finds_wrong_with_the_image_is_the_callers(caller: Caller, peer: Peer) -> None:
     wait_for_link(caller)
     peer.status, peer.error_code = 400, "bad_image"
     reply = caller.classify(encoded(), "quality=best")
@@ -109,22 +109,22 @@ def test_a_round_trip_that_may_be_too_long_is_tried_by_all_whose_deadline_it_may
     wait_for_link(caller)
     for delay_s in (0.0, 0.5) * 4:  # about a quarter of a second on average, and as much more or less
         peer.delay_s = delay_s
-        assert caller.classify(encoded(), "quality=best&deadline_ms=5000").json["tier"] == "dc"
+        assert caller.classify(encoded(), "quality=best&deadline_ms=5000").json["tier"] == "datacenter"
     peer.delay_s = 0.0
     for on_miss in ("fail", "degrade"):
         tried = caller.classify(encoded(), f"quality=best&deadline_ms=2000&on_miss={on_miss}").json
-        assert (tried["tier"], tried["degraded"]) == ("dc", False)
+        assert (tried["tier"], tried["degraded"]) == ("datacenter", False)
 
 
 def test_on_miss_wait_waits_and_admits_it(caller: Caller, peer: Peer) -> None:
     wait_for_link(caller)
     peer.delay_s = 0.3
     reply = caller.classify(encoded(), "quality=best&deadline_ms=50&on_miss=wait").json
-    assert (reply["tier"], reply["index"], reply["degraded"]) == ("dc", ANSWER_CLASS, False)
+    assert (reply["tier"], reply["index"], reply["degraded"]) == ("datacenter", ANSWER_CLASS, False)
     assert reply["deadline_met"] is False
 
 
-def test_unsure_pictures_escalate_and_sure_ones_stay(caller: Caller, peer: Peer) -> None:
+def test_unsure_images_escalate_and_sure_ones_stay(caller: Caller, peer: Peer) -> None:
     """The no-op backend is equally unsure of everything, so only the target decides."""
     wait_for_link(caller)
     assert caller.classify(encoded(), "min_confidence=1").json["reason"] == "low_confidence"
@@ -143,7 +143,7 @@ def test_a_datacenters_own_trouble_is_not_blamed_on_the_caller(
 def test_a_stop_that_cannot_wait_any_longer_says_so() -> None:
     with (
         running_peer(delay_s=30.0) as slow,
-        running("edge", "--port", "0", "--backend", "noop", "--dc-url", slow.url, "--drain-timeout-s", "1") as node,
+        running("edge", "--port", "0", "--backend", "noop", "--datacenter-url", slow.url, "--drain-timeout-s", "1") as node,
         ThreadPoolExecutor(1) as pool,
     ):
         caller = Caller(node)

@@ -1,4 +1,4 @@
-"""The hop over HTTP where answers are late: connections stay open, nobody waits for that, nothing is left over."""
+"""The escalation over HTTP where answers are late: connections stay open, nobody waits for that, nothing is left over."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from edge.escalation.client import Uplink
-from edge.escalation.http_transport import RUN_OUT_BYTES, HopBroken, HopLate, HttpHop
+from edge.escalation.http_transport import RUN_OUT_BYTES, HttpTransport, ReplyLate, TransportBroken
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import EscalationFailed
-from hawkvision.core.escalation_api import HopRequest
+from hawkvision.core.escalation_api import EscalationRequest
 from hawkvision.core.trace import start_trace
 from tests.edge.peer import Peer, running_peer
 from tests.waiting import until
@@ -20,7 +20,7 @@ from tests.waiting import until
 CONNECTIONS = 4
 LATE_S = 0.05
 PATIENT_S = 20.0
-HURRIED = HopRequest(variant="committee", deadline_ms=LATE_S * 1e3)
+HURRIED = EscalationRequest(variant="committee", deadline_ms=LATE_S * 1e3)
 
 
 @pytest.fixture
@@ -29,110 +29,114 @@ def peer() -> Iterator[Peer]:
         yield peer
 
 
-async def ask(hop: HttpHop, timeout_s: float, request: HopRequest = HURRIED, body: bytes = b"picture") -> int:
-    status, _ = await hop.send(body, request, start_trace(), timeout_s, exact=False)
+async def ask(
+    escalation_transport: HttpTransport, timeout_s: float, request: EscalationRequest = HURRIED, body: bytes = b"image"
+) -> int:
+    status, _ = await escalation_transport.send(body, request, start_trace(), timeout_s, exact=False)
     return status
 
 
-def test_an_answer_that_is_late_keeps_its_connection_open_for_the_next_picture(peer: Peer) -> None:
+def test_an_answer_that_is_late_keeps_its_connection_open_for_the_next_image(peer: Peer) -> None:
     async def scenario() -> None:
-        hop = HttpHop(peer.url, None, CONNECTIONS)
+        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS)
         for number in range(8):
             peer.held = True
-            with pytest.raises(HopLate):
-                await ask(hop, LATE_S)
+            with pytest.raises(ReplyLate):
+                await ask(escalation_transport, LATE_S)
             peer.held = False
             await until(lambda number=number: peer.answered > number)  # type: ignore[misc]
-        await hop.close()
+        await escalation_transport.close()
 
     asyncio.run(scenario())
     assert len(peer.bodies) == 8
-    assert len(peer.ports) <= 3, "an answer may still be on its way when the next picture leaves"
+    assert len(peer.ports) <= 3, "an answer may still be on its way when the next image leaves"
 
 
-def test_a_caller_that_leaves_keeps_the_connection_open_for_the_next_picture(peer: Peer) -> None:
+def test_a_caller_that_leaves_keeps_the_connection_open_for_the_next_image(peer: Peer) -> None:
     async def scenario() -> None:
-        hop = HttpHop(peer.url, None, CONNECTIONS)
+        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS)
         for number in range(1, 9):
             peer.held = True
-            leaving = asyncio.create_task(ask(hop, PATIENT_S))
+            leaving = asyncio.create_task(ask(escalation_transport, PATIENT_S))
             await until(lambda number=number: len(peer.bodies) == number)  # type: ignore[misc]
             leaving.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await leaving
-            assert hop.running_out == 1
+            assert escalation_transport.running_out == 1
             peer.held = False
-            await until(lambda: hop.running_out == 0)
-        await hop.close()
+            await until(lambda: escalation_transport.running_out == 0)
+        await escalation_transport.close()
 
     asyncio.run(scenario())
     assert len(peer.ports) == 1
 
 
-def test_answers_that_never_come_leave_connections_for_the_next_picture(peer: Peer) -> None:
+def test_answers_that_never_come_leave_connections_for_the_next_image(peer: Peer) -> None:
     async def scenario() -> None:
-        hop = HttpHop(peer.url, None, CONNECTIONS, run_out_s=10 * PATIENT_S)
+        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS, run_out_s=10 * PATIENT_S)
         peer.delay_s = 10 * PATIENT_S
         for _ in range(2):
-            late = await asyncio.gather(*(ask(hop, LATE_S) for _ in range(CONNECTIONS)), return_exceptions=True)
-            assert all(isinstance(each, HopLate) for each in late)
-        assert hop.running_out == CONNECTIONS // 2
+            late = await asyncio.gather(
+                *(ask(escalation_transport, LATE_S) for _ in range(CONNECTIONS)), return_exceptions=True
+            )
+            assert all(isinstance(each, ReplyLate) for each in late)
+        assert escalation_transport.running_out == CONNECTIONS // 2
         peer.delay_s = 0.0
-        assert await ask(hop, PATIENT_S) == 200
-        await hop.close()
+        assert await ask(escalation_transport, PATIENT_S) == 200
+        await escalation_transport.close()
 
     asyncio.run(scenario())
 
 
 def test_a_late_answer_is_not_let_come_for_ever(peer: Peer) -> None:
     async def scenario() -> None:
-        hop = HttpHop(peer.url, None, CONNECTIONS, run_out_s=LATE_S)
+        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS, run_out_s=LATE_S)
         peer.held = True
-        leaving = asyncio.create_task(ask(hop, PATIENT_S))
+        leaving = asyncio.create_task(ask(escalation_transport, PATIENT_S))
         await until(lambda: len(peer.bodies) == 1)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
-        await until(lambda: hop.running_out == 0)
+        await until(lambda: escalation_transport.running_out == 0)
         peer.held = False
-        await hop.close()
+        await escalation_transport.close()
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
     ("request_", "body", "runs_out"),
-    [(HURRIED, b"picture", 1), (HopRequest(), b"picture", 0), (HURRIED, bytes(RUN_OUT_BYTES + 1), 0)],
+    [(HURRIED, b"image", 1), (EscalationRequest(), b"image", 0), (HURRIED, bytes(RUN_OUT_BYTES + 1), 0)],
     ids=["deadline", "no deadline", "large"],
 )
-def test_only_small_pictures_with_deadlines_go_on_when_they_are_late(
-    peer: Peer, request_: HopRequest, body: bytes, runs_out: int
+def test_only_small_images_with_deadlines_go_on_when_they_are_late(
+    peer: Peer, request_: EscalationRequest, body: bytes, runs_out: int
 ) -> None:
     async def scenario() -> None:
-        hop = HttpHop(peer.url, None, CONNECTIONS)
+        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS)
         peer.held = True
-        with pytest.raises(HopLate):
-            await ask(hop, LATE_S, request_, body)
-        assert hop.running_out == runs_out
+        with pytest.raises(ReplyLate):
+            await ask(escalation_transport, LATE_S, request_, body)
+        assert escalation_transport.running_out == runs_out
         peer.held = False
-        await until(lambda: hop.running_out == 0)
-        await hop.close()
+        await until(lambda: escalation_transport.running_out == 0)
+        await escalation_transport.close()
 
     asyncio.run(scenario())
 
 
-def test_a_picture_that_waited_for_a_connection_in_vain_is_not_sent_later(peer: Peer) -> None:
+def test_an_image_that_waited_for_a_connection_in_vain_is_not_sent_later(peer: Peer) -> None:
     async def scenario() -> None:
-        hop = HttpHop(peer.url, None, CONNECTIONS)
+        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS)
         peer.held = True
-        patient = [asyncio.create_task(ask(hop, PATIENT_S)) for _ in range(CONNECTIONS)]
+        patient = [asyncio.create_task(ask(escalation_transport, PATIENT_S)) for _ in range(CONNECTIONS)]
         await until(lambda: len(peer.bodies) == CONNECTIONS)
-        with pytest.raises(HopLate):
-            await ask(hop, LATE_S)
+        with pytest.raises(ReplyLate):
+            await ask(escalation_transport, LATE_S)
         peer.held = False
         assert await asyncio.gather(*patient) == [200] * CONNECTIONS
-        assert await ask(hop, PATIENT_S) == 200
-        await hop.close()
+        assert await ask(escalation_transport, PATIENT_S) == 200
+        await escalation_transport.close()
 
     asyncio.run(scenario())
     assert len(peer.bodies) == CONNECTIONS + 1
@@ -140,17 +144,17 @@ def test_a_picture_that_waited_for_a_connection_in_vain_is_not_sent_later(peer: 
 
 def test_closing_ends_what_is_under_way_and_leaves_nothing_over(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        hop = HttpHop(peer.url, None, CONNECTIONS)
+        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS)
         peer.held = True
-        with pytest.raises(HopLate):
-            await ask(hop, LATE_S)
-        waiting = [asyncio.create_task(ask(hop, PATIENT_S)) for _ in range(2 * CONNECTIONS)]
+        with pytest.raises(ReplyLate):
+            await ask(escalation_transport, LATE_S)
+        waiting = [asyncio.create_task(ask(escalation_transport, PATIENT_S)) for _ in range(2 * CONNECTIONS)]
         await until(lambda: len(peer.bodies) == CONNECTIONS)
-        await hop.close()
+        await escalation_transport.close()
         told = await asyncio.gather(*waiting, return_exceptions=True)
-        assert all(isinstance(each, HopBroken) for each in told)
-        with pytest.raises(HopBroken, match="closed at this end"):
-            await ask(hop, PATIENT_S)
+        assert all(isinstance(each, TransportBroken) for each in told)
+        with pytest.raises(TransportBroken, match="closed at this end"):
+            await ask(escalation_transport, PATIENT_S)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         peer.held = False
 
@@ -164,9 +168,9 @@ def test_connections_that_late_answers_keep_busy_are_not_idle(peer: Peer) -> Non
         uplink = Uplink(peer.url, None, 2, 10, MonotonicClock())
         peer.held = True
         with pytest.raises(EscalationFailed):
-            await uplink.infer(b"picture", HURRIED, start_trace(), LATE_S)
+            await uplink.infer(b"image", HURRIED, start_trace(), LATE_S)
         assert (uplink.up, uplink.idle) == (True, True), "one of two connections is free"
-        asking = asyncio.create_task(uplink.infer(b"picture", HURRIED, start_trace(), PATIENT_S))
+        asking = asyncio.create_task(uplink.infer(b"image", HURRIED, start_trace(), PATIENT_S))
         await until(lambda: len(peer.bodies) == 2)
         assert (uplink.up, uplink.idle) == (True, False)
         peer.held = False
@@ -189,9 +193,11 @@ def test_a_datacenter_that_does_not_say_in_time_what_it_serves_is_named_with_the
     async def scenario() -> None:
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         async with server:
-            hop = HttpHop(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, CONNECTIONS)
+            escalation_transport = HttpTransport(
+                f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, CONNECTIONS
+            )
             with pytest.raises(EscalationFailed, match=r": TimeoutError$"):
-                await hop.rungs()
-            await hop.close()
+                await escalation_transport.stages()
+            await escalation_transport.close()
 
     asyncio.run(scenario())

@@ -7,7 +7,7 @@ import pytest
 from edge.escalation.reply_validation import checked, refused
 from hawkvision.client.response import BadReply, object_of
 from hawkvision.core.errors import BadField, EscalationFailed
-from hawkvision.core.escalation_api import HopRequest, parse_hop_datagram
+from hawkvision.core.escalation_api import EscalationRequest, parse_escalation_datagram
 
 DEEP = [b"[" * 100_000, b'{"top_k": ' + b"[" * 100_000, b'{"unknown": ' + b'{"a":' * 100_000]
 
@@ -15,10 +15,10 @@ DEEP = [b"[" * 100_000, b'{"top_k": ' + b"[" * 100_000, b'{"unknown": ' + b'{"a"
 @pytest.mark.parametrize("payload", DEEP)
 def test_json_nested_deeply_is_what_is_malformed(payload: bytes) -> None:
     with pytest.raises(EscalationFailed):
-        checked(payload, HopRequest(), 10, "http://dc")
+        checked(payload, EscalationRequest(), 10, "http://dc")
     fault, said = refused(400, payload)
     assert (fault, said) == (None, "HTTP 400")
     with pytest.raises(BadReply):
         object_of(payload, "http://edge")
     with pytest.raises(BadField):
-        parse_hop_datagram(payload, b"")
+        parse_escalation_datagram(payload, b"")

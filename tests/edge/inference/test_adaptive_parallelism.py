@@ -1,4 +1,4 @@
-"""One picture on several cores: when a node does so."""
+"""One image on several cores: when a node does so."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edge.inference.edge_stage import EdgeResult, Look, Model, Rung
+from edge.inference.edge_stage import EdgeResult, Look, Model, Stage
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import BadImage
 from hawkvision.core.types import Quality, Score
@@ -17,20 +17,20 @@ from tests.images import encoded
 
 
 @pytest.mark.parametrize(
-    ("alone", "pictures", "wide", "narrow"), [(True, 1, 1, 0), (False, 1, 0, 1), (True, 2, 0, 1), (False, 2, 0, 1)]
+    ("alone", "images", "wide", "narrow"), [(True, 1, 1, 0), (False, 1, 0, 1), (True, 2, 0, 1), (False, 2, 0, 1)]
 )
-def test_a_picture_that_is_alone_is_run_wide_and_no_other(alone: bool, pictures: int, wide: int, narrow: int) -> None:
-    rung = Rung("small", Model("small", GatedBackend(SURE), SPEC, GatedBackend(SURE)), 1.0, Score.TOP1)
+def test_an_image_that_is_alone_is_run_wide_and_no_other(alone: bool, images: int, wide: int, narrow: int) -> None:
+    stage = Stage("small", Model("small", GatedBackend(SURE), SPEC, GatedBackend(SURE)), 1.0, Score.TOP1)
     body = encoded()
-    look = Look(rung, body, probe(body), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
-    assert all(isinstance(found, EdgeResult) for found in rung.look_together([look] * pictures))
-    assert isinstance(rung.first.wide, GatedBackend)
-    assert isinstance(rung.first.backend, GatedBackend)
-    assert (rung.first.wide.inferred, rung.first.backend.inferred) == (wide, narrow)
+    look = Look(stage, body, probe(body), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
+    assert all(isinstance(found, EdgeResult) for found in stage.look_together([look] * images))
+    assert isinstance(stage.first.wide, GatedBackend)
+    assert isinstance(stage.first.backend, GatedBackend)
+    assert (stage.first.wide.inferred, stage.first.backend.inferred) == (wide, narrow)
 
 
 class Foresighted(GatedBackend):
-    """Told that a picture will follow; notes how many it had inferred by then."""
+    """Told that an image will follow; notes how many it had inferred by then."""
 
     def __init__(self) -> None:
         super().__init__(SURE)
@@ -40,22 +40,20 @@ class Foresighted(GatedBackend):
         self.told.append(self.inferred)
 
 
-@pytest.mark.parametrize(("alone", "pictures", "told"), [(True, 1, [0]), (False, 1, []), (True, 2, [])])
-def test_a_wide_backend_hears_of_a_lone_picture_before_it_is_decoded(
-    alone: bool, pictures: int, told: list[int]
-) -> None:
+@pytest.mark.parametrize(("alone", "images", "told"), [(True, 1, [0]), (False, 1, []), (True, 2, [])])
+def test_a_wide_backend_hears_of_a_lone_image_before_it_is_decoded(alone: bool, images: int, told: list[int]) -> None:
     wide = Foresighted()
-    rung = Rung("small", Model("small", GatedBackend(SURE), SPEC, wide), 1.0, Score.TOP1)
-    look = Look(rung, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
-    rung.look_together([look] * pictures)
+    stage = Stage("small", Model("small", GatedBackend(SURE), SPEC, wide), 1.0, Score.TOP1)
+    look = Look(stage, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
+    stage.look_together([look] * images)
     assert wide.told == told
-    broken = Look(rung, encoded()[:300], probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: True)
+    broken = Look(stage, encoded()[:300], probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: True)
     with pytest.raises(BadImage):
         broken()
-    assert wide.told[len(told) :] == [wide.inferred], "a picture that turns out to be none was expected as well"
+    assert wide.told[len(told) :] == [wide.inferred], "an image that turns out to be none was expected as well"
 
 
-def test_a_node_runs_wide_until_pictures_compete_and_closes_both_models() -> None:
+def test_a_node_runs_wide_until_images_compete_and_closes_both_models() -> None:
     wide = Working(1)
 
     async def scenario() -> tuple[list[int], int]:

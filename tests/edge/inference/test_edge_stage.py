@@ -1,4 +1,4 @@
-"""What the edge rung says of one picture, at its own temperature and at that of another condition; who looks at it."""
+"""What the edge stage says of one image, at its own temperature and at that of another condition; who looks at it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edge.inference.edge_stage import EdgeResult, Look, Model, Others, Rung
+from edge.inference.edge_stage import EdgeResult, Look, Model, Others, Stage
 from hawkvision.cascade.scores import average, log_probabilities, softmax, tempered
 from hawkvision.core.clock import ManualClock, MonotonicClock
 from hawkvision.core.errors import BadImage
@@ -21,8 +21,8 @@ DARK, BRIGHT = (cv2.imencode(".png", np.full((24, 24, 3), level, np.uint8))[1].t
 
 
 def look(score: Score, temperature: float | None) -> EdgeResult:
-    rung = Rung("small", Model("small", GatedBackend(LEAD), SPEC), 1.5, score)
-    return Look(rung, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), temperature)()
+    stage = Stage("small", Model("small", GatedBackend(LEAD), SPEC), 1.5, score)
+    return Look(stage, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), temperature)()
 
 
 def expected(temperature: float) -> tuple[float, float]:
@@ -43,24 +43,24 @@ def test_a_higher_temperature_changes_no_answer() -> None:
     assert look(Score.TOP1, None).indices == look(Score.TOP1, 9.0).indices
 
 
-def test_pictures_looked_at_together_are_seen_as_each_alone_and_a_broken_one_harms_no_other() -> None:
-    rung = Rung("small", Model("small", NoopBackend((SPEC.height, SPEC.width, 3), 10), SPEC), 1.5, Score.MARGIN)
+def test_images_looked_at_together_are_seen_as_each_alone_and_a_broken_one_harms_no_other() -> None:
+    stage = Stage("small", Model("small", NoopBackend((SPEC.height, SPEC.width, 3), 10), SPEC), 1.5, Score.MARGIN)
     bodies = [encoded(seed=1), encoded(seed=2)[:300], encoded(".png", seed=3)]
     looks = [
-        Look(rung, body, probe(encoded(seed=2) if number == 1 else body), 3, 1_000_000, MonotonicClock(), 1.0 + number)
+        Look(stage, body, probe(encoded(seed=2) if number == 1 else body), 3, 1_000_000, MonotonicClock(), 1.0 + number)
         for number, body in enumerate(bodies)
     ]
-    first, broken, last = rung.look_together(looks)
+    first, broken, last = stage.look_together(looks)
     assert isinstance(broken, BadImage)
     for look_, found in ((looks[0], first), (looks[2], last)):
         alone = look_()
         assert isinstance(found, EdgeResult)
         assert (found.indices, found.confidences, found.score) == (alone.indices, alone.confidences, alone.score)
-    assert all(isinstance(found, BadImage) for found in rung.look_together([looks[1], looks[1]]))
+    assert all(isinstance(found, BadImage) for found in stage.look_together([looks[1], looks[1]]))
 
 
 class Brightness:
-    """Ten classes; says `its` of a bright picture, as surely as `bright` has it, and 7 of a dark one."""
+    """Ten classes; says `its` of a bright image, as surely as `bright` has it, and 7 of a dark one."""
 
     input_shape = (16, 16, 3)
     classes = 10
@@ -72,31 +72,31 @@ class Brightness:
     def infer(self, batch: Pixels) -> Logits:
         self.looked.append(len(batch))
         logits = np.zeros((len(batch), 10), np.float32)
-        for row, picture in zip(logits, batch, strict=True):
-            bright = picture.mean() > 128
+        for row, image in zip(logits, batch, strict=True):
+            bright = image.mean() > 128
             row[self.its if bright else 7] = self.bright if bright else self.dark
         return logits
 
     def close(self) -> None: ...
 
 
-def stepwise(first: Brightness, second: Brightness, sure_from: float = 0.85) -> Rung:
-    others = Others((Model("second", second, SPEC),), (1.25, 2.0), 0.9, sure_from)
-    return Rung("pair", Model("first", first, SPEC), 1.5, Score.TOP1, others)
+def conditional(first: Brightness, second: Brightness, accept_confidence: float = 0.85) -> Stage:
+    others = Others((Model("second", second, SPEC),), (1.25, 2.0), 0.9, accept_confidence)
+    return Stage("pair", Model("first", first, SPEC), 1.5, Score.TOP1, others)
 
 
-def seen_by(rung: Rung, *bodies: bytes, first_only: bool = False) -> list[EdgeResult]:
+def seen_by(stage: Stage, *bodies: bytes, first_only: bool = False) -> list[EdgeResult]:
     looks = [
-        Look(rung, body, probe(body), 3, 1_000_000, MonotonicClock(), first_only=first_only) for body in bodies
+        Look(stage, body, probe(body), 3, 1_000_000, MonotonicClock(), first_only=first_only) for body in bodies
     ]  # fmt: skip
-    found = rung.look_together(looks)
+    found = stage.look_together(looks)
     assert all(isinstance(each, EdgeResult) for each in found)
     return [each for each in found if isinstance(each, EdgeResult)]
 
 
 def test_others_look_only_where_the_first_is_not_sure_and_then_the_average_counts() -> None:
     first, second = Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0)
-    sure, doubtful, again = seen_by(stepwise(first, second), BRIGHT, DARK, DARK)
+    sure, doubtful, again = seen_by(conditional(first, second), BRIGHT, DARK, DARK)
     assert (first.looked, second.looked) == ([3], [2])
     assert (sure.again, doubtful.again, again.again) == (False, True, True)
     by_first = tempered(np.array([[9.0] + [0.0] * 9], np.float32), 1.25)
@@ -108,23 +108,23 @@ def test_others_look_only_where_the_first_is_not_sure_and_then_the_average_count
 
 def test_the_second_may_overrule_the_first() -> None:
     first, second = Brightness(bright=1.0, dark=1.0), Brightness(bright=9.0, dark=1.0, its=5)
-    (found,) = seen_by(stepwise(first, second), BRIGHT)
+    (found,) = seen_by(conditional(first, second), BRIGHT)
     assert found.indices[0] == 5
 
 
 def test_who_wants_the_first_alone_gets_what_it_would_say_by_itself() -> None:
     first, second = Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0)
-    by_itself = seen_by(Rung("first", Model("first", first, SPEC), 1.5, Score.TOP1), DARK)
-    (alone,) = seen_by(stepwise(first, second), DARK, first_only=True)
+    by_itself = seen_by(Stage("first", Model("first", first, SPEC), 1.5, Score.TOP1), DARK)
+    (alone,) = seen_by(conditional(first, second), DARK, first_only=True)
     assert (alone.indices, alone.confidences, alone.again) == (by_itself[0].indices, by_itself[0].confidences, False)
     assert second.looked == []
 
 
-def test_a_rung_that_looks_again_sees_pictures_together_as_each_alone() -> None:
-    rung = stepwise(Brightness(bright=9.0, dark=2.0), Brightness(bright=3.0, dark=1.0))
+def test_a_stage_that_looks_again_sees_images_together_as_each_alone() -> None:
+    stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=3.0, dark=1.0))
     bodies = [DARK, BRIGHT, encoded(seed=5), DARK]
-    together = seen_by(rung, *bodies)
-    singly = [seen_by(rung, body)[0] for body in bodies]
+    together = seen_by(stage, *bodies)
+    singly = [seen_by(stage, body)[0] for body in bodies]
     assert [(each.indices, each.confidences, each.again) for each in together] == [
         (each.indices, each.confidences, each.again) for each in singly
     ]
@@ -135,26 +135,26 @@ def test_a_rung_that_looks_again_sees_pictures_together_as_each_alone() -> None:
     ids=["no deadline", "late in any case", "in time without it", "in time with it"],
 )  # fmt: skip
 def test_others_look_unless_only_that_would_be_late(must_end: float | None, again: bool) -> None:
-    rung = stepwise(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
-    assert rung.others is not None
-    rung.others.pace.took(1.0)
-    look_ = Look(rung, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=must_end)
-    assert (look_().again, look_().hasty) == (again, not again)
+    stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
+    assert stage.others is not None
+    stage.others.pace.took(1.0)
+    look_ = Look(stage, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=must_end)
+    assert (look_().again, look_().truncated) == (again, not again)
 
 
 def test_who_is_sure_was_not_hasty() -> None:
-    rung = stepwise(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
-    assert rung.others is not None
-    rung.others.pace.took(1.0)
-    found = Look(rung, BRIGHT, probe(BRIGHT), 3, 1_000_000, ManualClock(100.0), must_end=100.5)()
-    assert not found.hasty
+    stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
+    assert stage.others is not None
+    stage.others.pace.took(1.0)
+    found = Look(stage, BRIGHT, probe(BRIGHT), 3, 1_000_000, ManualClock(100.0), must_end=100.5)()
+    assert not found.truncated
 
 
 def test_one_slow_second_look_does_not_end_all_others() -> None:
-    rung = stepwise(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
-    assert rung.others is not None
-    rung.others.pace.took(2.0)
-    look_ = Look(rung, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=100.5)
+    stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
+    assert stage.others is not None
+    stage.others.pace.took(2.0)
+    look_ = Look(stage, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=100.5)
     results = [look_() for _ in range(100)]
-    assert results[0].hasty
+    assert results[0].truncated
     assert results[-1].again

@@ -1,4 +1,4 @@
-"""When the event loop of a node may look at pictures itself."""
+"""When the event loop of a node may look at images itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from edge.factory import BRIEF_PIXELS, on_loop
 from edge.inference.edge_stage import Look
 from hawkvision.core.config import EdgeConfig
-from hawkvision.core.escalation_api import HopRequest
+from hawkvision.core.escalation_api import EscalationRequest
 from hawkvision.core.trace import start_trace
 from hawkvision.imaging.image_header import probe
 from hawkvision.transport.settings import DatagramSettings
@@ -32,14 +32,14 @@ def peer() -> Iterator[Peer]:
     [
         EdgeConfig(features=(DatagramSettings(port=0),)),
         EdgeConfig(backend="fpga-device"),
-        EdgeConfig(providers=("CUDAExecutionProvider",)),
+        EdgeConfig(onnx_providers=("CUDAExecutionProvider",)),
     ],
 )
 def test_datagrams_wait_for_nobody_and_a_device_is_waited_for_by_threads(config: EdgeConfig) -> None:
     assert on_loop(config, None) is None
 
 
-def test_small_pictures_are_looked_at_on_the_loop_while_no_escalation_is_under_way(peer: Peer) -> None:
+def test_small_images_are_looked_at_on_the_loop_while_no_escalation_is_under_way(peer: Peer) -> None:
     async def scenario() -> list[bool]:
         async with bench(peer, audit_share=0.0) as asked:
             uplink = asked.node.uplink
@@ -47,12 +47,12 @@ def test_small_pictures_are_looked_at_on_the_loop_while_no_escalation_is_under_w
             may = on_loop(EdgeConfig(), uplink)
             assert may is not None
             header = probe(encoded())
-            look = Look(asked.node.rung, encoded(), header, 5, 10 * BRIEF_PIXELS, asked.clock)
+            look = Look(asked.node.stage, encoded(), header, 5, 10 * BRIEF_PIXELS, asked.clock)
             large = replace(look, header=replace(header, width=BRIEF_PIXELS + 1, height=1))
             said = [may(look), may(large)]
             peer.held = True
             asking = asyncio.create_task(
-                uplink.infer(encoded(), HopRequest(variant="committee"), start_trace(), timeout_s=30.0)
+                uplink.infer(encoded(), EscalationRequest(variant="committee"), start_trace(), timeout_s=30.0)
             )
             await until(lambda: not uplink.quiet)
             said.append(may(look))

@@ -1,4 +1,4 @@
-"""Before a node is ready, every way of a picture has been gone once."""
+"""Before a node is ready, every way of an image has been gone once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from edge.inference.edge_stage import Model, Others, Rung
+from edge.inference.edge_stage import Model, Others, Stage
 from edge.inference.warm_up import FORMATS, look_at_samples, samples
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.types import Logits, Pixels, Score
@@ -34,14 +34,14 @@ class Counting:
 def test_every_model_has_looked_alone_and_not_alone_at_every_format_and_learnt_nothing() -> None:
     counts: Counter[str] = Counter()
     models = [Model(n, Counting(n, counts), SPEC, Counting(f"{n} on several threads", counts)) for n in ("a", "b", "c")]
-    others = Others((models[1], models[2]), (1.0, 1.0, 1.0), 1.0, sure_from=0.5)
-    rung = Rung("both", models[0], 1.0, Score.TOP1, others)
-    look_at_samples(rung, 1_000_000, MonotonicClock())
+    others = Others((models[1], models[2]), (1.0, 1.0, 1.0), 1.0, accept_confidence=0.5)
+    stage = Stage("both", models[0], 1.0, Score.TOP1, others)
+    look_at_samples(stage, 1_000_000, MonotonicClock())
     assert counts == {f"{n}{how}": len(FORMATS) for n in "abc" for how in ("", " on several threads")}
     assert others.pace.seconds == 0.0
 
 
-def test_samples_are_whole_pictures_of_each_format() -> None:
+def test_samples_are_whole_images_of_each_format() -> None:
     found = [probe(body) for body in samples(32)]
     assert sorted(header.format.name for header in found) == ["JPEG", "PNG", "WEBP"]
     for body in samples(32):
@@ -50,6 +50,6 @@ def test_samples_are_whole_pictures_of_each_format() -> None:
 
 def test_a_bound_of_pixels_below_a_samples_does_not_keep_a_node_from_starting() -> None:
     counts: Counter[str] = Counter()
-    rung = Rung("a", Model("a", Counting("a", counts), SPEC), 1.0, Score.TOP1)
-    look_at_samples(rung, 1, MonotonicClock())
+    stage = Stage("a", Model("a", Counting("a", counts), SPEC), 1.0, Score.TOP1)
+    look_at_samples(stage, 1, MonotonicClock())
     assert counts["a"] == 2 * len(FORMATS)

@@ -84,7 +84,11 @@ def test_what_can_no_longer_be_in_time_lets_pass_what_can() -> None:
         now = asyncio.get_running_loop().time()
         waiting = [
             pool.submit(functools.partial(done.append, name), deadline)
-            for name, deadline in (("hopeless", now - 1), ("in time", now + 0.9), ("hopeless too", now - 2))
+            for name, deadline in (
+                ("cannot_meet_target", now - 1),
+                ("in time", now + 0.9),
+                ("cannot_meet_target too", now - 2),
+            )
         ]
         gate.set()
         await asyncio.gather(blocker, *waiting)
@@ -93,7 +97,7 @@ def test_what_can_no_longer_be_in_time_lets_pass_what_can() -> None:
 
     first, *rest = run(scenario)
     assert first == "in time"
-    assert sorted(rest) == ["hopeless", "hopeless too"]
+    assert sorted(rest) == ["cannot_meet_target", "cannot_meet_target too"]
 
 
 def test_full_queue_sheds_and_says_when_to_come_back() -> None:
@@ -126,7 +130,7 @@ def test_an_error_reaches_only_its_own_request() -> None:
         pool: WorkerPool[str] = WorkerPool(threads=2, limit=10)
 
         def broken() -> str:
-            raise BadImage("not a picture")
+            raise BadImage("not an image")
 
         results: list[Any] = list(
             await asyncio.gather(pool.submit(broken), pool.submit(lambda: "fine"), return_exceptions=True)

@@ -38,7 +38,7 @@ def test_the_loop_runs_jobs_itself_in_their_order_and_tells_of_each_before_the_n
             said.append(f"{(await pool.submit(functools.partial(job, name), deadline))[0]} heard")
 
         now = asyncio.get_running_loop().time()
-        await asyncio.gather(ask("late", now + 60), ask("soon", now + 30), ask("middle", now + 45))
+        await asyncio.gather(ask("late", now + 60), ask("soon", now + 30), ask("intermediate", now + 45))
         pool.close()
         return said
 

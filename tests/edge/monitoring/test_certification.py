@@ -25,8 +25,8 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 EDGE, NEXT = "squeezenet1_1_int8", "b" * 64
 SHIPPED = models_dir() / "imagenet"
-COMMITTEE = load_profile(SHIPPED / "profile.json").rung("committee").fingerprint
-HELD, UNCERTIFIED = ("held", "profile"), ("best_effort", "uncertified_version")
+ENSEMBLE = load_profile(SHIPPED / "profile.json").stage("committee").fingerprint
+CERTIFIED, UNCERTIFIED = ("certified", "profile"), ("best_effort", "uncertified_version")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def datacenter() -> Iterator[Peer]:
-    with running_peer(model="committee", fingerprint=COMMITTEE, middle="committee_upright") as peer:
+    with running_peer(model="committee", fingerprint=ENSEMBLE, intermediate="committee_upright") as peer:
         yield peer
 
 
@@ -57,8 +57,8 @@ def for_the_next_version(edge: str = "") -> bytes:
     """The shipped profile with another reference stage, and perhaps another edge stage."""
     profile = load_profile(SHIPPED / "profile.json")
     changes = {"committee": NEXT} | ({EDGE: edge} if edge else {})
-    rungs = tuple(msgspec.structs.replace(r, fingerprint=changes.get(r.name, r.fingerprint)) for r in profile.rungs)
-    return dump(msgspec.structs.replace(profile, rungs=rungs))
+    stages = tuple(msgspec.structs.replace(r, fingerprint=changes.get(r.name, r.fingerprint)) for r in profile.stages)
+    return dump(msgspec.structs.replace(profile, stages=stages))
 
 
 def said(node: ServerProcess, words: str, times: int = 1) -> None:
@@ -67,7 +67,7 @@ def said(node: ServerProcess, words: str, times: int = 1) -> None:
 
 def claim(caller: Caller) -> tuple[str, str]:
     answer = caller.classify(encoded(), "quality=best").json
-    assert answer["tier"] == "dc"
+    assert answer["tier"] == "datacenter"
     return answer["accuracy"]["status"], answer["accuracy"]["basis"]
 
 
@@ -76,10 +76,10 @@ def test_certificates_are_taken_up_by_a_node_that_serves_and_broken_ones_change_
 ) -> None:
     shipped, manifest = ((models / "imagenet" / name).read_bytes() for name in ("profile.json", "manifest.toml"))
     stays = "certificates: what was in use stays in use"
-    command = ["edge", "--port", "0", "--backend", "onnxruntime", "--variant", EDGE, "--dc-url", datacenter.url]
+    command = ["edge", "--port", "0", "--backend", "onnxruntime", "--variant", EDGE, "--datacenter-url", datacenter.url]
     with running(*command, "--models-dir", str(models), "--cache-dir", str(cache_dir())) as node:
         caller = Caller(node)
-        asyncio.run(until(lambda: claim(caller) == HELD))
+        asyncio.run(until(lambda: claim(caller) == CERTIFIED))
         replaced(models, shipped[:1000], pin=False)
         said(node, stays)
         assert "not the profile that its manifest pins" in node.output()
@@ -87,18 +87,18 @@ def test_certificates_are_taken_up_by_a_node_that_serves_and_broken_ones_change_
         said(node, stays, 2)
         replaced(models, for_the_next_version(edge="c" * 64))
         said(node, "restart the node to load other models")
-        assert claim(caller) == HELD, "none of these came into force"
+        assert claim(caller) == CERTIFIED, "none of these came into force"
         replaced(models, for_the_next_version())
         said(node, "certificates: read again, and in force from now on")
         assert claim(caller) == UNCERTIFIED, "the datacenter still runs the version before"
         datacenter.states = f"{NEXT}/int8"
-        assert claim(caller) == HELD
+        assert claim(caller) == CERTIFIED
         (models / "imagenet" / "profile.json").write_bytes(shipped)
         (models / "imagenet" / "manifest.toml").write_bytes(manifest)
         os.kill(node.pid, signal.SIGHUP)
         said(node, "certificates: read again, and in force from now on", 2)
         assert claim(caller) == UNCERTIFIED
-        datacenter.states = f"{COMMITTEE}/int8"
-        assert claim(caller) == HELD
+        datacenter.states = f"{ENSEMBLE}/int8"
+        assert claim(caller) == CERTIFIED
         caller.close()
     assert "Traceback" not in node.output()

@@ -74,12 +74,12 @@ def rows(path: Path) -> int:
 def test_a_stream_keeps_its_controller_and_another_has_its_own() -> None:
     async def scenario() -> None:
         async with bench() as it:
-            assert it.find("door").control is it.find("door").control
-            assert it.find("door").control is not it.find("yard").control
-            assert it.find(None).control is not it.find("door").control
-            other = it.watched("door", controls=Controls(CLAIMS, replace(USUAL, key="another"))).edge
+            assert it.find("server").control is it.find("server").control
+            assert it.find("server").control is not it.find("yard").control
+            assert it.find(None).control is not it.find("server").control
+            other = it.watched("server", controls=Controls(CLAIMS, replace(USUAL, key="another"))).edge
             assert other is not None
-            assert other.control is not it.find("door").control
+            assert other.control is not it.find("server").control
 
     run(scenario)
 
@@ -92,7 +92,7 @@ def test_names_are_kept_as_hashes_of_one_size() -> None:
 
 
 def test_a_named_stream_of_a_key_is_that_keys_alone() -> None:
-    places = {stream_place("door", caller) for caller in ("key alice", "key bob", "10.0.0.1", "10.0.0.2")}
+    places = {stream_place("server", caller) for caller in ("key alice", "key bob", "10.0.0.1", "10.0.0.2")}
     assert len(places) == 3, "who is known by an address alone shares the names"
     assert len({stream_place(None, caller) for caller in ("key alice", "10.0.0.1", "10.0.0.2")}) == 3
 
@@ -107,9 +107,9 @@ def test_ten_thousand_names_leave_memory_and_rows_bounded_and_an_alarm_standing(
                     await asyncio.sleep(0)
             assert len(it.streams) == LIMIT
             assert it.counted("streams") == LIMIT
-            assert it.watched(None).void
+            assert it.watched(None).suspended
         async with bench(path) as it:
-            assert it.watched(None).void
+            assert it.watched(None).suspended
 
     run(scenario)
     assert rows(path) <= ROWS_PER_STREAM * LIMIT
@@ -157,8 +157,8 @@ def test_an_alarm_outlives_the_names_that_come_after_it_and_without_a_file_too()
             it.suspend("camera 1")
             for number in range(5 * LIMIT):
                 it.find(f"other {number}")
-            assert it.watched("camera 1").void
-            assert not it.watched("other 1").void
+            assert it.watched("camera 1").suspended
+            assert not it.watched("other 1").suspended
 
     run(scenario)
 
@@ -166,11 +166,11 @@ def test_an_alarm_outlives_the_names_that_come_after_it_and_without_a_file_too()
 def test_when_more_alarms_are_to_be_kept_than_can_be_whoever_is_unknown_begins_suspended() -> None:
     async def scenario() -> None:
         async with bench() as it:
-            assert not it.watched("new").void
+            assert not it.watched("new").suspended
             for number in range(2 * LIMIT + 5):
                 it.suspend(f"camera {number}")
-            assert it.watched("camera 0").void
-            assert it.watched("quite another").void
+            assert it.watched("camera 0").suspended
+            assert it.watched("quite another").suspended
             assert len(it.streams) + len(it.streams._leaving) <= 2 * LIMIT
 
     run(scenario)
@@ -184,7 +184,7 @@ def test_an_alarm_that_an_audit_raises_after_its_stream_made_room_is_not_lost() 
                 it.find(f"other {number}")
             for _ in range(200):
                 before.audited((StageScore(CLAIMS, 0.9, 3),), 7)
-            assert it.watched("camera 1").void
+            assert it.watched("camera 1").suspended
 
     run(scenario)
 
@@ -193,12 +193,12 @@ def test_one_caller_suspends_itself_and_three_the_node() -> None:
     async def scenario() -> None:
         async with bench() as it:
             it.suspend(None, "mallory")
-            assert [it.watched(None, caller).void for caller in ("mallory", "camera")] == [True, False]
+            assert [it.watched(None, caller).suspended for caller in ("mallory", "camera")] == [True, False]
             it.suspend(None, "marvin")
-            assert not it.watched(None, "camera").void
+            assert not it.watched(None, "camera").suspended
             it.suspend(None, "milo")
-            assert it.watched(None, "camera").void
-            assert not it.watched("named", "camera").void
+            assert it.watched(None, "camera").suspended
+            assert not it.watched("named", "camera").suspended
 
     run(scenario)
 
@@ -206,12 +206,12 @@ def test_one_caller_suspends_itself_and_three_the_node() -> None:
 def test_a_row_that_cannot_be_read_is_counted_and_the_stream_begins_suspended(path: Path) -> None:
     async def scenario() -> None:
         async with bench(path) as it:
-            it.find("door").fell_short(0.1)
+            it.find("server").fell_short(0.1)
         with closing(sqlite3.connect(path)) as raw, raw:
             raw.execute("UPDATE states SET state = x'00'")
         async with bench(path) as it:
-            assert it.watched("door").void
-            assert it.find("door").control.state.debt == 0.0
+            assert it.watched("server").suspended
+            assert it.find("server").control.state.debt == 0.0
             assert it.counted("state_failures_total", operation="read") == 1.0
 
     run(scenario)
@@ -222,13 +222,13 @@ def test_a_write_that_fails_is_counted_and_made_up_for(path: Path) -> None:
         async with bench(path) as it:
             assert it.streams._file is not None
             with closing(sqlite3.connect(path)) as raw:
-                it.find("door").fell_short(0.1)
+                it.find("server").fell_short(0.1)
                 raw.execute("ALTER TABLE states RENAME TO stolen")
                 await it.streams._write_all(it.streams._file)
                 raw.execute("ALTER TABLE stolen RENAME TO states")
             assert it.counted("state_failures_total", operation="write") == 1.0
         async with bench(path) as it:
-            assert it.find("door").control.state.debt > 0.0
+            assert it.find("server").control.state.debt > 0.0
 
     run(scenario)
 
@@ -236,7 +236,7 @@ def test_a_write_that_fails_is_counted_and_made_up_for(path: Path) -> None:
 def test_states_are_written_while_the_node_runs(path: Path) -> None:
     async def scenario() -> None:
         async with bench(path) as it:
-            it.find("door").fell_short(0.1)
+            it.find("server").fell_short(0.1)
             await until(lambda: rows(path) == 1)
 
     run(scenario)
@@ -245,13 +245,13 @@ def test_states_are_written_while_the_node_runs(path: Path) -> None:
 def test_alarms_returns_suspended_streams_and_debt_are_counted() -> None:
     async def scenario() -> None:
         async with bench() as it:
-            it.suspend("door")
-            assert (it.counted("alarms_total"), it.counted("streams_void")) == (1.0, 1.0)
-            watched = it.watched("door")
-            while watched.void:
+            it.suspend("server")
+            assert (it.counted("alarms_total"), it.counted("streams_suspended")) == (1.0, 1.0)
+            watched = it.watched("server")
+            while watched.suspended:
                 watched.audited((StageScore(CLAIMS, 0.9, 3),), 3)
-            assert (it.counted("returns_total"), it.counted("streams_void")) == (1.0, 0.0)
-            kept = it.find("door")
+            assert (it.counted("returns_total"), it.counted("streams_suspended")) == (1.0, 0.0)
+            kept = it.find("server")
             kept.fell_short(0.1)
             assert it.counted("accuracy_debt") == kept.control.state.debt > 0.0
 
@@ -261,7 +261,7 @@ def test_alarms_returns_suspended_streams_and_debt_are_counted() -> None:
 def test_half_of_the_audits_that_are_due_must_take_place() -> None:
     async def scenario() -> None:
         async with bench() as it:
-            watched, other = it.watched("door"), it.watched("yard")
+            watched, other = it.watched("server"), it.watched("yard")
             assert watched.monitored
             watched.missed()
             assert [watched.monitored, other.monitored] == [False, False], "the link is everybody's"

@@ -19,7 +19,7 @@ GOOD = encoded(seed=99)
 SIGNATURES = (b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\x10\0\0\0WEBPVP8 ", b"GIF89a", b"BM", b"II*\0")
 
 
-def broken_pictures(rng: random.Random) -> Iterator[bytes]:
+def broken_images(rng: random.Random) -> Iterator[bytes]:
     """Every format cut at many places, with bytes flipped, with pieces repeated, swapped or missing."""
     for suffix in (".jpg", ".png", ".webp"):
         whole = encoded(suffix, seed=1)
@@ -47,14 +47,14 @@ def broken_pictures(rng: random.Random) -> Iterator[bytes]:
             yield signature + rng.randbytes(rng.randint(0, 200))
 
 
-def test_two_thousand_broken_pictures_are_answered_and_none_harms_the_next_good_one(caller: Caller) -> None:
+def test_two_thousand_broken_images_are_answered_and_none_harms_the_next_good_one(caller: Caller) -> None:
     before = caller.classify(GOOD, "quality=fast").json
     statuses: Counter[int] = Counter()
     rng = random.Random(20261121)
-    for count, body in enumerate(broken_pictures(rng)):
+    for count, body in enumerate(broken_images(rng)):
         reply = caller.classify(body, "quality=fast")
         statuses[reply.status] += 1
-        if reply.status != 200:  # a flipped byte may leave a picture that still decodes
+        if reply.status != 200:  # a flipped byte may leave an image that still decodes
             assert reply.status in DOCUMENTED, (reply.status, body)
             assert set(reply.json) == {"error", "code"}
         if count % 50 == 0:

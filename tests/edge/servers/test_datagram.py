@@ -1,4 +1,4 @@
-"""The lossy door before a real node: what is believed of pictures received in part, and what is said of them."""
+"""The datagram server before a real node: what is believed of images received in part, and what is said of them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.servers.datagram import LossyDoor
+from edge.servers.datagram import DatagramServer
 from edge.servers.http import EdgeApp
 from hawkvision.core.clock import Deadline
 from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.escalation_api import LossyOffer
+from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.core.types import OnMiss
 from hawkvision.servers.keys import Keys
-from hawkvision.transport.client.datagram_client import LossyLink
+from hawkvision.transport.client.datagram_client import DatagramLink
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.congestion.bbr import Bbr
 from hawkvision.transport.congestion.registry import DEFAULT
@@ -33,57 +33,57 @@ from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.images import encoded, flat_png
 from tests.waiting import until
 
-PICTURE = encoded()
+IMAGE = encoded()
 OTHER = encoded(seed=1)
 TINY = 1e-9
 MASK = np.ones((4, 5), np.bool_)
 
 
 @dataclass
-class Door:
-    """A door and what is behind it; `ask` is what the transport does with a picture."""
+class HttpServer:
+    """A server and what is behind it; `ask` is what the transport does with an image."""
 
     bench: Bench
-    lossy: LossyDoor
+    datagram: DatagramServer
 
     async def ask(self, incoming: Incoming) -> tuple[Status, dict[str, Any]]:
-        status, body = await self.lossy.answer(incoming)
+        status, body = await self.datagram.answer(incoming)
         return status, json.loads(body)
 
     def count(self, outcome: str) -> float:
         return (
-            self.bench.node.metrics.registry.get_sample_value("hawkvision_lossy_pictures_total", {"outcome": outcome})
+            self.bench.node.metrics.registry.get_sample_value("hawkvision_datagram_images_total", {"outcome": outcome})
             or 0.0
         )
 
 
 @asynccontextmanager
-async def door(
+async def server(
     peer: Peer | None,
     lead: float,
     max_body_bytes: int = 100_000,
     max_pixels: int = 1_000_000,
     congestion: str = DEFAULT,
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[HttpServer]:
     async with bench(peer, lead, conditions=True, max_pixels=max_pixels) as it:
         if peer is not None:
             await known(it.node)
         config = EdgeConfig(max_body_bytes=max_body_bytes, features=(DatagramSettings(congestion_control=congestion),))
         app = EdgeApp(it.node.metrics, it.clock, Keys(), max_body_bytes)
-        app.open_door(it.node)
-        lossy = await LossyDoor.open(config, 0, app, it.node.metrics, 64, Keys(config.api_key))
+        app.mark_ready(it.node)
+        datagram = await DatagramServer.open(config, 0, app, it.node.metrics, 64, Keys(config.api_key))
         try:
-            yield Door(it, lossy)
+            yield HttpServer(it, datagram)
         finally:
-            await lossy.close(5.0)
+            await datagram.close(5.0)
 
 
 def test_the_setting_names_the_congestion_controller() -> None:
     async def scenario() -> None:
-        async with door(None, 0.5, congestion="bbr") as it:
-            assert it.lossy._server.congestion is Bbr
+        async with server(None, 0.5, congestion="bbr") as it:
+            assert it.datagram._server.congestion is Bbr
         with pytest.raises(ConfigError, match="datagram_congestion_control"):
-            async with door(None, 0.5, congestion="none"):
+            async with server(None, 0.5, congestion="none"):
                 pass
 
     asyncio.run(scenario())
@@ -103,16 +103,16 @@ def incoming(
 
 
 def part(fraction: float, quality: int | None = 80) -> Partial:
-    return Partial(PICTURE, quality, fraction, MASK)
+    return Partial(IMAGE, quality, fraction, MASK)
 
 
 def asked(
-    peer: Peer | None, lead: float, scenario: Callable[[Door], Awaitable[tuple[Status, dict[str, Any]]]]
+    peer: Peer | None, lead: float, scenario: Callable[[HttpServer], Awaitable[tuple[Status, dict[str, Any]]]]
 ) -> dict[str, Any]:
     """The answer that the scenario ends with."""
 
     async def play() -> tuple[Status, dict[str, Any]]:
-        async with door(peer, lead) as it:
+        async with server(peer, lead) as it:
             return await scenario(it)
 
     status, answer = run(play)
@@ -120,51 +120,55 @@ def asked(
     return answer
 
 
-def test_a_whole_picture_is_promised_what_it_is_promised_over_http(large: Peer) -> None:
-    answer = asked(large, SURE, lambda it: it.ask(incoming(Complete(PICTURE, None))))
+def test_a_whole_image_is_guaranteed_what_it_is_guaranteed_over_http(large: Peer) -> None:
+    answer = asked(large, SURE, lambda it: it.ask(incoming(Complete(IMAGE, None))))
     assert (answer["index"], answer["received_fraction"], answer["degraded"]) == (3, 1.0, False)
-    assert (answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == ("held", 0.055)
+    assert (answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == ("certified", 0.055)
 
 
-def test_a_coarser_picture_is_held_to_the_certificate_of_its_own_condition(large: Peer) -> None:
-    answer = asked(large, SURE, lambda it: it.ask(incoming(Complete(PICTURE, 80))))
-    assert (answer["received_fraction"], answer["accuracy"]["status"]) == (1.0, "held")
+def test_a_coarser_image_is_held_to_the_certificate_of_its_own_condition(large: Peer) -> None:
+    answer = asked(large, SURE, lambda it: it.ask(incoming(Complete(IMAGE, 80))))
+    assert (answer["received_fraction"], answer["accuracy"]["status"]) == (1.0, "certified")
     assert answer["accuracy"]["max_drop"] == 0.05
     assert answer["confidence"] < 1 - TINY, "cooled down by the temperature of that condition"
 
 
-def test_a_partial_picture_is_answered_at_once_where_its_certificate_accepts_it(large: Peer) -> None:
-    async def scenario(it: Door) -> tuple[Status, dict[str, Any]]:
+def test_a_partial_image_is_answered_at_once_where_its_certificate_accepts_it(large: Peer) -> None:
+    async def scenario(it: HttpServer) -> tuple[Status, dict[str, Any]]:
         never: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
         return await it.ask(incoming(part(0.80009), better=never))
 
     answer = asked(large, SURE, scenario)
     assert (answer["tier"], answer["received_fraction"]) == ("edge", 0.8)
-    assert (answer["degraded"], answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == (False, "held", 0.05)
+    assert (answer["degraded"], answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == (
+        False,
+        "certified",
+        0.05,
+    )
 
 
-def test_a_partial_picture_that_is_not_believed_waits_for_the_rest_and_is_looked_at_twice_at_most(large: Peer) -> None:
-    async def scenario(it: Door) -> tuple[Status, dict[str, Any]]:
+def test_a_partial_image_that_is_not_believed_waits_for_the_rest_and_is_looked_at_twice_at_most(large: Peer) -> None:
+    async def scenario(it: HttpServer) -> tuple[Status, dict[str, Any]]:
         rest: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
         asking = asyncio.ensure_future(it.ask(incoming(part(0.8), better=rest)))
         await until(lambda: it.bench.backend.inferred == 1)
         assert not asking.done()
         it.bench.backend.lead = SURE
-        rest.set_result(incoming(Complete(PICTURE, None)))
+        rest.set_result(incoming(Complete(IMAGE, None)))
         answer = await asking
         assert it.bench.backend.inferred == 2
         return answer
 
     answer = asked(large, UNSURE, scenario)
-    assert (answer["tier"], answer["received_fraction"], answer["accuracy"]["status"]) == ("edge", 1.0, "held")
+    assert (answer["tier"], answer["received_fraction"], answer["accuracy"]["status"]) == ("edge", 1.0, "certified")
 
 
 def test_where_nothing_would_be_believed_the_rest_is_awaited_without_a_look(large: Peer) -> None:
-    async def scenario(it: Door) -> tuple[Status, dict[str, Any]]:
+    async def scenario(it: HttpServer) -> tuple[Status, dict[str, Any]]:
         rest: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
         asking = asyncio.ensure_future(it.ask(incoming(part(0.3), b"quality=fast", better=rest)))
         await asyncio.sleep(0)
-        rest.set_result(incoming(Complete(PICTURE, None), b"quality=fast"))
+        rest.set_result(incoming(Complete(IMAGE, None), b"quality=fast"))
         answer = await asking
         assert it.bench.backend.inferred == 1
         return answer
@@ -172,12 +176,12 @@ def test_where_nothing_would_be_believed_the_rest_is_awaited_without_a_look(larg
     assert asked(large, SURE, scenario)["received_fraction"] == 1.0
 
 
-def test_unsure_partial_pictures_are_sent_on_as_they_were_received(large: Peer) -> None:
+def test_unsure_partial_images_are_sent_on_as_they_were_received(large: Peer) -> None:
     arrived = Partial(OTHER, 80, 0.8, MASK)
     answer = asked(large, UNSURE, lambda it: it.ask(incoming(arrived)))
-    assert (answer["tier"], answer["index"], answer["received_fraction"]) == ("dc", ANSWER_CLASS, 0.8)
+    assert (answer["tier"], answer["index"], answer["received_fraction"]) == ("datacenter", ANSWER_CLASS, 0.8)
     assert large.bodies[-1] == OTHER
-    assert (answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == ("held", 0.05)
+    assert (answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == ("certified", 0.05)
 
 
 @pytest.mark.parametrize("template", [b"", b"quality=best", b"max_accuracy_drop=0.06"])
@@ -185,7 +189,7 @@ def test_what_no_certificate_keeps_is_degraded_and_not_held_even_from_the_datace
     large: Peer, template: bytes
 ) -> None:
     answer = asked(large, SURE, lambda it: it.ask(incoming(part(0.3), template)))
-    assert (answer["tier"], answer["degraded"], answer["received_fraction"]) == ("dc", True, 0.3)
+    assert (answer["tier"], answer["degraded"], answer["received_fraction"]) == ("datacenter", True, 0.3)
     assert (answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == ("best_effort", None)
 
 
@@ -196,10 +200,10 @@ def test_a_node_alone_answers_what_it_does_not_believe_as_degraded() -> None:
 
 def test_fail_is_told_of_a_part_that_keeps_no_target_and_not_of_a_coarse_whole() -> None:
     async def scenario() -> tuple[tuple[Status, dict[str, Any]], ...]:
-        async with door(None, SURE) as it:
+        async with server(None, SURE) as it:
             fail = b"on_miss=fail&quality=best"
             cut = await it.ask(incoming(part(0.3), fail, deadline_s=5.0))
-            coarse = await it.ask(incoming(Complete(PICTURE, 80), b"on_miss=fail", deadline_s=5.0))
+            coarse = await it.ask(incoming(Complete(IMAGE, 80), b"on_miss=fail", deadline_s=5.0))
             return cut, coarse
 
     (cut_status, cut), (coarse_status, coarse) = run(scenario)
@@ -208,9 +212,9 @@ def test_fail_is_told_of_a_part_that_keeps_no_target_and_not_of_a_coarse_whole()
 
 
 def test_the_fragments_deadline_is_the_requests(large: Peer) -> None:
-    async def scenario(it: Door) -> tuple[Status, dict[str, Any]]:
+    async def scenario(it: HttpServer) -> tuple[Status, dict[str, Any]]:
         large.delay_s = 30.0
-        return await it.ask(incoming(Complete(PICTURE, None), deadline_s=0.4))
+        return await it.ask(incoming(Complete(IMAGE, None), deadline_s=0.4))
 
     answer = asked(large, UNSURE, scenario)
     assert (answer["tier"], answer["degraded"]) == ("edge", True)
@@ -218,14 +222,14 @@ def test_the_fragments_deadline_is_the_requests(large: Peer) -> None:
 
 
 def test_a_deadline_that_passed_on_the_way_gets_what_can_be_had_at_once(large: Peer) -> None:
-    answer = asked(large, UNSURE, lambda it: it.ask(incoming(Complete(PICTURE, None), deadline_s=-1.0)))
+    answer = asked(large, UNSURE, lambda it: it.ask(incoming(Complete(IMAGE, None), deadline_s=-1.0)))
     assert (answer["tier"], answer["degraded"], answer["deadline_met"]) == ("edge", True, False)
 
 
 def test_meta_names_the_stream(large: Peer) -> None:
-    async def scenario(it: Door) -> tuple[Status, dict[str, Any]]:
+    async def scenario(it: HttpServer) -> tuple[Status, dict[str, Any]]:
         before = it.bench.counted("streams")
-        answer = await it.ask(incoming(Complete(PICTURE, None), meta="Tür 3".encode()))
+        answer = await it.ask(incoming(Complete(IMAGE, None), meta="Tür 3".encode()))
         assert it.bench.counted("streams") == before + 1
         return answer
 
@@ -233,34 +237,34 @@ def test_meta_names_the_stream(large: Peer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("picture", "template", "meta", "code", "status"),
+    ("image", "template", "meta", "code", "status"),
     [
-        (PICTURE, b"quality=nonsense", b"", "bad_field", 400),
-        (PICTURE, b"\xff", b"", "bad_field", 400),
-        (PICTURE, b"", b"\xff", "bad_field", 400),
-        (PICTURE, b"stream=a", b"b", "bad_field", 400),
-        (PICTURE, b"task=other", b"", "not_found", 404),
+        (IMAGE, b"quality=nonsense", b"", "bad_field", 400),
+        (IMAGE, b"\xff", b"", "bad_field", 400),
+        (IMAGE, b"", b"\xff", "bad_field", 400),
+        (IMAGE, b"stream=a", b"b", "bad_field", 400),
+        (IMAGE, b"task=other", b"", "not_found", 404),
         (b"%PDF-1.7, no more", b"", b"", "unsupported_media", 415),
-        (PICTURE[: len(PICTURE) // 2], b"quality=fast", b"", "bad_image", 400),
+        (IMAGE[: len(IMAGE) // 2], b"quality=fast", b"", "bad_image", 400),
         (b"\xff\xd8" + bytes(100_000), b"", b"", "too_large", 413),
     ],
 )
-def test_refusals_are_those_of_http(picture: bytes, template: bytes, meta: bytes, code: str, status: int) -> None:
+def test_refusals_are_those_of_http(image: bytes, template: bytes, meta: bytes, code: str, status: int) -> None:
     async def scenario() -> tuple[tuple[Status, dict[str, Any]], tuple[Status, dict[str, Any]]]:
-        async with door(None, SURE) as it:
-            refused = await it.ask(incoming(Complete(picture, None), template, meta=meta))
-            return refused, await it.ask(incoming(Complete(PICTURE, None)))
+        async with server(None, SURE) as it:
+            refused = await it.ask(incoming(Complete(image, None), template, meta=meta))
+            return refused, await it.ask(incoming(Complete(IMAGE, None)))
 
     (refused, body), (after, _) = run(scenario)
     assert (refused, body["code"], body["status"]) == (Status.REFUSED, code, status)
-    assert after is Status.OK, "a bad picture does not harm the next one"
+    assert after is Status.OK, "a bad image does not harm the next one"
 
 
 def test_a_full_queue_is_told_with_when_to_try_again() -> None:
     async def scenario() -> list[tuple[Status, dict[str, Any]]]:
-        async with door(None, SURE) as it:
+        async with server(None, SURE) as it:
             it.bench.backend.gate.clear()
-            asking = [asyncio.create_task(it.ask(incoming(Complete(PICTURE, None)))) for _ in range(80)]
+            asking = [asyncio.create_task(it.ask(incoming(Complete(IMAGE, None)))) for _ in range(80)]
             await until(lambda: any(task.done() for task in asking))
             it.bench.backend.gate.set()
             return await asyncio.gather(*asking)
@@ -272,15 +276,15 @@ def test_a_full_queue_is_told_with_when_to_try_again() -> None:
     assert all(body["retry_after_s"] > 0 for body in refused)
 
 
-def test_a_stopping_door_refuses_and_answers_what_is_inside() -> None:
+def test_a_stopping_server_refuses_and_answers_what_is_inside() -> None:
     async def scenario() -> tuple[tuple[Status, dict[str, Any]], ...]:
-        async with door(None, SURE) as it:
+        async with server(None, SURE) as it:
             it.bench.backend.gate.clear()
-            inside = asyncio.create_task(it.ask(incoming(Complete(PICTURE, None))))
+            inside = asyncio.create_task(it.ask(incoming(Complete(IMAGE, None))))
             read = it.bench.node.metrics.registry.get_sample_value
-            await until(lambda: read("hawkvision_received_bytes_total") == len(PICTURE))
-            it.lossy.stop()
-            late = await it.ask(incoming(Complete(PICTURE, None)))
+            await until(lambda: read("hawkvision_received_bytes_total") == len(IMAGE))
+            it.datagram.stop()
+            late = await it.ask(incoming(Complete(IMAGE, None)))
             it.bench.backend.gate.set()
             return late, await inside
 
@@ -288,31 +292,31 @@ def test_a_stopping_door_refuses_and_answers_what_is_inside() -> None:
     assert (late, body["code"], inside) == (Status.REFUSED, "not_ready", Status.OK)
 
 
-def test_what_came_of_pictures_is_counted() -> None:
+def test_what_came_of_images_is_counted() -> None:
     async def scenario() -> tuple[float, ...]:
-        async with door(None, SURE) as it:
-            await it.ask(incoming(Complete(PICTURE, 80)))
+        async with server(None, SURE) as it:
+            await it.ask(incoming(Complete(IMAGE, 80)))
             await it.ask(incoming(part(0.8)))
             await it.ask(incoming(part(0.3)))
             page = it.bench.node.metrics.exposition().decode()
-            assert "hawkvision_lossy_sessions 0.0" in page
-            assert 'hawkvision_lossy_dropped_datagrams_total{reason="no_session"} 0.0' in page
-            assert 'hawkvision_lossy_received_fraction_bucket{le="0.75"} 1.0' in page
+            assert "hawkvision_datagram_sessions 0.0" in page
+            assert 'hawkvision_datagram_dropped_datagrams_total{reason="no_session"} 0.0' in page
+            assert 'hawkvision_datagram_received_fraction_bucket{le="0.75"} 1.0' in page
             return it.count("complete"), it.count("partial"), it.count("expired")
 
     assert run(scenario) == (1, 2, 0)
 
 
-def test_a_caller_that_gives_up_costs_its_picture_and_nothing_else() -> None:
+def test_a_caller_that_gives_up_costs_its_image_and_nothing_else() -> None:
     async def scenario() -> tuple[float, float]:
-        async with door(None, SURE) as it:
+        async with server(None, SURE) as it:
             it.bench.backend.gate.clear()
-            link = LossyLink("127.0.0.1", lambda: offered(it.lossy.offer))
+            link = DatagramLink("127.0.0.1", lambda: offered(it.datagram.offer))
             with pytest.raises(TimeoutError):
-                await link.ask(b"", PICTURE, timeout_s=0.5)
+                await link.ask(b"", IMAGE, timeout_s=0.5)
             await until(lambda: it.count("cancelled") == 1)
             it.bench.backend.gate.set()
-            status, _ = await link.ask(b"", PICTURE)
+            status, _ = await link.ask(b"", IMAGE)
             assert status is Status.OK
             await link.close()
             return it.count("complete"), it.count("cancelled")
@@ -321,37 +325,37 @@ def test_a_caller_that_gives_up_costs_its_picture_and_nothing_else() -> None:
 
 
 def test_the_rest_of_what_is_late_already_is_waited_for_as_long_as_it_is_let_come_in(large: Peer) -> None:
-    async def scenario(it: Door) -> tuple[Status, dict[str, Any]]:
+    async def scenario(it: HttpServer) -> tuple[Status, dict[str, Any]]:
         rest: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
         # As if its first fragment came a minute from now, so that no busy machine is too slow for this.
         begun = replace(incoming(part(0.3), deadline_s=-1.0, better=rest), started=monotonic() + 60.0)
         asking = asyncio.ensure_future(it.ask(begun))
         done, _ = await asyncio.wait((asking,), timeout=0.1)
         assert not done
-        rest.set_result(incoming(Complete(PICTURE, None), deadline_s=-1.0))
+        rest.set_result(incoming(Complete(IMAGE, None), deadline_s=-1.0))
         return await asking
 
     assert asked(large, SURE, scenario)["received_fraction"] == 1.0
 
 
-async def offered(offer: LossyOffer) -> LossyOffer:
+async def offered(offer: DatagramEndpoint) -> DatagramEndpoint:
     return offer
 
 
 def test_waiting_for_a_late_answer_needs_no_deadline_of_the_link(large: Peer) -> None:
-    async def scenario(it: Door) -> tuple[Status, dict[str, Any]]:
+    async def scenario(it: HttpServer) -> tuple[Status, dict[str, Any]]:
         large.delay_s = 0.3
-        return await it.ask(incoming(Complete(PICTURE, None), f"on_miss={OnMiss.WAIT}&deadline_ms=50".encode()))
+        return await it.ask(incoming(Complete(IMAGE, None), f"on_miss={OnMiss.WAIT}&deadline_ms=50".encode()))
 
     answer = asked(large, UNSURE, scenario)
-    assert (answer["tier"], answer["deadline_met"]) == ("dc", False)
+    assert (answer["tier"], answer["deadline_met"]) == ("datacenter", False)
 
 
-def test_a_picture_that_cannot_be_decoded_in_time_is_not_begun_and_one_with_too_many_pixels_never() -> None:
+def test_an_image_that_cannot_be_decoded_in_time_is_not_begun_and_one_with_too_many_pixels_never() -> None:
     heavy, larger = flat_png(2000, 2000, 6, 16), flat_png(3200, 3200, 6, 16)
 
     async def play() -> tuple[list[tuple[Status, dict[str, Any]]], int]:
-        async with door(None, SURE, 1_000_000, max_pixels=20_000_000) as it:
+        async with server(None, SURE, 1_000_000, max_pixels=20_000_000) as it:
             said = [await it.ask(incoming(Complete(body, None), deadline_s=0.015)) for body in (heavy, larger)]
             return said, it.bench.backend.begun
 

@@ -114,15 +114,15 @@ CURL = (
 
 
 @pytest.mark.parametrize("client", [JAVA, KTOR, CURL], ids=["Java", "Ktor", "curl"])
-@pytest.mark.parametrize("picture", [encoded(), LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("image", [encoded(), LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("together", [True, False])
 def test_clients_that_offer_http_2_get_their_answers_and_keep_their_connections(
-    caller: Caller, edge: ServerProcess, client: bytes, picture: bytes, together: bool
+    caller: Caller, edge: ServerProcess, client: bytes, image: bytes, together: bool
 ) -> None:
     if client is KTOR:
-        head, body = client, b"%x\r\n%b\r\n0\r\n\r\n" % (len(picture), picture)
+        head, body = client, b"%x\r\n%b\r\n0\r\n\r\n" % (len(image), image)
     else:
-        head, body = client % len(picture), picture
+        head, body = client % len(image), image
     pieces = [head + body] * 2 if together else [head, body, head, body]
     found = ask(edge, *pieces, last(encoded()))
     assert [reply.status for reply in found] == [200] * 3

@@ -1,4 +1,4 @@
-"""Multipart forms as clients write them: the picture and the fields come out, or it is said what is wrong."""
+"""Multipart forms as clients write them: the image and the fields come out, or it is said what is wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.edge.conftest import Caller
 from tests.images import encoded
 
 TYPE = "multipart/form-data; boundary=b"
-PICTURE = b"\xff\xd8\r\n--\r\n-b\r\n--x\0picture"
+IMAGE = b"\xff\xd8\r\n--\r\n-b\r\n--x\0image"
 
 
 def part(disposition: str, content: bytes, *lines: str) -> bytes:
@@ -48,14 +48,14 @@ def form(*parts: bytes) -> bytes:
     ],
 )
 @pytest.mark.parametrize("line", [(), ("Content-Type: image/jpeg",), ("content-transfer-encoding: BINARY", "X-A: b")])
-def test_the_picture_is_found_however_its_part_is_written(disposition: str, line: tuple[str, ...]) -> None:
-    assert parse_form(TYPE, form(part(disposition, PICTURE, *line))) == (PICTURE, [])
+def test_the_image_is_found_however_its_part_is_written(disposition: str, line: tuple[str, ...]) -> None:
+    assert parse_form(TYPE, form(part(disposition, IMAGE, *line))) == (IMAGE, [])
 
 
 @pytest.mark.parametrize("before", [b"\r\n", b"This is a form.\r\n", b"--\r\n--c\r\n", b"bee\n\r\n"])
 def test_what_stands_before_the_first_part_means_nothing(before: bytes) -> None:
-    whole = before + form(part("; name=image", PICTURE), part("; name=top_k", b"3"))
-    assert parse_form(TYPE, whole) == (PICTURE, [("multipart", "top_k", "3")])
+    whole = before + form(part("; name=image", IMAGE), part("; name=top_k", b"3"))
+    assert parse_form(TYPE, whole) == (IMAGE, [("multipart", "top_k", "3")])
 
 
 @pytest.mark.parametrize(
@@ -71,26 +71,26 @@ def test_fields_come_in_any_order(content_type: str) -> None:
     fields = [part('; name="quality"', b"fast"), part("; name=top_k", b"3", "Content-Type: text/plain; charset=utf-8")]
     for at in range(3):
         parts = [*fields]
-        parts.insert(at, part('; name="image"; filename="x"', PICTURE))
+        parts.insert(at, part('; name="image"; filename="x"', IMAGE))
         found = [("multipart", "quality", "fast"), ("multipart", "top_k", "3")]
-        assert parse_form(content_type, form(*parts)) == (PICTURE, found)
+        assert parse_form(content_type, form(*parts)) == (IMAGE, found)
 
 
 @given(
-    picture=st.binary(min_size=1, max_size=300),
+    image=st.binary(min_size=1, max_size=300),
     fields=st.dictionaries(st.from_regex(r"[a-z_]{1,12}", fullmatch=True), st.text(max_size=20), max_size=4),
     at=st.integers(0, 4),
     boundary=st.from_regex(r"[A-Za-z0-9'()+_,./:=?-]{1,40}", fullmatch=True),
 )
-def test_what_was_put_in_comes_out(picture: bytes, fields: dict[str, str], at: int, boundary: str) -> None:
+def test_what_was_put_in_comes_out(image: bytes, fields: dict[str, str], at: int, boundary: str) -> None:
     delimiter = b"--" + boundary.encode()
     assume("image" not in fields)
-    assume(delimiter not in picture and not any(delimiter in value.encode() for value in fields.values()))
+    assume(delimiter not in image and not any(delimiter in value.encode() for value in fields.values()))
     parts = [f'; name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()]
-    parts.insert(at, b'; name="image"; filename="x"\r\n\r\n' + picture)
+    parts.insert(at, b'; name="image"; filename="x"\r\n\r\n' + image)
     body = b"".join(delimiter + b"\r\nContent-Disposition: form-data" + one + b"\r\n" for one in parts)
     found, said = parse_form(f'multipart/form-data; boundary="{boundary}"', body + delimiter + b"--")
-    assert found == picture
+    assert found == image
     assert said == [("multipart", name, value) for name, value in fields.items()]
 
 
@@ -102,7 +102,7 @@ def test_arbitrary_forms_are_read_or_refused(body: bytes, boundary: str) -> None
 
 @given(data=st.data())
 def test_damaged_forms_are_read_or_refused(data: st.DataObject) -> None:
-    whole = bytearray(form(part('; name="quality"', b"fast"), part("; name=\"image\"; filename*=utf-8''x", PICTURE)))
+    whole = bytearray(form(part('; name="quality"', b"fast"), part("; name=\"image\"; filename*=utf-8''x", IMAGE)))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(BadField):
@@ -111,7 +111,7 @@ def test_damaged_forms_are_read_or_refused(data: st.DataObject) -> None:
 
 @given(cut=st.integers(1, 200))
 def test_a_form_that_is_cut_off_is_refused(cut: int) -> None:
-    whole = form(part('; name="image"', PICTURE)).rstrip()
+    whole = form(part('; name="image"', IMAGE)).rstrip()
     with pytest.raises(BadField):
         parse_form(TYPE, whole[: max(0, len(whole) - cut)])
 
@@ -119,8 +119,8 @@ def test_a_form_that_is_cut_off_is_refused(cut: int) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (form(part('; name="picture"; filename="x"', b"x")), "must be named 'image', got 'picture'"),
-        (form(part("; name=\"picture\"; filename*=utf-8''x", b"x")), "must be named 'image', got 'picture'"),
+        (form(part('; name="image"; filename="x"', b"x")), "must be named 'image', got 'image'"),
+        (form(part("; name=\"image\"; filename*=utf-8''x", b"x")), "must be named 'image', got 'image'"),
         (form(part('; name="quality"', b"best")), "part named 'image'"),
         (form(part('; name="image"', b"")), "part named 'image'"),
         (form(part('; name="image"', b"x"), part('; name="image"; filename="y"', b"y")), "several"),
@@ -147,9 +147,9 @@ def test_what_is_wrong_is_said(body: bytes, says: str) -> None:
 def test_a_node_answers_forms_small_and_large(caller: Caller, written: str) -> None:
     clean = encoded()
     for comments in (0, 4):  # of JPEG; a decoder passes over them
-        picture = clean[:2] + b"".join(b"\xff\xfe\xff\xff" + bytes(65_533) for _ in range(comments)) + clean[2:]
-        assert (len(picture) > FORM_ON_LOOP_BYTES) == (comments > 0)
-        body = form(part('; name="quality"', b"fast"), part(written, picture, "Content-Type: image/jpeg"))
+        image = clean[:2] + b"".join(b"\xff\xfe\xff\xff" + bytes(65_533) for _ in range(comments)) + clean[2:]
+        assert (len(image) > FORM_ON_LOOP_BYTES) == (comments > 0)
+        body = form(part('; name="quality"', b"fast"), part(written, image, "Content-Type: image/jpeg"))
         reply = caller.classify(body, **{"Content-Type": TYPE})
         assert reply.status == 200, reply.body
         assert reply.json["accuracy"]["target"] == {"quality": "fast"}

@@ -1,4 +1,4 @@
-"""The HTTP door of a real node: the API as documented, on the no-op backend."""
+"""The HTTP server of a real node: the API as documented, on the no-op backend."""
 
 import gzip
 import html
@@ -55,7 +55,7 @@ def test_fields_may_come_as_multipart(caller: Caller) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (part("picture", b"x", "cat.jpg") + b"--b--\r\n", "must be named 'image'"),
+        (part("image", b"x", "cat.jpg") + b"--b--\r\n", "must be named 'image'"),
         (part("quality", b"best") + b"--b--\r\n", "part named 'image'"),
         (part("image", b"x", "a") + part("image", b"y", "b") + b"--b--\r\n", "Too many files|several"),
         (b"--b\r\nnonsense", "multipart"),
@@ -75,11 +75,11 @@ def test_multipart_without_boundary_is_a_bad_field(caller: Caller) -> None:
 
 def test_best_is_answered_by_the_datacenter_with_the_callers_own_bytes(caller: Caller, peer: Peer) -> None:
     peer.bodies.clear()
-    picture = encoded(".png", seed=5)
-    answer = caller.classify(picture, "quality=best").json
-    assert (answer["tier"], answer["model"], answer["index"]) == ("dc", "committee", ANSWER_CLASS)
+    image = encoded(".png", seed=5)
+    answer = caller.classify(image, "quality=best").json
+    assert (answer["tier"], answer["model"], answer["index"]) == ("datacenter", "committee", ANSWER_CLASS)
     assert (answer["escalated"], answer["reason"]) == (True, "target")
-    assert peer.bodies == [picture]
+    assert peer.bodies == [image]
     assert answer["timing_ms"]["dc"] == 4.0
 
 
@@ -151,7 +151,7 @@ def test_targets_list_what_can_be_asked_and_what_it_costs(caller: Caller) -> Non
     assert by_target['{"quality": "fast"}']["escalation"] == 0.0
     assert by_target['{"quality": "best"}']["escalation"] == 1.0
     assert listed["maximum_min_accuracy"] == listed["best"]["accuracy"]["value"]
-    assert listed["certificates_valid"] is False, "a no-op backend keeps no promise"
+    assert listed["certificates_valid"] is False, "a no-op backend keeps no guarantee"
 
 
 def test_metrics_count_requests_and_keep_labels_bounded(caller: Caller) -> None:
@@ -230,15 +230,15 @@ def test_a_caller_that_hangs_up_half_way_harms_nobody(edge: ServerProcess, calle
 def test_chunked_bodies_are_read_and_bounded(edge: ServerProcess) -> None:
     for size, status in ((1, 200), (400_000, 413)):
         caller = Caller(edge)
-        picture = encoded() + bytes(size)
-        pieces = (picture[i : i + 5000] for i in range(0, len(picture), 5000))
+        image = encoded() + bytes(size)
+        pieces = (image[i : i + 5000] for i in range(0, len(image), 5000))
         caller._connection.request("POST", "/v1/classify?quality=fast", pieces, encode_chunked=True,
                                    headers={"Transfer-Encoding": "chunked"})  # fmt: skip
         assert caller._connection.getresponse().status == status
         caller.close()
 
 
-def test_compressed_bodies_are_not_taken_for_pictures(caller: Caller) -> None:
+def test_compressed_bodies_are_not_taken_for_images(caller: Caller) -> None:
     reply = caller.classify(gzip.compress(encoded()), **{"Content-Encoding": "gzip"})
     assert reply.status == 415
 

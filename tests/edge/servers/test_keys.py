@@ -222,13 +222,13 @@ def test_a_key_that_cannot_work_is_refused_at_the_start(kind: type[EdgeConfig], 
         ("tls_key", "a.key", "tls_certificate and .*tls_key belong together"),
         ("tls_client_ca", "ca.pem", "tls_client_ca: missing .*tls_certificate"),
         ("tls_minimum_version", "1.1", "Expected one of 1.2, 1.3, got '1.1'"),
-        ("dc_ca", "ca.pem", "dc_ca belongs to an edge.dc_url of https"),
-        ("dc_certificate", "a.pem", "dc_certificate and edge.dc_key belong together"),
+        ("datacenter_ca", "ca.pem", "datacenter_ca belongs to an edge.datacenter_url of https"),
+        ("datacenter_certificate", "a.pem", "datacenter_certificate and edge.datacenter_key belong together"),
     ],
 )
 def test_settings_that_say_half_are_refused(key: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        load_config(EdgeConfig, overrides={key: value, "dc_url": "http://127.0.0.1:1"}, environ={})
+        load_config(EdgeConfig, overrides={key: value, "datacenter_url": "http://127.0.0.1:1"}, environ={})
 
 
 @pytest.mark.parametrize("words", [("--host", "0.0.0.0", "--api-key", SINGLE), ("--api-key", "abcdef\r")])

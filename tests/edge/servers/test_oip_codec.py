@@ -14,72 +14,74 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.servers.oip_codec import MAX_JSON_VALUES, MAX_PICTURES, InferRequest, encode_answers, parse_infer
+from edge.servers.oip_codec import MAX_IMAGES, MAX_JSON_VALUES, InferRequest, encode_answers, parse_infer
 from edge.servers.request_fields import FIELDS
 from hawkvision.core.errors import BadField
 from hawkvision.core.types import (
-    AccuracyPromise,
+    AccuracyGuarantee,
+    AccuracyStatus,
     Answer,
     Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     Prediction,
-    PromiseStatus,
     Quality,
     Tier,
 )
 
 TASK = "imagenet"
-PICTURES = (b"\xff\xd8one", b"", b"three")
+IMAGES = (b"\xff\xd8one", b"", b"three")
 
 
-def elements(*pictures: bytes) -> bytes:
-    return b"".join(struct.pack("<I", len(picture)) + picture for picture in pictures)
+def elements(*images: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(image)) + image for image in images)
 
 
-def binary(*pictures: bytes, **changes: Any) -> tuple[bytes, str]:
-    """A body with its pictures in binary, and the length of its JSON; `changes` replace parts of the JSON."""
-    data = elements(*pictures)
-    tensor = {"name": "image", "shape": [len(pictures)], "datatype": "BYTES"}
+def binary(*images: bytes, **changes: Any) -> tuple[bytes, str]:
+    """A body with its images in binary, and the length of its JSON; `changes` replace parts of the JSON."""
+    data = elements(*images)
+    tensor = {"name": "image", "shape": [len(images)], "datatype": "BYTES"}
     head = {"inputs": [{**tensor, "parameters": {"binary_data_size": len(data)}}], **changes}
     text = json.dumps(head).encode()
     return text + data, str(len(text))
 
 
-def in_json(*pictures: bytes, **changes: Any) -> bytes:
-    """A body with its pictures in base64; `changes` replace parts of the input."""
-    data = [base64.b64encode(picture).decode() for picture in pictures]
-    tensor = {"name": "image", "shape": [len(pictures)], "datatype": "BYTES", "data": data, **changes}
+def in_json(*images: bytes, **changes: Any) -> bytes:
+    """A body with its images in base64; `changes` replace parts of the input."""
+    data = [base64.b64encode(image).decode() for image in images]
+    tensor = {"name": "image", "shape": [len(images)], "datatype": "BYTES", "data": data, **changes}
     return json.dumps({"inputs": [tensor]}).encode()
 
 
-def answer(index: int = 3, confidence: float = 0.75, status: PromiseStatus = PromiseStatus.HELD, **more: Any) -> Answer:
+def answer(
+    index: int = 3, confidence: float = 0.75, status: AccuracyStatus = AccuracyStatus.CERTIFIED, **more: Any
+) -> Answer:
     top = (Prediction(f"class {index}", index, confidence), Prediction("other", 9, 0.125))
-    promise = AccuracyPromise(Quality.FAST, status, Basis.LABELLED, 0.02, 0.05, 1000)
-    return Answer("id", TASK, top, more.pop("model", "small"), more.pop("tier", Tier.EDGE), promise, **more)
+    guarantee = AccuracyGuarantee(Quality.FAST, status, Basis.LABELLED, 0.02, 0.05, 1000)
+    return Answer("id", TASK, top, more.pop("model", "small"), more.pop("tier", Tier.EDGE), guarantee, **more)
 
 
 # ------------------------------------------------------------------------------------------------------- reading
 
 
-@given(pictures=st.lists(st.binary(max_size=40), min_size=1, max_size=MAX_PICTURES))
-def test_pictures_come_out_of_a_binary_body_as_they_went_in(pictures: list[bytes]) -> None:
-    assert parse_infer(TASK, *binary(*pictures)).pictures == tuple(pictures)
+@given(images=st.lists(st.binary(max_size=40), min_size=1, max_size=MAX_IMAGES))
+def test_images_come_out_of_a_binary_body_as_they_went_in(images: list[bytes]) -> None:
+    assert parse_infer(TASK, *binary(*images)).images == tuple(images)
 
 
-@given(pictures=st.lists(st.binary(max_size=40), min_size=1, max_size=MAX_PICTURES))
-def test_pictures_come_out_of_a_json_body_as_they_went_in(pictures: list[bytes]) -> None:
-    assert parse_infer(TASK, in_json(*pictures), None).pictures == tuple(pictures)
+@given(images=st.lists(st.binary(max_size=40), min_size=1, max_size=MAX_IMAGES))
+def test_images_come_out_of_a_json_body_as_they_went_in(images: list[bytes]) -> None:
+    assert parse_infer(TASK, in_json(*images), None).images == tuple(images)
 
 
 def test_a_batch_dimension_and_nested_data_are_read() -> None:
-    nested = [[base64.b64encode(picture).decode()] for picture in PICTURES]
-    assert parse_infer(TASK, in_json(*PICTURES, shape=[3, 1], data=nested), None).pictures == PICTURES
+    nested = [[base64.b64encode(image).decode()] for image in IMAGES]
+    assert parse_infer(TASK, in_json(*IMAGES, shape=[3, 1], data=nested), None).images == IMAGES
 
 
-def test_a_raw_body_is_one_picture() -> None:
+def test_a_raw_body_is_one_image() -> None:
     asked = parse_infer(TASK, b"\xff\xd8raw", "0", [("query", "quality", "best")])
-    assert (asked.pictures, asked.request.target) == ((b"\xff\xd8raw",), Quality.BEST)
+    assert (asked.images, asked.request.target) == ((b"\xff\xd8raw",), Quality.BEST)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_a_raw_body_is_one_picture() -> None:
         ({"max_accuracy_drop": "0.01", "deadline_ms": 80}, MaxAccuracyDrop(0.01), 80.0, None),
         ({"quality": "fast", "timeout": 50_000, "priority": 1}, Quality.FAST, 50.0, None),
         ({"timeout": 50_000, "deadline_ms": 20, "sequence_id": 7, "sequence_start": True}, Quality.BALANCED, 20.0, "7"),
-        ({"stream": "door", "sequence_id": 7, "timeout": 0}, Quality.BALANCED, None, "door"),
+        ({"stream": "server", "sequence_id": 7, "timeout": 0}, Quality.BALANCED, None, "server"),
     ],
 )
 def test_parameters_are_the_fields_of_classify_and_those_of_triton_s_client(
@@ -106,7 +108,7 @@ def test_parameters_that_nobody_knows_are_ignored_and_named(value: object) -> No
     outputs = [{"name": "label", "parameters": {"of_output": value, "binary_data": False}}]
     more = {"parameters": {"max_acuracy_drop": value, "quality": "fast"}, "outputs": outputs}
     asked = parse_infer(TASK, *binary(b"x", inputs=[tensor], **more))
-    assert asked.pictures == (b"x",)
+    assert asked.images == (b"x",)
     assert asked.request.target == Quality.FAST
     names = ("max_acuracy_drop", "of_input", "of_output")
     assert asked.ignored == (() if value is None else names)
@@ -118,7 +120,7 @@ def test_optional_members_may_be_null() -> None:
     tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": ["eA=="], "parameters": None}
     head = {"id": None, "parameters": None, "outputs": None, "inputs": [tensor]}
     asked = parse_infer(TASK, json.dumps(head).encode(), None)
-    assert (asked.id, asked.pictures, len(asked.outputs)) == ("", (b"x",), 3)
+    assert (asked.id, asked.images, len(asked.outputs)) == ("", (b"x",), 3)
     named = {
         **head,
         "outputs": [{"name": "label", "parameters": None}],
@@ -131,9 +133,9 @@ def _input(**changes: Any) -> Callable[[], tuple[bytes, str | None]]:
     return lambda: (in_json(b"x", **changes), None)
 
 
-def _with(*pictures: bytes, cut: int | None = None, length: str | None = None, **changes: Any) -> Any:
+def _with(*images: bytes, cut: int | None = None, length: str | None = None, **changes: Any) -> Any:
     def make() -> tuple[bytes, str]:
-        body, said = binary(*(pictures or (b"x",)), **changes)
+        body, said = binary(*(images or (b"x",)), **changes)
         return body[:cut], length or said
 
     return make
@@ -153,7 +155,7 @@ def _with(*pictures: bytes, cut: int | None = None, length: str | None = None, *
         (_input(shape=[]), r"inputs\[0\] \(image\).shape"),
         (_input(shape=[1, 2]), r"inputs\[0\] \(image\).shape"),
         (_input(shape=[0], data=[]), r"inputs\[0\] \(image\).shape"),
-        (_input(shape=[MAX_PICTURES + 1]), r"inputs\[0\] \(image\).shape"),
+        (_input(shape=[MAX_IMAGES + 1]), r"inputs\[0\] \(image\).shape"),
         (_input(shape=[-1]), r"inputs\[0\] \(image\).shape"),
         (_input(shape=[2]), r"inputs\[0\] \(image\).data: expected 2 elements"),
         (_input(data=[["eA==", "eA=="]]), r"inputs\[0\] \(image\).data: expected 1 elements"),
@@ -229,7 +231,7 @@ def read_or_refuse(body: bytes, length: str | None) -> InferRequest | None:
 def test_arbitrary_bodies_are_read_or_refused(body: bytes, length: str | None) -> None:
     asked = read_or_refuse(body, length)
     if asked is not None:
-        assert asked.pictures == (body,)
+        assert asked.images == (body,)
         assert int(length or "1") == 0
 
 
@@ -240,7 +242,7 @@ def test_damaged_requests_are_read_or_refused(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     asked = read_or_refuse(bytes(damaged), length)
-    assert asked is None or 1 <= len(asked.pictures) <= 2
+    assert asked is None or 1 <= len(asked.images) <= 2
 
 
 _JSON = st.recursive(
@@ -254,7 +256,7 @@ _JSON = st.recursive(
 def test_arbitrary_values_of_any_parameter_are_read_or_refused(name: str, value: object) -> None:
     body, length = binary(b"x", parameters={name: value})
     asked = read_or_refuse(body, length)
-    assert asked is None or asked.pictures == (b"x",)
+    assert asked is None or asked.images == (b"x",)
 
 
 @given(
@@ -266,14 +268,14 @@ def test_arbitrary_values_in_any_part_are_read_or_refused(part: str, value: obje
     head: dict[str, object] = {"inputs": [tensor], "id": "r"}
     (tensor if part in tensor else head)[part] = value
     asked = read_or_refuse(json.dumps(head).encode(), None)
-    assert asked is None or len(asked.pictures) == 1
+    assert asked is None or len(asked.images) == 1
 
 
 # ------------------------------------------------------------------------------------------------------- writing
 
 
 def test_answers_are_written_in_json() -> None:
-    asked = parse_infer(TASK, in_json(*PICTURES[:2]).replace(b"{", b'{"id": "r7", ', 1), None)
+    asked = parse_infer(TASK, in_json(*IMAGES[:2]).replace(b"{", b'{"id": "r7", ', 1), None)
     body, json_bytes = encode_answers(asked, [answer(3), answer(4, 0.5)])
     said = json.loads(body)
     assert json_bytes is None
@@ -304,9 +306,9 @@ def test_the_classification_extension_lists_classes() -> None:
     assert output["data"] == ["0.750000:3:class 3", "0.125000:9:other"]
 
 
-def test_parameters_say_how_each_picture_was_answered_and_the_worst_of_what_is_promised() -> None:
-    answers = [answer(), answer(status=PromiseStatus.VOID, tier=Tier.DC, model="large", degraded=True)]
+def test_parameters_say_how_each_image_was_answered_and_the_worst_of_what_is_guaranteed() -> None:
+    answers = [answer(), answer(status=AccuracyStatus.SUSPENDED, tier=Tier.DATACENTER, model="large", degraded=True)]
     said = json.loads(encode_answers(parse_infer(TASK, *binary(b"x", b"y")), answers)[0])["parameters"]
     assert (said["variant"], said["tier"]) == ("small,large", "edge,dc")
-    assert (said["degraded"], said["status"], said["max_drop"]) == (True, "void", 0.02)
+    assert (said["degraded"], said["status"], said["max_drop"]) == (True, "suspended", 0.02)
     assert all(isinstance(value, str | bool | int | float) for value in said.values())

@@ -27,17 +27,17 @@ MODEL = "/v2/models/imagenet"
 LENGTH = "Inference-Header-Content-Length"
 
 
-def request(*pictures: bytes, **more: Any) -> tuple[bytes, str]:
-    """A request with its pictures in binary, and the length of its JSON."""
-    data = b"".join(struct.pack("<I", len(picture)) + picture for picture in pictures)
-    tensor = {"name": "image", "shape": [len(pictures), 1], "datatype": "BYTES"}
+def request(*images: bytes, **more: Any) -> tuple[bytes, str]:
+    """A request with its images in binary, and the length of its JSON."""
+    data = b"".join(struct.pack("<I", len(image)) + image for image in images)
+    tensor = {"name": "image_tensor", "shape": [len(images), 1], "datatype": "BYTES"}
     head = {"inputs": [{**tensor, "parameters": {"binary_data_size": len(data)}}], **more}
     text = json.dumps(head).encode()
     return text + data, str(len(text))
 
 
-def infer(caller: Caller, *pictures: bytes, **more: Any) -> Reply:
-    body, length = request(*pictures, **more)
+def infer(caller: Caller, *images: bytes, **more: Any) -> Reply:
+    body, length = request(*images, **more)
     return caller.send("POST", f"{MODEL}/infer", body, {LENGTH: length})
 
 
@@ -45,7 +45,7 @@ def outputs(reply: Reply) -> dict[str, Any]:
     return {output["name"]: output["data"] for output in reply.json["outputs"]}
 
 
-def test_a_picture_is_answered_as_by_classify(caller: Caller) -> None:
+def test_an_image_is_answered_as_by_classify(caller: Caller) -> None:
     expected = caller.classify(encoded(), "quality=fast").json
     reply = infer(caller, encoded(), id="r1", parameters={"quality": "fast"})
     assert reply.status == 200, reply.body
@@ -60,15 +60,15 @@ def test_a_picture_is_answered_as_by_classify(caller: Caller) -> None:
     )
 
 
-def test_pictures_in_json_are_base64(caller: Caller) -> None:
+def test_images_in_json_are_base64(caller: Caller) -> None:
     data = [base64.b64encode(encoded(seed=seed)).decode() for seed in range(3)]
-    tensor = {"name": "image", "shape": [3], "datatype": "BYTES", "data": data}
+    tensor = {"name": "image_tensor", "shape": [3], "datatype": "BYTES", "data": data}
     reply = caller.send("POST", f"{MODEL}/infer", json.dumps({"inputs": [tensor]}).encode())
     assert reply.status == 200, reply.body
     assert len(outputs(reply)["label"]) == 3
 
 
-def test_a_raw_body_is_one_picture_and_takes_fields_from_the_query(caller: Caller) -> None:
+def test_a_raw_body_is_one_image_and_takes_fields_from_the_query(caller: Caller) -> None:
     reply = caller.send("POST", f"{MODEL}/versions/1/infer?quality=fast", encoded(), {LENGTH: "0"})
     assert (reply.status, reply.json["parameters"]["tier"]) == (200, "edge")
 
@@ -77,7 +77,7 @@ def test_a_target_that_the_edge_cannot_keep_is_answered_by_the_datacenter(caller
     peer.bodies.clear()
     reply = infer(caller, encoded(seed=5), encoded(seed=6), parameters={"quality": "best"})
     said = reply.json["parameters"]
-    assert (said["tier"], said["variant"], said["escalated"], said["reason"]) == ("dc", "committee", True, "target")
+    assert (said["tier"], said["variant"], said["escalated"], said["reason"]) == ("datacenter", "committee", True, "target")
     assert sorted(peer.bodies) == sorted([encoded(seed=5), encoded(seed=6)])
 
 
@@ -113,7 +113,7 @@ def test_every_mistake_has_its_status_and_says_where(
     assert infer(caller, encoded()).status == 200
 
 
-def test_of_several_pictures_the_broken_one_is_named(caller: Caller) -> None:
+def test_of_several_images_the_broken_one_is_named(caller: Caller) -> None:
     reply = infer(caller, encoded(), encoded()[:100], encoded())
     assert (reply.status, reply.json["code"]) == (400, "bad_image")
     assert reply.json["error"].startswith("image[1]: ")
@@ -130,7 +130,7 @@ def test_inference_takes_only_post(caller: Caller) -> None:
         ("/v2/health/live", "live", True),
         ("/v2/health/ready", "ready", True),
         (MODEL, "versions", ["1"]),
-        (f"{MODEL}/versions/1", "inputs", [{"name": "image", "datatype": "BYTES", "shape": [-1]}]),
+        (f"{MODEL}/versions/1", "inputs", [{"name": "image_tensor", "datatype": "BYTES", "shape": [-1]}]),
         (f"{MODEL}/ready", "ready", True),
         (f"{MODEL}/versions/1/ready", "name", "imagenet"),
         (f"{MODEL}/config", "max_batch_size", 0),
@@ -147,7 +147,7 @@ def test_what_is_not_served_is_not_found(caller: Caller, path: str) -> None:
     assert (reply.status, reply.json["code"]) == (404, "not_found")
 
 
-def test_each_picture_is_counted(caller: Caller) -> None:
+def test_each_image_is_counted(caller: Caller) -> None:
     def counted() -> float:
         lines = caller.get("/metrics").body.decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("hawkvision_requests_total{"))
@@ -202,9 +202,9 @@ def triton(edge: ServerProcess) -> Iterator[Any]:
     client.close()
 
 
-def image(*pictures: bytes, binary: bool = True) -> Any:
-    tensor = peers().InferInput("image", [len(pictures), 1], "BYTES")
-    data = np.array([base64.b64encode(p) if not binary else p for p in pictures], object).reshape(-1, 1)
+def image_tensor(*images: bytes, binary: bool = True) -> Any:
+    tensor = peers().InferInput("image_tensor", [len(images), 1], "BYTES")
+    data = np.array([base64.b64encode(p) if not binary else p for p in images], object).reshape(-1, 1)
     tensor.set_data_from_numpy(data, binary_data=binary)
     return tensor
 
@@ -217,7 +217,7 @@ def test_tritonclient_gets_the_answers_of_classify(
     expected = caller.classify(encoded(), "quality=fast").json
     result = triton.infer(
         "imagenet",
-        [image(encoded(), encoded(), binary=binary)],
+        [image_tensor(encoded(), encoded(), binary=binary)],
         request_id="r9",
         parameters={"quality": "fast"},
         timeout=60_000_000,
@@ -236,7 +236,7 @@ def test_tritonclient_gets_the_outputs_that_it_asks_for(triton: Any) -> None:
         peers().InferRequestedOutput("index", binary_data=False),
         peers().InferRequestedOutput("confidence", class_count=3),
     ]
-    result = triton.infer("imagenet", [image(encoded())], outputs=wanted, parameters={"quality": "fast"})
+    result = triton.infer("imagenet", [image_tensor(encoded())], outputs=wanted, parameters={"quality": "fast"})
     assert result.as_numpy("label") is None
     listed = result.as_numpy("confidence")
     assert listed.shape == (1, 3)
@@ -249,33 +249,35 @@ def test_tritonclient_finds_the_server_and_its_model(triton: Any) -> None:
     assert triton.is_model_ready("imagenet")
     assert not triton.is_model_ready("dogs")
     assert "binary_tensor_data" in triton.get_server_metadata()["extensions"]
-    assert triton.get_model_metadata("imagenet")["inputs"][0]["name"] == "image"
+    assert triton.get_model_metadata("imagenet")["inputs"][0]["name"] == "image_tensor"
     assert triton.get_model_config("imagenet")["name"] == "imagenet"
 
 
 def test_tritonclient_raises_what_was_wrong(triton: Any) -> None:
     refused = peers("tritonclient.utils").InferenceServerException
     with pytest.raises(refused, match="quality: expected one of"):
-        triton.infer("imagenet", [image(encoded())], parameters={"quality": "red"})
+        triton.infer("imagenet", [image_tensor(encoded())], parameters={"quality": "red"})
     with pytest.raises(refused, match="image\\[1\\]: JPEG"):
-        triton.infer("imagenet", [image(encoded(), encoded()[:200])])
+        triton.infer("imagenet", [image_tensor(encoded(), encoded()[:200])])
 
 
 def test_tritonclient_sends_parameters_that_nobody_knows(triton: Any) -> None:
-    result = triton.infer("imagenet", [image(encoded())], parameters={"colour": "red", "quality": "fast"}, priority=3)
+    result = triton.infer(
+        "imagenet", [image_tensor(encoded())], parameters={"colour": "red", "quality": "fast"}, priority=3
+    )
     assert result.get_response()["parameters"]["ignored_parameters"] == "colour"
 
 
-def test_tritonclient_gets_statistics_that_grow_with_each_picture(triton: Any) -> None:
+def test_tritonclient_gets_statistics_that_grow_with_each_image(triton: Any) -> None:
     def counted() -> dict[str, Any]:
         (of_task,) = triton.get_inference_statistics("imagenet", "1")["model_stats"]
         assert triton.get_inference_statistics()["model_stats"][0]["name"] == of_task["name"] == "imagenet"
         return of_task  # type: ignore[no-any-return]
 
     before = counted()
-    triton.infer("imagenet", [image(encoded(), encoded())], parameters={"quality": "fast"})
+    triton.infer("imagenet", [image_tensor(encoded(), encoded())], parameters={"quality": "fast"})
     with pytest.raises(peers("tritonclient.utils").InferenceServerException):
-        triton.infer("imagenet", [image(b"no picture")])
+        triton.infer("imagenet", [image_tensor(b"no image")])
     after = counted()
     assert after["inference_count"] == before["inference_count"] + 2
     parts = {
@@ -324,14 +326,14 @@ def test_tritonclient_is_told_that_there_is_no_shared_memory(triton: Any) -> Non
         triton.get_system_shared_memory_status("r")
     with pytest.raises(refused, match="no shared memory with its callers"):
         triton.register_system_shared_memory("r", "/r", 100)
-    tensor = peers().InferInput("image", [1, 1], "BYTES")
+    tensor = peers().InferInput("image_tensor", [1, 1], "BYTES")
     tensor.set_shared_memory("r", 100)
     with pytest.raises(refused, match="no shared memory with its callers"):
         triton.infer("imagenet", [tensor])
     wanted = peers().InferRequestedOutput("label")
     wanted.set_shared_memory("r", 100)
     with pytest.raises(refused, match="no shared memory with its callers"):
-        triton.infer("imagenet", [image(encoded())], outputs=[wanted])
+        triton.infer("imagenet", [image_tensor(encoded())], outputs=[wanted])
 
 
 @pytest.mark.parametrize(

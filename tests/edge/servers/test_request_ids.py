@@ -46,7 +46,7 @@ def test_without_a_sane_one_the_trace_names_the_request(caller: Caller, peer: Pe
     ],
 )
 def test_every_reply_names_its_request(caller: Caller, method: str, path: str) -> None:
-    reply = caller.send(method, path, b"no picture" if method == "POST" else None)
+    reply = caller.send(method, path, b"no image" if method == "POST" else None)
     assert MADE.fullmatch(reply.headers["x-request-id"])
     assert reply.headers["traceparent"].split("-")[1] == reply.headers["x-request-id"]
     given = caller.send(method, path, b"x" if method == "POST" else None, {"X-Request-Id": "mine"})
@@ -60,13 +60,13 @@ def lines(node: ServerProcess) -> list[dict[str, object]]:
 def test_lines_about_a_request_carry_its_id_and_all_lines_are_json_if_that_is_set() -> None:
     with (
         running_peer(status=415, error_code="unsupported_media") as peer,
-        running("edge", "--port", "0", "--backend", "noop", "--dc-url", peer.url, "--log-format", "json") as node,
+        running("edge", "--port", "0", "--backend", "noop", "--datacenter-url", peer.url, "--log-format", "json") as node,
     ):
         caller = Caller(node)
         caller.classify(encoded(), "quality=balanced", **{"X-Request-Id": "mine", "traceparent": TRACEPARENT})
         caller.close()
         assert node.stop() == 0
-    about = [line for line in lines(node) if "refused a picture" in str(line["message"])]
+    about = [line for line in lines(node) if "refused an image" in str(line["message"])]
     assert [(line["level"], line["request_id"], line["trace_id"]) for line in about] == [
         ("WARNING", "mine", TRACEPARENT.split("-")[1])
     ]

@@ -47,7 +47,7 @@ def test_a_caller_is_its_key_where_it_has_one_of_its_own_and_else_its_address(
 async def served(it: Bench) -> AsyncIterator[int]:
     """The port at which the node is served, as `hawkvision edge up` does."""
     app = EdgeApp(it.node.metrics, it.clock, Keys(), 1_000_000)
-    app.open_door(it.node)
+    app.mark_ready(it.node)
     listener = _listen("127.0.0.1", 0)
     server = _server(app, Limits(100, 100), EdgeConfig(), None)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -78,7 +78,7 @@ def test_a_caller_suspends_itself_alone(large: Peer, version: int) -> None:
             await known(it.node)
             for _ in range(40):
                 said = await asyncio.to_thread(ask, port, MALLORY, "/v1/classify?quality=fast", 10, version)
-                if said["accuracy"]["status"] == "void":
+                if said["accuracy"]["status"] == "suspended":
                     break
             found = []
             for source in (MALLORY, ALICE):
@@ -87,4 +87,4 @@ def test_a_caller_suspends_itself_alone(large: Peer, version: int) -> None:
                 found += [answer["accuracy"]["status"], targets["targets"][0]["status"]]
             return found
 
-    assert run(scenario) == ["void", "void", "held", "held"]
+    assert run(scenario) == ["suspended", "suspended", "certified", "certified"]

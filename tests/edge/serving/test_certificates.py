@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from edge.servers import openapi
-from hawkvision.cascade.certification.profile import SiteCertificates, SiteData, SitePair, SiteRung, dump, load_profile
+from hawkvision.cascade.certification.profile import SiteCertificates, SiteData, SitePair, SiteStage, dump, load_profile
 from hawkvision.core.errors import NotReady
 from hawkvision.system.process import running
 from tests.edge.conftest import Caller
@@ -33,17 +33,17 @@ def site(**changes: Any) -> SiteCertificates:
         task=profile.task,
         as_of="2026-11-20",
         data=SiteData(name="the yard", sha256=SITE_SHA, n=680, labelled=True),
-        rungs=tuple(
-            SiteRung(name=r.name, fingerprint=r.fingerprint, temperature=r.temperature, accuracy=r.accuracy)
-            for r in profile.rungs
+        stages=tuple(
+            SiteStage(name=r.name, fingerprint=r.fingerprint, temperature=r.temperature, accuracy=r.accuracy)
+            for r in profile.stages
         ),
         pairs=tuple(
             SitePair(
                 edge=p.edge,
                 best=p.best,
-                middle=None if p.middle is None else p.middle.name,
+                intermediate=None if p.intermediate is None else p.intermediate.name,
                 score=p.score,
-                middle_score=None if p.middle is None else p.middle.score,
+                intermediate_score=None if p.intermediate is None else p.intermediate.score,
                 conditions=p.conditions,
             )
             for p in profile.pairs
@@ -66,7 +66,7 @@ def targets(*options: str) -> Any:
     return listed
 
 
-def test_targets_say_which_pictures_stand_behind_the_promises_and_match_the_schema(tmp_path: Path) -> None:
+def test_targets_say_which_images_stand_behind_the_guarantees_and_match_the_schema(tmp_path: Path) -> None:
     listed = targets("--certificates", written(tmp_path, site()))
     certified = load_profile(PROFILE).pairs[0].conditions[0].fast
     assert listed["certificates"] == {
@@ -79,15 +79,15 @@ def test_targets_say_which_pictures_stand_behind_the_promises_and_match_the_sche
     }
 
 
-def test_without_a_site_the_profiles_pictures_stand_behind_them() -> None:
+def test_without_a_site_the_profiles_images_stand_behind_them() -> None:
     certificates = targets()["certificates"]
     assert certificates["as_of"] is None
     assert certificates["data"]["sha256"] == load_profile(PROFILE).certified_on[1]
 
 
-def test_a_site_without_labels_promises_no_absolute_accuracy(tmp_path: Path) -> None:
-    rungs = tuple(msgspec.structs.replace(rung, accuracy=None) for rung in site().rungs)
-    listed = targets("--certificates", written(tmp_path, site(rungs=rungs)))
+def test_a_site_without_labels_guarantees_no_absolute_accuracy(tmp_path: Path) -> None:
+    stages = tuple(msgspec.structs.replace(stage, accuracy=None) for stage in site().stages)
+    listed = targets("--certificates", written(tmp_path, site(stages=stages)))
     assert {entry["min_accuracy"] for entry in listed["targets"]} == {None}
 
 
@@ -98,8 +98,8 @@ def refusal(*options: str) -> str:
 
 
 def test_certificates_for_other_models_refuse_to_start(tmp_path: Path) -> None:
-    rungs = tuple(msgspec.structs.replace(rung, fingerprint="f" * 64) for rung in site().rungs)
-    said = refusal("--certificates", written(tmp_path, site(rungs=rungs)))
+    stages = tuple(msgspec.structs.replace(stage, fingerprint="f" * 64) for stage in site().stages)
+    said = refusal("--certificates", written(tmp_path, site(stages=stages)))
     assert "error: the site's certificates were made for" in said
     assert "run `hawkvision certify --task" in said
 
@@ -114,7 +114,7 @@ def serves_without(path: Path, *prefix: str) -> str:
     with running(*NODE, "--state-file", str(path), prefix=prefix) as node:
         caller = Caller(node)
         assert caller.get("/readyz").status == 200
-        assert caller.classify(encoded(), "stream=door").status == 200
+        assert caller.classify(encoded(), "stream=server").status == 200
         metrics = caller.get("/metrics").body.decode()
         caller.close()
         said = node.output()
@@ -163,7 +163,7 @@ def test_a_node_with_a_state_file_starts_answers_and_starts_again(tmp_path: Path
     for _ in range(2):
         with running(*NODE, "--state-file", str(path)) as node:
             caller = Caller(node)
-            assert caller.classify(encoded(), "stream=door").status == 200
+            assert caller.classify(encoded(), "stream=server").status == 200
             caller.close()
     assert path.stat().st_size > 0
 

@@ -1,4 +1,4 @@
-"""What pictures cost, and that nobody pays for others': the worker pool, a node in this process, real nodes."""
+"""What images cost, and that nobody pays for others': the worker pool, a node in this process, real nodes."""
 
 from __future__ import annotations
 
@@ -218,9 +218,9 @@ def bomb(side: int = 2000) -> bytes:
     return flat_png(side, side, colour=6, depth=16)
 
 
-async def infer(it: Bench, *pictures: bytes, **fields: Any) -> list[Answer]:
-    """A request of several pictures, as the Open Inference Protocol's door gives it to the node."""
-    asked = InferRequest("", pictures, ClassifyRequest(target=Quality.FAST, **fields), (Output("index", binary=False),))
+async def infer(it: Bench, *images: bytes, **fields: Any) -> list[Answer]:
+    """A request of several images, as the Open Inference Protocol's server gives it to the node."""
+    asked = InferRequest("", images, ClassifyRequest(target=Quality.FAST, **fields), (Output("index", binary=False),))
 
     async def stays() -> None:
         await asyncio.Event().wait()
@@ -229,7 +229,7 @@ async def infer(it: Bench, *pictures: bytes, **fields: Any) -> list[Answer]:
 
 
 @pytest.mark.parametrize("on_miss", OnMiss)
-def test_a_picture_that_cannot_be_decoded_in_time_is_not_begun_unless_the_caller_waits(on_miss: OnMiss) -> None:
+def test_an_image_that_cannot_be_decoded_in_time_is_not_begun_unless_the_caller_waits(on_miss: OnMiss) -> None:
     async def scenario() -> tuple[object, int, float]:
         async with bench(None, SURE, max_pixels=20_000_000) as it:
             fields: dict[str, Any] = {"target": Quality.FAST, "deadline_ms": 15.0, "on_miss": on_miss}
@@ -249,7 +249,7 @@ def test_a_picture_that_cannot_be_decoded_in_time_is_not_begun_unless_the_caller
         assert (begun, refused) == (0, 1)
 
 
-def test_a_small_picture_that_is_late_is_still_answered() -> None:
+def test_a_small_image_that_is_late_is_still_answered() -> None:
     async def scenario() -> Answer:
         async with bench(None, SURE) as it:
             return await it.ask(target=Quality.FAST, deadline_ms=0.001, on_miss=OnMiss.DEGRADE)
@@ -257,16 +257,16 @@ def test_a_small_picture_that_is_late_is_still_answered() -> None:
     assert run(scenario).deadline_met is False
 
 
-def test_a_requests_pictures_count_together_and_the_whole_is_refused_before_any_is_decoded() -> None:
+def test_a_requests_images_count_together_and_the_whole_is_refused_before_any_is_decoded() -> None:
     async def scenario() -> list[tuple[type, str]]:
         async with bench(None, SURE, max_pixels=20_000_000) as it:
             said: list[tuple[type, str]] = []
             body = bomb()
             one_s = it.node.admission.rates.alone(it.node.admission.cost(body, probe(body)))
             for fields in ({"deadline_ms": 5_000 * one_s}, {"deadline_ms": 1e6}):
-                pictures = int(it.node.admission._limit_s / one_s) + 1 if len(said) else 10
+                images = int(it.node.admission._limit_s / one_s) + 1 if len(said) else 10
                 try:
-                    await infer(it, *[body] * pictures, **fields)
+                    await infer(it, *[body] * images, **fields)
                 except (DeadlineMissed, TooLarge) as error:
                     said.append((type(error), str(error)))
             assert it.backend.begun == 0
@@ -294,7 +294,7 @@ def test_more_work_than_may_wait_is_shed_and_says_when_to_come_back() -> None:
     assert run(scenario).retry_after_s >= 1
 
 
-def test_others_wait_for_one_picture_of_a_large_request_and_not_for_all() -> None:
+def test_others_wait_for_one_image_of_a_large_request_and_not_for_all() -> None:
     async def scenario() -> tuple[int, int, int]:
         async with bench(None, SURE, max_pixels=20_000_000) as it:
             ended = 0
@@ -339,9 +339,9 @@ def value(page: str, name: str) -> float:
     return next(float(line.split()[-1]) for line in page.splitlines() if line.startswith(f"hawkvision_{name} "))
 
 
-def send_many(server: ServerProcess, pictures: list[bytes]) -> Reply:
-    data = b"".join(struct.pack("<I", len(picture)) + picture for picture in pictures)
-    tensor = {"name": "image", "shape": [len(pictures), 1], "datatype": "BYTES"}
+def send_many(server: ServerProcess, images: list[bytes]) -> Reply:
+    data = b"".join(struct.pack("<I", len(image)) + image for image in images)
+    tensor = {"name": "image", "shape": [len(images), 1], "datatype": "BYTES"}
     head = {"inputs": [{**tensor, "parameters": {"binary_data_size": len(data)}}], "parameters": {"quality": "fast"}}
     text = json.dumps(head).encode()
     caller = Caller(server)
@@ -352,7 +352,7 @@ def send_many(server: ServerProcess, pictures: list[bytes]) -> Reply:
 
 
 def attacked(server: ServerProcess) -> tuple[list[int], list[int], list[int]]:
-    """Statuses of large requests, of single large pictures, and of small pictures that others send meanwhile."""
+    """Statuses of large requests, of single large images, and of small images that others send meanwhile."""
     many = [[flat_png(6900, 6900)] * 32, [flat_png(4000, 4000)] * 32, [flat_png(2400, 2400)] * 4, [bomb(1200)] * 8]
     single = [flat_png(6900, 6900), flat_png(4096, 4096), bomb(1900), flat_png(3000, 3000, 6, interlaced=True)] * 3
 
@@ -364,7 +364,7 @@ def attacked(server: ServerProcess) -> tuple[list[int], list[int], list[int]]:
             caller.close()
 
     with ThreadPoolExecutor(8) as threads:
-        large = [threads.submit(send_many, server, pictures) for pictures in many]
+        large = [threads.submit(send_many, server, images) for images in many]
         alone = [threads.submit(one, body) for body in single]
         small: list[int] = []
         while not (all(each.done() for each in large) and all(each.done() for each in alone)):

@@ -1,4 +1,4 @@
-"""A node whose edge rung looks again: what callers and metrics are told, and what there is no time for."""
+"""A node whose edge stage looks again: what callers and metrics are told, and what there is no time for."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_who_would_rather_wait_gets_the_second_look() -> None:
             EdgeConfig(variant="edge_committee", backend="fpga-ref"),
             "expected one of efficientnet_lite0_int8, efficient",
         ),
-        (EdgeConfig(variant="committee"), "committees with sure_from, and this committee has none"),
+        (EdgeConfig(variant="committee"), "committees with accept_confidence, and this ensemble has none"),
     ],
 )
-def test_who_runs_single_models_only_refuses_a_committee_and_names_its_members(config: EdgeConfig, says: str) -> None:
+def test_who_runs_single_models_only_refuses_an_ensemble_and_names_its_members(config: EdgeConfig, says: str) -> None:
     with pytest.raises(ManifestError, match=says):
         load_parts(config)

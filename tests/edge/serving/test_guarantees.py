@@ -1,4 +1,4 @@
-"""The promise of every answer is true: through drift, outages and restarts."""
+"""The guarantee of every answer is true: through drift, outages and restarts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from edge.monitoring.streams import Kept
 from edge.serving.targets import describe_targets
 from hawkvision.cascade.drift.online import State
 from hawkvision.core.errors import DeadlineMissed
-from hawkvision.core.escalation_api import parse_hop_headers
+from hawkvision.core.escalation_api import parse_escalation_headers
 from hawkvision.core.types import (
+    AccuracyStatus,
     Answer,
     Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
     OnMiss,
-    PromiseStatus,
     Quality,
     Reason,
     Target,
@@ -58,7 +58,7 @@ def state_of(it: Bench, stream: str | None = None) -> State:
 
 
 def suspended(it: Bench, stream: str | None = None, target: Target = Quality.BALANCED, caller: str = ME) -> bool:
-    return it.node.watched(it.node.policy.route(target), stream, caller).void
+    return it.node.watched(it.node.policy.route(target), stream, caller).suspended
 
 
 # ------------------------------------------------------------------------------------------------------- audits
@@ -77,10 +77,10 @@ def test_audits_check_a_small_share_of_accepted_answers_and_show_in_no_answer(la
     answers, agreed, escalated = run(scenario)
     assert 0 < agreed == escalated == len(large.bodies) < 0.35 * len(answers)
     assert {(a.tier, a.escalated, a.reason) for a in answers} == {(Tier.EDGE, False, None)}
-    assert answers[-1].accuracy.status is PromiseStatus.HELD
+    assert answers[-1].accuracy.status is AccuracyStatus.CERTIFIED
 
 
-def test_audits_ask_the_best_rung_and_are_bounded_in_time(large: Peer) -> None:
+def test_audits_ask_the_best_stage_and_are_bounded_in_time(large: Peer) -> None:
     large.top_k = AGREES
 
     async def scenario() -> None:
@@ -90,13 +90,13 @@ def test_audits_ask_the_best_rung_and_are_bounded_in_time(large: Peer) -> None:
                 await it.ask()
 
     run(scenario)
-    asked = parse_hop_headers(_titled(large.headers[0]))
-    assert (asked.variant, asked.middle, asked.top_k) == ("large", None, 1)
+    asked = parse_escalation_headers(_titled(large.headers[0]))
+    assert (asked.variant, asked.intermediate, asked.top_k) == ("large", None, 1)
     assert asked.deadline_ms is not None
 
 
 def _titled(headers: dict[str, str]) -> dict[str, str]:
-    """Header names as `parse_hop_headers` looks them up in a plain dict."""
+    """Header names as `parse_escalation_headers` looks them up in a plain dict."""
     names = {
         "x-hawkvision-task": "X-HawkVision-Task",
         "x-hawkvision-variant": "X-HawkVision-Variant",
@@ -157,7 +157,7 @@ def test_a_failed_audit_is_counted_and_teaches_nothing(large: Peer) -> None:
     assert run(scenario) == (0.0, 0)
 
 
-@pytest.mark.parametrize("says", [{"fingerprint": "b" * 64}, {"rungs_delay_s": 30.0}])
+@pytest.mark.parametrize("says", [{"fingerprint": "b" * 64}, {"stages_delay_s": 30.0}])
 def test_nothing_is_learned_from_a_datacenter_that_is_not_known_to_be_the_certified_one(
     large: Peer, says: dict[str, Any]
 ) -> None:
@@ -181,13 +181,13 @@ def test_nothing_is_learned_from_a_datacenter_that_is_not_known_to_be_the_certif
 
 
 async def raise_alarm(it: Bench, stream: str | None = None, **fields: Any) -> None:
-    """Until audits have found that the best rung answers otherwise."""
+    """Until audits have found that the reference stage answers otherwise."""
     await known(it.node)
     while not suspended(it, stream, caller=fields.get("caller", ME)):
         await many(it, 4, stream=stream, **fields)
 
 
-def test_a_best_rung_that_begins_to_disagree_makes_the_promise_void_and_raises_escalation(large: Peer) -> None:
+def test_a_best_stage_that_begins_to_disagree_makes_the_guarantee_void_and_raises_escalation(large: Peer) -> None:
     async def scenario() -> tuple[Answer, Answer, dict[str, object], list[float]]:
         async with bench(large, MIDDLING, audit_share=0.2) as it:
             large.top_k = AGREES
@@ -197,48 +197,53 @@ def test_a_best_rung_that_begins_to_disagree_makes_the_promise_void_and_raises_e
             after = await it.ask()
             while after.tier is Tier.EDGE and state_of(it).requests < 2_000:
                 after = await it.ask()
-            names = ("alarms_total", "streams_void", "returns_total")
+            names = ("alarms_total", "streams_suspended", "returns_total")
             return before, after, balanced(it), [it.counted(name) for name in names]
 
     before, after, listed, counted = run(scenario)
-    assert (before.tier, before.accuracy.status) == (Tier.EDGE, PromiseStatus.HELD)
-    assert (after.tier, after.reason, after.index) == (Tier.DC, Reason.LOW_CONFIDENCE, ANSWER_CLASS)
-    assert after.accuracy.status is PromiseStatus.VOID
+    assert (before.tier, before.accuracy.status) == (Tier.EDGE, AccuracyStatus.CERTIFIED)
+    assert (after.tier, after.reason, after.index) == (Tier.DATACENTER, Reason.LOW_CONFIDENCE, ANSWER_CLASS)
+    assert after.accuracy.status is AccuracyStatus.SUSPENDED
     assert (after.accuracy.max_drop, after.accuracy.delta, after.accuracy.n) == (None, None, None)
-    assert (listed["status"], listed["void"], listed["max_drop"]) == ("void", True, None)
+    assert (listed["status"], listed["suspended"], listed["max_drop"]) == ("suspended", True, None)
     assert counted == [1.0, 1.0, 0.0]
 
 
-def test_the_promise_returns_when_the_best_rung_agrees_again(large: Peer) -> None:
-    async def scenario() -> tuple[PromiseStatus, float]:
+def test_the_guarantee_returns_when_the_best_stage_agrees_again(large: Peer) -> None:
+    async def scenario() -> tuple[AccuracyStatus, float]:
         async with bench(large, SURE, audit_share=0.2) as it:
             large.top_k = DIFFERS
             await raise_alarm(it)
             large.top_k = AGREES
             for _ in range(60):
                 answers = await many(it, 100)
-                if answers[-1].accuracy.status is PromiseStatus.HELD:
+                if answers[-1].accuracy.status is AccuracyStatus.CERTIFIED:
                     break
             return answers[-1].accuracy.status, it.counted("returns_total")
 
-    assert run(scenario) == (PromiseStatus.HELD, 1.0)
+    assert run(scenario) == (AccuracyStatus.CERTIFIED, 1.0)
 
 
 def test_one_streams_alarm_is_not_anothers(large: Peer) -> None:
-    async def scenario() -> tuple[PromiseStatus, ...]:
+    async def scenario() -> tuple[AccuracyStatus, ...]:
         async with bench(large, SURE, audit_share=0.2) as it:
             await raise_alarm(it, "rainy camera")
             answers = [await it.ask(stream=name) for name in ("rainy camera", "dry camera", None)]
             other = await it.ask(stream="rainy camera", target=Quality.BEST)
             return tuple(answer.accuracy.status for answer in (*answers, other))
 
-    assert run(scenario) == (PromiseStatus.VOID, PromiseStatus.HELD, PromiseStatus.HELD, PromiseStatus.HELD)
+    assert run(scenario) == (
+        AccuracyStatus.SUSPENDED,
+        AccuracyStatus.CERTIFIED,
+        AccuracyStatus.CERTIFIED,
+        AccuracyStatus.CERTIFIED,
+    )
 
 
 @pytest.mark.parametrize(
     "target", [Quality.FAST, MaxAccuracyDrop(0.3), MinAccuracy(0.2), Quality.BALANCED], ids=lambda target: str(target)
 )
-def test_every_target_is_audited_and_suspended_when_the_best_rung_disagrees(large: Peer, target: Target) -> None:
+def test_every_target_is_audited_and_suspended_when_the_best_stage_disagrees(large: Peer, target: Target) -> None:
     async def scenario() -> tuple[Answer, Answer]:
         async with bench(large, SURE, audit_share=0.2) as it:
             await known(it.node)
@@ -247,64 +252,64 @@ def test_every_target_is_audited_and_suspended_when_the_best_rung_disagrees(larg
             return before, await it.ask(target=target)
 
     before, after = run(scenario)
-    assert (before.tier, before.accuracy.status) == (Tier.EDGE, PromiseStatus.HELD)
-    assert after.accuracy.status is PromiseStatus.VOID
+    assert (before.tier, before.accuracy.status) == (Tier.EDGE, AccuracyStatus.CERTIFIED)
+    assert after.accuracy.status is AccuracyStatus.SUSPENDED
 
 
 def test_an_alarm_suspends_every_target_of_its_stream(large: Peer) -> None:
-    async def scenario() -> list[PromiseStatus]:
+    async def scenario() -> list[AccuracyStatus]:
         async with bench(large, SURE, audit_share=0.2) as it:
             await raise_alarm(it, target=MaxAccuracyDrop(0.3))
             return [(await it.ask(target=target)).accuracy.status for target in (Quality.FAST, Quality.BALANCED)]
 
-    assert run(scenario) == [PromiseStatus.VOID, PromiseStatus.VOID]
+    assert run(scenario) == [AccuracyStatus.SUSPENDED, AccuracyStatus.SUSPENDED]
 
 
 def test_one_caller_suspends_itself_and_nobody_else(large: Peer) -> None:
-    async def scenario() -> list[PromiseStatus]:
+    async def scenario() -> list[AccuracyStatus]:
         async with bench(large, SURE, audit_share=0.2) as it:
             await raise_alarm(it, caller="mallory", target=Quality.FAST)
             await many(it, 300, caller="mallory", target=Quality.FAST)
             answers = [await it.ask(caller=caller, target=Quality.FAST) for caller in ("mallory", "camera")]
             return [answer.accuracy.status for answer in answers]
 
-    assert run(scenario) == [PromiseStatus.VOID, PromiseStatus.HELD]
+    assert run(scenario) == [AccuracyStatus.SUSPENDED, AccuracyStatus.CERTIFIED]
 
 
 def test_three_callers_suspend_the_node(large: Peer) -> None:
-    async def scenario() -> PromiseStatus:
+    async def scenario() -> AccuracyStatus:
         async with bench(large, SURE, audit_share=0.2) as it:
             for caller in ("a", "b", "c"):
                 await raise_alarm(it, caller=caller)
             return (await it.ask(caller="camera")).accuracy.status
 
-    assert run(scenario) is PromiseStatus.VOID
+    assert run(scenario) is AccuracyStatus.SUSPENDED
 
 
 def test_grey_thumbnails_that_are_only_difficult_suspend_nobody(large: Peer) -> None:
     large.top_k = AGREES
 
-    async def scenario() -> PromiseStatus:
+    async def scenario() -> AccuracyStatus:
         async with bench(large, UNSURE, audit_share=0.2) as it:
             await known(it.node)
             await many(it, 100)
             it.backend.lead = SURE
             return (await it.ask()).accuracy.status
 
-    assert run(scenario) is PromiseStatus.HELD
+    assert run(scenario) is AccuracyStatus.CERTIFIED
 
 
 # ------------------------------------------------------------------------------------------------- unmonitored
 
-UNMONITORED = (PromiseStatus.BEST_EFFORT, Basis.UNMONITORED)
+UNMONITORED = (AccuracyStatus.BEST_EFFORT, Basis.UNMONITORED)
 
 
-def said(answer: Answer) -> tuple[PromiseStatus, Basis]:
+def said(answer: Answer) -> tuple[AccuracyStatus, Basis]:
     return answer.accuracy.status, answer.accuracy.basis
 
 
 def test_without_audits_nothing_is_claimed_of_edge_answers(large: Peer) -> None:
-    async def scenario() -> set[tuple[PromiseStatus, Basis]]:
+    async def scenario() -> set[tuple[AccuracyStatus, Basis]]:
         async with bench(large, SURE, audit_share=0.0) as it:
             await known(it.node)
             return set(map(said, await many(it, 32)))
@@ -326,13 +331,13 @@ def test_a_node_without_a_datacenter_claims_nothing_of_edge_answers(target: Targ
 def test_while_audits_are_impossible_nothing_is_claimed_and_then_it_is_again(large: Peer, target: Target) -> None:
     large.top_k = AGREES
 
-    async def scenario() -> list[tuple[PromiseStatus, Basis]]:
+    async def scenario() -> list[tuple[AccuracyStatus, Basis]]:
         async with bench(large, SURE, audit_share=0.2) as it:
             await known(it.node)
             found = [said(await it.ask(target=target))]
             await until(lambda: not it.node.auditor._under_way)
             assert it.node.uplink is not None
-            large.rungs_delay_s = 30.0
+            large.stages_delay_s = 30.0
             it.node.uplink.link.connected = False
             found.append(said((await many(it, 200, target=target))[-1]))
             it.node.uplink.link.connected = True
@@ -343,26 +348,26 @@ def test_while_audits_are_impossible_nothing_is_claimed_and_then_it_is_again(lar
             return [*found, said(answers[-1])]
 
     held, without, again = run(scenario)
-    assert held[0] is again[0] is PromiseStatus.HELD
+    assert held[0] is again[0] is AccuracyStatus.CERTIFIED
     assert without == UNMONITORED
 
 
 def test_nothing_lifts_an_alarm_while_the_link_is_down(large: Peer) -> None:
     """3,300 requests without one audit lifted it once."""
 
-    async def scenario() -> tuple[PromiseStatus, float]:
+    async def scenario() -> tuple[AccuracyStatus, float]:
         async with bench(large, SURE, audit_share=0.2) as it:
             await raise_alarm(it)
             await until(lambda: not it.node.auditor._under_way)
             assert it.node.uplink is not None
-            large.rungs_delay_s = 30.0
+            large.stages_delay_s = 30.0
             it.node.uplink.link.connected = False
             done = audits(it, "agree", "differ")
             answers = await many(it, 4_000)
             assert audits(it, "agree", "differ") == done
             return answers[-1].accuracy.status, it.counted("returns_total")
 
-    assert run(scenario) == (PromiseStatus.VOID, 0.0)
+    assert run(scenario) == (AccuracyStatus.SUSPENDED, 0.0)
 
 
 # -------------------------------------------------------------------------------------------------------- debt
@@ -377,12 +382,12 @@ def test_debt_of_an_outage_is_repaid_by_escalating_more_and_then_it_is_over(larg
             assert it.node.uplink is not None
             it.node.uplink.link.connected = False
             for _ in range(8):
-                assert (await it.ask()).accuracy.status is PromiseStatus.BEST_EFFORT
+                assert (await it.ask()).accuracy.status is AccuracyStatus.BEST_EFFORT
             owed = it.counted("accuracy_debt")
             it.node.uplink.link.connected = True
             it.backend.lead = MIDDLING
             answers = [await it.ask()]
-            while answers[-1].tier is Tier.DC and len(answers) < 500:
+            while answers[-1].tier is Tier.DATACENTER and len(answers) < 500:
                 answers.append(await it.ask())
             return owed, answers, it.counted("accuracy_debt")
 
@@ -391,7 +396,7 @@ def test_debt_of_an_outage_is_repaid_by_escalating_more_and_then_it_is_over(larg
     assert left < owed
     assert len(answers) > 1
     assert {answer.reason for answer in answers[:-1]} == {Reason.LOW_CONFIDENCE}
-    assert (answers[-1].tier, answers[-1].accuracy.status) == (Tier.EDGE, PromiseStatus.HELD)
+    assert (answers[-1].tier, answers[-1].accuracy.status) == (Tier.EDGE, AccuracyStatus.CERTIFIED)
 
 
 @pytest.mark.parametrize("on_miss", [OnMiss.DEGRADE, OnMiss.FAIL])
@@ -411,7 +416,7 @@ def test_an_answer_that_only_debt_would_escalate_is_not_degraded_when_there_is_n
             return answer, state_of(it).debt - owed
 
     answer, new_debt = run(scenario)
-    assert (answer.tier, answer.degraded, answer.accuracy.status) == (Tier.EDGE, False, PromiseStatus.HELD)
+    assert (answer.tier, answer.degraded, answer.accuracy.status) == (Tier.EDGE, False, AccuracyStatus.CERTIFIED)
     assert new_debt == 0.0
 
 
@@ -430,7 +435,7 @@ def test_a_restart_resumes_threshold_alarm_and_debt(large: Peer, tmp_path: Path)
 
     async def after() -> tuple[float, float, bool, float]:
         async with bench(large, SURE, audit_share=0.2, state_file=path) as it:
-            return state_of(it).theta, state_of(it).debt, suspended(it), it.counted("streams_void")
+            return state_of(it).theta, state_of(it).debt, suspended(it), it.counted("streams_suspended")
 
     theta, debt = run(before)
     assert run(after) == (theta, debt, True, 1.0)
@@ -444,7 +449,7 @@ def test_state_of_another_certificate_is_not_taken_up(large: Peer, tmp_path: Pat
             await raise_alarm(it)
 
     async def after() -> object:
-        async with bench(large, SURE, middle=True, state_file=path) as it:
+        async with bench(large, SURE, intermediate=True, state_file=path) as it:
             return suspended(it)
 
     run(before)
@@ -452,7 +457,7 @@ def test_state_of_another_certificate_is_not_taken_up(large: Peer, tmp_path: Pat
 
 
 @pytest.mark.parametrize("fields", [{}, {"deadline_ms": 300.0, "on_miss": OnMiss.FAIL}])
-def test_difficult_pictures_that_got_no_answer_count_as_difficult(large: Peer, fields: dict[str, Any]) -> None:
+def test_difficult_images_that_got_no_answer_count_as_difficult(large: Peer, fields: dict[str, Any]) -> None:
     """The caller hangs up, or is told of the missed deadline."""
     large.delay_s = 30.0
 
@@ -472,13 +477,15 @@ def test_difficult_pictures_that_got_no_answer_count_as_difficult(large: Peer, f
 # --------------------------------------------------------------------------------------------- what is listed
 
 
-def test_answers_are_counted_by_the_status_of_their_promise(large: Peer) -> None:
+def test_answers_are_counted_by_the_status_of_their_guarantee(large: Peer) -> None:
     async def scenario() -> list[float]:
         async with bench(large, SURE) as it:
             await known(it.node)
             await it.ask()
             await it.ask(target=MinConfidence(0.5))
-            return [it.counted("promises_total", status=status) for status in ("held", "best_effort", "void")]
+            return [
+                it.counted("guarantees_total", status=status) for status in ("certified", "best_effort", "suspended")
+            ]
 
     assert run(scenario) == [1.0, 1.0, 0.0]
 
@@ -493,6 +500,6 @@ def test_whatever_falls_short_claims_nothing(target: object) -> None:
             return await it.ask(target=target)
 
     answer = run(scenario)
-    promise = answer.accuracy
-    assert (answer.degraded, promise.status, promise.basis) == (True, PromiseStatus.BEST_EFFORT, Basis.PROFILE)
-    assert (promise.max_drop, promise.delta, promise.n) == (None, None, None)
+    guarantee = answer.accuracy
+    assert (answer.degraded, guarantee.status, guarantee.basis) == (True, AccuracyStatus.BEST_EFFORT, Basis.PROFILE)
+    assert (guarantee.max_drop, guarantee.delta, guarantee.n) == (None, None, None)

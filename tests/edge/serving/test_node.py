@@ -9,7 +9,7 @@ import pytest
 
 from edge.escalation.client import Uplink
 from hawkvision.core.errors import DeadlineMissed
-from hawkvision.core.types import Answer, Basis, MaxAccuracyDrop, OnMiss, PromiseStatus, Quality, Reason, Tier
+from hawkvision.core.types import AccuracyStatus, Answer, Basis, MaxAccuracyDrop, OnMiss, Quality, Reason, Tier
 from hawkvision.servers.bodies import CallerGone
 from tests.edge.bench import SURE, UNSURE, Bench, bench, hardly_ever_later_than, known, misses, run
 from tests.edge.peer import Peer
@@ -23,8 +23,8 @@ def test_sure_answers_stay_and_unsure_ones_go(large: Peer) -> None:
             return await sure.ask(), await unsure.ask()
 
     stayed, went = run(scenario)
-    assert (stayed.tier, stayed.index, stayed.accuracy.status) == (Tier.EDGE, 3, PromiseStatus.HELD)
-    assert (went.tier, went.reason, went.escalated) == (Tier.DC, Reason.LOW_CONFIDENCE, True)
+    assert (stayed.tier, stayed.index, stayed.accuracy.status) == (Tier.EDGE, 3, AccuracyStatus.CERTIFIED)
+    assert (went.tier, went.reason, went.escalated) == (Tier.DATACENTER, Reason.LOW_CONFIDENCE, True)
 
 
 def test_a_busy_edge_sends_what_it_could_not_answer_in_time(large: Peer) -> None:
@@ -38,7 +38,7 @@ def test_a_busy_edge_sends_what_it_could_not_answer_in_time(large: Peer) -> None
             return answer
 
     answer = run(scenario)
-    assert (answer.tier, answer.reason, answer.escalated, answer.degraded) == (Tier.DC, Reason.EDGE_BUSY, True, False)
+    assert (answer.tier, answer.reason, answer.escalated, answer.degraded) == (Tier.DATACENTER, Reason.EDGE_BUSY, True, False)
 
 
 def test_a_busy_edge_whose_datacenter_fails_answers_itself_and_says_that_it_asked(large: Peer) -> None:
@@ -56,7 +56,9 @@ def test_a_busy_edge_whose_datacenter_fails_answers_itself_and_says_that_it_aske
 
     answer = run(scenario)
     assert (answer.tier, answer.reason, answer.escalated) == (Tier.EDGE, Reason.EDGE_BUSY, True)
-    assert (answer.degraded, answer.accuracy.status) == (False, PromiseStatus.HELD), "`fast` asks for no more than that"
+    assert (answer.degraded, answer.accuracy.status) == (False, AccuracyStatus.CERTIFIED), (
+        "`fast` asks for no more than that"
+    )
     assert len(large.bodies) == 2
 
 
@@ -124,7 +126,7 @@ def test_escalations_under_way_are_bounded_and_the_rest_degrade(large: Peer) -> 
             return list(await asyncio.gather(*(it.ask(target=Quality.BEST) for _ in range(12))))
 
     answers = run(scenario)
-    assert sum(answer.tier is Tier.DC for answer in answers) == 5
+    assert sum(answer.tier is Tier.DATACENTER for answer in answers) == 5
     assert sum(answer.degraded for answer in answers) == 7
 
 
@@ -137,7 +139,7 @@ def test_answers_of_a_datacenter_that_runs_other_models_are_not_certified(large:
             return await it.ask(), await it.ask(target=Quality.BEST)
 
     statuses = {(answer.accuracy.status, answer.accuracy.basis) for answer in run(scenario)}
-    assert statuses == {(PromiseStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)}
+    assert statuses == {(AccuracyStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)}
 
 
 def test_answers_of_the_certified_datacenter_are_held_once_it_has_said_so(large: Peer) -> None:
@@ -146,7 +148,7 @@ def test_answers_of_the_certified_datacenter_are_held_once_it_has_said_so(large:
             await known(it.node)
             return await it.ask(target=Quality.BEST)
 
-    assert run(scenario).accuracy.status is PromiseStatus.HELD
+    assert run(scenario).accuracy.status is AccuracyStatus.CERTIFIED
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_a_hung_datacenter_is_marked_down_and_costs_only_the_first_caller(large:
     async def scenario() -> bool:
         async with bench(large, UNSURE) as it:
             await known(it.node)
-            it.node.dc_timeout_s = 0.2
+            it.node.datacenter_timeout_s = 0.2
             large.delay_s = 30.0
             assert (await it.ask(target=Quality.BEST)).degraded
             assert it.node.uplink is not None
@@ -229,7 +231,7 @@ def test_who_could_have_both_accuracy_and_deadline_gets_both_however_little_is_l
             return [await it.ask(target=Quality.BEST, deadline_ms=1_600.0) for _ in range(6)]
 
     answers = run(scenario)
-    assert {(answer.tier, answer.degraded, answer.deadline_met) for answer in answers} == {(Tier.DC, False, True)}
+    assert {(answer.tier, answer.degraded, answer.deadline_met) for answer in answers} == {(Tier.DATACENTER, False, True)}
 
 
 def test_three_callers_wait_in_vain_for_a_link_that_is_always_late_and_none_after_them(large: Peer) -> None:
@@ -254,12 +256,12 @@ def test_tries_in_time_end_the_doubt(large: Peer) -> None:
             uplink = await doubted(it)
             for _ in range(10):
                 answer = await it.ask(target=Quality.BEST, deadline_ms=LATE_MS)
-                if answer.tier is Tier.DC:
+                if answer.tier is Tier.DATACENTER:
                     break
                 await until(lambda: uplink._pending == 0)
             return answer
 
-    assert run(scenario).tier is Tier.DC
+    assert run(scenario).tier is Tier.DATACENTER
 
 
 def test_who_has_more_time_than_was_waited_in_vain_is_not_put_off(large: Peer) -> None:
@@ -268,7 +270,7 @@ def test_who_has_more_time_than_was_waited_in_vain_is_not_put_off(large: Peer) -
             await doubted(it)
             return await it.ask(target=Quality.BEST, deadline_ms=10 * LATE_MS)
 
-    assert run(scenario).tier is Tier.DC
+    assert run(scenario).tier is Tier.DATACENTER
 
 
 def test_who_waits_for_any_time_is_not_put_off(large: Peer) -> None:
@@ -277,7 +279,7 @@ def test_who_waits_for_any_time_is_not_put_off(large: Peer) -> None:
             await doubted(it)
             return await it.ask(target=Quality.BEST, deadline_ms=LATE_MS, on_miss=OnMiss.WAIT)
 
-    assert run(scenario).tier is Tier.DC
+    assert run(scenario).tier is Tier.DATACENTER
 
 
 @pytest.mark.parametrize("target", [Quality.BEST, MaxAccuracyDrop(0.01)])
@@ -290,7 +292,7 @@ def test_who_wants_to_be_told_is_told_at_once_and_the_link_is_tried(large: Peer,
             await until(lambda: it.counted("escalations_total", reason="trial") == 1 and uplink._pending == 0)
             return await it.ask(target=target, deadline_ms=LATE_MS, on_miss=OnMiss.FAIL)
 
-    assert run(scenario).tier is Tier.DC
+    assert run(scenario).tier is Tier.DATACENTER
 
 
 def test_a_busy_edge_still_asks_a_doubtful_datacenter(large: Peer) -> None:
@@ -304,7 +306,7 @@ def test_a_busy_edge_still_asks_a_doubtful_datacenter(large: Peer) -> None:
             await asyncio.gather(*queued)
             return asked.result()
 
-    assert run(scenario).tier is Tier.DC
+    assert run(scenario).tier is Tier.DATACENTER
 
 
 def test_refusals_of_a_busy_datacenter_make_no_doubt(large: Peer) -> None:
@@ -358,7 +360,7 @@ def test_who_waits_or_wants_to_be_told_waits_to_the_end(large: Peer, on_miss: On
             await impatient(it)
             return await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0, on_miss=on_miss)
 
-    assert run(scenario).tier is Tier.DC
+    assert run(scenario).tier is Tier.DATACENTER
 
 
 def test_the_model_hears_only_of_callers_that_have_a_deadline(large: Peer) -> None:

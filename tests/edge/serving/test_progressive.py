@@ -1,4 +1,4 @@
-"""Answers of some of a rung's members, for callers whose deadline comes before that of all."""
+"""Answers of some of a stage's members, for callers whose deadline comes before that of all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edge.escalation.client import Uplink
 from edge.escalation.http_transport import read_lines
-from hawkvision.core.types import Answer, MaxAccuracyDrop, OnMiss, PromiseStatus, Quality, Tier
+from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, OnMiss, Quality, Tier
 from tests.edge.bench import UNSURE, Bench, bench, misses, run
 from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.waiting import until
@@ -51,15 +51,15 @@ def slow(large: Peer) -> Peer:
 
 def test_the_latest_part_is_the_answer_where_the_whole_is_late(slow: Peer) -> None:
     answer = asked(slow)
-    assert (answer.tier, answer.index, answer.model) == (Tier.DC, PART_CLASS, slow.model)
+    assert (answer.tier, answer.index, answer.model) == (Tier.DATACENTER, PART_CLASS, slow.model)
     assert (answer.degraded, answer.escalated) == (True, True)
-    assert answer.accuracy.status is not PromiseStatus.HELD
+    assert answer.accuracy.status is not AccuracyStatus.CERTIFIED
 
 
 def test_the_whole_is_the_answer_where_it_is_in_time(large: Peer) -> None:
     large.parts = [PART_CLASS]
     answer = asked(large, PATIENT_MS)
-    assert (answer.index, answer.degraded, answer.accuracy.status) == (ANSWER_CLASS, False, PromiseStatus.HELD)
+    assert (answer.index, answer.degraded, answer.accuracy.status) == (ANSWER_CLASS, False, AccuracyStatus.CERTIFIED)
 
 
 @pytest.mark.parametrize("on_miss", [OnMiss.FAIL, OnMiss.WAIT])
@@ -106,13 +106,13 @@ def test_where_the_whole_is_hardly_ever_in_time_a_part_is_the_answer_as_soon_as_
     async def scenario() -> tuple[Answer, int]:
         async with bench(slow, UNSURE) as it:
             uplink = uplink_of(it)
-            misses(uplink._ways.hop.rest, 60_000.0, it.clock.now())
+            misses(uplink._ways.escalation_transport.rest, 60_000.0, it.clock.now())
             answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
             assert counted(it) == (1, 1)
             return answer, uplink._pending
 
     answer, pending = run(scenario)
-    assert answer.tier is Tier.DC
+    assert answer.tier is Tier.DATACENTER
     assert answer.timing_ms.total < PATIENT_MS / 2
     assert pending == 1, "the escalation goes on, to learn whether waiting pays again"
 
@@ -125,7 +125,7 @@ def test_the_rest_is_waited_for_where_it_usually_takes_less_than_there_is_time(
 
     async def scenario() -> Answer:
         async with bench(large, UNSURE) as it:
-            rest = uplink_of(it)._ways.hop.rest
+            rest = uplink_of(it)._ways.escalation_transport.rest
             for _ in range(20):
                 rest.answered(rest.sent(it.clock.now() - DEADLINE_MS * 1.5e-3), DEADLINE_MS * 1.5, it.clock.now())
             return await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=deadline_ms)
@@ -140,7 +140,7 @@ def test_what_was_given_up_for_a_part_is_learned_from(large: Peer) -> None:
     async def scenario() -> int:
         async with bench(large, UNSURE) as it:
             uplink = uplink_of(it)
-            rest = uplink._ways.hop.rest
+            rest = uplink._ways.escalation_transport.rest
             misses(rest, 60_000.0, it.clock.now())
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
             await until(lambda: uplink._pending == 0)
@@ -183,7 +183,7 @@ def test_the_answer_is_read_from_the_last_line_over_a_real_connection(large: Pee
     async def lines() -> int:
         async with aiohttp.ClientSession() as session:
             headers = {"X-HawkVision-Progressive": "1"}
-            async with session.post(f"{large.url}/v1/infer", data=b"picture", headers=headers) as response:
+            async with session.post(f"{large.url}/v1/infer", data=b"image", headers=headers) as response:
                 heard: list[bytes] = []
                 assert await read_lines(response.content, heard.append) == heard[-1]
                 return len(heard)

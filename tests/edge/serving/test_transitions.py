@@ -37,7 +37,7 @@ def gauge(it: Bench, name: str) -> float | None:
 def test_a_datacenter_that_ends_is_missed_at_once_by_a_node_without_traffic_and_greeted_when_it_is_back(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "RUNGS_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(node_module, "STAGES_INTERVAL_S", 3600.0)
 
     async def scenario(it: Bench, url: str) -> None:
         await until(lambda: gauge(it, "datacenter_up") == 0.0)
@@ -65,19 +65,19 @@ def test_a_datacenter_that_ends_is_missed_at_once_by_a_node_without_traffic_and_
 
 def test_a_tier_that_is_still_loading_when_the_node_starts_answers_as_soon_as_it_can(large: Peer) -> None:
     """Nobody has to ask in vain for that, and the node asks often enough to find it at once."""
-    large.rungs_status = 503
+    large.stages_status = 503
 
     async def scenario() -> list[Answer]:
         async with bench(large, UNSURE) as it:
             await until(lambda: gauge(it, "datacenter_up") == 0.0)
-            asked = large.asked_for_rungs
-            await until(lambda: large.asked_for_rungs >= asked + 25)  # more than `until` has patience for 5 s apart
-            large.rungs_status = 200
+            asked = large.asked_for_stages
+            await until(lambda: large.asked_for_stages >= asked + 25)  # more than `until` has patience for 5 s apart
+            large.stages_status = 200
             await until(lambda: gauge(it, "datacenter_up") == 1.0)
             return [await it.ask(target=Quality.BEST) for _ in range(3)]
 
     answers = run(scenario)
-    assert {(answer.tier, answer.degraded) for answer in answers} == {(Tier.DC, False)}
+    assert {(answer.tier, answer.degraded) for answer in answers} == {(Tier.DATACENTER, False)}
 
 
 @pytest.mark.parametrize("listing_refused", [False, True])
@@ -91,16 +91,16 @@ def test_a_key_that_the_datacenter_refuses_is_said_once_with_the_reason_and_so_i
     async def scenario() -> None:
         async with bench(large, UNSURE) as it:
             await known(it.node)
-            large.error_code, large.rungs_status, large.status = "forbidden", 403 if listing_refused else 200, 403
+            large.error_code, large.stages_status, large.status = "forbidden", 403 if listing_refused else 200, 403
             assert (await it.ask(target=Quality.BEST)).degraded
             assert gauge(it, "datacenter_up") == 0.0
-            asked = large.asked_for_rungs
-            await until(lambda: large.asked_for_rungs > asked + 3)
+            asked = large.asked_for_stages
+            await until(lambda: large.asked_for_stages > asked + 3)
             assert gauge(it, "datacenter_up") == 0.0
             assert not (await it.ask(target=Quality.BEST)).escalated
-            large.rungs_status = large.status = 200
+            large.stages_status = large.status = 200
             await until(lambda: gauge(it, "datacenter_up") == 1.0)
-            assert (await it.ask(target=Quality.BEST)).tier is Tier.DC
+            assert (await it.ask(target=Quality.BEST)).tier is Tier.DATACENTER
 
     run(scenario)
     assert lines(caplog, "datacenter") == [
@@ -108,7 +108,7 @@ def test_a_key_that_the_datacenter_refuses_is_said_once_with_the_reason_and_so_i
         ("WARNING", "datacenter lost"),
         ("INFO", "datacenter back"),
     ]
-    assert f"{large.url} refuses edge.dc_api_key: no" in caplog.text
+    assert f"{large.url} refuses edge.datacenter_api_key: no" in caplog.text
 
 
 def test_doubt_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture, large: Peer) -> None:
@@ -174,13 +174,13 @@ def test_a_guarantee_that_was_suspended_before_a_restart_is_said_to_be_at_the_st
 
 def test_a_change_of_transport_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(peer: Peer) -> None:
-        async with bench(peer, UNSURE, transport="lossy") as it:
-            await until(lambda: gauge(it, "datacenter_up") == 1.0 and it.node.uplink.transport.value == "lossy")  # type: ignore[union-attr]
+        async with bench(peer, UNSURE, transport="datagram") as it:
+            await until(lambda: gauge(it, "datacenter_up") == 1.0 and it.node.uplink.transport.value == "datagram")  # type: ignore[union-attr]
             for _ in range(3):
                 await it.ask(target=Quality.BEST, deadline_ms=5_000.0)
 
-    with running_peer(lossy=True, model="large", fingerprint=SHA) as peer:
+    with running_peer(datagram=True, model="large", fingerprint=SHA) as peer:
         asyncio.run(scenario(peer))
     assert len(peer.datagrams) == 3
-    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("pictures go to")]
-    assert [text.split(",")[0] for text in said] == [f"pictures go to {peer.url} over lossy"]
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("images go to")]
+    assert [text.split(",")[0] for text in said] == [f"images go to {peer.url} over lossy"]

@@ -18,11 +18,11 @@ from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import (
     WHOLE,
-    AccuracyPromise,
+    AccuracyGuarantee,
+    AccuracyStatus,
     Answer,
     Basis,
     MaxAccuracyDrop,
-    PromiseStatus,
     Quality,
     Received,
     Score,
@@ -37,14 +37,14 @@ from tests.waiting import until
 CERTIFIED, OTHER = f"{SHA}/int8", f"{'b' * 64}/int8"
 ON_CUDA = f"{SHA}/onnxruntime:CUDAExecutionProvider,CPUExecutionProvider:tf32:1.23.0:NVIDIA H100"
 DROP = MaxAccuracyDrop(0.3)
-UNCERTIFIED = (PromiseStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)
+UNCERTIFIED = (AccuracyStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)
 
 
-def claim(promise: AccuracyPromise) -> tuple[PromiseStatus, Basis]:
-    return promise.status, promise.basis
+def claim(guarantee: AccuracyGuarantee) -> tuple[AccuracyStatus, Basis]:
+    return guarantee.status, guarantee.basis
 
 
-def of_answer(answer: Answer) -> tuple[PromiseStatus, Basis]:
+def of_answer(answer: Answer) -> tuple[AccuracyStatus, Basis]:
     return claim(answer.accuracy)
 
 
@@ -53,11 +53,11 @@ def learned(it: Bench) -> int:
     return sum(m.state.audits for stream in it.node.streams._all() for m in stream.monitors.values())
 
 
-@pytest.fixture(params=["tcp", "lossy"])
+@pytest.fixture(params=["tcp", "datagram"])
 def either(request: pytest.FixtureRequest) -> Iterator[tuple[Peer, Transport]]:
     """A datacenter that is asked over TCP, and one that is asked by datagrams."""
     over = Transport(request.param)
-    with running_peer(model="large", fingerprint=SHA, lossy=over is Transport.LOSSY) as peer:
+    with running_peer(model="large", fingerprint=SHA, datagram=over is Transport.DATAGRAM) as peer:
         yield peer, over
 
 
@@ -68,7 +68,7 @@ def test_what_a_replica_states_counts_and_not_what_the_tier_lists(
     peer, transport = either
 
     async def scenario() -> list[Answer]:
-        async with bench(peer, UNSURE, transport="lossy" if transport is Transport.LOSSY else "tcp") as it:
+        async with bench(peer, UNSURE, transport="datagram" if transport is Transport.DATAGRAM else "tcp") as it:
             await known(it.node)
             await until(lambda: it.node.uplink is not None and it.node.uplink.transport is transport)
             before = await it.ask(target=Quality.BEST)
@@ -81,9 +81,9 @@ def test_what_a_replica_states_counts_and_not_what_the_tier_lists(
             return [before, between, at_edge, await it.ask(target=Quality.BEST)]
 
     before, between, at_edge, after = run(scenario)
-    assert len(peer.datagrams if transport is Transport.LOSSY else peer.bodies) >= 3
-    assert [a.tier for a in (before, between, after)] == [Tier.DC] * 3
-    assert before.accuracy.status is after.accuracy.status is PromiseStatus.HELD
+    assert len(peer.datagrams if transport is Transport.DATAGRAM else peer.bodies) >= 3
+    assert [a.tier for a in (before, between, after)] == [Tier.DATACENTER] * 3
+    assert before.accuracy.status is after.accuracy.status is AccuracyStatus.CERTIFIED
     assert of_answer(between) == UNCERTIFIED
     assert (between.accuracy.max_drop, between.accuracy.delta, between.accuracy.n) == (None, None, None)
     assert of_answer(at_edge) == UNCERTIFIED, "its reference is another version"
@@ -104,10 +104,12 @@ def test_a_rolling_update_certifies_each_answer_for_the_version_that_gave_it_and
     answers = run(scenario)
     assert len(large.ports) == 1
     assert {states: answer.accuracy.status for states, answer in answers} == {
-        CERTIFIED: PromiseStatus.HELD,
-        OTHER: PromiseStatus.BEST_EFFORT,
+        CERTIFIED: AccuracyStatus.CERTIFIED,
+        OTHER: AccuracyStatus.BEST_EFFORT,
     }
-    assert all((answer.accuracy.status is PromiseStatus.HELD) == (states == CERTIFIED) for states, answer in answers)
+    assert all(
+        (answer.accuracy.status is AccuracyStatus.CERTIFIED) == (states == CERTIFIED) for states, answer in answers
+    )
 
 
 def test_a_datacenter_that_states_nothing_is_served_by_and_never_certified(large: Peer) -> None:
@@ -123,7 +125,7 @@ def test_a_datacenter_that_states_nothing_is_served_by_and_never_certified(large
 
     at_edge, escalated, found, outcomes = run(scenario)
     assert {of_answer(answer) for answer in (*at_edge, *escalated)} == {UNCERTIFIED}
-    assert {answer.tier for answer in escalated} == {Tier.DC}
+    assert {answer.tier for answer in escalated} == {Tier.DATACENTER}
     assert (found, outcomes) == (0.0, 0)
 
 
@@ -149,28 +151,28 @@ def test_outcomes_of_another_version_enter_no_log(large: Peer, lead: float) -> N
 
 
 def test_an_intermediate_stage_of_another_version_enters_no_log_and_certifies_nothing(large: Peer) -> None:
-    large.middle, large.middle_fingerprint, large.middle_score = "medium", SHA, 0.0
+    large.intermediate, large.intermediate_fingerprint, large.intermediate_score = "medium", SHA, 0.0
 
     async def scenario() -> tuple[Answer, Answer, set[str]]:
-        async with bench(large, UNSURE, middle=True, audit_share=0.2) as it:
+        async with bench(large, UNSURE, intermediate=True, audit_share=0.2) as it:
             await known(it.node)
             large.states = OTHER
             passed_over = await it.ask(target=THREE_LEVELS)
-            large.middle_score = 1.0
-            by_middle = await it.ask(target=THREE_LEVELS)
+            large.intermediate_score = 1.0
+            by_intermediate = await it.ask(target=THREE_LEVELS)
             await many(it, 40, target=THREE_LEVELS)
-            return passed_over, by_middle, {k for s in it.node.streams._all() for k in s.monitors}
+            return passed_over, by_intermediate, {k for s in it.node.streams._all() for k in s.monitors}
 
-    passed_over, by_middle, logs = run(scenario)
-    assert (passed_over.model, by_middle.model) == ("large", "medium")
-    assert of_answer(passed_over) == of_answer(by_middle) == UNCERTIFIED
+    passed_over, by_intermediate, logs = run(scenario)
+    assert (passed_over.model, by_intermediate.model) == ("large", "medium")
+    assert of_answer(passed_over) == of_answer(by_intermediate) == UNCERTIFIED
     assert not any("medium" in key for key in logs)
 
 
 THREE_LEVELS = next(
     MaxAccuracyDrop(c.max_drop)
-    for c in make_profile(middle=True).pairs[0].conditions[0].certificates
-    if isinstance(c.middle_threshold, float) and isinstance(c.threshold, float)
+    for c in make_profile(intermediate=True).pairs[0].conditions[0].certificates
+    if isinstance(c.intermediate_threshold, float) and isinstance(c.threshold, float)
 )
 
 
@@ -178,7 +180,7 @@ THREE_LEVELS = next(
 
 
 def edge_runs(it: Bench, fingerprint: str | None) -> None:
-    it.node.rung = replace(it.node.rung, fingerprint=fingerprint)
+    it.node.stage = replace(it.node.stage, fingerprint=fingerprint)
 
 
 @pytest.mark.parametrize("fingerprint", [None, OTHER, f"{SHA}/openvino:CPU:f32:2026.4:Some CPU", f"{SHA}/int8+noop"])
@@ -194,7 +196,7 @@ def test_an_edge_stage_that_runs_otherwise_is_not_certified_and_teaches_nothing(
 
     answers, best, outcomes = run(scenario)
     assert {of_answer(answer) for answer in answers} == {UNCERTIFIED}
-    assert best.accuracy.status is PromiseStatus.HELD, "the edge had no part in it"
+    assert best.accuracy.status is AccuracyStatus.CERTIFIED, "the edge had no part in it"
     assert outcomes == 0
 
 
@@ -235,12 +237,12 @@ def test_requests_under_way_claim_nothing_once_other_certificates_are_in_force(l
             return before, during, await it.ask(target=Quality.BEST)
 
     before, during, after = run(scenario)
-    assert before.accuracy.status is after.accuracy.status is PromiseStatus.HELD
+    assert before.accuracy.status is after.accuracy.status is AccuracyStatus.CERTIFIED
     assert of_answer(during) == UNCERTIFIED
 
 
 def test_certificates_for_the_next_version_come_into_force_with_the_next_answer(large: Peer) -> None:
-    async def scenario() -> list[PromiseStatus]:
+    async def scenario() -> list[AccuracyStatus]:
         async with bench(large, UNSURE) as it:
             await known(it.node)
             found = []
@@ -251,7 +253,7 @@ def test_certificates_for_the_next_version_come_into_force_with_the_next_answer(
                 found.append((await it.ask(target=Quality.BEST)).accuracy.status)
             return found
 
-    held, effort = PromiseStatus.HELD, PromiseStatus.BEST_EFFORT
+    held, effort = AccuracyStatus.CERTIFIED, AccuracyStatus.BEST_EFFORT
     assert run(scenario) == [held, effort, held, effort]
 
 
@@ -259,13 +261,13 @@ def test_certificates_of_other_models_than_the_loaded_ones_are_refused_and_chang
     async def scenario() -> Answer:
         async with bench(large, SURE) as it:
             await known(it.node)
-            before = it.node.policy, it.node.versions, it.node.rung
+            before = it.node.policy, it.node.versions, it.node.stage
             with pytest.raises(ManifestError, match=f"small with fingerprint {'c' * 64}.*restart"):
                 it.node.adopt(certification(edge="c" * 64))
-            assert (it.node.policy, it.node.versions, it.node.rung) == before
+            assert (it.node.policy, it.node.versions, it.node.stage) == before
             return await it.ask()
 
-    assert run(scenario).accuracy.status is PromiseStatus.HELD
+    assert run(scenario).accuracy.status is AccuracyStatus.CERTIFIED
 
 
 def test_audits_under_way_enter_no_log_of_the_next_certificates(large: Peer, tmp_path: Path) -> None:
@@ -285,7 +287,7 @@ def test_audits_under_way_enter_no_log_of_the_next_certificates(large: Peer, tmp
                 await it.ask(target=Quality.FAST)
             it.node.adopt(certification(profile=Policy(changed, "small", "large")))
             status = (await it.ask(target=Quality.FAST)).accuracy.status
-            assert status is not PromiseStatus.VOID, "the alarm was about the certificates before"
+            assert status is not AccuracyStatus.SUSPENDED, "the alarm was about the certificates before"
             large.held = False
             await until(lambda: not it.node.auditor._under_way)
             keys = {key for stream in it.node.streams._all() for key in stream.monitors}

@@ -10,10 +10,10 @@ from hawkvision.core.errors import CompileError
 
 
 def test_larger_devices_have_more_of_everything() -> None:
-    small, middle, large = (device(f"lfe5u-{size}f") for size in (25, 45, 85))
+    small, intermediate, large = (device(f"lfe5u-{size}f") for size in (25, 45, 85))
     for field in set(Resources.__struct_fields__) - {"large_rams"}:
-        assert getattr(small, field) < getattr(middle, field) < getattr(large, field)
-    assert small.static_w[1] < middle.static_w[1] < large.static_w[1]
+        assert getattr(small, field) < getattr(intermediate, field) < getattr(large, field)
+    assert small.static_w[1] < intermediate.static_w[1] < large.static_w[1]
 
 
 @pytest.mark.parametrize("name", devices())

@@ -56,8 +56,8 @@ def test_rate_step_is_followed_both_ways() -> None:
     low, high, again = (here.record.shares(t, t + 10).mean() for t in (10, 40, 70))
     assert low == again == 1.0
     assert high == pytest.approx(plan().schedule.share(800), abs=0.08)
-    settled, _ = here.record.between(25, 50)
-    assert np.mean(settled > TASK.deadline_s) < 0.03
+    decided, _ = here.record.between(25, 50)
+    assert np.mean(decided > TASK.deadline_s) < 0.03
 
 
 def test_slow_device_gets_less_and_a_mended_one_more_again() -> None:

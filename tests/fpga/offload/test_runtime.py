@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fpga.offload.calibration import (
-    LEAST_PICTURES,
+    LEAST_IMAGES,
     TURNS,
     WARM_UP_RUNS,
     BatchTiming,
@@ -38,7 +38,7 @@ from hawkvision.core.types import Logits, Pixels
 from hawkvision.inference.backend import Backend, check_batch, check_open
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
-from hawkvision.testing import BackendConformance, random_pictures
+from hawkvision.testing import BackendConformance, random_images
 from tests.hawkvision.integer.graphs import random_graph
 
 GRAPH = random_graph(side=8, planes=3)
@@ -94,7 +94,7 @@ class Running:
     def __init__(self, share: float, places: int = 8, fails_each: int = 0) -> None:
         self.fpga, self.cpu, self.clock = Twin(fails_each=fails_each), Twin(), ManualClock()
         self.both = OffloadBackend(self.fpga, self.cpu, plan(share, places), self.clock)
-        self.images = random_pictures(self.both, 1)
+        self.images = random_images(self.both, 1)
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(round(seconds * 4)):
@@ -114,7 +114,7 @@ def test_batch_is_split_by_share_and_put_together_in_order() -> None:
     run = Running(0.5, places=200)
     run.pass_time(20)
     before = run.both.offloaded()
-    batch = random_pictures(run.both, 200)
+    batch = random_images(run.both, 200)
     np.testing.assert_array_equal(run.both.infer(batch), Twin().infer(batch))
     after = run.both.offloaded()
     assert 60 < after.fpga - before.fpga < 140
@@ -125,7 +125,7 @@ def test_images_without_a_place_are_computed_by_the_cpu() -> None:
     run = Running(1.0, places=3)
     run.pass_time(10)
     before = run.both.offloaded()
-    run.both.infer(random_pictures(run.both, 10))
+    run.both.infer(random_images(run.both, 10))
     after = run.both.offloaded()
     assert (after.fpga - before.fpga, after.cpu - before.cpu, after.no_place - before.no_place) == (3, 7, 7)
 
@@ -133,7 +133,7 @@ def test_images_without_a_place_are_computed_by_the_cpu() -> None:
 @pytest.mark.parametrize("fails_each", [1, 2, 3, 7])
 def test_every_nth_failure_loses_no_image(fails_each: int) -> None:
     run = Running(1.0, fails_each=fails_each)
-    batches = [random_pictures(run.both, 1 + i % 3, i) for i in range(60)]
+    batches = [random_images(run.both, 1 + i % 3, i) for i in range(60)]
     for batch in batches:
         run.clock.advance(0.3)
         np.testing.assert_array_equal(run.both.infer(batch), Twin().infer(batch))
@@ -189,7 +189,7 @@ def test_many_threads_and_a_failing_fpga_lose_nothing() -> None:
     run = Running(0.7, places=4, fails_each=11)
     run.pass_time(20)
     before = run.both.offloaded()
-    batches = [random_pictures(run.both, 1 + seed % 4, seed) for seed in range(300)]
+    batches = [random_images(run.both, 1 + seed % 4, seed) for seed in range(300)]
     with ThreadPoolExecutor(12) as pool:
         found = list(pool.map(run.both.infer, batches))
     for batch, logits in zip(batches, found, strict=True):
@@ -313,7 +313,7 @@ def test_a_machine_that_stands_still_once_does_not_make_a_slow_link() -> None:
             return np.zeros((len(batch), self.classes), np.float32)
 
     found = measure_link(Standing(), 0.0, 1e12, CpuWork.always(0.0), seconds=still_s)
-    assert found.latency_s < 0.1 * still_s / 2 / LEAST_PICTURES, "far less than that image's share of a mean"
+    assert found.latency_s < 0.1 * still_s / 2 / LEAST_IMAGES, "far less than that image's share of a mean"
 
 
 @given(st.binary(max_size=100), st.integers(0, 2_000), st.integers(0, 255))

@@ -172,7 +172,7 @@ MAC = {"MODE_8x8": "0", "TOPADDSUB_LOWERINPUT": "10", "BOTADDSUB_LOWERINPUT": "1
 @given(
     signed=st.tuples(st.booleans(), st.booleans()),
     operands=st.tuples(st.booleans(), st.booleans()),
-    middle=st.booleans(),
+    intermediate=st.booleans(),
     summed=st.booleans(),
     top=st.booleans(),
     bottom=st.booleans(),
@@ -183,7 +183,7 @@ def test_multiplier_gives_the_product_as_many_cycles_later_as_it_has_registers(
     tmp_path_factory: pytest.TempPathFactory,
     signed: tuple[bool, bool],
     operands: tuple[bool, bool],
-    middle: bool,
+    intermediate: bool,
     summed: bool,
     top: bool,
     bottom: bool,
@@ -191,9 +191,11 @@ def test_multiplier_gives_the_product_as_many_cycles_later_as_it_has_registers(
 ) -> None:
     a, b, out = nets(10, 16), nets(30, 16), nets(50, 32)
     fields = MAC | {f"{side}_SIGNED": str(int(is_so)) for side, is_so in zip("AB", signed, strict=True)}
-    assume(operands[0] == operands[1] or middle or summed)
+    assume(operands[0] == operands[1] or intermediate or summed)
     fields |= {f"{side}_REG": str(int(held)) for side, held in zip("AB", operands, strict=True)}
-    fields |= dict.fromkeys(("TOP_8x8_MULT_REG", "BOT_8x8_MULT_REG", "PIPELINE_16x16_MULT_REG1"), str(int(middle)))
+    fields |= dict.fromkeys(
+        ("TOP_8x8_MULT_REG", "BOT_8x8_MULT_REG", "PIPELINE_16x16_MULT_REG1"), str(int(intermediate))
+    )
     fields |= {"PIPELINE_16x16_MULT_REG2": str(int(summed))}
     fields |= {"TOPOUTPUT_SELECT": "01" if top else "11", "BOTOUTPUT_SELECT": "01" if bottom else "11"}
     made = circuit(
@@ -205,7 +207,7 @@ def test_multiplier_gives_the_product_as_many_cycles_later_as_it_has_registers(
     x, y = (np.pad(v, ((0, 0), (held, 0)))[:, :12] for v, held in zip((x, y), operands, strict=True))
     product = np.pad((x * y & 0xFFFF_FFFF), ((0, 0), (4, 0)))
     shown = beats(made, given_words).astype(np.int64)
-    for late, mask in ((middle + summed + bottom, 0xFFFF), (middle + summed + top, 0xFFFF << 16)):
+    for late, mask in ((intermediate + summed + bottom, 0xFFFF), (intermediate + summed + top, 0xFFFF << 16)):
         assert (shown[:, 5:] & mask == product[:, 9 - late : 16 - late] & mask).all()
 
 

@@ -27,7 +27,7 @@ HOWS: tuple[KernelKind, KernelKind] = ("compiled", "numpy")
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("make", [fashion_shape, cifar_shape])
-def test_rungs_of_the_ladder_get_the_reference_logits(make: Callable[[], IntegerGraph], how: KernelKind) -> None:
+def test_stages_of_the_cascade_get_the_reference_logits(make: Callable[[], IntegerGraph], how: KernelKind) -> None:
     graph = make()
     images = random_images(graph, 5)
     np.testing.assert_array_equal(IntegerKernel(graph, kind=how).logits(images), reference.logits(graph, images))

@@ -1,4 +1,4 @@
-"""A small ladder with known behaviour, for tests that need a profile."""
+"""A small cascade with known behaviour, for tests that need a profile."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import functools
 import msgspec
 import numpy as np
 
-from hawkvision.cascade.certification.profile import Profile, ProfileData, ReceivedCondition, RungProfile
-from hawkvision.cascade.certification.profiling import Looked, profile_pair, profile_rung, split_indices
+from hawkvision.cascade.certification.profile import Profile, ProfileData, ReceivedCondition, StageProfile
+from hawkvision.cascade.certification.profiling import Looked, profile_pair, profile_stage, split_indices
 from hawkvision.cascade.certification.profiling_received import ReceivedLooks, profile_received
 from hawkvision.core.types import Logits, Score
 
@@ -23,20 +23,20 @@ def make_logits(rng: np.random.Generator, labels: np.ndarray, strength: float, c
 
 
 @functools.cache
-def make_profile(seed: int = 7, n: int = 3_000, middle: bool = False) -> Profile:
-    """A profile of two rungs, `small` (about 75 % right) and `large` (about 95 %); with `medium` between, if asked."""
+def make_profile(seed: int = 7, n: int = 3_000, intermediate: bool = False) -> Profile:
+    """A profile of two stages, `small` (about 75 % right) and `large` (about 95 %); with `medium` between, if asked."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 10, n)
     split = split_indices(np.where(np.arange(n) % 3 == 0, "a", "b"), seed)
 
-    def rung(name: str, strength: float, cost_ms: float) -> tuple[RungProfile, Looked]:
-        return profile_rung(
+    def stage(name: str, strength: float, cost_ms: float) -> tuple[StageProfile, Looked]:
+        return profile_stage(
             name, {name: SHA}, SHA, make_logits(rng, labels, strength), labels, split, SHA, cost_ms
         )  # fmt: skip
 
-    small, edge = rung("small", 3.0, 1.0)
-    large, best = rung("large", 8.0, 20.0)
-    medium, between = rung("medium", 6.0, 4.0)
+    small, edge = stage("small", 3.0, 1.0)
+    large, best = stage("large", 8.0, 20.0)
+    medium, between = stage("medium", 6.0, 4.0)
     return Profile(
         format=3,
         task="digits",
@@ -48,8 +48,8 @@ def make_profile(seed: int = 7, n: int = 3_000, middle: bool = False) -> Profile
             certify=len(split.certify),
             held_out=len(split.held_out),
         ),
-        rungs=(small, medium, large) if middle else (small, large),
-        pairs=(profile_pair(edge, best, labels, split, between if middle else None),),
+        stages=(small, medium, large) if intermediate else (small, large),
+        pairs=(profile_pair(edge, best, labels, split, between if intermediate else None),),
     )
 
 
@@ -61,7 +61,7 @@ RECEIVED_DROPS = (0.01, 0.02, 0.04, 0.05, 0.06, 0.15, 0.3)
 
 
 def make_received_looks(harm: float, n: int = 1_600, seed: int = 11) -> ReceivedLooks:
-    """Pictures whose logits suffered on the way; the edge gets surer of itself the more they did."""
+    """Images whose logits suffered on the way; the edge gets surer of itself the more they did."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 10, n)
     edge, best = make_logits(rng, labels, 3.0), make_logits(rng, labels, 8.0)
@@ -72,7 +72,7 @@ def make_received_looks(harm: float, n: int = 1_600, seed: int = 11) -> Received
 
 @functools.cache
 def make_condition(quality: int, fraction: float, harm: float, n: int = 1_600) -> ReceivedCondition:
-    """A measured condition; of its n pictures a quarter plans, the rest certifies."""
+    """A measured condition; of its n images a quarter plans, the rest certifies."""
     looks = make_received_looks(harm, n)
     return profile_received(
         looks.part(np.arange(n // 4)),

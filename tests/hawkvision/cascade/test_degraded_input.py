@@ -1,4 +1,4 @@
-"""Routes of pictures that crossed a lossy link: which condition counts, what is kept, and what is only tried."""
+"""Routes of images that crossed a lossy link: which condition counts, what is kept, and what is only tried."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import TargetUnreachable
 from hawkvision.core.types import (
     WHOLE,
+    AccuracyStatus,
     Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
-    PromiseStatus,
     Quality,
     Received,
     Target,
@@ -72,17 +72,17 @@ def test_the_condition_never_flatters_what_was_received(received: Received) -> N
 
 
 @given(TARGETS)
-def test_a_whole_picture_is_routed_as_if_there_were_no_links(target: Target) -> None:
+def test_a_whole_image_is_routed_as_if_there_were_no_links(target: Target) -> None:
     assert POLICY.route(target, WHOLE) == Policy(make_profile(), "small", "large").route(target)
 
 
-def test_a_kept_target_has_the_threshold_promise_and_temperature_of_its_condition() -> None:
+def test_a_kept_target_has_the_threshold_guarantee_and_temperature_of_its_condition() -> None:
     route, found = POLICY.route(MaxAccuracyDrop(0.05), Received(0.8, 80)), condition(80, 0.75)
     kept = next(c for c in found.certificates if c.max_drop == 0.05)
     assert (route.threshold, route.temperature) == (threshold_value(kept.threshold), found.edge_temperature)
-    promise = route.promise
-    assert (promise.status, promise.basis, promise.max_drop, promise.delta, promise.n) == (
-        PromiseStatus.HELD, Basis.LABELLED, 0.05, 0.05, kept.n,
+    guarantee = route.guarantee
+    assert (guarantee.status, guarantee.basis, guarantee.max_drop, guarantee.delta, guarantee.n) == (
+        AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.05, 0.05, kept.n,
     )  # fmt: skip
     assert not route.short
     assert route.controls is not None
@@ -92,10 +92,10 @@ def test_a_target_that_only_escalating_everything_keeps_claims_nothing_for_no_au
     found = condition(27, 0.6)
     route = POLICY.route(MaxAccuracyDrop(found.best.max_drop + 1e-6), Received(0.65, 27))
     assert route.direct
-    assert (route.short, route.promise.status, route.promise.basis) == (
-        False, PromiseStatus.BEST_EFFORT, Basis.UNMONITORED,
+    assert (route.short, route.guarantee.status, route.guarantee.basis) == (
+        False, AccuracyStatus.BEST_EFFORT, Basis.UNMONITORED,
     )  # fmt: skip
-    assert route.promise.max_drop is None
+    assert route.guarantee.max_drop is None
 
 
 def test_a_target_that_nothing_keeps_is_short_and_accepts_what_costs_no_more_than_it_allows() -> None:
@@ -103,17 +103,21 @@ def test_a_target_that_nothing_keeps_is_short_and_accepts_what_costs_no_more_tha
     accepting = next(c for c in found.accept_certificates if c.max_drop == 0.04)
     assert route.threshold == threshold_value(accepting.threshold)
     assert route.short
-    assert (route.promise.status, route.promise.max_drop, route.controls) == (PromiseStatus.BEST_EFFORT, None, None)
+    assert (route.guarantee.status, route.guarantee.max_drop, route.controls) == (
+        AccuracyStatus.BEST_EFFORT,
+        None,
+        None,
+    )
 
 
 @given(TARGETS, RECEIVED)
-def test_what_is_promised_is_within_what_was_asked(target: Target, received: Received) -> None:
+def test_what_is_guaranteed_is_within_what_was_asked(target: Target, received: Received) -> None:
     route = POLICY.route(target, received)
-    if isinstance(target, MaxAccuracyDrop) and route.promise.max_drop is not None:
-        assert route.promise.max_drop <= target.value
-    if isinstance(target, MinAccuracy) and route.promise.status is PromiseStatus.HELD:
+    if isinstance(target, MaxAccuracyDrop) and route.guarantee.max_drop is not None:
+        assert route.guarantee.max_drop <= target.value
+    if isinstance(target, MinAccuracy) and route.guarantee.status is AccuracyStatus.CERTIFIED:
         assert target.value <= POLICY.best_accuracy.high
-    assert not (route.short and route.promise.status is PromiseStatus.HELD)
+    assert not (route.short and route.guarantee.status is AccuracyStatus.CERTIFIED)
 
 
 @given(TARGETS, st.floats(0.0, 0.7499), st.integers(80, 100))
@@ -128,11 +132,11 @@ def test_the_edge_is_never_believed_where_nothing_was_measured(target: Target, r
     route = POLICY.route(target, received)
     assert route.threshold == math.inf
     assert route.short
-    assert route.promise.status is PromiseStatus.BEST_EFFORT
+    assert route.guarantee.status is AccuracyStatus.BEST_EFFORT
 
 
 @given(TARGETS)
-def test_without_conditions_no_received_picture_is_believed(target: Target) -> None:
+def test_without_conditions_no_received_image_is_believed(target: Target) -> None:
     assert Policy(make_profile(), "small", "large").route(target, Received(0.99, 80)).direct
 
 
@@ -144,24 +148,24 @@ def test_a_looser_target_is_kept_wherever_a_stricter_one_is(first: float, second
         assert strict.threshold >= loose.threshold
 
 
-def test_qualities_mean_what_they_mean_on_whole_pictures() -> None:
+def test_qualities_mean_what_they_mean_on_whole_images() -> None:
     received, found = Received(1.0, 80), condition(80, 1.0)
     assert found.fast is not None
     fast, balanced, best = (POLICY.route(quality, received) for quality in Quality)
-    assert (fast.threshold, fast.promise.max_drop) == (-math.inf, found.fast.max_drop)
-    assert balanced.promise.max_drop == PAIR.conditions[0].balanced.max_drop or balanced.promise.max_drop == 0.05
+    assert (fast.threshold, fast.guarantee.max_drop) == (-math.inf, found.fast.max_drop)
+    assert balanced.guarantee.max_drop == PAIR.conditions[0].balanced.max_drop or balanced.guarantee.max_drop == 0.05
     assert best.direct
     assert best.short
-    assert (best.promise.status, best.promise.max_drop) == (PromiseStatus.BEST_EFFORT, found.best.max_drop)
+    assert (best.guarantee.status, best.guarantee.max_drop) == (AccuracyStatus.BEST_EFFORT, found.best.max_drop)
 
 
-def test_absolute_targets_are_counted_from_whole_pictures_and_checked_where_they_were_received() -> None:
+def test_absolute_targets_are_counted_from_whole_images_and_checked_where_they_were_received() -> None:
     found = condition(80, 0.75)
     easy = POLICY.route(MinAccuracy(found.edge_accuracy.low), Received(0.8, 80))
-    assert (easy.threshold, easy.promise.status) == (-math.inf, PromiseStatus.HELD)
+    assert (easy.threshold, easy.guarantee.status) == (-math.inf, AccuracyStatus.CERTIFIED)
     certain = POLICY.route(MinAccuracy(POLICY.best_accuracy.low - 0.06), Received(0.8, 80))
-    assert (certain.promise.max_drop, certain.promise.status) == (0.06, PromiseStatus.HELD)
-    assert certain.promise.delta == 0.075
+    assert (certain.guarantee.max_drop, certain.guarantee.status) == (0.06, AccuracyStatus.CERTIFIED)
+    assert certain.guarantee.delta == 0.075
     assert POLICY.route(MinAccuracy(POLICY.best_accuracy.value), Received(0.8, 80)).short
     with pytest.raises(TargetUnreachable):
         POLICY.route(MinAccuracy(POLICY.best_accuracy.value + 0.001), Received(0.8, 80))
@@ -176,12 +180,12 @@ def test_a_confidence_is_compared_at_the_conditions_temperature(confidence: floa
 
 
 @given(TARGETS.filter(lambda target: not isinstance(target, MinAccuracy)), RECEIVED)
-def test_a_sites_certificates_promise_nothing_of_received_pictures(target: Target, received: Received) -> None:
+def test_a_sites_certificates_guarantee_nothing_of_received_images(target: Target, received: Received) -> None:
     there = Policy(PROFILE, "small", "large", site=site_of(PROFILE)).route(target, received)
     here = POLICY.route(target, received)
     if received != WHOLE:
         assert there.threshold == here.threshold
-        assert (there.promise.status, there.promise.max_drop) == (PromiseStatus.BEST_EFFORT, None)
+        assert (there.guarantee.status, there.guarantee.max_drop) == (AccuracyStatus.BEST_EFFORT, None)
         assert there.controls is None
 
 
@@ -201,7 +205,7 @@ def test_every_target_that_may_be_held_is_watched_in_every_condition() -> None:
         targets = (*Quality, *(MaxAccuracyDrop(d / 100) for d in range(1, 60)), *map(MinAccuracy, (0.2, 0.5, 0.8, 0.9)))
         for target in targets:
             route = POLICY.route(target, Received(fraction, quality))
-            if route.promise.status is PromiseStatus.HELD:
+            if route.guarantee.status is AccuracyStatus.CERTIFIED:
                 assert route.controls is not None, target
                 assert route.controls.edge_claims is not None
                 assert route.threshold in [claim.threshold for claim in route.controls.edge_claims.claims]

@@ -16,20 +16,20 @@ from hawkvision.cascade.certification.profile import (
     SiteCertificates,
     SiteData,
     SitePair,
-    SiteRung,
+    SiteStage,
     threshold_value,
 )
 from hawkvision.cascade.drift.monitor import Claim
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Escalate, Miss, Policy, Route, decide, weakened
 from hawkvision.core.errors import ManifestError, TargetUnreachable
 from hawkvision.core.types import (
-    AccuracyPromise,
+    AccuracyGuarantee,
+    AccuracyStatus,
     Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
     OnMiss,
-    PromiseStatus,
     Quality,
     Reason,
     Score,
@@ -40,15 +40,15 @@ from tests.hawkvision.cascade.synthetic import SHA, make_profile
 PROFILE = make_profile()
 POLICY = Policy(PROFILE, "small", "large")
 A_EDGE, A_BEST = POLICY.edge_accuracy.value, POLICY.best_accuracy.value
-THREE = make_profile(middle=True)
+THREE = make_profile(intermediate=True)
 
 
 def route_at(threshold: float) -> Route:
-    promise = AccuracyPromise(Quality.BALANCED, PromiseStatus.HELD, Basis.LABELLED, 0.02, 0.05, 700)
-    return Route(threshold, promise, 0.3)
+    guarantee = AccuracyGuarantee(Quality.BALANCED, AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.02, 0.05, 700)
+    return Route(threshold, guarantee, 0.3)
 
 
-def test_synthetic_ladder_has_a_gap_to_close() -> None:
+def test_synthetic_cascade_has_a_gap_to_close() -> None:
     assert A_BEST - A_EDGE > 0.1
 
 
@@ -59,20 +59,20 @@ def test_fast_never_escalates_and_best_always_does() -> None:
 
 
 def test_every_quality_carries_its_certified_drop() -> None:
-    fast, balanced, best = (POLICY.route(q).promise for q in Quality)
+    fast, balanced, best = (POLICY.route(q).guarantee for q in Quality)
     assert fast.max_drop is not None
     assert balanced.max_drop is not None
     assert fast.max_drop > balanced.max_drop > 0.0
     assert best.max_drop == 0.0
-    assert {fast.status, balanced.status, best.status} == {PromiseStatus.HELD}
+    assert {fast.status, balanced.status, best.status} == {AccuracyStatus.CERTIFIED}
 
 
 @given(st.floats(0.0, 1.0))
 def test_certified_drop_never_exceeds_what_was_asked(max_drop: float) -> None:
-    promise = POLICY.route(MaxAccuracyDrop(max_drop)).promise
-    assert promise.status is PromiseStatus.HELD
-    assert promise.max_drop is not None
-    assert promise.max_drop <= max_drop
+    guarantee = POLICY.route(MaxAccuracyDrop(max_drop)).guarantee
+    assert guarantee.status is AccuracyStatus.CERTIFIED
+    assert guarantee.max_drop is not None
+    assert guarantee.max_drop <= max_drop
 
 
 @given(st.floats(0.0, 0.5), st.floats(0.0, 0.5))
@@ -81,43 +81,43 @@ def test_a_looser_target_never_escalates_more(first: float, second: float) -> No
     assert POLICY.route(MaxAccuracyDrop(strict)).threshold >= POLICY.route(MaxAccuracyDrop(loose)).threshold
 
 
-def test_no_drop_at_all_goes_straight_to_the_best_rung() -> None:
+def test_no_drop_at_all_goes_straight_to_the_best_stage() -> None:
     assert POLICY.route(MaxAccuracyDrop(0.0)).direct
 
 
 def test_accuracy_the_edge_was_measured_to_have_is_answered_there() -> None:
     route = POLICY.route(MinAccuracy(A_EDGE - 0.001))
     assert route.threshold == -math.inf
-    assert route.promise.status is PromiseStatus.BEST_EFFORT, (
+    assert route.guarantee.status is AccuracyStatus.BEST_EFFORT, (
         "measured, not certified, this close to the edge's accuracy"
     )
-    assert POLICY.route(MinAccuracy(0.3)).promise.status is PromiseStatus.HELD
+    assert POLICY.route(MinAccuracy(0.3)).guarantee.status is AccuracyStatus.CERTIFIED
 
 
 def test_accuracy_between_edge_and_best_uses_a_certificate() -> None:
     route = POLICY.route(MinAccuracy(A_BEST - 0.05))
-    assert route.promise.basis is Basis.LABELLED
-    assert route.promise.max_drop is not None
-    assert route.promise.max_drop <= 0.05 + 1e-9
+    assert route.guarantee.basis is Basis.LABELLED
+    assert route.guarantee.max_drop is not None
+    assert route.guarantee.max_drop <= 0.05 + 1e-9
     assert 0.0 < route.escalation < 1.0
 
 
 @given(st.floats(0.0, A_BEST))
 def test_absolute_accuracy_is_held_only_from_the_lower_end_of_what_was_measured(accuracy: float) -> None:
-    promise = POLICY.route(MinAccuracy(accuracy)).promise
-    if promise.status is PromiseStatus.HELD:
-        assert promise.delta is not None
-        assert promise.max_drop is not None
-        by_drop = accuracy <= POLICY.best_accuracy.low - promise.max_drop + 1e-6
+    guarantee = POLICY.route(MinAccuracy(accuracy)).guarantee
+    if guarantee.status is AccuracyStatus.CERTIFIED:
+        assert guarantee.delta is not None
+        assert guarantee.max_drop is not None
+        by_drop = accuracy <= POLICY.best_accuracy.low - guarantee.max_drop + 1e-6
         assert by_drop or accuracy <= POLICY.edge_accuracy.low
-        assert promise.delta >= 0.025
+        assert guarantee.delta >= 0.025
 
 
 def test_listed_accuracies_map_back_to_the_drop_they_were_listed_for() -> None:
     for certificate in POLICY.pair.conditions[0].certificates:
         listed = POLICY.held_accuracy(certificate.max_drop)
         if listed > A_EDGE and certificate.threshold != "always":
-            assert POLICY.route(MinAccuracy(listed)).promise.max_drop == certificate.max_drop
+            assert POLICY.route(MinAccuracy(listed)).guarantee.max_drop == certificate.max_drop
 
 
 def test_a_node_without_datacenter_refuses_what_only_the_datacenter_reaches() -> None:
@@ -127,17 +127,17 @@ def test_a_node_without_datacenter_refuses_what_only_the_datacenter_reaches() ->
     assert caught.value.maximum == A_EDGE
 
 
-def test_accuracy_above_the_ladder_is_refused_with_the_maximum() -> None:
-    with pytest.raises(TargetUnreachable, match="best rung large") as caught:
+def test_accuracy_above_the_cascade_is_refused_with_the_maximum() -> None:
+    with pytest.raises(TargetUnreachable, match="reference stage large") as caught:
         POLICY.route(MinAccuracy(min(1.0, A_BEST + 0.01)))
     assert caught.value.maximum == A_BEST
 
 
-def test_confidence_target_compares_probabilities_and_promises_only_best_effort() -> None:
+def test_confidence_target_compares_probabilities_and_guarantees_only_best_effort() -> None:
     route = POLICY.route(MinConfidence(0.9))
     assert route.by_confidence
     assert route.threshold == 0.9
-    assert route.promise.status is PromiseStatus.BEST_EFFORT
+    assert route.guarantee.status is AccuracyStatus.BEST_EFFORT
 
 
 def test_unknown_pair_names_the_command_that_certifies_it() -> None:
@@ -182,62 +182,65 @@ def test_deadline_that_fits_escalates_until_just_before_it() -> None:
     assert decision == Escalate(Reason.LOW_CONFIDENCE, cutoff_ms=80.0 - ANSWER_MARGIN_MS)
 
 
-def test_a_weakened_promise_keeps_the_target_and_claims_nothing() -> None:
-    promise = weakened(route_at(0.5).promise)
-    assert promise.target is Quality.BALANCED
-    assert promise == AccuracyPromise(Quality.BALANCED, PromiseStatus.BEST_EFFORT, Basis.PROFILE)
+def test_a_weakened_guarantee_keeps_the_target_and_claims_nothing() -> None:
+    guarantee = weakened(route_at(0.5).guarantee)
+    assert guarantee.target is Quality.BALANCED
+    assert guarantee == AccuracyGuarantee(Quality.BALANCED, AccuracyStatus.BEST_EFFORT, Basis.PROFILE)
 
 
-def with_middle(policy: Policy) -> Certificate:
-    """A certificate that asks the middle rung, with thresholds that can be compared with scores."""
+def with_intermediate(policy: Policy) -> Certificate:
+    """A certificate that asks the intermediate stage, with thresholds that can be compared with scores."""
     for certificate in policy.pair.conditions[0].certificates:
-        bars = threshold_value(certificate.threshold), threshold_value(certificate.middle_threshold)
-        if certificate.middle_watch is not None and all(map(math.isfinite, bars)):
+        bars = threshold_value(certificate.threshold), threshold_value(certificate.intermediate_threshold)
+        if certificate.intermediate_watch is not None and all(map(math.isfinite, bars)):
             return certificate
-    raise AssertionError("the synthetic ladder certifies no middle rung")
+    raise AssertionError("the synthetic cascade certifies no intermediate stage")
 
 
-def test_a_certificate_with_a_middle_threshold_asks_the_middle_rung_first() -> None:
+def test_a_certificate_with_an_intermediate_threshold_asks_the_intermediate_stage_first() -> None:
     policy = Policy(THREE, "small", "large")
-    certificate = with_middle(policy)
+    certificate = with_intermediate(policy)
     route = policy.route(MaxAccuracyDrop(certificate.max_drop))
-    assert route.middle is not None
-    assert route.middle.rung == "medium"
-    assert (route.threshold, route.middle.threshold) == (certificate.threshold, certificate.middle_threshold)
+    assert route.intermediate is not None
+    assert route.intermediate.stage == "medium"
+    assert (route.threshold, route.intermediate.threshold) == (
+        certificate.threshold,
+        certificate.intermediate_threshold,
+    )
     assert (route.escalation, route.to_best) == (certificate.escalation, certificate.to_best)
     assert route.to_best < route.escalation
 
 
-def test_without_a_middle_rung_no_route_asks_one() -> None:
-    assert all(POLICY.route(MaxAccuracyDrop(drop / 100)).middle is None for drop in range(30))
+def test_without_an_intermediate_stage_no_route_asks_one() -> None:
+    assert all(POLICY.route(MaxAccuracyDrop(drop / 100)).intermediate is None for drop in range(30))
 
 
-def test_controls_carry_what_the_certificate_says_of_each_rung() -> None:
+def test_controls_carry_what_the_certificate_says_of_each_stage() -> None:
     policy = Policy(THREE, "small", "large")
-    certificate = with_middle(policy)
+    certificate = with_intermediate(policy)
     route = policy.route(MaxAccuracyDrop(certificate.max_drop))
     assert route.controls is not None
-    edge, middle = route.controls.edge, route.controls.middle
+    edge, intermediate = route.controls.edge, route.controls.intermediate
     assert edge is not None
-    assert middle is not None
-    assert certificate.middle_watch is not None
+    assert intermediate is not None
+    assert certificate.intermediate_watch is not None
     assert (edge.threshold, edge.max_drop) == (certificate.threshold, certificate.edge_watch.max_drop)
-    assert (middle.threshold, middle.disagreement) == (
-        certificate.middle_threshold,
-        certificate.middle_watch.disagreement,
+    assert (intermediate.threshold, intermediate.disagreement) == (
+        certificate.intermediate_threshold,
+        certificate.intermediate_watch.disagreement,
     )
-    assert edge.key != middle.key
-    edge_claims, middle_claims = route.controls.edge_claims, route.controls.middle_claims
+    assert edge.key != intermediate.key
+    edge_claims, intermediate_claims = route.controls.edge_claims, route.controls.intermediate_claims
     assert edge_claims is not None
-    assert middle_claims is not None
+    assert intermediate_claims is not None
     assert edge_claims.delta == certificate.delta
-    logs = sum(c.middle_watch is not None for c in policy.pair.conditions[0].certificates)
-    assert middle_claims.delta <= certificate.delta / logs, "each of these certificates has a log of its own"
+    logs = sum(c.intermediate_watch is not None for c in policy.pair.conditions[0].certificates)
+    assert intermediate_claims.delta <= certificate.delta / logs, "each of these certificates has a log of its own"
     assert Claim(edge.threshold, edge.disagreement) in edge_claims.claims
-    assert middle_claims.claims == (Claim(middle.threshold, middle.disagreement),)
+    assert intermediate_claims.claims == (Claim(intermediate.threshold, intermediate.disagreement),)
 
 
-def test_every_target_that_may_be_held_below_the_best_rung_is_watched() -> None:
+def test_every_target_that_may_be_held_below_the_best_stage_is_watched() -> None:
     watched = 0
     for policy in (POLICY, Policy(THREE, "small", "large")):
         accuracies = [MinAccuracy(accuracy / 100) for accuracy in range(1, 100, 3)]
@@ -246,11 +249,11 @@ def test_every_target_that_may_be_held_below_the_best_rung_is_watched() -> None:
                 route = policy.route(target)
             except TargetUnreachable:
                 continue
-            gives_up = route.promise.max_drop is None or route.promise.max_drop > 0.0
-            if route.promise.status is PromiseStatus.HELD and gives_up:
+            gives_up = route.guarantee.max_drop is None or route.guarantee.max_drop > 0.0
+            if route.guarantee.status is AccuracyStatus.CERTIFIED and gives_up:
                 watched += 1
                 assert route.controls is not None, target
-                assert route.controls.edge_claims is not None or route.controls.middle_claims is not None
+                assert route.controls.edge_claims is not None or route.controls.intermediate_claims is not None
                 if route.controls.edge_claims is not None:
                     accepts = [claim.threshold for claim in route.controls.edge_claims.claims]
                     assert route.threshold in accepts, target
@@ -285,8 +288,8 @@ def edge_key(policy: Policy, max_drop: float) -> str:
 
 def test_state_kept_for_other_models_has_another_key() -> None:
     drop = next(c.max_drop for c in PROFILE.pairs[0].conditions[0].certificates if isinstance(c.threshold, float))
-    first, *rest = PROFILE.rungs
-    other = msgspec.structs.replace(PROFILE, rungs=(msgspec.structs.replace(first, fingerprint="b" * 64), *rest))
+    first, *rest = PROFILE.stages
+    other = msgspec.structs.replace(PROFILE, stages=(msgspec.structs.replace(first, fingerprint="b" * 64), *rest))
     assert edge_key(Policy(other, "small", "large"), drop) != edge_key(POLICY, drop)
 
 
@@ -320,17 +323,18 @@ def site_of(profile: Profile, *, labelled: bool = True, fingerprint: str = SHA) 
         task=profile.task,
         as_of="2026-11-21",
         data=SiteData(name="yard", sha256=SHA, n=900, labelled=labelled),
-        rungs=tuple(
-            SiteRung(
+        stages=tuple(
+            SiteStage(
                 name=r.name, fingerprint=fingerprint, temperature=r.temperature,
                 accuracy=accuracies[r.name] if labelled else None,
             )
-            for r in profile.rungs
+            for r in profile.stages
         ),
         pairs=(
             SitePair(
-                edge=pair.edge, best=pair.best, middle=pair.middle.name if pair.middle else None, score=pair.score,
-                middle_score=pair.middle.score if pair.middle else None, conditions=(condition,),
+                edge=pair.edge, best=pair.best, intermediate=pair.intermediate.name if pair.intermediate else None,
+                score=pair.score, intermediate_score=pair.intermediate.score if pair.intermediate else None,
+                conditions=(condition,),
             ),
         ),
     )  # fmt: skip
@@ -343,7 +347,7 @@ def test_a_sites_certificates_take_the_place_of_the_profiles(profile: Profile) -
     for certificate in site.pairs[0].conditions[0].certificates:
         if isinstance(certificate.threshold, float):
             route = policy.route(MaxAccuracyDrop(certificate.max_drop))
-            assert (route.threshold, route.promise.n) == (certificate.threshold, 900)
+            assert (route.threshold, route.guarantee.n) == (certificate.threshold, 900)
             assert (
                 route.threshold
                 > Policy(profile, "small", "large").route(MaxAccuracyDrop(certificate.max_drop)).threshold
@@ -358,41 +362,41 @@ def test_absolute_targets_are_counted_from_what_was_measured_at_the_site() -> No
         policy.route(MinAccuracy(0.85))
     assert caught.value.maximum == 0.8
     low = policy.best_accuracy.low
-    held = policy.route(MinAccuracy(0.7)).promise
-    assert held.status is PromiseStatus.HELD
+    held = policy.route(MinAccuracy(0.7)).guarantee
+    assert held.status is AccuracyStatus.CERTIFIED
     assert held.max_drop is not None
     assert held.max_drop <= low - 0.7
-    assert policy.route(MinAccuracy(low + 0.001)).promise.status is PromiseStatus.BEST_EFFORT
+    assert policy.route(MinAccuracy(low + 0.001)).guarantee.status is AccuracyStatus.BEST_EFFORT
 
 
 def test_agreement_at_a_site_holds_relative_targets_but_no_absolute_ones() -> None:
     policy = Policy(PROFILE, "small", "large", site=site_of(PROFILE, labelled=False))
     assert not policy.accuracy_known
-    relative = policy.route(MaxAccuracyDrop(0.1)).promise
-    assert (relative.status, relative.basis) == (PromiseStatus.HELD, Basis.AGREEMENT)
+    relative = policy.route(MaxAccuracyDrop(0.1)).guarantee
+    assert (relative.status, relative.basis) == (AccuracyStatus.CERTIFIED, Basis.AGREEMENT)
     for accuracy in (0.05, 0.3, A_EDGE - 0.001, A_EDGE + 0.01, A_BEST - 0.1, A_BEST):
-        assert policy.route(MinAccuracy(accuracy)).promise.status is PromiseStatus.BEST_EFFORT
+        assert policy.route(MinAccuracy(accuracy)).guarantee.status is AccuracyStatus.BEST_EFFORT
 
 
 @pytest.mark.parametrize("wrong", ["small", "large", "medium"])
 def test_site_certificates_made_for_another_model_are_refused_by_its_name(wrong: str) -> None:
     site = site_of(THREE)
-    rungs = tuple(msgspec.structs.replace(r, fingerprint="b" * 64) if r.name == wrong else r for r in site.rungs)
+    stages = tuple(msgspec.structs.replace(r, fingerprint="b" * 64) if r.name == wrong else r for r in site.stages)
     with pytest.raises(ManifestError, match=f"made for {wrong} with fingerprint bbbb.*hawkvision certify"):
-        Policy(THREE, "small", "large", site=msgspec.structs.replace(site, rungs=rungs))
+        Policy(THREE, "small", "large", site=msgspec.structs.replace(site, stages=stages))
 
 
 @pytest.mark.parametrize("left_out", ["small", "large", "medium"])
-def test_site_certificates_that_leave_a_rung_open_are_refused_by_its_name(left_out: str) -> None:
+def test_site_certificates_that_leave_a_stage_open_are_refused_by_its_name(left_out: str) -> None:
     site = site_of(THREE)
-    rungs = tuple(rung for rung in site.rungs if rung.name != left_out)
+    stages = tuple(stage for stage in site.stages if stage.name != left_out)
     with pytest.raises(ManifestError, match=f"do not say for which {left_out}"):
-        Policy(THREE, "small", "large", site=msgspec.structs.replace(site, rungs=rungs))
+        Policy(THREE, "small", "large", site=msgspec.structs.replace(site, stages=stages))
 
 
 def test_site_certificates_for_another_temperature_are_refused() -> None:
     profile = msgspec.structs.replace(
-        PROFILE, rungs=tuple(msgspec.structs.replace(r, temperature=2 * r.temperature) for r in PROFILE.rungs)
+        PROFILE, stages=tuple(msgspec.structs.replace(r, temperature=2 * r.temperature) for r in PROFILE.stages)
     )
     with pytest.raises(ManifestError, match="temperature"):
         Policy(profile, "small", "large", site=site_of(PROFILE))
@@ -412,9 +416,9 @@ def test_site_certificates_for_another_score_are_refused() -> None:
         Policy(PROFILE, "small", "large", site=msgspec.structs.replace(site, pairs=pairs))
 
 
-def test_site_certificates_that_ask_a_middle_rung_the_profile_lacks_are_refused() -> None:
+def test_site_certificates_that_ask_an_intermediate_stage_the_profile_lacks_are_refused() -> None:
     site = site_of(PROFILE)
-    pairs = (msgspec.structs.replace(site.pairs[0], middle="medium"),)
+    pairs = (msgspec.structs.replace(site.pairs[0], intermediate="medium"),)
     with pytest.raises(ManifestError, match="medium"):
         Policy(PROFILE, "small", "large", site=msgspec.structs.replace(site, pairs=pairs))
 
@@ -427,23 +431,23 @@ def test_a_site_without_the_pair_is_refused_and_names_the_command() -> None:
 
 
 @given(st.sampled_from([*Quality]), st.floats(0.0, 1.0))
-def test_every_promise_of_every_target_is_whole(quality: Quality, value: float) -> None:
-    """A held promise says what is held, how surely and on how many pictures, except where nothing can be lost."""
+def test_every_guarantee_of_every_target_is_whole(quality: Quality, value: float) -> None:
+    """A held guarantee says what is held, how surely and on how many images, except where nothing can be lost."""
     for target in (quality, MaxAccuracyDrop(value), MinConfidence(value), MinAccuracy(min(value, A_BEST))):
         route = POLICY.route(target)
-        promise = route.promise
-        assert promise.target == target
-        if promise.status is PromiseStatus.HELD and not (route.direct and promise.max_drop == 0.0):
-            assert promise.max_drop is not None
-            assert promise.delta is not None
-            assert promise.n is not None
+        guarantee = route.guarantee
+        assert guarantee.target == target
+        if guarantee.status is AccuracyStatus.CERTIFIED and not (route.direct and guarantee.max_drop == 0.0):
+            assert guarantee.max_drop is not None
+            assert guarantee.delta is not None
+            assert guarantee.n is not None
 
 
-def test_a_ladder_that_certifies_nothing_promises_nothing_but_the_best_rung() -> None:
+def test_a_cascade_that_certifies_nothing_guarantees_nothing_but_the_best_stage() -> None:
     pair: Pair = PROFILE.pairs[0]
     condition = pair.conditions[0]
     never_certified = tuple(
-        msgspec.structs.replace(c, threshold="always", middle_threshold="always", escalation=1.0, to_best=1.0)
+        msgspec.structs.replace(c, threshold="always", intermediate_threshold="always", escalation=1.0, to_best=1.0)
         for c in condition.certificates
     )
     bare = msgspec.structs.replace(
@@ -455,28 +459,28 @@ def test_a_ladder_that_certifies_nothing_promises_nothing_but_the_best_rung() ->
         ),
     )
     route = Policy(bare, "small", "large").route(MaxAccuracyDrop(0.05))
-    assert (route.direct, route.promise.max_drop, route.controls) == (True, 0.0, None)
+    assert (route.direct, route.guarantee.max_drop, route.controls) == (True, 0.0, None)
 
 
 def with_first() -> Profile:
-    """The synthetic ladder, whose edge rung is made of a rung that the profile knows by itself, and of others."""
-    by_itself = msgspec.structs.replace(PROFILE.rung("small"), name="first", temperature=1.75)
+    """The synthetic cascade, whose edge stage is made of a stage that the profile knows by itself, and of others."""
+    by_itself = msgspec.structs.replace(PROFILE.stage("small"), name="first", temperature=1.75)
     fast = msgspec.structs.replace(PROFILE.pair("small", "large").conditions[0].fast, max_drop=0.4)
     condition = msgspec.structs.replace(PROFILE.pair("small", "large").conditions[0], fast=fast)
     pair = msgspec.structs.replace(PROFILE.pair("small", "large"), edge="first", conditions=(condition,))
-    return msgspec.structs.replace(PROFILE, rungs=(*PROFILE.rungs, by_itself), pairs=(*PROFILE.pairs, pair))
+    return msgspec.structs.replace(PROFILE, stages=(*PROFILE.stages, by_itself), pairs=(*PROFILE.pairs, pair))
 
 
-def test_the_first_member_of_an_edge_rung_answers_fast_alone_with_its_own_promise() -> None:
+def test_the_first_member_of_an_edge_stage_answers_fast_alone_with_its_own_guarantee() -> None:
     policy = Policy(with_first(), "small", "large", first="first")
     route = policy.route(Quality.FAST)
     assert (route.first_only, route.temperature, route.threshold) == (True, 1.75, -math.inf)
-    assert (route.promise.max_drop, route.promise.status) == (0.4, PromiseStatus.HELD)
+    assert (route.guarantee.max_drop, route.guarantee.status) == (0.4, AccuracyStatus.CERTIFIED)
     assert not any(policy.route(each).first_only for each in (Quality.BALANCED, Quality.BEST, MaxAccuracyDrop(0.05)))
 
 
 @pytest.mark.parametrize("first", [None, "small", "unknown"])
-def test_fast_is_the_whole_rungs_where_nothing_is_known_of_the_first_by_itself(first: str | None) -> None:
+def test_fast_is_the_whole_stages_where_nothing_is_known_of_the_first_by_itself(first: str | None) -> None:
     fast = Policy(with_first(), "small", "large", first=first).route(Quality.FAST)
     assert fast == POLICY.route(Quality.FAST)
     assert not fast.first_only

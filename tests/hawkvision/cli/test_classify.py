@@ -26,11 +26,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_is_every_picture_below_it(start: Start, folder: Path) -> None:
+def test_a_folder_is_every_image_below_it(start: Start, folder: Path) -> None:
     node = start()
     result = classify(str(folder), "--url", node.url, "--json", "--concurrency", "1")
     assert result.exit_code == 0, result.output
-    assert [Path(json.loads(line)["picture"]).name for line in result.stdout.splitlines()] == [
+    assert [Path(json.loads(line)["image"]).name for line in result.stdout.splitlines()] == [
         "a.PNG",
         "b.jpg",
         "c.webp",
@@ -39,17 +39,17 @@ def test_a_folder_is_every_picture_below_it(start: Start, folder: Path) -> None:
 
 
 def test_one_that_fails_is_named_and_the_others_are_answered(start: Start, folder: Path) -> None:
-    node = start(ok(), refusal(BadImage("the picture is no picture")), ok())
+    node = start(ok(), refusal(BadImage("the image is no image")), ok())
     result = classify(str(folder), "--url", node.url, "--concurrency", "1")
     assert result.exit_code == 1
-    assert f"{folder / 'b.jpg'}: the picture is no picture" in result.stderr
+    assert f"{folder / 'b.jpg'}: the image is no image" in result.stderr
     assert result.stdout.count("tabby") == 2
 
 
-def test_a_folder_without_pictures_is_said_to_be_one(start: Start, tmp_path: Path) -> None:
+def test_a_folder_without_images_is_said_to_be_one(start: Start, tmp_path: Path) -> None:
     result = classify(str(tmp_path), "--url", start().url)
     assert result.exit_code == 1
-    assert "expected pictures" in str(result.exception)
+    assert "expected images" in str(result.exception)
 
 
 def test_a_pattern_is_every_file_of_that_name_and_one_for_nothing_is_named(start: Start, folder: Path) -> None:

@@ -12,12 +12,12 @@ from hawkvision.cli.answer_table import AnswerTable
 from hawkvision.cli.demo import show_error
 from hawkvision.core.errors import NotReady
 from hawkvision.core.types import (
-    AccuracyPromise,
+    AccuracyGuarantee,
+    AccuracyStatus,
     Answer,
     Basis,
     MaxAccuracyDrop,
     Prediction,
-    PromiseStatus,
     Tier,
     Timing,
 )
@@ -28,7 +28,7 @@ ANSWER = Answer(
     top_k=(Prediction("tabby", 281, 0.83),),
     model="mobilenet_v2_int8",
     tier=Tier.EDGE,
-    accuracy=AccuracyPromise(MaxAccuracyDrop(0.01), PromiseStatus.HELD, Basis.LABELLED, 0.01, 0.05, 680),
+    accuracy=AccuracyGuarantee(MaxAccuracyDrop(0.01), AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.01, 0.05, 680),
     timing_ms=Timing(1.0, 0.1, 4.0, total=5.2),
 )
 

@@ -14,12 +14,12 @@ from aiohttp import web
 
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import (
-    AccuracyPromise,
+    AccuracyGuarantee,
+    AccuracyStatus,
     Answer,
     Basis,
     MaxAccuracyDrop,
     Prediction,
-    PromiseStatus,
     Tier,
     Timing,
 )
@@ -30,7 +30,7 @@ ANSWER = Answer(
     top_k=(Prediction("tabby", 281, 0.83), Prediction("lynx", 287, 0.1)),
     model="mobilenet_v2_int8",
     tier=Tier.EDGE,
-    accuracy=AccuracyPromise(MaxAccuracyDrop(0.01), PromiseStatus.HELD, Basis.LABELLED, 0.01, 0.05, 680),
+    accuracy=AccuracyGuarantee(MaxAccuracyDrop(0.01), AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.01, 0.05, 680),
     timing_ms=Timing(1.0, 0.1, 4.0, total=5.2),
 )
 

@@ -9,20 +9,20 @@ import sys
 from hawkvision import Client
 from tests.images import encoded
 
-PICTURE = encoded()
+IMAGE = encoded()
 
 
 def main(url: str, transport: str) -> None:
     client = Client(url, transport=transport, timeout_s=20.0)  # type: ignore[arg-type]
-    print("before:", client.classify(PICTURE, quality="fast").tier.value, flush=True)
+    print("before:", client.classify(IMAGE, quality="fast").tier.value, flush=True)
     for _ in range(2):
         if os.fork() == 0:
             signal.alarm(60)  # ends a child that hangs
-            print("child:", client.classify(PICTURE, quality="fast").tier.value, flush=True)
+            print("child:", client.classify(IMAGE, quality="fast").tier.value, flush=True)
             client.close()
             os._exit(0)
         print("status:", os.wait()[1], flush=True)
-        print("parent:", client.classify(PICTURE, quality="fast").tier.value, flush=True)
+        print("parent:", client.classify(IMAGE, quality="fast").tier.value, flush=True)
     if os.fork() == 0:
         signal.alarm(60)
         client.close()  # without having used it
@@ -32,7 +32,7 @@ def main(url: str, transport: str) -> None:
             print("closed:", error, flush=True)
         os._exit(0)
     print("status:", os.wait()[1], flush=True)
-    print("parent:", client.classify(PICTURE, quality="fast").tier.value, flush=True)
+    print("parent:", client.classify(IMAGE, quality="fast").tier.value, flush=True)
     client.close()
 
 

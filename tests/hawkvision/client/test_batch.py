@@ -1,4 +1,4 @@
-"""Many pictures in one call: in order, within a bound, and one that fails stops no other."""
+"""Many images in one call: in order, within a bound, and one that fails stops no other."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from hawkvision import AsyncClient, BadField, BadImage, Client, ConfigError
 from hawkvision.client.batch import AHEAD, in_order
-from hawkvision.client.request import Picture
+from hawkvision.client.request import Image
 from hawkvision.core.types import Answer
 from tests.hawkvision.client.client_node import ANSWER, Start, ok, refusal
 
 
 def test_outcomes_come_in_order_and_a_failure_stands_in_its_place(start: Start, tmp_path: Path) -> None:
-    node = start(ok(), refusal(BadImage("no picture")), ok())
+    node = start(ok(), refusal(BadImage("no image")), ok())
     with Client(node.url) as client:
         outcomes = list(client.classify_batch([b"1", b"2", tmp_path / "none", b"4"], concurrency=1, quality="fast"))
     assert outcomes[0] == outcomes[3] == ANSWER
@@ -27,7 +27,7 @@ def test_outcomes_come_in_order_and_a_failure_stands_in_its_place(start: Start, 
     assert node.bodies == [b"1", b"2", b"4"]
 
 
-def test_no_pictures_are_no_outcomes(start: Start) -> None:
+def test_no_images_are_no_outcomes(start: Start) -> None:
     with Client(start().url) as client:
         assert list(client.classify_batch([])) == []
 
@@ -45,7 +45,7 @@ def test_concurrency_must_be_positive(start: Start, concurrency: int) -> None:
         next(client.classify_batch([b"x"], concurrency=concurrency))
 
 
-def test_endless_pictures_are_taken_as_there_is_room_and_no_more_after_the_caller_stops(start: Start) -> None:
+def test_endless_images_are_taken_as_there_is_room_and_no_more_after_the_caller_stops(start: Start) -> None:
     node, taken = start(), 0
 
     def endless() -> Iterator[bytes]:
@@ -78,17 +78,17 @@ def test_never_more_under_way_than_allowed_and_always_in_order(steps: list[int],
     """`steps`: how many turns of the loop each call takes."""
     under_way = most = 0
 
-    async def call(picture: Picture) -> Answer:
+    async def call(image: Image) -> Answer:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        for _ in range(steps[int(bytes(picture))]):  # type: ignore[arg-type]
+        for _ in range(steps[int(bytes(image))]):  # type: ignore[arg-type]
             await asyncio.sleep(0)
         under_way -= 1
-        return ANSWER if int(bytes(picture)) % 3 else raised(picture)  # type: ignore[arg-type]
+        return ANSWER if int(bytes(image)) % 3 else raised(image)  # type: ignore[arg-type]
 
-    def raised(picture: Picture) -> Answer:
-        raise BadImage(str(picture))
+    def raised(image: Image) -> Answer:
+        raise BadImage(str(image))
 
     async def scenario() -> list[object]:
         return [each async for each in in_order([b"%d" % i for i in range(len(steps))], call, concurrency)]

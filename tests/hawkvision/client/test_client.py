@@ -29,14 +29,14 @@ from hawkvision.core.errors import (
     Unauthorized,
 )
 from hawkvision.core.types import (
-    AccuracyPromise,
+    AccuracyGuarantee,
+    AccuracyStatus,
     Answer,
     Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
     Prediction,
-    PromiseStatus,
     Quality,
     Reason,
     Tier,
@@ -47,7 +47,7 @@ from tests.hawkvision.client.client_node import ANSWER, Reply, Start, ok, refusa
 from tests.images import encoded
 
 
-def test_picture_bytes_and_fields_travel_unchanged(start: Start) -> None:
+def test_image_bytes_and_fields_travel_unchanged(start: Start) -> None:
     node = start()
     with Client(node.url, api_key="k") as client:
         answer = client.classify(b"\xff\xd8anything", max_accuracy_drop=0.01, deadline_ms=80, stream="cam 1/é", top_k=2)
@@ -59,7 +59,7 @@ def test_picture_bytes_and_fields_travel_unchanged(start: Start) -> None:
 
 def test_who_is_asked_for_datagrams_is_sent_no_key(start: Start) -> None:
     node = start((200, {}, b'{"lossy": null}'))
-    with Client(node.url, api_key="k", transport="lossy") as client, pytest.raises(ConfigError):
+    with Client(node.url, api_key="k", transport="datagram") as client, pytest.raises(ConfigError):
         client.classify(encoded())
     assert node.keys == [None]
 
@@ -123,7 +123,7 @@ def test_a_batch_of_pixels_is_sent_as_jpeg_on_request(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("picture", "form", "says"),
+    ("image", "form", "says"),
     [
         (b"encoded", {"encoding": "jpeg"}, "encoding: only for arrays of pixels; got bytes"),
         ("cat.jpg", {"color": "bgr"}, "color: only for arrays of pixels; got str"),
@@ -133,11 +133,11 @@ def test_a_batch_of_pixels_is_sent_as_jpeg_on_request(start: Start) -> None:
     ],
 )
 def test_a_form_that_cannot_be_is_refused_before_anything_is_sent(
-    start: Start, picture: Any, form: dict[str, Any], says: str
+    start: Start, image: Any, form: dict[str, Any], says: str
 ) -> None:
     node = start()
     with Client(node.url) as client, pytest.raises(BadField, match=says):
-        client.classify(picture, **form)
+        client.classify(image, **form)
     assert node.bodies == []
 
 
@@ -165,7 +165,7 @@ def test_waiting_does_not_mend_a_wrong_key(start: Start) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (5, 5, 4), (0, 5, 3)])
-def test_arrays_that_are_no_pictures_are_refused(start: Start, shape: tuple[int, ...]) -> None:
+def test_arrays_that_are_no_images_are_refused(start: Start, shape: tuple[int, ...]) -> None:
     node = start()
     with Client(node.url) as client, pytest.raises(BadField, match="height, width, 3"):
         client.classify(np.zeros(shape, np.uint8))
@@ -180,7 +180,7 @@ def test_two_targets_are_refused_before_sending(start: Start) -> None:
 
 
 REFUSALS = [
-    errors.BadImage("no picture"),
+    errors.BadImage("no image"),
     errors.BadField("unknown field"),
     errors.Unauthorized("key"),
     errors.NotFound("no task"),
@@ -333,7 +333,7 @@ def test_connection_closed_by_the_server_is_replaced() -> None:
     assert asyncio.run(scenario()) == [ANSWER] * 3
 
 
-def test_connecting_beforehand_opens_the_connection_that_pictures_use(start: Start) -> None:
+def test_connecting_beforehand_opens_the_connection_that_images_use(start: Start) -> None:
     node = start((200, {}, b'{"status": "ready"}'), ok())
 
     async def scenario() -> None:
@@ -391,10 +391,10 @@ targets = st.one_of(
     st.builds(MinConfidence, fractions),
     st.sampled_from(Quality),
 )
-promises = st.builds(
-    AccuracyPromise,
+guarantees = st.builds(
+    AccuracyGuarantee,
     targets,
-    st.sampled_from(PromiseStatus),
+    st.sampled_from(AccuracyStatus),
     st.sampled_from(Basis),
     st.none() | fractions,
     st.none() | fractions,
@@ -407,7 +407,7 @@ answers = st.builds(
     top_k=st.lists(st.builds(Prediction, names, st.integers(0, 10**6), fractions), min_size=1, max_size=5).map(tuple),
     model=names,
     tier=st.sampled_from(Tier),
-    accuracy=promises,
+    accuracy=guarantees,
     escalated=st.booleans(),
     reason=st.none() | st.sampled_from(Reason),
     degraded=st.booleans(),

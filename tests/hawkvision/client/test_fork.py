@@ -13,11 +13,11 @@ from hawkvision.system.process import ServerProcess, running
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[ServerProcess]:
-    with running("edge", "--port", "0", "--backend", "noop", "--lossy-port", "0") as node:
+    with running("edge", "--port", "0", "--backend", "noop", "--datagram-port", "0") as node:
         yield node
 
 
-@pytest.mark.parametrize("transport", ["http", "lossy"])
+@pytest.mark.parametrize("transport", ["http", "datagram"])
 def test_parent_and_children_each_get_answers_and_close_only_what_is_theirs(
     node: ServerProcess, transport: str
 ) -> None:
@@ -43,17 +43,17 @@ def test_a_fork_while_other_threads_call_does_not_hang_the_child(node: ServerPro
 import os, signal, threading
 from hawkvision import Client
 from tests.images import encoded
-picture, client, stop = encoded(), Client({node.url!r}), threading.Event()
+image, client, stop = encoded(), Client({node.url!r}), threading.Event()
 def ask():
     while not stop.is_set():
-        client.classify(picture, quality="fast")
+        client.classify(image, quality="fast")
 callers = [threading.Thread(target=ask) for _ in range(4)]
 [caller.start() for caller in callers]
-client.classify(picture)
+client.classify(image)
 for _ in range(10):
     if os.fork() == 0:
         signal.alarm(30)
-        client.classify(picture)
+        client.classify(image)
         os._exit(0)
     assert os.wait()[1] == 0, "the child hung or failed"
 stop.set()

@@ -31,14 +31,14 @@ def test_file_then_environment_then_command_line(tmp_path: Path) -> None:
         overrides={"port": 3, "task": None},
         environ={"HAWKVISION_EDGE_PORT": "2", "HAWKVISION_EDGE_WORKERS": "2", "HAWKVISION_DC_PORT": "7"},
     )
-    assert (config.port, config.workers, config.queue_limit, config.task) == (3, 2, 1, "imagenet")
+    assert (config.port, config.workers, config.max_queue, config.task) == (3, 2, 1, "imagenet")
 
 
 def test_lists_are_comma_separated_outside_files() -> None:
     config = load_config(
-        EdgeConfig, environ={"HAWKVISION_EDGE_PROVIDERS": "CUDAExecutionProvider,CPUExecutionProvider"}
+        EdgeConfig, environ={"HAWKVISION_EDGE_ONNX_PROVIDERS": "CUDAExecutionProvider,CPUExecutionProvider"}
     )
-    assert config.providers == ("CUDAExecutionProvider", "CPUExecutionProvider")
+    assert config.onnx_providers == ("CUDAExecutionProvider", "CPUExecutionProvider")
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_unknown_variables_are_mistakes_too() -> None:
 
 @pytest.mark.parametrize(("written", "read"), [("A, B", ("A", "B")), (" A ,B ", ("A", "B")), ("A", ("A",))])
 def test_blanks_around_the_words_of_a_list_mean_nothing(written: str, read: tuple[str, ...]) -> None:
-    assert load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PROVIDERS": written}).providers == read
-    assert parse_arguments(EdgeConfig, "hawkvision edge up", "", ["--providers", written]).providers == read
+    assert load_config(EdgeConfig, environ={"HAWKVISION_EDGE_ONNX_PROVIDERS": written}).onnx_providers == read
+    assert parse_arguments(EdgeConfig, "hawkvision edge up", "", ["--onnx-providers", written]).onnx_providers == read
 
 
 def test_empty_list_is_the_default_of_variants_and_an_empty_word_is_a_mistake() -> None:
@@ -86,7 +86,7 @@ def test_paths_begin_at_home_where_they_say_so(tmp_path: Path) -> None:
         load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PROFILE": "~nobody-of-that-name/x"})
 
 
-@pytest.mark.parametrize("key", ["cache_dir", "models_dir", "profile", "variant", "dc_url", "dc_api_key"])
+@pytest.mark.parametrize("key", ["cache_dir", "models_dir", "profile", "variant", "datacenter_url", "datacenter_api_key"])
 def test_a_setting_left_empty_in_a_template_is_a_mistake_not_a_value(key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{key.upper()}": ""})
@@ -98,13 +98,13 @@ def test_a_setting_left_empty_in_a_template_is_a_mistake_not_a_value(key: str) -
      "http://h/path", "http://h?x=1", "http://h#f", "http://h:port", "http://me:secret@h", "http://h\n"],
 )  # fmt: skip
 def test_datacenter_url_that_can_never_work_is_refused_at_the_start(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"edge\.dc_url: expected http://HOST"):
-        load_config(EdgeConfig, overrides={"dc_url": url}, environ={})
+    with pytest.raises(ConfigError, match=r"edge\.datacenter_url: expected http://HOST"):
+        load_config(EdgeConfig, overrides={"datacenter_url": url}, environ={})
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8090", "https://dc.example/", "http://[::1]:80", "HTTP://h"])
 def test_datacenter_url_that_can_work_is_taken(url: str) -> None:
-    assert load_config(EdgeConfig, overrides={"dc_url": url}, environ={}).dc_url == url
+    assert load_config(EdgeConfig, overrides={"datacenter_url": url}, environ={}).datacenter_url == url
 
 
 @pytest.mark.parametrize("key", ["grpc_port", "profile"])
@@ -133,13 +133,13 @@ def test_loopback_is_recognised(host: str, expected: bool) -> None:
 
 
 def test_every_setting_is_an_option(tmp_path: Path) -> None:
-    words = ["--port", "0", "--providers", "A,B", "--config", str(write(tmp_path, "[edge]\nworkers = 3\n"))]
+    words = ["--port", "0", "--onnx-providers", "A,B", "--config", str(write(tmp_path, "[edge]\nworkers = 3\n"))]
     config = parse_arguments(EdgeConfig, "hawkvision edge up", "Start.", words)
-    assert (config.port, config.providers, config.workers) == (0, ("A", "B"), 3)
+    assert (config.port, config.onnx_providers, config.workers) == (0, ("A", "B"), 3)
 
 
 @pytest.mark.parametrize(
-    ("key", "written"), [("audit_share", "0.3"), ("audit_share", "-0.1"), ("streams_limit", "0"), ("state_file", "")]
+    ("key", "written"), [("audit_share", "0.3"), ("audit_share", "-0.1"), ("max_streams", "0"), ("state_file", "")]
 )
 def test_settings_of_online_control_have_bounds(key: str, written: str) -> None:
     with pytest.raises(ConfigError, match=rf"\$\.{key}"):
@@ -153,17 +153,17 @@ def test_audits_can_be_turned_off_and_state_kept(tmp_path: Path) -> None:
 
 
 def test_a_transport_to_nowhere_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"edge\.dc_transport = 'auto': missing edge\.dc_url"):
-        load_config(EdgeConfig, overrides={"dc_transport": "auto"}, environ={})
+    with pytest.raises(ConfigError, match=r"edge\.datacenter_transport = 'auto': missing edge\.datacenter_url"):
+        load_config(EdgeConfig, overrides={"datacenter_transport": "auto"}, environ={})
 
 
-def test_transports_are_tcp_lossy_or_auto() -> None:
-    there = {"dc_url": "http://127.0.0.1:8090"}
-    for transport in ("tcp", "lossy", "auto"):
-        config = load_config(EdgeConfig, overrides={**there, "dc_transport": transport}, environ={})
-        assert config.dc_transport == transport
-    with pytest.raises(ConfigError, match=r"\$\.dc_transport"):
-        load_config(EdgeConfig, overrides={**there, "dc_transport": "pigeon"}, environ={})
+def test_transports_are_tcp_datagram_or_auto() -> None:
+    there = {"datacenter_url": "http://127.0.0.1:8090"}
+    for transport in ("tcp", "datagram", "auto"):
+        config = load_config(EdgeConfig, overrides={**there, "datacenter_transport": transport}, environ={})
+        assert config.datacenter_transport == transport
+    with pytest.raises(ConfigError, match=r"\$\.datacenter_transport"):
+        load_config(EdgeConfig, overrides={**there, "datacenter_transport": "pigeon"}, environ={})
 
 
 KUBERNETES = {
@@ -175,15 +175,15 @@ KUBERNETES = {
     "HAWKVISION_EDGE_PORT_80_TCP_PROTO": "tcp",
     "HAWKVISION_EDGE_PORT_80_TCP_PORT": "80",
     "HAWKVISION_EDGE_PORT_80_TCP_ADDR": "10.43.7.8",
-    "HAWKVISION_EDGE_LOSSY_PORT": "udp://[fd00::7]:8081",  # of a service called hawkvision-edge-lossy
-    "HAWKVISION_EDGE_LOSSY_SERVICE_HOST": "fd00::7",
-    "HAWKVISION_EDGE_LOSSY_PORT_8081_UDP_ADDR": "fd00::7",
+    "HAWKVISION_EDGE_DATAGRAM_PORT": "udp://[fd00::7]:8081",  # of a service called hawkvision-edge-lossy
+    "HAWKVISION_EDGE_DATAGRAM_SERVICE_HOST": "fd00::7",
+    "HAWKVISION_EDGE_DATAGRAM_PORT_8081_UDP_ADDR": "fd00::7",
 }
 
 
 def test_what_kubernetes_sets_for_a_service_is_passed_over_and_said(caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(EdgeConfig, environ={**KUBERNETES, "HAWKVISION_EDGE_QUEUE_LIMIT": "7"})
-    assert config == EdgeConfig(queue_limit=7)
+    assert config == EdgeConfig(max_queue=7)
     assert f"{', '.join(sorted(KUBERNETES))}: passed over, Kubernetes sets them for a service" in caplog.text
 
 

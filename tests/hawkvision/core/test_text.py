@@ -42,7 +42,7 @@ def test_lines_end_alike(tmp_path: Path) -> None:
 def test_settings_saved_by_a_windows_editor_are_read(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "edge.toml"
     file.write_bytes(MARKS[encoding] + "[edge]\r\nqueue_limit = 128\r\n".encode(encoding))
-    assert load_config(EdgeConfig, file, environ={}).queue_limit == 128
+    assert load_config(EdgeConfig, file, environ={}).max_queue == 128
 
 
 def test_manifest_and_labels_may_begin_with_a_mark(tmp_path: Path) -> None:

@@ -43,14 +43,14 @@ format = 1
 task = "shapes"
 labels = "labels.txt"
 classes = 10
-[ladder]
+[cascade]
 edge = ["small"]
 dc = ["medium", "committee"]
 default_edge = "small"
 """
     + "".join(_VARIANT.format(name=n, side=s, sha="0" * 64) for n, s in (("small", 32), ("medium", 48)))
     + """
-[[committees]]
+[[ensembles]]
 name = "committee"
 members = ["small", "medium"]
 horizontal_flip = true
@@ -69,7 +69,7 @@ class Running:
     """Where it logs, if not to where the tests do."""
 
 
-def picture(side: int = 64) -> bytes:
+def image(side: int = 64) -> bytes:
     pixels = np.random.default_rng(7).integers(0, 256, (side, side, 3), dtype=np.uint8)
     return bytes(cv2.imencode(".jpg", pixels)[1])
 
@@ -159,8 +159,8 @@ def config(models: Path) -> DatacenterConfig:
 
 @pytest.fixture(scope="package")
 def service(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One with a key, of both rungs, that takes few requests and small bodies; it logs JSON."""
-    limits = {"max_ongoing_requests": "4", "max_queued_requests": "4", "max_body_bytes": "200000", "lossy_port": "0"}
+    """One with a key, of both stages, that takes few requests and small bodies; it logs JSON."""
+    limits = {"max_ongoing_requests": "4", "max_queued_requests": "4", "max_body_bytes": "200000", "datagram_port": "0"}
     log = tmp_path_factory.mktemp("service") / "log"
     running = start(models, "--log-format", "json", api_key=KEY, log=log, **limits)
     yield running
@@ -169,7 +169,7 @@ def service(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="package")
 def medium(models: Path) -> Iterator[Running]:
-    """One of a single rung; tests kill parts of it, and leave it ready again."""
+    """One of a single stage; tests kill parts of it, and leave it ready again."""
     running = start(models, "--variants", "medium")
     yield running
     stop_cleanly(running)

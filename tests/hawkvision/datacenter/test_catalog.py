@@ -7,12 +7,12 @@ from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import ConfigError
 from hawkvision.datacenter.catalog import Catalog, catalog_of
 from hawkvision.inference.backend_registry import BackendKind
-from hawkvision.models.manifest import Committee, Manifest
+from hawkvision.models.manifest import Ensemble, Manifest
 
 
-def test_members_are_loaded_once_however_many_rungs_use_them(manifest: Manifest) -> None:
+def test_members_are_loaded_once_however_many_stages_use_them(manifest: Manifest) -> None:
     catalog = catalog_of(manifest, DatacenterConfig(task="shapes"))
-    assert [r.name for r in catalog.rungs] == ["medium", "committee"]
+    assert [r.name for r in catalog.stages] == ["medium", "committee"]
     assert sorted(v.name for v in catalog.variants) == ["medium", "small"]
     assert catalog.best.members == ("small", "medium")
     assert catalog.best.mirrored
@@ -22,11 +22,11 @@ def test_the_listing_names_each_members_file_by_hash(manifest: Manifest) -> None
     hashed = msgspec.structs.replace(manifest.variant("small"), sha256="a" * 64)
     known = msgspec.structs.replace(manifest, variants=(hashed, manifest.variant("medium")))
     listing = catalog_of(known, DatacenterConfig(task="shapes")).listing()
-    assert {m.name: m.sha256 for m in listing.rungs[1].members} == {"small": "a" * 64, "medium": None}
+    assert {m.name: m.sha256 for m in listing.stages[1].members} == {"small": "a" * 64, "medium": None}
 
 
 @pytest.mark.parametrize("names", [("huge",), ("medium", "medium")])
-def test_unknown_and_repeated_rungs_are_refused(manifest: Manifest, names: tuple[str, ...]) -> None:
+def test_unknown_and_repeated_stages_are_refused(manifest: Manifest, names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=names[0]):
         catalog_of(manifest, DatacenterConfig(task="shapes", variants=names))
 
@@ -44,23 +44,23 @@ def test_unknown_and_repeated_rungs_are_refused(manifest: Manifest, names: tuple
 def test_no_fingerprint_is_offered_of_logits_that_no_certificate_is_about(
     manifest: Manifest, backend: BackendKind, providers: tuple[str, ...], certifiable: bool
 ) -> None:
-    served = catalog_of(manifest, DatacenterConfig(backend=backend, providers=providers))
-    assert {rung.fingerprint is not None for rung in served.rungs} == {certifiable}
+    served = catalog_of(manifest, DatacenterConfig(backend=backend, onnx_providers=providers))
+    assert {stage.fingerprint is not None for stage in served.stages} == {certifiable}
 
 
-def test_a_committee_whose_members_look_one_after_the_other_is_for_edge_nodes(manifest: Manifest) -> None:
-    steps = Committee("steps", ("small", "medium"), sure_from=0.8)
-    more = msgspec.structs.replace(manifest, committees=(*manifest.committees, steps))
-    with pytest.raises(ConfigError, match="'steps' is a committee with sure_from, which only edge nodes run"):
+def test_an_ensemble_whose_members_look_one_after_the_other_is_for_edge_nodes(manifest: Manifest) -> None:
+    steps = Ensemble("steps", ("small", "medium"), accept_confidence=0.8)
+    more = msgspec.structs.replace(manifest, ensembles=(*manifest.ensembles, steps))
+    with pytest.raises(ConfigError, match="'steps' is an ensemble with accept_confidence, which only edge nodes run"):
         catalog_of(more, DatacenterConfig(task="shapes", variants=("medium", "steps")))
 
 
-def test_variants_that_look_at_the_same_pictures_are_one_group_and_others_are_not(manifest: Manifest) -> None:
+def test_variants_that_look_at_the_same_images_are_one_group_and_others_are_not(manifest: Manifest) -> None:
     alone = msgspec.structs.replace(manifest.variant("small"), name="large")
-    pair = Committee("pair", ("large", "huge"))
+    pair = Ensemble("pair", ("large", "huge"))
     huge = msgspec.structs.replace(manifest.variant("small"), name="huge")
     more = msgspec.structs.replace(
-        manifest, variants=(*manifest.variants, alone, huge), committees=(*manifest.committees, pair)
+        manifest, variants=(*manifest.variants, alone, huge), ensembles=(*manifest.ensembles, pair)
     )
     names = ("small", "large", "medium", "committee")
     catalog = catalog_of(more, DatacenterConfig(task="shapes", variants=names))

@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hawkvision.core.escalation_api import HopReply, Rungs
-from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, free_port, marked_processes, picture
+from hawkvision.core.escalation_api import EscalationReply, Stages
+from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, free_port, image, marked_processes
 from tests.hawkvision.datacenter.test_service import ask
 
 
@@ -81,15 +81,15 @@ def until_none(mark: str) -> None:
 def test_the_deployed_application_answers_and_an_update_replaces_it(cluster: Cluster) -> None:
     port = str(free_port())
     service = f"http://127.0.0.1:{port}"
-    for rungs in ("medium", "medium,committee"):
-        done = deploy(cluster.environment, "--address", cluster.address, "--port", port, "--variants", rungs)
+    for stages in ("medium", "medium,committee"):
+        done = deploy(cluster.environment, "--address", cluster.address, "--port", port, "--variants", stages)
         assert done.returncode == 0, done.stderr
         assert ask(service, path="/readyz", Authorization="").status == 200
-        listed = msgspec.json.decode(ask(service, path="/v1/rungs").body, type=Rungs)
-        answer = msgspec.json.decode(ask(service, picture()).body, type=HopReply)
-        assert [rung.name for rung in listed.rungs] == rungs.split(",")
+        listed = msgspec.json.decode(ask(service, path="/v1/stages").body, type=Stages)
+        answer = msgspec.json.decode(ask(service, image()).body, type=EscalationReply)
+        assert [stage.name for stage in listed.stages] == stages.split(",")
         assert answer.model == listed.best
-        assert ask(service, path="/v1/rungs", Authorization="").status == 401
+        assert ask(service, path="/v1/stages", Authorization="").status == 401
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import yaml
 from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import ConfigError
 from hawkvision.datacenter.manifests import rayservice, serve_config
-from tests.hawkvision.datacenter.conftest import ROOT, START_LIMIT_S, free_port, picture
+from tests.hawkvision.datacenter.conftest import ROOT, START_LIMIT_S, free_port, image
 
 
 def in_cluster(config: DatacenterConfig) -> DatacenterConfig:
@@ -33,7 +33,7 @@ def test_the_serve_config_passes_rays_own_schema(config: DatacenterConfig) -> No
     assert schema.http_options.port == config.port
 
 
-def test_no_manifest_promises_tls_that_the_proxies_would_not_speak(config: DatacenterConfig) -> None:
+def test_no_manifest_guarantees_tls_that_the_proxies_would_not_speak(config: DatacenterConfig) -> None:
     wanted = msgspec.structs.replace(in_cluster(config), tls_certificate=Path("a.crt"), tls_key=Path("a.key"))
     for make in (serve_config, lambda config: rayservice(config, "hawkvision:1")):
         with pytest.raises(ConfigError, match="allow_plain_http = true"):
@@ -157,7 +157,7 @@ def test_the_generated_serve_config_serves_on_a_real_ray(config: DatacenterConfi
             assert process.poll() is None
             assert time.monotonic() < ends
             selectors.DefaultSelector().select(0.1)
-        assert answers(url, "/v1/infer", picture()) == 200
+        assert answers(url, "/v1/infer", image()) == 200
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(90)

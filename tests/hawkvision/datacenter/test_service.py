@@ -21,17 +21,17 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from hawkvision.core.escalation_api import HopReply, HopRequest, Rungs, Transports
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Stages, Transports
 from hawkvision.core.trace import start_trace
 from hawkvision.transport.coding.image_coding import opaque
-from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
-from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, marked_processes, picture
+from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, image, marked_processes
 
 pytestmark = pytest.mark.slow
-MIDDLE = {"variant": "medium", "accept_score": "1", "score": "top1", "otherwise": "committee"}
+INTERMEDIATE = {"variant": "medium", "accept_score": "1", "score": "top1", "otherwise": "committee"}
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -61,23 +61,23 @@ def ask(service: Running | str, body: bytes | None = None, path: str = "/v1/infe
         connection.close()
 
 
-def test_the_best_rung_answers_when_none_is_named(service: Running) -> None:
-    reply = ask(service, picture(), top_k="3")
-    answer = msgspec.json.decode(reply.body, type=HopReply)
+def test_the_best_stage_answers_when_none_is_named(service: Running) -> None:
+    reply = ask(service, image(), top_k="3")
+    answer = msgspec.json.decode(reply.body, type=EscalationReply)
     assert (reply.status, answer.model, len(answer.top_k)) == (200, "committee", 3)
     assert answer.timing_ms.total >= answer.timing_ms.infer
     assert answer.batch_size >= 1
 
 
-@pytest.mark.parametrize("headers", [{}, {**MIDDLE, "accept_score": "inf"}])
+@pytest.mark.parametrize("headers", [{}, {**INTERMEDIATE, "accept_score": "inf"}])
 def test_a_progressive_reply_ends_with_the_answer_that_a_plain_one_is(
     service: Running, headers: dict[str, str]
 ) -> None:
-    body = picture()
-    plain = msgspec.json.decode(ask(service, body, **headers).body, type=HopReply)
+    body = image()
+    plain = msgspec.json.decode(ask(service, body, **headers).body, type=EscalationReply)
     reply = ask(service, body, progressive="1", **headers)
     assert (reply.status, reply.headers["content-type"]) == (200, "application/jsonl")
-    lines = [msgspec.json.decode(line, type=HopReply) for line in reply.body.splitlines()]
+    lines = [msgspec.json.decode(line, type=EscalationReply) for line in reply.body.splitlines()]
     assert [line.complete for line in lines] == [False] * (len(lines) - 1) + [True]
     assert len(lines) >= 2
     for each in (plain, *lines):
@@ -91,9 +91,9 @@ def test_a_progressive_reply_ends_with_the_answer_that_a_plain_one_is(
 @pytest.mark.parametrize(
     ("body", "headers", "status"),
     [
-        (picture()[:600], {}, 400),
-        (picture(), {"progressive": "perhaps"}, 400),
-        (picture(), {"deadline_ms": "0.001"}, 504),
+        (image()[:600], {}, 400),
+        (image(), {"progressive": "perhaps"}, 400),
+        (image(), {"deadline_ms": "0.001"}, 504),
         (b"x" * 200_001, {}, 413),
     ],
 )
@@ -101,17 +101,17 @@ def test_what_is_wrong_with_a_progressive_request_has_its_status(
     service: Running, body: bytes, headers: dict[str, str], status: int
 ) -> None:
     assert ask(service, body, **{"progressive": "1", **headers}).status == status
-    assert ask(service, picture(), progressive="1").status == 200
+    assert ask(service, image(), progressive="1").status == 200
 
 
-def test_a_named_rung_answers(service: Running) -> None:
-    assert ask(service, picture(), variant="medium").json["model"] == "medium"
+def test_a_named_stage_answers(service: Running) -> None:
+    assert ask(service, image(), variant="medium").json["model"] == "medium"
 
 
-def test_the_rungs_are_listed_with_their_members(service: Running) -> None:
-    rungs = msgspec.json.decode(ask(service, path="/v1/rungs").body, type=Rungs)
-    assert (rungs.task, rungs.best) == ("shapes", "committee")
-    assert [m.name for m in rungs.rungs[-1].members] == ["small", "medium"]
+def test_the_stages_are_listed_with_their_members(service: Running) -> None:
+    stages = msgspec.json.decode(ask(service, path="/v1/stages").body, type=Stages)
+    assert (stages.task, stages.best) == ("shapes", "committee")
+    assert [m.name for m in stages.stages[-1].members] == ["small", "medium"]
 
 
 def test_health_and_readiness_need_no_key(service: Running) -> None:
@@ -121,23 +121,23 @@ def test_health_and_readiness_need_no_key(service: Running) -> None:
 @pytest.mark.parametrize(
     ("body", "headers", "status", "code"),
     [
-        (picture()[:600], {}, 400, "bad_image"),
-        (b"not a picture", {}, 415, "unsupported_media"),
-        (picture(), {"top_k": "many"}, 400, "bad_field"),
-        (picture(), {"deadline_ms": "soon"}, 400, "bad_field"),
-        (picture(), {"Authorization": "Bearer wrong"}, 401, "unauthorized"),
-        (picture(), {"variant": "huge"}, 404, "not_found"),
-        (picture(), {"task": "letters"}, 404, "not_found"),
-        (picture(), {**MIDDLE, "otherwise": "huge"}, 404, "not_found"),
-        (picture(), {**MIDDLE, "variant": "huge"}, 404, "not_found"),
-        (picture(), {**MIDDLE, "accept_score": "1.5"}, 400, "bad_field"),
-        (picture(), {"variant": "medium", "accept_score": "0.5"}, 400, "bad_field"),
-        (picture(), {"path": "/v1/elsewhere"}, 404, "not_found"),
+        (image()[:600], {}, 400, "bad_image"),
+        (b"not an image", {}, 415, "unsupported_media"),
+        (image(), {"top_k": "many"}, 400, "bad_field"),
+        (image(), {"deadline_ms": "soon"}, 400, "bad_field"),
+        (image(), {"Authorization": "Bearer wrong"}, 401, "unauthorized"),
+        (image(), {"variant": "huge"}, 404, "not_found"),
+        (image(), {"task": "letters"}, 404, "not_found"),
+        (image(), {**INTERMEDIATE, "otherwise": "huge"}, 404, "not_found"),
+        (image(), {**INTERMEDIATE, "variant": "huge"}, 404, "not_found"),
+        (image(), {**INTERMEDIATE, "accept_score": "1.5"}, 400, "bad_field"),
+        (image(), {"variant": "medium", "accept_score": "0.5"}, 400, "bad_field"),
+        (image(), {"path": "/v1/elsewhere"}, 404, "not_found"),
         (None, {}, 405, "method_not_allowed"),
         (b"x" * 200_001, {}, 413, "too_large"),
-        (picture(), {"Content-Type": "text/html"}, 415, "unsupported_media"),
-        (picture(), {"deadline_ms": "0"}, 504, "deadline_missed"),
-        (picture(), {"deadline_ms": "0.001"}, 504, "deadline_missed"),
+        (image(), {"Content-Type": "text/html"}, 415, "unsupported_media"),
+        (image(), {"deadline_ms": "0"}, 504, "deadline_missed"),
+        (image(), {"deadline_ms": "0.001"}, 504, "deadline_missed"),
     ],
 )
 def test_each_documented_error_has_its_status_and_code(
@@ -158,21 +158,21 @@ def test_a_body_without_a_length_is_cut_off_at_the_limit(service: Running) -> No
 
 def test_a_full_queue_is_answered_with_429_and_when_to_come_back(service: Running) -> None:
     with ThreadPoolExecutor(96) as crowd:
-        replies = list(crowd.map(lambda _: ask(service, picture(400), variant="medium"), range(192)))
+        replies = list(crowd.map(lambda _: ask(service, image(400), variant="medium"), range(192)))
     shed = [r for r in replies if r.status == 429]
     assert {r.status for r in replies} == {200, 429}
     assert all(r.json["code"] == "overloaded" and int(r.headers["retry-after"]) >= 1 for r in shed)
 
 
 def test_the_trace_goes_on_in_a_new_span(service: Running) -> None:
-    returned = ask(service, picture(), traceparent=TRACE).headers["traceparent"].split("-")
+    returned = ask(service, image(), traceparent=TRACE).headers["traceparent"].split("-")
     assert returned[1] == TRACE.split("-")[1]
     assert returned[2] != TRACE.split("-")[2]
 
 
-def test_bad_pictures_do_not_hurt_their_neighbours(service: Running) -> None:
+def test_bad_images_do_not_hurt_their_neighbours(service: Running) -> None:
     with ThreadPoolExecutor(4) as crowd:
-        bodies = [picture(), picture()[:600]] * 8
+        bodies = [image(), image()[:600]] * 8
         statuses = list(crowd.map(lambda b: ask(service, b, variant="medium").status, bodies))
     assert statuses == [200, 400] * 8
 
@@ -180,9 +180,9 @@ def test_bad_pictures_do_not_hurt_their_neighbours(service: Running) -> None:
 def test_a_caller_that_hangs_up_leaves_the_service_whole(service: Running) -> None:
     for _ in range(8):
         connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=30)
-        connection.request("POST", "/v1/infer", picture(400), {"Authorization": f"Bearer {KEY}"})
+        connection.request("POST", "/v1/infer", image(400), {"Authorization": f"Bearer {KEY}"})
         connection.close()
-    assert ask(service, picture()).status == 200
+    assert ask(service, image()).status == 200
 
 
 def series(service: Running) -> dict[str, float]:
@@ -192,56 +192,56 @@ def series(service: Running) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
-def test_metrics_count_an_answer_by_rung_and_its_members_by_variant(service: Running) -> None:
+def test_metrics_count_an_answer_by_stage_and_its_members_by_variant(service: Running) -> None:
     before = series(service)
-    ask(service, picture())
+    ask(service, image())
     after = series(service)
     grown = {name for name, value in after.items() if value > before.get(name, 0.0)}
     assert {
-        'hawkvision_dc_requests_total{code="200",path="/v1/infer",rung="committee"}',
-        'hawkvision_dc_request_duration_seconds_count{rung="committee"}',
+        'hawkvision_datacenter_requests_total{code="200",path="/v1/infer",stage="committee"}',
+        'hawkvision_datacenter_request_duration_seconds_count{stage="committee"}',
         *(
-            f'hawkvision_dc_{name}_count{{variant="{variant}"}}'
+            f'hawkvision_datacenter_{name}_count{{variant="{variant}"}}'
             for name in ("batch_size", "queue_duration_seconds", "inference_duration_seconds")
             for variant in ("small", "medium")
         ),
     } <= grown
-    assert after["hawkvision_dc_requests_in_flight"] == 0.0
+    assert after["hawkvision_datacenter_requests_in_flight"] == 0.0
 
 
-def test_metrics_count_second_looks_and_answers_by_the_rung_that_gave_them(service: Running) -> None:
+def test_metrics_count_second_looks_and_answers_by_the_stage_that_gave_them(service: Running) -> None:
     before = series(service)
     for accept_score in ("0", "1", "1"):
-        ask(service, picture(), **{**MIDDLE, "accept_score": accept_score})
+        ask(service, image(), **{**INTERMEDIATE, "accept_score": accept_score})
     after = series(service)
-    names = ['answers_total{rung="medium"}', 'answers_total{rung="committee"}', 'second_looks_total{rung="medium"}']
-    grown = [after[f"hawkvision_dc_{n}"] - before.get(f"hawkvision_dc_{n}", 0.0) for n in names]
+    names = ['answers_total{stage="medium"}', 'answers_total{stage="committee"}', 'second_looks_total{stage="medium"}']
+    grown = [after[f"hawkvision_datacenter_{n}"] - before.get(f"hawkvision_datacenter_{n}", 0.0) for n in names]
     assert grown == [1.0, 2.0, 2.0]
 
 
 def test_no_callers_text_becomes_a_label(service: Running) -> None:
-    ask(service, picture(), variant="invented")
+    ask(service, image(), variant="invented")
     ask(service, path="/invented")
     ask(service, path="/v1/infer")
     after = series(service)
     assert not [name for name in after if "invented" in name]
-    assert after['hawkvision_dc_requests_total{code="404",path="/v1/infer",rung="none"}'] >= 1.0
-    assert after['hawkvision_dc_requests_total{code="404",path="other",rung="none"}'] >= 1.0
+    assert after['hawkvision_datacenter_requests_total{code="404",path="/v1/infer",stage="none"}'] >= 1.0
+    assert after['hawkvision_datacenter_requests_total{code="404",path="other",stage="none"}'] >= 1.0
 
 
 def test_metrics_need_the_key(service: Running) -> None:
     assert ask(service, path="/metrics", Authorization="").status == 401
 
 
-def test_pictures_are_taken_as_datagrams_where_the_tier_says(service: Running) -> None:
-    offer = msgspec.json.decode(ask(service, path="/v1/transport").body, type=Transports).lossy
+def test_images_are_taken_as_datagrams_where_the_tier_says(service: Running) -> None:
+    offer = msgspec.json.decode(ask(service, path="/v1/transport").body, type=Transports).datagram
     assert offer is not None
-    request, trace = HopRequest(variant="medium"), start_trace()
+    request, trace = EscalationRequest(variant="medium"), start_trace()
 
     async def scenario() -> tuple[Status, bytes]:
         to = [Route(None, "127.0.0.1")]
-        client = await LossyClient.connect(offer.port, offer.certificate, offer.name, routes=to, api_key=KEY)
-        coded = opaque(picture(), 0.5, fragment_room(request.meta(trace)))
+        client = await DatagramClient.connect(offer.port, offer.certificate, offer.name, routes=to, api_key=KEY)
+        coded = opaque(image(), 0.5, fragment_room(request.meta(trace)))
         assert coded is not None
         try:
             return await client.ask(request.template(), coded, meta=request.meta(trace), timeout_s=20.0)
@@ -249,8 +249,8 @@ def test_pictures_are_taken_as_datagrams_where_the_tier_says(service: Running) -
             await client.close()
 
     status, body = asyncio.run(scenario())
-    assert (status, msgspec.json.decode(body, type=HopReply).model) == (Status.OK, "medium")
-    assert series(service)['hawkvision_dc_requests_total{code="200",path="lossy",rung="medium"}'] >= 1.0
+    assert (status, msgspec.json.decode(body, type=EscalationReply).model) == (Status.OK, "medium")
+    assert series(service)['hawkvision_datacenter_requests_total{code="200",path="datagram",stage="medium"}'] >= 1.0
 
 
 PARENT = """

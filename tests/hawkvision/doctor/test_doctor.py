@@ -32,7 +32,7 @@ from tests.edge.peer import Peer, running_peer
 
 MODELS = models_dir()
 MANIFEST = load_manifest("imagenet", MODELS)
-EDGE = MANIFEST.ladder.default_edge
+EDGE = MANIFEST.cascade.default_edge
 SMALL = MANIFEST.members(EDGE)[0]
 
 
@@ -247,7 +247,7 @@ def test_a_key_that_may_see_what_is_served_and_not_ask_for_answers(peer: Peer) -
     told(first, Level.PROBLEM, "HTTP 403", "scope infer")
 
 
-def test_a_datacenter_with_other_models_and_without_a_rung(peer: Peer) -> None:
+def test_a_datacenter_with_other_models_and_without_a_stage(peer: Peer) -> None:
     _, other, _ = network.datacenter(peer.url, None, {"committee": "0" * 64})
     told(other, Level.PROBLEM, "another committee", "models build")
     _, missing, _ = network.datacenter(peer.url, None, {"medium": "0" * 64})
@@ -255,13 +255,13 @@ def test_a_datacenter_with_other_models_and_without_a_rung(peer: Peer) -> None:
 
 
 def test_a_datacenter_that_is_not_there_or_something_else(peer: Peer) -> None:
-    told(only(network.datacenter("http://127.0.0.1:1", None, {})), Level.PROBLEM, "cannot be reached", "edge.dc_url")
+    told(only(network.datacenter("http://127.0.0.1:1", None, {})), Level.PROBLEM, "cannot be reached", "edge.datacenter_url")
     told(only(network.datacenter(f"{peer.url}/no", None, {})), Level.PROBLEM, "HTTP 404")
     told(only(network.datacenter(peer.url.replace("http:", "https:"), None, {})), Level.PROBLEM, "cannot be reached")
 
 
 def test_a_wrong_key_and_a_right_one() -> None:
-    """Of a real server that asks for one; an edge node does as the tier does, and lists no rungs."""
+    """Of a real server that asks for one; an edge node does as the tier does, and lists no stages."""
     with running("edge", "--port", "0", "--backend", "noop", "--api-key", "the-key-of-the-datacenter") as node:
         told(only(network.datacenter(node.url, "another-key-than-the-one", {})), Level.PROBLEM, "HTTP 401", "API_KEY")
         told(only(network.datacenter(node.url, "the-key-of-the-datacenter", {})), Level.PROBLEM, "HTTP 404")
@@ -274,7 +274,7 @@ def test_a_datacenter_whose_authority_is_known_and_one_whose_is_not(tmp_path: Pa
     pair = authority.certify("node")
     words = ("--tls-certificate", str(pair.certificate), "--tls-key", str(pair.key))
     with running("edge", "--port", "0", "--backend", "noop", *words) as node:
-        told(only(network.datacenter(node.url, None, {})), Level.PROBLEM, "cannot be reached", "edge.dc_ca")
+        told(only(network.datacenter(node.url, None, {})), Level.PROBLEM, "cannot be reached", "edge.datacenter_ca")
         told(only(network.datacenter(node.url, None, {}, authority.client())), Level.PROBLEM, "HTTP 404")
         found = network.port("127.0.0.1", node.port, socket.SOCK_STREAM, "edge.port")
         told(found, Level.OK, "a HawkVision server's")
@@ -319,7 +319,7 @@ def test_settings_that_cannot_be_read_are_the_only_finding(tmp_path: Path) -> No
 def test_a_broken_profile_does_not_keep_the_rest_from_being_looked_at(tmp_path: Path, peer: Peer) -> None:
     (tmp_path / "profile.json").write_text("{")
     (tmp_path / "edge.toml").write_text(
-        f'[edge]\nport = 0\nprofile = "{tmp_path}/profile.json"\ndc_url = "{peer.url}"\nlossy_port = 0\n'
+        f'[edge]\nport = 0\nprofile = "{tmp_path}/profile.json"\ndatacenter_url = "{peer.url}"\ndatagram_port = 0\n'
     )
     found = levels(examine_edge(tmp_path / "edge.toml"))
     assert (found["profile"], found["datacenter"]) == (Level.PROBLEM, Level.PROBLEM)

@@ -1,4 +1,4 @@
-"""Encoded pictures for the tests of decoding, and Pillow as the oracle."""
+"""Encoded images for the tests of decoding, and Pillow as the oracle."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hawkvision.imaging.preprocessing import decode, probe
 
 MAX_PIXELS = 1_000_000
 LARGE = 100_000
-"""A `min_side` that no test picture reaches, so that nothing is decoded at a reduced scale."""
+"""A `min_side` that no test image reaches, so that nothing is decoded at a reduced scale."""
 
 
 def scene(height: int = 30, width: int = 44, channels: int = 3) -> Pixels:
-    """Smooth colours without any symmetry, so that a turned or mirrored picture is seen to be."""
+    """Smooth colours without any symmetry, so that a turned or mirrored image is seen to be."""
     y, x = np.mgrid[0:height, 0:width].astype(np.float64)
     waves = [128 + 100 * np.sin(x / (5 + c) + c) * np.cos(y / (7 + 2 * c)) + x / 3 for c in range(channels)]
     pixels: Pixels = np.clip(np.stack(waves, -1), 0, 255).astype(np.uint8)
@@ -32,7 +32,7 @@ def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
     return out.getvalue()
 
 
-def picture(kind: str, **options: Any) -> bytes:
+def encoded_image(kind: str, **options: Any) -> bytes:
     return encode(Image.fromarray(scene()), kind, **options)
 
 
@@ -69,12 +69,12 @@ def jpeg_with_size(body: bytes, width: int, height: int) -> bytes:
 
 
 BODIES = [
-    picture("JPEG"),
-    picture("JPEG", progressive=True),
-    picture("PNG"),
-    picture("WEBP"),
-    picture("WEBP", exif=oriented(6), lossless=True),
-    picture("PNG", exif=oriented(5)),
+    encoded_image("JPEG"),
+    encoded_image("JPEG", progressive=True),
+    encoded_image("PNG"),
+    encoded_image("WEBP"),
+    encoded_image("WEBP", exif=oriented(6), lossless=True),
+    encoded_image("PNG", exif=oriented(5)),
     encode(Image.fromarray(scene(channels=4)), "PNG"),
     encode(Image.fromarray(scene(channels=4), "CMYK"), "JPEG"),
 ]

@@ -36,8 +36,8 @@ def by_opencv(pixels: Pixels, width: int, height: int) -> Pixels:
     return scaled
 
 
-def check(picture: Pixels, width: int, height: int) -> None:
-    np.testing.assert_array_equal(bicubic.scaled(picture, width, height), by_opencv(picture, width, height))
+def check(encoded_image: Pixels, width: int, height: int) -> None:
+    np.testing.assert_array_equal(bicubic.scaled(encoded_image, width, height), by_opencv(encoded_image, width, height))
 
 
 @runs
@@ -47,8 +47,8 @@ def test_the_kernel_is_used_where_it_does_as_opencv() -> None:
 
 @given(st.integers(bicubic.LEAST_SIDE, 460), st.integers(8, 460), st.integers(0, 1 << 30), st.booleans())
 def test_squares_are_scaled_as_opencv_scales_them(before: int, after: int, seed: int, stark: bool) -> None:
-    picture = noise(before, before, seed)
-    check(picture // 128 * 255 if stark else picture, after, after)
+    encoded_image = noise(before, before, seed)
+    check(encoded_image // 128 * 255 if stark else encoded_image, after, after)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(8, 30), st.integers(8, 40), st.integers(0, 1 << 30))
@@ -57,13 +57,13 @@ def test_oblongs_that_keep_their_shape_are_too(high: int, wide: int, before: int
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 1 << 30))
-def test_a_part_of_a_picture_is_scaled_as_a_copy_of_it(top: int, left: int, seed: int) -> None:
+def test_a_part_of_an_image_is_scaled_as_a_copy_of_it(top: int, left: int, seed: int) -> None:
     part = noise(140, 150, seed)[top : top + 90, left : left + 90]
     np.testing.assert_array_equal(bicubic.scaled(part, 64, 64), bicubic.scaled(part.copy(), 64, 64))
 
 
 @pytest.mark.parametrize(
-    ("picture", "width", "height"),
+    ("encoded_image", "width", "height"),
     [
         (noise(60, 90), 64, 64),  # not alike in both directions
         (noise(200, 200), 64, 64),  # by more than two
@@ -76,9 +76,9 @@ def test_a_part_of_a_picture_is_scaled_as_a_copy_of_it(top: int, left: int, seed
         (noise(80, 80)[:, :, ::-1], 64, 64),
     ],
 )
-def test_whatever_else_comes_is_scaled_as_opencv_scales_a_copy(picture: Pixels, width: int, height: int) -> None:
+def test_whatever_else_comes_is_scaled_as_opencv_scales_a_copy(encoded_image: Pixels, width: int, height: int) -> None:
     np.testing.assert_array_equal(
-        bicubic.scaled(picture, width, height), by_opencv(np.ascontiguousarray(picture), width, height)
+        bicubic.scaled(encoded_image, width, height), by_opencv(np.ascontiguousarray(encoded_image), width, height)
     )
 
 
@@ -96,14 +96,14 @@ for before, after in ((64, 64), (227, 224), (100, 64), (40, 64), (9, 33)):
     for guard in (begin, begin + (pages + 1) * page):
         assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(guard), page, 0) == 0
     for offset in (page, (pages + 1) * page - size):
-        picture = np.frombuffer(memory, np.uint8, size, offset).reshape(before, before, 3)
-        picture[:] = 7
-        assert (bicubic.scaled(picture, after, after) == 7).all()
+        image = np.frombuffer(memory, np.uint8, size, offset).reshape(before, before, 3)
+        image[:] = 7
+        assert (bicubic.scaled(image, after, after) == 7).all()
 """
 
 
 @runs
-def test_nothing_before_or_behind_a_picture_is_touched() -> None:
+def test_nothing_before_or_behind_an_image_is_touched() -> None:
     """What lies there must not be touched: the process would be killed."""
     assert subprocess.run([sys.executable, "-c", AT_THE_END_OF_MEMORY], check=False).returncode == 0
 

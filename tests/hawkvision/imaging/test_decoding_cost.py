@@ -91,7 +91,7 @@ def transparent(png: bytes, levels: bytes) -> bytes:
 
 PROGRESSIVE = cv2.IMWRITE_JPEG_PROGRESSIVE, 1
 FINE = cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444
-PICTURES: dict[str, Callable[[], bytes]] = {
+IMAGES: dict[str, Callable[[], bytes]] = {
     "jpeg": lambda: by_opencv(".jpg"),
     "jpeg-turned": lambda: turned(by_opencv(".jpg")),
     "jpeg-progressive": lambda: by_opencv(".jpg", *PROGRESSIVE),
@@ -141,13 +141,13 @@ def rates() -> Rates:
 
 
 @pytest.mark.slow
-def test_no_picture_takes_more_memory_than_was_said_nor_very_much_less(tmp_path: Path, rates: Rates) -> None:
+def test_no_image_takes_more_memory_than_was_said_nor_very_much_less(tmp_path: Path, rates: Rates) -> None:
     """In processes of their own: what decoding adds to the peak is at most the charge, and a quarter of it at least.
 
     A quarter, because a JPEG's sampling is not looked at (of 4:2:0 there are half of the coefficients), and most need
     not be mended; so of what Pillow reads, and half of other formats. The body is left out of the quarter and the half.
     """
-    all_of_them = {**PICTURES, **MENDED}
+    all_of_them = {**IMAGES, **MENDED}
     for name, make in all_of_them.items():
         (tmp_path / name).write_bytes(make())
     asked = [(side, name) for names, side in ((all_of_them, 10**9), (SMALLER, 256)) for name in names]
@@ -237,7 +237,7 @@ def test_scans_of_a_jpeg_are_each_reckoned_with() -> None:
     assert (said.kind, said.work) == (Kind.JPEG_SCANS, header.pixels * body.count(b"\xff\xda"))
 
 
-def test_rates_follow_what_pictures_take_and_small_ones_say_nothing() -> None:
+def test_rates_follow_what_images_take_and_small_ones_say_nothing() -> None:
     rates = Fixed()
     header = ImageHeader(ImageFormat.PNG, 4000, 4000, 1, 3)
     before = cost_of(b"", header, [1], rates)

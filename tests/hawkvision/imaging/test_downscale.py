@@ -1,4 +1,4 @@
-"""Pictures made smaller before they travel: what models then see is what they would have seen."""
+"""Images made smaller before they travel: what models then see is what they would have seen."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def seen(body: bytes, input_spec: InputSpec) -> Pixels:
 
 
 @pytest.mark.parametrize("size", [(64, 64), (95, 160), (60, 400), (95, 1000)])
-def test_a_picture_not_much_larger_than_it_is_looked_at_travels_as_it_is(size: tuple[int, int]) -> None:
+def test_an_image_not_much_larger_than_it_is_looked_at_travels_as_it_is(size: tuple[int, int]) -> None:
     body = body_of(*size)
     assert reduced(body) is body
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_a_cameras_picture_travels_as_the_square_that_is_looked_at(kind: str) -> None:
+def test_a_cameras_image_travels_as_the_square_that_is_looked_at(kind: str) -> None:
     body = body_of(720, 1280, kind)
     small = reduced(body)
     header = probe(small)
@@ -101,7 +101,7 @@ def test_models_see_the_same_in_what_travels(
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_grey_and_transparent_pictures_are_made_smaller_too(kind: str) -> None:
+def test_grey_and_transparent_images_are_made_smaller_too(kind: str) -> None:
     pixels = Image.fromarray(scene(500, 700)).convert("L" if kind == "JPEG" else "RGBA")
     small = reduced(encode(pixels, kind))
     assert probe(small).height == DETAIL * 64
@@ -113,13 +113,13 @@ def test_what_would_not_get_smaller_travels_as_it_is() -> None:
     assert reduced(flat, spec(340)) is flat
 
 
-def test_a_picture_cut_off_is_refused() -> None:
+def test_an_image_cut_off_is_refused() -> None:
     body = body_of(720, 1280)
     with pytest.raises(BadImage):
         reduced(body[: len(body) // 2])
 
 
-def test_a_picture_larger_than_allowed_is_refused() -> None:
+def test_an_image_larger_than_allowed_is_refused() -> None:
     body = body_of(720, 1280)
     with pytest.raises(TooLarge):
         Reducer((spec(),), 1000).reduced(body, probe(body))

@@ -19,7 +19,7 @@ from hawkvision.core.errors import BadImage, RequestError, TooLarge, Unsupported
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import decode, probe
 from hawkvision.models.manifest import InputSpec
-from tests.hawkvision.imaging.images import MAX_PIXELS, encode, furthest, oriented, picture, pillow, read, scene
+from tests.hawkvision.imaging.images import MAX_PIXELS, encode, encoded_image, furthest, oriented, pillow, read, scene
 
 pillow_heif.register_heif_opener()
 
@@ -40,7 +40,7 @@ def test_other_formats_are_read_as_pillow_shows_them(kind: str, channels: int) -
 @pytest.mark.parametrize("kind", ["TIFF", "AVIF", "HEIF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_other_formats_are_turned_upright(kind: str, orientation: int) -> None:
-    body = picture(kind, exif=oriented(orientation))
+    body = encoded_image(kind, exif=oriented(orientation))
     assert furthest(read(body), pillow(body)) == 0
 
 
@@ -86,7 +86,7 @@ def test_samples_without_a_white_are_unsupported() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_pixels_than_allowed_are_refused_from_the_header(kind: str) -> None:
-    body = picture(kind)
+    body = encoded_image(kind)
     with pytest.raises(TooLarge, match="44x30"):
         decode(body, probe(body), max_pixels=1_000, min_side=10)
 
@@ -115,7 +115,7 @@ def test_without_the_extra_formats_are_named_and_so_is_the_extra() -> None:
         "    try: print(probe(body))\n"
         "    except UnsupportedMedia as error: print(error)\n"
     )
-    bodies = pickle.dumps([picture(kind) for kind in KINDS])
+    bodies = pickle.dumps([encoded_image(kind) for kind in KINDS])
     done = subprocess.run([sys.executable, "-c", code], input=bodies, capture_output=True, check=True)
     lines = done.stdout.decode().splitlines()
     assert len(lines) == len(KINDS)
@@ -146,7 +146,7 @@ def test_other_formats_leave_the_node_as_what_every_tier_reads(kind: str, height
 def test_damaged_images_of_other_formats_never_do_worse_than_an_error(
     kind: str, flips: list[tuple[float, int]], keep: float, insert: bytes
 ) -> None:
-    damaged = bytearray(picture(kind))
+    damaged = bytearray(encoded_image(kind))
     for where, mask in flips:
         damaged[int(where * where * len(damaged))] ^= mask
     at = int(keep * len(damaged))

@@ -1,4 +1,4 @@
-"""What is no picture, damaged or a bomb is refused: in time, in little memory, quietly, and with the right error."""
+"""What is no image, damaged or a bomb is refused: in time, in little memory, quietly, and with the right error."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.hawkvision.imaging.images import (
     MAX_PIXELS,
     chunk,
     encode,
+    encoded_image,
     furthest,
     jpeg_with_size,
     oriented,
-    picture,
     pillow,
     png_header,
     read,
@@ -59,7 +59,7 @@ def test_other_formats_are_named(body: bytes, name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_every_truncation_is_refused_unless_all_of_the_image_is_there(kind: str) -> None:
-    body = picture(kind)
+    body = encoded_image(kind)
     whole = read(body)
     lengths = sorted(
         {*range(1, min(len(body), 700)), *range(700, len(body) - 1, 13), *range(len(body) - 40, len(body))}
@@ -76,7 +76,7 @@ def test_every_truncation_is_refused_unless_all_of_the_image_is_there(kind: str)
 
 
 def test_truncated_progressive_jpeg_is_refused() -> None:
-    body = picture("JPEG", progressive=True)
+    body = encoded_image("JPEG", progressive=True)
     with pytest.raises(BadImage, match="JPEG"):
         read(body[: len(body) * 3 // 4])
 
@@ -89,7 +89,7 @@ def test_truncated_jpeg_is_refused_at_reduced_scale_too() -> None:
 
 @pytest.mark.parametrize("table", [b"\xff\xdb", b"\xff\xda"])
 def test_jpeg_without_a_table_or_scan_is_refused(table: bytes) -> None:
-    body = picture("JPEG")
+    body = encoded_image("JPEG")
     while (at := body.find(table)) > 0:
         body = body[:at] + body[at + 2 + int.from_bytes(body[at + 2 : at + 4], "big") :]
     with pytest.raises(BadImage):
@@ -97,7 +97,7 @@ def test_jpeg_without_a_table_or_scan_is_refused(table: bytes) -> None:
 
 
 def test_jpeg_without_huffman_tables_has_the_standard_ones_as_webcams_send_it() -> None:
-    body = whole = picture("JPEG")
+    body = whole = encoded_image("JPEG")
     while (at := body.find(b"\xff\xc4")) > 0:
         body = body[:at] + body[at + 2 + int.from_bytes(body[at + 2 : at + 4], "big") :]
     assert furthest(read(body), read(whole)) == 0
@@ -105,7 +105,7 @@ def test_jpeg_without_huffman_tables_has_the_standard_ones_as_webcams_send_it() 
 
 @pytest.mark.parametrize("size", [(0, 30), (44, 0), (0, 0)])
 def test_zero_size_is_refused(size: tuple[int, int]) -> None:
-    for body in (jpeg_with_size(picture("JPEG"), *size), png_header(*size)):
+    for body in (jpeg_with_size(encoded_image("JPEG"), *size), png_header(*size)):
         with pytest.raises(BadImage, match=f"{size[0]}x{size[1]}"):
             probe(body)
 
@@ -114,13 +114,13 @@ def test_zero_size_is_refused(size: tuple[int, int]) -> None:
 def test_larger_size_than_the_data_hold_is_refused(size: tuple[int, int]) -> None:
     rows = b"".join(b"\0" + row.tobytes() for row in scene())
     png = png_header(*size) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    for body in (jpeg_with_size(picture("JPEG"), *size), png):
+    for body in (jpeg_with_size(encoded_image("JPEG"), *size), png):
         with pytest.raises(BadImage):
             read(body)
 
 
-def test_webp_canvas_unlike_its_picture_is_refused() -> None:
-    body = bytearray(picture("WEBP", exif=oriented(1)))
+def test_webp_canvas_unlike_its_image_is_refused() -> None:
+    body = bytearray(encoded_image("WEBP", exif=oriented(1)))
     assert body[12:16] == b"VP8X"
     body[24:27] = (99).to_bytes(3, "little")
     with pytest.raises(BadImage):
@@ -128,7 +128,7 @@ def test_webp_canvas_unlike_its_picture_is_refused() -> None:
 
 
 def test_wrong_checksum_is_refused() -> None:
-    body = bytearray(picture("PNG"))
+    body = bytearray(encoded_image("PNG"))
     body[body.index(b"IDAT") + 30] ^= 1
     with pytest.raises(BadImage, match="checksum of chunk b'IDAT'"):
         read(bytes(body))
@@ -142,7 +142,7 @@ def test_corrupt_compression_under_a_right_checksum_is_refused() -> None:
 
 @pytest.mark.parametrize(("marker", "precision"), [(0xC3, 8), (0xC5, 8), (0xC0, 12)])
 def test_jpeg_kinds_nobody_uses_are_unsupported(marker: int, precision: int) -> None:
-    body = bytearray(picture("JPEG"))
+    body = bytearray(encoded_image("JPEG"))
     at = body.index(b"\xff\xc0")
     body[at + 1], body[at + 4] = marker, precision
     with pytest.raises(UnsupportedMedia):
@@ -150,13 +150,13 @@ def test_jpeg_kinds_nobody_uses_are_unsupported(marker: int, precision: int) -> 
 
 
 def test_endless_metadata_is_given_up() -> None:
-    body = b"\xff\xd8" + b"\xff\xe0\0\x02" * (MAX_SEGMENTS + 1) + picture("JPEG")[2:]
+    body = b"\xff\xd8" + b"\xff\xe0\0\x02" * (MAX_SEGMENTS + 1) + encoded_image("JPEG")[2:]
     with pytest.raises(BadImage, match=str(MAX_SEGMENTS)):
         probe(body)
 
 
 def test_baseline_jpeg_in_one_scan_may_hold_what_looks_like_scans() -> None:
-    body = picture("JPEG")
+    body = encoded_image("JPEG")
     comment = b"\xff\xda" * (MAX_SCANS + 1)
     commented = body[:2] + b"\xff\xfe" + struct.pack(">H", len(comment) + 2) + comment + body[2:]
     assert not probe(commented).multiscan
@@ -164,14 +164,14 @@ def test_baseline_jpeg_in_one_scan_may_hold_what_looks_like_scans() -> None:
 
 
 def test_jpeg_of_countless_scans_is_refused_before_decoding() -> None:
-    body = picture("JPEG", progressive=True)
+    body = encoded_image("JPEG", progressive=True)
     with pytest.raises(TooLarge, match="scans"):
         read(body[:-2] + b"\xff\xda\0\x08\x01\x01\0\x01\x3f\0" * (MAX_SCANS + 1) + body[-2:])
 
 
 @pytest.mark.parametrize("kind", [ImageFormat.JPEG, ImageFormat.PNG])
 def test_pixel_bomb_is_refused_without_allocating(kind: ImageFormat) -> None:
-    jpeg = jpeg_with_size(picture("JPEG"), 65_000, 65_000)
+    jpeg = jpeg_with_size(encoded_image("JPEG"), 65_000, 65_000)
     body = jpeg if kind is ImageFormat.JPEG else png_header(60_000, 60_000)
     tracemalloc.start()
     with pytest.raises(TooLarge, match=r"at most 50000000"):
@@ -217,8 +217,8 @@ def test_strips_join_without_a_seam() -> None:
     np.testing.assert_array_equal(read(encode(Image.fromarray(rgba), "PNG")), over_white)
 
 
-def test_nothing_is_printed_about_broken_pictures() -> None:
-    jpeg, png, webp = picture("JPEG"), picture("PNG"), picture("WEBP")
+def test_nothing_is_printed_about_broken_images() -> None:
+    jpeg, png, webp = encoded_image("JPEG"), encoded_image("PNG"), encoded_image("WEBP")
     broken = [body[: len(body) // k] for body in (jpeg, png, webp) for k in (2, 3, 20)] + [jpeg[:-5], png[:40]]
     code = (
         "import sys, pickle; from hawkvision.core.errors import RequestError;"
@@ -235,7 +235,7 @@ def test_nothing_is_printed_about_broken_pictures() -> None:
 
 
 def check_any(body: bytes) -> None:
-    """Either a request error or a valid picture; and the next picture is none the worse."""
+    """Either a request error or a valid image; and the next image is none the worse."""
     try:
         pixels = read(body)
     except RequestError:
@@ -253,7 +253,7 @@ def check_any(body: bytes) -> None:
     st.floats(0, 1),
     st.binary(max_size=8),
 )
-def test_damaged_pictures_never_do_worse_than_an_error(
+def test_damaged_images_never_do_worse_than_an_error(
     body: bytes, flips: list[tuple[float, int]], keep: float, insert: bytes
 ) -> None:
     damaged = bytearray(body)

@@ -34,9 +34,9 @@ from tests.hawkvision.imaging.images import (
     MAX_PIXELS,
     chunk,
     encode,
+    encoded_image,
     furthest,
     oriented,
-    picture,
     pillow,
     png_header,
     read,
@@ -58,7 +58,7 @@ def test_a_jpeg_is_told_by_its_beginning_and_nothing_else_is(body: bytes) -> Non
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_every_orientation_of_every_format_comes_out_upright(kind: str, orientation: int) -> None:
-    body = picture(kind, exif=oriented(orientation))
+    body = encoded_image(kind, exif=oriented(orientation))
     header = probe(body)
     assert (header.width, header.height, header.orientation) == (44, 30, orientation)
     assert furthest(read(body), pillow(body)) <= (1 if kind == "WEBP" else 0)
@@ -70,7 +70,7 @@ def test_every_orientation_of_every_format_comes_out_upright(kind: str, orientat
     + [{"progressive": True}, {"restart_marker_blocks": 1}, {"quality": 5}, {"optimize": True}],
 )
 def test_jpeg_variants_equal_pillow(options: dict[str, Any]) -> None:
-    body = picture("JPEG", **options)
+    body = encoded_image("JPEG", **options)
     assert probe(body).progressive == options.get("progressive", False)
     assert furthest(read(body), pillow(body)) == 0
 
@@ -142,37 +142,37 @@ def test_first_frame_of_an_animation_counts(kind: str) -> None:
 
 @pytest.mark.parametrize("lossless", [True, False])
 def test_webp_equals_pillow(lossless: bool) -> None:
-    body = picture("WEBP", lossless=lossless)
+    body = encoded_image("WEBP", lossless=lossless)
     assert furthest(read(body), pillow(body)) <= 1
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_one_pixel_is_a_picture(kind: str) -> None:
+def test_one_pixel_is_an_image(kind: str) -> None:
     assert read(encode(Image.new("RGB", (1, 1), "red"), kind)).shape == (1, 1, 3)
 
 
 @pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview])
 def test_any_kind_of_bytes_is_read(wrap: type) -> None:
-    body = picture("JPEG")
+    body = encoded_image("JPEG")
     assert furthest(decode(wrap(body), probe(wrap(body)), max_pixels=MAX_PIXELS, min_side=LARGE), read(body)) == 0
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_trailing_garbage_is_ignored(kind: str) -> None:
-    body = picture(kind)
+    body = encoded_image(kind)
     assert furthest(read(body + b"\xff\xd8garbage" * 9), read(body)) == 0
 
 
 @pytest.mark.parametrize("junk", [b"", b"II", b"II*\0\xff\xff\xff\xff", b"MM\0*\0\0\0\x08\xff\xff", b"\0" * 40])
-def test_broken_exif_does_not_spoil_a_good_picture(junk: bytes) -> None:
-    plain = picture("JPEG")
+def test_broken_exif_does_not_spoil_a_good_image(junk: bytes) -> None:
+    plain = encoded_image("JPEG")
     body = plain[:2] + b"\xff\xe1" + struct.pack(">H", len(junk) + 8) + b"Exif\0\0" + junk + plain[2:]
     assert probe(body).orientation == 1
     assert furthest(read(body), read(plain)) == 0
 
 
 def test_padding_before_the_end_marker_is_forgiven() -> None:
-    body = picture("JPEG")
+    body = encoded_image("JPEG")
     padded = body[:-2] + b"\x55" * 7 + body[-2:]
     assert furthest(read(padded), read(body)) == 0
 
@@ -231,7 +231,7 @@ def test_crop_of_a_wide_input_keeps_its_aspect() -> None:
     assert (preprocess(pixels, spec(height=16, width=32)) == 255).all()
 
 
-def test_crop_fraction_looks_only_at_the_middle() -> None:
+def test_crop_fraction_looks_only_at_the_intermediate() -> None:
     pixels = np.zeros((40, 40, 3), np.uint8)
     pixels[10:30, 10:30] = 255
     assert (preprocess(pixels, spec(crop_fraction=0.5)) == 255).all()
@@ -244,7 +244,7 @@ def test_strong_shrinking_averages_instead_of_aliasing() -> None:
     assert furthest(found, np.full_like(found, 128)) <= 1
 
 
-def test_picture_of_the_right_size_is_not_changed() -> None:
+def test_image_of_the_right_size_is_not_changed() -> None:
     assert furthest(preprocess(scene(16, 16), spec()), scene(16, 16)) == 0
 
 
@@ -272,7 +272,7 @@ def test_load_input_of_a_large_jpeg_is_close_to_the_long_way() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(16, 700), st.lists(st.integers(8, 96), min_size=1, max_size=4), st.sampled_from(["JPEG", "PNG"]))
-def test_several_models_take_a_picture_in_as_each_would_alone(side: int, sides: list[int], kind: str) -> None:
+def test_several_models_take_an_image_in_as_each_would_alone(side: int, sides: list[int], kind: str) -> None:
     body = encode(Image.fromarray(scene()).resize((side, side + 9)), kind)
     specs = [spec(side, side) for side in sides]
     for found, wanted in zip(load_inputs(body, specs, max_pixels=MAX_PIXELS), specs, strict=True):

@@ -27,7 +27,7 @@ class Quantised:
     """Collects the layers of one network; every method returns what it adds."""
 
     def __init__(self, seed: int, height: int, width: int, fold: int = 1) -> None:
-        """A network of pictures; the first layer sees `fold` columns of them as one."""
+        """A network of images; the first layer sees `fold` columns of them as one."""
         self._draw = np.random.default_rng(seed)
         self._height, self._width = height, width
         self._nodes: list[Any] = []
@@ -39,7 +39,7 @@ class Quantised:
         self._node("Transpose", [taken], "pixels", perm=[0, 3, 1, 2])
         scale, zero = self._scale(1.0), self._constant(np.array(127, np.uint8))
         self._scales: dict[str, tuple[str, str]] = {"pixels": (scale, zero)}
-        self.picture = Value("pixels", (height, width // fold, 3 * fold), 1.0)
+        self.image = Value("pixels", (height, width // fold, 3 * fold), 1.0)
 
     def convolution(
         self,
@@ -138,9 +138,9 @@ class Quantised:
 
 
 def residual_network(seed: int = 0, height: int = 36, width: int = 30, classes: int = 11) -> bytes:
-    """A stem, a block with a residual while the picture is tall and one when it is small, and a head."""
+    """A stem, a block with a residual while the image is tall and one when it is small, and a head."""
     net = Quantised(seed, height, width, fold=2)
-    stem = net.convolution(net.picture, 32, (3, 2), (1, 1), (1, 0, 1, 1), relu=True)
+    stem = net.convolution(net.image, 32, (3, 2), (1, 1), (1, 0, 1, 1), relu=True)
     taken = net.unfolded(stem, 2)
     for stride in (1, 2):
         taken = net.convolution(taken, 24)

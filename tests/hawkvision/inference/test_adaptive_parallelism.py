@@ -1,4 +1,4 @@
-"""One picture on several cores: which backend is opened for it."""
+"""One image on several cores: which backend is opened for it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from hawkvision.inference.numpy_backend import NumpyBackend
 from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.inference.openvino_backend import OpenVinoBackend
 from hawkvision.models.manifest import InputSpec
-from hawkvision.testing import BackendConformance, random_pictures
+from hawkvision.testing import BackendConformance, random_images
 from tests.hawkvision.inference.graphs import model, tiny_classifier
 
 SPEC = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -99,12 +99,12 @@ def test_conformance_suite_finds_aliased_output() -> None:
 
 def test_conformance_suite_finds_lost_order() -> None:
     with pytest.raises(AssertionError):
-        BackendConformance().test_order_of_pictures_is_kept(Faulty("order"))
+        BackendConformance().test_order_of_images_is_kept(Faulty("order"))
 
 
 def test_conformance_suite_finds_dependence_on_the_batch() -> None:
     with pytest.raises(AssertionError):
-        BackendConformance().test_batch_gives_each_picture_what_it_gets_alone(Faulty("batch"))
+        BackendConformance().test_batch_gives_each_image_what_it_gets_alone(Faulty("batch"))
 
 
 def test_conformance_suite_finds_writes_to_the_input() -> None:
@@ -118,7 +118,7 @@ def test_conformance_suite_finds_a_backend_that_answers_after_close() -> None:
 
 
 def test_conformance_suite_passes_the_faultless() -> None:
-    BackendConformance().test_order_of_pictures_is_kept(Faulty("none"))
+    BackendConformance().test_order_of_images_is_kept(Faulty("none"))
     BackendConformance().test_output_is_the_callers_to_keep(Faulty("none"))
 
 
@@ -187,7 +187,7 @@ def test_openvino_and_onnxruntime_mostly_say_the_same_of_the_zoo(name: str) -> N
     if not path.is_file():
         pytest.skip(f"{path} has not been built")
     reference, other = OnnxRuntimeBackend(path), OpenVinoBackend(path)
-    batch = random_pictures(reference, 2)
+    batch = random_images(reference, 2)
     wanted = reference.infer(batch)
     np.testing.assert_allclose(other.infer(batch), wanted, rtol=0, atol=0.15 * float(np.ptp(wanted)))
 
@@ -231,7 +231,7 @@ def test_opened_backend_must_fit_the_manifest(kind: str, tmp_path: Path) -> None
 
 def test_noop_backend_needs_no_file(tmp_path: Path) -> None:
     backend = open_backend("noop", tmp_path / "absent.onnx", SPEC, 10)
-    assert backend.infer(random_pictures(backend, 3)).shape == (3, 10)
+    assert backend.infer(random_images(backend, 3)).shape == (3, 10)
 
 
 def test_unknown_backend_is_refused(tmp_path: Path) -> None:
@@ -257,12 +257,12 @@ def test_threads_change_no_bit_of_the_zoos_logits(name: str) -> None:
     if not path.is_file():
         pytest.skip(f"{path} has not been built")
     one = OnnxRuntimeBackend(path)
-    pictures = random_pictures(one, 3)
-    wanted = one.infer(pictures)
+    images = random_images(one, 3)
+    wanted = one.infer(images)
     for threads in (2, 4):
         several = OnnxRuntimeBackend(path, threads=threads)
-        for number in range(len(pictures)):
-            np.testing.assert_array_equal(several.infer(pictures[number : number + 1]), wanted[[number]])
+        for number in range(len(images)):
+            np.testing.assert_array_equal(several.infer(images[number : number + 1]), wanted[[number]])
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v2", "mobilenet_v2_int8"])
@@ -271,7 +271,7 @@ def test_numpy_and_onnxruntime_agree_on_the_zoo(name: str) -> None:
     if not path.is_file():
         pytest.skip(f"{path} has not been built")
     runtime, reference = OnnxRuntimeBackend(path), NumpyBackend(path)
-    batch = random_pictures(runtime, 1)
+    batch = random_images(runtime, 1)
     found, wanted = runtime.infer(batch), reference.infer(batch)
     # int8: the runtime fuses quantised layers into integer kernels, and a rounding that differs moves on.
     tolerance = 0.15 * float(np.ptp(wanted)) if name.endswith("int8") else 1e-3

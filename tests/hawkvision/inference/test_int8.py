@@ -24,7 +24,7 @@ from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.inference.int8.graph import Unsupported, read
 from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.models.manifest import cache_dir
-from hawkvision.testing import BackendConformance, random_pictures
+from hawkvision.testing import BackendConformance, random_images
 from tests.hawkvision.inference.quantised import Quantised, Value, residual_network
 
 runs = pytest.mark.skipif(library.unable() is not None, reason=f"this machine cannot: {library.unable()}")
@@ -61,7 +61,7 @@ def networks(draw: st.DrawFn) -> bytes:
     columns = {1: 4, 2: 2, 4: 1}[fold]
     down = draw(st.integers(1, 2))
     made = draw(st.integers(1, 5)) * 16
-    taken = net.convolution(net.picture, made, (3, columns), (down, 1), (1, 0, draw(st.integers(0, 1)), columns - 1))
+    taken = net.convolution(net.image, made, (3, columns), (down, 1), (1, 0, draw(st.integers(0, 1)), columns - 1))
     if draw(st.booleans()):
         taken = net.unfolded(taken, 2)
     for _ in range(draw(st.integers(0, 4))):
@@ -118,26 +118,26 @@ def _block(draw: st.DrawFn, net: Quantised, taken: Value) -> Value:
 def test_every_logit_of_every_network_is_onnx_runtimes(data: bytes, threads: int, tiles: bool) -> None:
     tiles = tiles and library.tiles()
     with closing(OnnxRuntimeBackend(data)) as right, closing(Int8Backend(data, threads, tiles)) as backend:
-        pictures = random_pictures(backend, 3)
-        pictures[1] //= 16
-        pictures[2] = np.maximum(pictures[2], 240)
-        np.testing.assert_array_equal(backend.infer(pictures), right.infer(pictures))
+        images = random_images(backend, 3)
+        images[1] //= 16
+        images[2] = np.maximum(images[2], 240)
+        np.testing.assert_array_equal(backend.infer(images), right.infer(images))
 
 
 @runs
 @pytest.mark.parametrize("tiles", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", IN_ZOO)
-def test_every_logit_of_the_ladders_networks_is_onnx_runtimes(name: str, threads: int, tiles: bool) -> None:
+def test_every_logit_of_the_cascades_networks_is_onnx_runtimes(name: str, threads: int, tiles: bool) -> None:
     path = ZOO / f"{name}.onnx"
     if not path.is_file():
         pytest.skip(f"{path} has not been built")
     if tiles and not library.tiles():
         pytest.skip("this machine has no tiles")
     with closing(OnnxRuntimeBackend(path)) as right, closing(Int8Backend(path, threads, tiles)) as backend:
-        pictures = random_pictures(backend, 4)
-        pictures[2:] = pictures[2:] // 64 * 85
-        np.testing.assert_array_equal(backend.infer(pictures), right.infer(pictures))
+        images = random_images(backend, 4)
+        images[2:] = images[2:] // 64 * 85
+        np.testing.assert_array_equal(backend.infer(images), right.infer(images))
 
 
 @runs
@@ -150,13 +150,13 @@ def test_tiles_that_the_machine_has_not_are_refused() -> None:
 
 @runs
 @needs_two_cores
-def test_callers_at_once_get_the_logits_of_their_own_pictures() -> None:
+def test_callers_at_once_get_the_logits_of_their_own_images() -> None:
     backend = Int8Backend(residual_network(), threads=2)
-    pictures = random_pictures(backend, 8)
-    alone = [backend.infer(picture[None]) for picture in pictures]
+    images = random_images(backend, 8)
+    alone = [backend.infer(image[None]) for image in images]
 
     def often(number: int) -> bool:
-        return all(np.array_equal(backend.infer(pictures[number][None]), alone[number]) for _ in range(200))
+        return all(np.array_equal(backend.infer(images[number][None]), alone[number]) for _ in range(200))
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(often, range(8)))
@@ -187,7 +187,7 @@ def sleeps(thread: Path) -> int:
 def test_helpers_end_with_their_backend() -> None:
     before = len(helpers_of_this_process())
     backend = Int8Backend(residual_network(), threads=2)
-    backend.infer(random_pictures(backend, 1))
+    backend.infer(random_images(backend, 1))
     assert len(helpers_of_this_process()) == before + 1
     backend.close()
     assert len(helpers_of_this_process()) == before
@@ -195,11 +195,11 @@ def test_helpers_end_with_their_backend() -> None:
 
 @runs
 @needs_two_cores
-def test_a_helper_wakes_for_a_picture_that_is_expected_and_sleeps_again_whether_it_comes_or_not() -> None:
+def test_a_helper_wakes_for_an_image_that_is_expected_and_sleeps_again_whether_it_comes_or_not() -> None:
     others = helpers_of_this_process()
     with closing(Int8Backend(residual_network(), threads=2)) as backend:
-        picture = random_pictures(backend, 1)
-        logits = backend.infer(picture)
+        image = random_images(backend, 1)
+        logits = backend.infer(image)
         (helper,) = (thread for thread in helpers_of_this_process() if thread not in others)
         for comes in (False, True, False):
             before = sleeps(helper)
@@ -208,25 +208,25 @@ def test_a_helper_wakes_for_a_picture_that_is_expected_and_sleeps_again_whether_
             while sleeps(helper) == before:
                 assert time.monotonic() < until
             if comes:
-                assert np.array_equal(backend.infer(picture), logits)
+                assert np.array_equal(backend.infer(image), logits)
         for _ in range(200):  # while it may still be at it
             backend.expect()
-            assert np.array_equal(backend.infer(picture), logits)
+            assert np.array_equal(backend.infer(image), logits)
     backend.expect()  # and of one that is closed nothing is expected
 
 
 @runs
 def test_closing_leaves_a_run_that_has_begun_to_its_end() -> None:
     backend = Int8Backend(residual_network())
-    pictures = random_pictures(backend, 500)
-    expected = backend.infer(pictures)
+    images = random_images(backend, 500)
+    expected = backend.infer(images)
     begun = threading.Event()
     got: list[Logits] = []
 
     def run() -> None:
         begun.set()
         with suppress(BackendError):  # closed before it began
-            got.append(backend.infer(pictures))
+            got.append(backend.infer(images))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -237,7 +237,7 @@ def test_closing_leaves_a_run_that_has_begun_to_its_end() -> None:
     if got:
         np.testing.assert_array_equal(got[0], expected)
     with pytest.raises(BackendError, match="closed"):
-        backend.infer(pictures)
+        backend.infer(images)
 
 
 def refused(change: Callable[[onnx.ModelProto], None]) -> str:
@@ -311,7 +311,7 @@ def test_a_fully_connected_layer_before_the_last_is_refused() -> None:
 
 def test_one_tensor_in_two_sizes_is_refused() -> None:
     net = Quantised(0, 36, 32, fold=4)
-    made = net.convolution(net.picture, 32)
+    made = net.convolution(net.image, 32)
     net.convolution(made, 16)
     net.convolution(net.unfolded(made, 2), 16)
     with pytest.raises(Unsupported, match="is seen in sizes"):
@@ -364,7 +364,7 @@ def test_a_spoilt_model_is_refused_or_run_as_what_it_says(data: bytes) -> None:
     except BackendError:
         return
     with closing(backend):
-        logits = backend.infer(random_pictures(backend, 1))
+        logits = backend.infer(random_images(backend, 1))
     assert logits.shape == (1, backend.classes)
 
 

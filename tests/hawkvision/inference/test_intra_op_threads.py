@@ -16,7 +16,7 @@ from hawkvision.inference.adaptive_parallelism import usable_cores
 from hawkvision.inference.intra_op_threads import Helpers, can_step_aside, helpers_started
 from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.system.onnx_runtime import ort
-from hawkvision.testing import random_pictures
+from hawkvision.testing import random_images
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.processors import confined_to
 
@@ -150,17 +150,17 @@ def test_inference_keeps_its_helpers_off_the_core_of_whoever_asks() -> None:
     everywhere, before = os.sched_getaffinity(0), tasks()
     backend = OnnxRuntimeBackend(tiny_classifier(), threads=2)
     (helper,) = tasks() - before
-    picture = random_pictures(backend, 1)
+    image = random_images(backend, 1)
     for here in sorted(everywhere) * 2:
         with confined_to(here):
-            backend.infer(picture)
+            backend.infer(image)
         assert os.sched_getaffinity(helper) == everywhere - {here}
 
 
 def test_callers_at_once_get_their_own_answers_from_one_session() -> None:
     wide, narrow = (OnnxRuntimeBackend(tiny_classifier(), threads=threads) for threads in (2, 1))
-    pictures = random_pictures(narrow, 64)
-    wanted = narrow.infer(pictures)
+    images = random_images(narrow, 64)
+    wanted = narrow.infer(images)
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda number: wide.infer(pictures[number : number + 1]), range(len(pictures))))
+        found = list(pool.map(lambda number: wide.infer(images[number : number + 1]), range(len(images))))
     np.testing.assert_array_equal(np.concatenate(found), wanted)

@@ -65,14 +65,14 @@ def lively(rng: np.random.Generator, name: str, conv: Conv) -> Requantise:
 
 
 def fashion_shape(seed: int = 0, weight_bits: int = 4) -> IntegerGraph:
-    """The Fashion-MNIST rung's shape: 28x28, 16p 32p 32p, ten classes; random weights."""
+    """The Fashion-MNIST stage's shape: 28x28, 16p 32p 32p, ten classes; random weights."""
     return random_graph(
         seed, side=28, channels=(16, 32, 32), pools=(0, 1, 2), classes=10, weight_bits=weight_bits, name="fashion_shape"
     )
 
 
 def cifar_shape(seed: int = 0, weight_bits: int = 4) -> IntegerGraph:
-    """The CIFAR-10 rung's shape: 32x32x3, 16p 32p 32p, ten classes; random weights."""
+    """The CIFAR-10 stage's shape: 32x32x3, 16p 32p 32p, ten classes; random weights."""
     return random_graph(
         seed,
         side=32,

@@ -1,4 +1,4 @@
-"""A ladder of linear networks that see which of four bands is bright: seconds from pictures to a profile."""
+"""A cascade of linear networks that see which of four bands is bright: seconds from images to a profile."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hawkvision.models.manifest import artifact_path
 from tests.hawkvision.inference.graphs import model
 
 SIDE, BANDS, COUNT = 8, 4, 900
-RUNGS = {"dim": 2.5, "sharp": 0.0}
-"""Edge and best rung, with how far their weights stray from the right ones."""
+STAGES = {"dim": 2.5, "sharp": 0.0}
+"""Edge and reference stage, with how far their weights stray from the right ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def band_classifier(astray: float) -> bytes:
 
 
 def write_band_task(root: Path, data_name: str = "bands.npz") -> BandTask:
-    """Manifest, models, pictures and profile below `root`."""
+    """Manifest, models, images and profile below `root`."""
     models, cache = root / "models", root / "cache"
     (models / "bands").mkdir(parents=True)
     (models / "bands" / "labels.txt").write_text("<script>alert(1)</script>\nb\nc\nd\n")
@@ -57,9 +57,9 @@ format = 1
 task = "bands"
 labels = "labels.txt"
 classes = {BANDS}
-ladder = {{ edge = ["dim"], dc = ["sharp"], default_edge = "dim" }}
+cascade = {{ edge = ["dim"], dc = ["sharp"], default_edge = "dim" }}
 """
-    for name, astray in RUNGS.items():
+    for name, astray in STAGES.items():
         graph = band_classifier(astray)
         path = artifact_path(cache, "bands", name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,13 +76,13 @@ sha256 = "{sha256_of(graph)}"
 """
     (models / "bands" / "manifest.toml").write_text(text)
     data = root / data_name
-    _write_pictures(data)
+    _write_images(data)
     profile = models / "bands" / "profile.json"
     calibrate("bands", data, profile, seed=3, models=models, cache=cache)
     return BandTask(models, cache, data, profile)
 
 
-def _write_pictures(path: Path) -> None:
+def _write_images(path: Path) -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, BANDS, COUNT)
     bodies = []

@@ -10,14 +10,14 @@ import safetensors.numpy
 
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import load_input
-from hawkvision.model_zoo.calibration.measure import measured_ladder, training_of, weight_path
+from hawkvision.model_zoo.calibration.measure import measured_cascade, training_of, weight_path
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_training
 from hawkvision.model_zoo.training.convnet import CONVNETS
 from hawkvision.model_zoo.training.manifest_writer import format_manifest
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
 from hawkvision.model_zoo.training.recipe import load_recipe
 from hawkvision.models.artifacts import write_atomic
-from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.idx_reader import grey_png
 from hawkvision.models.manifest import InputSpec, Manifest
 from tests.hawkvision.integer.quantised_nets import random_net
@@ -28,10 +28,10 @@ format = 1
 task = "shapes"
 labels = "labels.txt"
 license = "Apache-2.0"
-pictures = { train = 192, seed = 3 }
+images = { train = 192, seed = 3 }
 input = { side = 12, mean = [60.0, 60.0, 60.0], std = [50.0, 50.0, 50.0] }
-ladder = { edge = ["tiny_w4", "tiny"], dc = ["both"], default_edge = "tiny", fpga = "tiny_w4" }
-committees = [{ name = "both", members = ["tiny", "other"], horizontal_flip = true }]
+cascade = { edge = ["tiny_w4", "tiny"], dc = ["both"], default_edge = "tiny", fpga = "tiny_w4" }
+ensembles = [{ name = "both", members = ["tiny", "other"], horizontal_flip = true }]
 
 [[networks]]
 name = "tiny"
@@ -58,12 +58,12 @@ weight_bits = 4
 seed = 3
 epochs = 2
 """
-LABELS = ("low", "middle", "high")
+LABELS = ("low", "intermediate", "high")
 COUNT, TESTED = 320, 64
 
 
 def write_task(root: Path) -> tuple[Path, Path]:
-    """Recipe and labels below `root`/models, the pictures in an npz file; both paths."""
+    """Recipe and labels below `root`/models, the images in an npz file; both paths."""
     models = root / "models"
     (models / "shapes").mkdir(parents=True)
     (models / "shapes" / "recipe.toml").write_text(RECIPE)
@@ -86,8 +86,8 @@ def write_task(root: Path) -> tuple[Path, Path]:
     return models, data
 
 
-def pictures_of(data: Path) -> LabelledPictures:
-    return read_pictures(data, LABELS)
+def images_of(data: Path) -> LabelledImages:
+    return read_images(data, LABELS)
 
 
 def inputs_of(bodies: Sequence[bytes], side: int) -> Pixels:
@@ -95,13 +95,13 @@ def inputs_of(bodies: Sequence[bytes], side: int) -> Pixels:
     return np.stack([load_input(body, spec, max_pixels=10**6)[0] for body in bodies])
 
 
-def write_ladder(root: Path, channels: tuple[int, ...] = (16, 32, 32)) -> tuple[Path, Path, Manifest]:
-    """The task with a ladder of random weights, measured as `models train` does: models folder, pictures, manifest.
+def write_cascade(root: Path, channels: tuple[int, ...] = (16, 32, 32)) -> tuple[Path, Path, Manifest]:
+    """The task with a cascade of random weights, measured as `models train` does: models folder, images, manifest.
 
     `channels` are the quantised network's.
     """
     models, data = write_task(root)
-    recipe, pictures = load_recipe("shapes", models), pictures_of(data)
+    recipe, images = load_recipe("shapes", models), images_of(data)
     rng = np.random.default_rng(5)
     weights = {
         network.name: safetensors.numpy.save(convnet_state(CONVNETS[network.architecture], rng, 12, len(LABELS)))
@@ -109,8 +109,8 @@ def write_ladder(root: Path, channels: tuple[int, ...] = (16, 32, 32)) -> tuple[
     }
     twin = random_net(side=12, planes=3, channels=channels, classes=len(LABELS))
     weights["tiny_w4"] = write_qonnx(twin, "shapes_tiny_w4")
-    split = split_after_training(training_of(recipe, pictures), pictures, SPLIT_SEED)
-    manifest = measured_ladder(recipe, len(LABELS), weights, pictures, inputs_of(pictures.bodies, 12), split).manifest
+    split = split_after_training(training_of(recipe, images), images, SPLIT_SEED)
+    manifest = measured_cascade(recipe, len(LABELS), weights, images, inputs_of(images.bodies, 12), split).manifest
     for name, content in weights.items():
         path = weight_path(name, "onnx") if name == "tiny_w4" else weight_path(name)
         write_atomic(models / "shapes" / path, content)

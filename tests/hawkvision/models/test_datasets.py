@@ -1,4 +1,4 @@
-"""Labelled pictures from npz files and directories, and how broken ones are refused."""
+"""Labelled images from npz files and directories, and how broken ones are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.datasets import read_pictures, read_unlabelled
+from hawkvision.models.datasets import read_images, read_unlabelled
 from tests.images import encoded
 
 LABELS = ("cat", "dog", "rocket")
@@ -27,11 +27,11 @@ def write_npz(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_npz_gives_back_every_picture_label_and_source(tmp_path: Path) -> None:
-    pictures = read_pictures(write_npz(tmp_path / "set.npz"), LABELS)
-    assert list(pictures.bodies) == [encoded(seed=i) for i in range(4)]
-    assert pictures.labels.tolist() == [0, 1, 2, 1]
-    assert pictures.sources.tolist() == ["a", "a", "b", "b"]
+def test_npz_gives_back_every_image_label_and_source(tmp_path: Path) -> None:
+    images = read_images(write_npz(tmp_path / "set.npz"), LABELS)
+    assert list(images.bodies) == [encoded(seed=i) for i in range(4)]
+    assert images.labels.tolist() == [0, 1, 2, 1]
+    assert images.sources.tolist() == ["a", "a", "b", "b"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_npz_gives_back_every_picture_label_and_source(tmp_path: Path) -> None:
 def test_broken_npz_files_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     path = write_npz(tmp_path / "set.npz", **changes)
     with pytest.raises(ConfigError, match=rf"set\.npz: .*{says}"):
-        read_pictures(path, LABELS)
+        read_images(path, LABELS)
 
 
 @given(st.binary(max_size=300))
@@ -61,7 +61,7 @@ def test_garbage_is_no_npz(tmp_path_factory: pytest.TempPathFactory, data: bytes
     path = tmp_path_factory.mktemp("garbage") / "set.npz"
     path.write_bytes(data)
     with pytest.raises(ConfigError, match="npz"):
-        read_pictures(path, LABELS)
+        read_images(path, LABELS)
 
 
 def test_directories_are_classes_by_label_or_number(tmp_path: Path) -> None:
@@ -69,9 +69,9 @@ def test_directories_are_classes_by_label_or_number(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         for i in range(count):
             (tmp_path / folder / f"{i}.jpg").write_bytes(encoded(seed=i))
-        (tmp_path / folder / "notes.txt").write_text("not a picture")
-    pictures = read_pictures(tmp_path, LABELS)
-    assert sorted(pictures.labels.tolist()) == [0, 0, 2]
+        (tmp_path / folder / "notes.txt").write_text("not an image")
+    images = read_images(tmp_path, LABELS)
+    assert sorted(images.labels.tolist()) == [0, 0, 2]
 
 
 def test_a_directory_that_is_no_class_is_named(tmp_path: Path) -> None:
@@ -79,14 +79,14 @@ def test_a_directory_that_is_no_class_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="horse: the directory is named after no class; expected a label such as 'cat'"
     ):
-        read_pictures(tmp_path, LABELS)
+        read_images(tmp_path, LABELS)
 
 
 def test_empty_and_missing_sets_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no pictures in class directories"):
-        read_pictures(tmp_path, LABELS)
+    with pytest.raises(ConfigError, match="no images in class directories"):
+        read_images(tmp_path, LABELS)
     with pytest.raises(ConfigError, match="expected an npz file or a directory"):
-        read_pictures(tmp_path / "nowhere", LABELS)
+        read_images(tmp_path / "nowhere", LABELS)
 
 
 def test_the_hash_follows_content_and_labels(tmp_path: Path) -> None:
@@ -96,34 +96,34 @@ def test_the_hash_follows_content_and_labels(tmp_path: Path) -> None:
             root = tmp_path / f"{folder}{seed}"
             (root / folder).mkdir(parents=True)
             (root / folder / "a.jpg").write_bytes(encoded(seed=seed))
-            hashes.add(read_pictures(root, LABELS).sha256)
+            hashes.add(read_images(root, LABELS).sha256)
     assert len(hashes) == 4
 
 
-def test_npz_tells_test_pictures_apart(tmp_path: Path) -> None:
-    pictures = read_pictures(write_npz(tmp_path / "set.npz", is_test=np.array([0, 1, 0, 1], np.uint8)), LABELS)
-    assert pictures.is_test.tolist() == [False, True, False, True]
-    assert not read_pictures(write_npz(tmp_path / "plain.npz"), LABELS).is_test.any()
+def test_npz_tells_test_images_apart(tmp_path: Path) -> None:
+    images = read_images(write_npz(tmp_path / "set.npz", is_test=np.array([0, 1, 0, 1], np.uint8)), LABELS)
+    assert images.is_test.tolist() == [False, True, False, True]
+    assert not read_images(write_npz(tmp_path / "plain.npz"), LABELS).is_test.any()
 
 
 @pytest.mark.parametrize("is_test", [np.array([0, 1, 2, 0]), np.array([True]), np.array(["a", "b", "c", "d"])])
-def test_marks_that_are_not_one_boolean_a_picture_are_refused(tmp_path: Path, is_test: Any) -> None:
+def test_marks_that_are_not_one_boolean_an_image_are_refused(tmp_path: Path, is_test: Any) -> None:
     with pytest.raises(ConfigError, match=r"set\.npz: is_test must be \(4,\) booleans"):
-        read_pictures(write_npz(tmp_path / "set.npz", is_test=is_test), LABELS)
+        read_images(write_npz(tmp_path / "set.npz", is_test=is_test), LABELS)
 
 
 def test_unlabelled_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     for name, seed in (("b.jpg", 2), ("a.JPG", 1), ("c.png", 3)):
         (tmp_path / name).write_bytes(encoded(seed=seed))
-    (tmp_path / "notes.txt").write_text("not a picture")
-    pictures = read_unlabelled(tmp_path)
-    assert pictures.bodies == [encoded(seed=i) for i in (1, 2, 3)]
+    (tmp_path / "notes.txt").write_text("not an image")
+    images = read_unlabelled(tmp_path)
+    assert images.bodies == [encoded(seed=i) for i in (1, 2, 3)]
     (tmp_path / "a.JPG").write_bytes(encoded(seed=4))
-    assert read_unlabelled(tmp_path).sha256 != pictures.sha256
+    assert read_unlabelled(tmp_path).sha256 != images.sha256
 
 
-def test_unlabelled_folder_without_pictures_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no pictures \(expected files ending in \.jpg"):
+def test_unlabelled_folder_without_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no images \(expected files ending in \.jpg"):
         read_unlabelled(tmp_path)
-    with pytest.raises(ConfigError, match="expected a folder of pictures"):
+    with pytest.raises(ConfigError, match="expected a folder of images"):
         read_unlabelled(tmp_path / "nowhere")

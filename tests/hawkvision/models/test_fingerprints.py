@@ -30,16 +30,16 @@ def run(name: str, **changes: object) -> VariantRun:
 def test_a_process_that_runs_what_a_manifest_says_has_its_fingerprints(task: str) -> None:
     manifest = load_manifest(task, models_dir())
     stated = statement([VariantRun(v.name, v.sha256, v.input, v.temperature, CPU) for v in manifest.variants])
-    for rung in (*manifest.ladder.edge, *manifest.ladder.dc):
-        ensemble = manifest.committee(rung)
+    for stage in (*manifest.cascade.edge, *manifest.cascade.dc):
+        ensemble = manifest.ensemble(stage)
         found = stage_fingerprint(
             stated,
-            tuple(v.name for v in manifest.members(rung)),
+            tuple(v.name for v in manifest.members(stage)),
             horizontal_flip=ensemble is not None and ensemble.horizontal_flip,
             temperature=1.0 if ensemble is None else ensemble.temperature,
-            sure_from=None if ensemble is None else ensemble.sure_from,
+            accept_confidence=None if ensemble is None else ensemble.accept_confidence,
         )
-        assert found == f"{manifest.fingerprint(rung)}/{CPU}"
+        assert found == f"{manifest.fingerprint(stage)}/{CPU}"
 
 
 @pytest.mark.parametrize(

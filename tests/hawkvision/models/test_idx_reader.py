@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.datasets import read_pictures
+from hawkvision.models.datasets import read_images
 from hawkvision.models.idx_reader import grey_png
 
 LABELS = tuple("0123456789")
@@ -43,22 +43,22 @@ def write_set(root: Path, suffix: str = "") -> Path:
     return root
 
 
-def test_training_pictures_come_first_and_the_others_are_marked(tmp_path: Path) -> None:
-    pictures = read_pictures(write_set(tmp_path), LABELS)
-    assert pictures.labels.tolist() == [1, 2, 3, 4, 5]
-    assert pictures.is_test.tolist() == [False, False, False, True, True]
-    assert pictures.sources.tolist() == ["train"] * 3 + ["t10k"] * 2
-    for body, image in zip(pictures.bodies, IMAGES, strict=True):
+def test_training_images_come_first_and_the_others_are_marked(tmp_path: Path) -> None:
+    images = read_images(write_set(tmp_path), LABELS)
+    assert images.labels.tolist() == [1, 2, 3, 4, 5]
+    assert images.is_test.tolist() == [False, False, False, True, True]
+    assert images.sources.tolist() == ["train"] * 3 + ["t10k"] * 2
+    for body, image in zip(images.bodies, IMAGES, strict=True):
         np.testing.assert_array_equal(cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_UNCHANGED), image)
 
 
 def test_bare_and_gzipped_files_are_the_same_set(tmp_path: Path) -> None:
     bare, gzipped = (
-        read_pictures(write_set(tmp_path / name, suffix), LABELS) for name, suffix in (("a", ""), ("b", ".gz"))
+        read_images(write_set(tmp_path / name, suffix), LABELS) for name, suffix in (("a", ""), ("b", ".gz"))
     )
     assert bare.sha256 == gzipped.sha256
     (tmp_path / "a" / "t10k-labels-idx1-ubyte").write_bytes(labels_file([5, 4]))
-    assert read_pictures(tmp_path / "a", LABELS).sha256 != bare.sha256
+    assert read_images(tmp_path / "a", LABELS).sha256 != bare.sha256
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_broken_files_are_refused_by_name(tmp_path: Path, name: str, data: bytes
     file = write_set(tmp_path) / name
     file.unlink() if data is None else file.write_bytes(data)
     with pytest.raises(ConfigError, match=says) as caught:
-        read_pictures(tmp_path, LABELS)
+        read_images(tmp_path, LABELS)
     assert str(tmp_path) in str(caught.value)
 
 
@@ -94,7 +94,7 @@ def test_any_bytes_in_place_of_a_file_are_a_set_or_an_error(
     whole = file.read_bytes()
     file.write_bytes(whole[:position] + data + whole[position + len(data) :])
     try:
-        assert len(read_pictures(root, LABELS)) == 5
+        assert len(read_images(root, LABELS)) == 5
     except ConfigError as error:
         assert "train" in str(error)  # noqa: PT017
 

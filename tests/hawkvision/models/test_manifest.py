@@ -25,8 +25,8 @@ format = 1
 task = "digits"
 labels = "labels.txt"
 classes = 3
-ladder = { edge = ["small"], dc = ["large", "both"], default_edge = "small" }
-committees = [{ name = "both", members = ["small", "large"], horizontal_flip = true }]
+cascade = { edge = ["small"], dc = ["large", "both"], default_edge = "small" }
+ensembles = [{ name = "both", members = ["small", "large"], horizontal_flip = true }]
 """
 VARIANT = """
 [[variants]]
@@ -55,17 +55,25 @@ def test_a_good_manifest_is_read() -> None:
         ('"a' + "a" * 63 + '"', '"abc"', "sha256"),
         ('precision = "fp32"', 'precision = "fp17"', "fp17"),
         ('members = ["small", "large"]', 'members = ["small", "huge"]', "no variant 'huge'; it has small, large"),
-        ('dc = ["large", "both"]', 'dc = ["large", "all"]', "ladder names 'all'"),
-        ('default_edge = "small"', 'default_edge = "large"', "default_edge 'large' is not in ladder.edge"),
+        ('dc = ["large", "both"]', 'dc = ["large", "all"]', "cascade names 'all'"),
+        ('default_edge = "small"', 'default_edge = "large"', "default_edge 'large' is not in cascade.edge"),
         ('name = "large"', 'name = "small"', "distinct names"),
-        (", horizontal_flip = true", ", sure_from = 0.8", "ladder.dc names 'both'; dc runs .* without sure_from"),
+        (
+            ", horizontal_flip = true",
+            ", accept_confidence = 0.8",
+            "cascade.dc names 'both'; dc runs .* without accept_confidence",
+        ),
         (
             "horizontal_flip = true",
-            "horizontal_flip = true, sure_from = 0.8",
-            "has sure_from, and so no horizontal_flip",
+            "horizontal_flip = true, accept_confidence = 0.8",
+            "has accept_confidence, and so no horizontal_flip",
         ),
-        ("horizontal_flip = true", "sure_from = 1.5", "sure_from"),
-        ('edge = ["small"]', 'edge = ["small", "both"]', "ladder.edge names 'both'; edge runs .* with sure_from"),
+        ("horizontal_flip = true", "accept_confidence = 1.5", "accept_confidence"),
+        (
+            'edge = ["small"]',
+            'edge = ["small", "both"]',
+            "cascade.edge names 'both'; edge runs .* with accept_confidence",
+        ),
         ("format = 1", "format = 2", "format"),
         ("format = 1", "format = ", "here"),
     ],
@@ -121,8 +129,8 @@ def test_shipped_imagenet_manifest_is_good_and_its_labels_are_distinct() -> None
     manifest = load_manifest("imagenet", models_dir())
     labels = load_labels(manifest, models_dir())
     assert len(set(labels)) == manifest.classes == 1000
-    for rung in (*manifest.ladder.edge, *manifest.ladder.dc):
-        assert all(variant.sha256 for variant in manifest.members(rung))
+    for stage in (*manifest.cascade.edge, *manifest.cascade.dc):
+        assert all(variant.sha256 for variant in manifest.members(stage))
 
 
 FILE_SOURCE = f'source = {{ file = "weights/small.safetensors", sha256 = "{"c" * 64}" }}'
@@ -166,33 +174,33 @@ def test_mixed_or_malformed_sources_are_refused(source: str, says: str) -> None:
         parse_manifest(text, "here")
 
 
-def test_training_pictures_are_part_of_a_manifest() -> None:
-    training = f'training = {{ data_sha256 = "{"d" * 64}", pictures = 42000, seed = 7 }}\n'
+def test_training_images_are_part_of_a_manifest() -> None:
+    training = f'training = {{ data_sha256 = "{"d" * 64}", images = 42000, seed = 7 }}\n'
     manifest = parse_manifest(GOOD.replace("committees =", training + "committees ="), "here")
-    assert manifest.training == Training(data_sha256="d" * 64, pictures=42000, seed=7)
+    assert manifest.training == Training(data_sha256="d" * 64, images=42000, seed=7)
     assert parse_manifest(GOOD, "here").training is None
 
 
-STEPWISE = '{ name = "steps", members = ["small", "large"], sure_from = 0.8 }'
+CONDITIONAL = '{ name = "steps", members = ["small", "large"], accept_confidence = 0.8 }'
 
 
-def test_an_edge_rung_may_be_a_committee_whose_first_member_answers_what_it_is_sure_of() -> None:
-    text = GOOD.replace("horizontal_flip = true }", f"horizontal_flip = true }}, {STEPWISE}")
+def test_an_edge_stage_may_be_an_ensemble_whose_first_member_answers_what_it_is_sure_of() -> None:
+    text = GOOD.replace("horizontal_flip = true }", f"horizontal_flip = true }}, {CONDITIONAL}")
     manifest = parse_manifest(text.replace('edge = ["small"]', 'edge = ["small", "steps"]'), "here")
-    found = manifest.committee("steps")
+    found = manifest.ensemble("steps")
     assert found is not None
-    assert (found.sure_from, [v.name for v in manifest.members("steps")]) == (0.8, ["small", "large"])
+    assert (found.accept_confidence, [v.name for v in manifest.members("steps")]) == (0.8, ["small", "large"])
     assert parse_manifest(format_manifest(manifest), "written") == manifest
-    other = parse_manifest(text.replace("sure_from = 0.8", "sure_from = 0.9"), "here")
+    other = parse_manifest(text.replace("accept_confidence = 0.8", "accept_confidence = 0.9"), "here")
     assert manifest.fingerprint("steps") != other.fingerprint("steps")
     assert manifest.fingerprint("both") == other.fingerprint("both")
 
 
-def test_a_fingerprint_stays_what_it_was_for_committees_that_all_look() -> None:
+def test_a_fingerprint_stays_what_it_was_for_ensembles_that_all_look() -> None:
     """Certificates made before there were others hold on."""
     profile = load_profile(models_dir() / "imagenet" / "profile.json")
-    assert profile.rung("committee").fingerprint.startswith("1e7fadc1d604dda0")
-    assert load_manifest("imagenet", models_dir()).fingerprint("committee") == profile.rung("committee").fingerprint
+    assert profile.stage("committee").fingerprint.startswith("1e7fadc1d604dda0")
+    assert load_manifest("imagenet", models_dir()).fingerprint("committee") == profile.stage("committee").fingerprint
 
 
 @pytest.mark.parametrize("task", sorted(path.parent.name for path in models_dir().glob("*/manifest.toml")))

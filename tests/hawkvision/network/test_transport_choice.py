@@ -59,7 +59,7 @@ def measured(ratios: Iterable[float], seed: int, window: int = OUTCOMES) -> Iter
 
 def test_datagrams_take_over_once_the_loss_has_lasted() -> None:
     ((at, to),) = changes(over([losing(0.05)] * 100))
-    assert to is Transport.LOSSY
+    assert to is Transport.DATAGRAM
     assert LEAVE_AFTER_S <= at <= LEAVE_AFTER_S + 2 * TICK_S
 
 
@@ -82,41 +82,41 @@ def test_an_unknown_loss_changes_nothing() -> None:
 
 def test_escalations_that_are_late_change_the_transport_without_any_loss() -> None:
     assert not changes(over([losing(0.0, late=LATE_TO_LEAVE - 1)] * 10))
-    assert changes(over([losing(0.0, late=LATE_TO_LEAVE)] * 10)) == [(TICK_S, Transport.LOSSY)]
+    assert changes(over([losing(0.0, late=LATE_TO_LEAVE)] * 10)) == [(TICK_S, Transport.DATAGRAM)]
 
 
-def test_nothing_goes_to_a_lossy_peer_that_is_not_there() -> None:
+def test_nothing_goes_to_a_datagram_peer_that_is_not_there() -> None:
     assert not changes(over([replace(losing(0.3, late=9), available=False)] * 1_000))
 
 
-def test_a_lossy_peer_that_is_gone_is_left_at_once() -> None:
-    on = Choice(Transport.LOSSY, 0.0)
+def test_a_datagram_peer_that_is_gone_is_left_at_once() -> None:
+    on = Choice(Transport.DATAGRAM, 0.0)
     assert over([replace(losing(0.3), available=False)], on)[0][1].transport is Transport.TCP
 
 
 def test_tcp_comes_back_after_thirty_seconds_without_loss() -> None:
-    at, to = changes(over([losing(0.0)] * 400, Choice(Transport.LOSSY, 0.0)))[-1]
+    at, to = changes(over([losing(0.0)] * 400, Choice(Transport.DATAGRAM, 0.0)))[-1]
     assert to is Transport.TCP
     assert RETURN_AFTER_S <= at <= RETURN_AFTER_S + 2 * TICK_S
 
 
 def test_a_loss_between_the_thresholds_keeps_what_is() -> None:
     between = [losing(0.006)] * 1_000
-    assert over(between, Choice(Transport.LOSSY, 0.0))[-1][1].transport is Transport.LOSSY
+    assert over(between, Choice(Transport.DATAGRAM, 0.0))[-1][1].transport is Transport.DATAGRAM
     assert not changes(over(between))
 
 
 def test_a_lost_datagram_begins_the_wait_for_tcp_anew() -> None:
     almost = [losing(0.0)] * 290
-    choices = over([*almost, losing(0.01), *almost], Choice(Transport.LOSSY, 0.0))
-    assert choices[-1][1].transport is Transport.LOSSY
+    choices = over([*almost, losing(0.01), *almost], Choice(Transport.DATAGRAM, 0.0))
+    assert choices[-1][1].transport is Transport.DATAGRAM
 
 
 @given(st.lists(st.tuples(st.booleans(), st.none() | st.floats(0.0, 1.0), st.integers(0, 500), st.integers(0, 32))))
 def test_tcp_is_never_left_sooner_than_its_dwell(readings: list[tuple[bool, float | None, int, int]]) -> None:
     found = changes(over([LinkReading(*reading) for reading in readings for _ in range(20)]))
     returns = [at for at, to in found if to is Transport.TCP]
-    leaves = [at for at, to in found if to is Transport.LOSSY]
+    leaves = [at for at, to in found if to is Transport.DATAGRAM]
     assert all(leave - at >= TCP_DWELL_S - 1e-6 for at in returns for leave in leaves if leave > at)
 
 
@@ -124,7 +124,7 @@ def test_tcp_is_never_left_sooner_than_its_dwell(readings: list[tuple[bool, floa
 def test_a_link_that_turns_bad_and_good_again_is_followed_once_each_way(seed: int) -> None:
     good, bad = [0.0] * 600, [0.05] * 1_200
     found = changes(over(measured([*good, *bad, *good], SEED + seed)))
-    assert [to for _, to in found] == [Transport.LOSSY, Transport.TCP]
+    assert [to for _, to in found] == [Transport.DATAGRAM, Transport.TCP]
     assert 60.0 < found[0][0] < 80.0
     assert 175.0 + RETURN_AFTER_S < found[1][0] < 180.0 + RETURN_AFTER_S + 15.0
 

@@ -231,7 +231,7 @@ def test_a_key_may_do_what_its_scopes_say(path: Path) -> None:
         ("POST", "/v1/infer", INFER),
         ("POST", "/v2/models/imagenet/infer", INFER),
         ("POST", "/v2/models/imagenet/versions/1/infer", INFER),
-        ("GET", "/v1/rungs", EITHER),
+        ("GET", "/v1/stages", EITHER),
         ("GET", "/v2/models/imagenet", EITHER),
         ("GET", "/v2", EITHER),
         ("POST", "/v2/repository/index", EITHER),

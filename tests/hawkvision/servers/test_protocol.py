@@ -287,12 +287,12 @@ def test_a_chunked_request_may_arrive_in_any_pieces(impatient: ServerProcess, cu
 
 
 def test_a_caller_that_expects_100_continue_gets_it(node: ServerProcess) -> None:
-    picture = encoded()
+    image = encoded()
     lines = ("POST /v1/classify?quality=fast HTTP/1.1", "Host: x", f"Authorization: Bearer {KEY}", "Connection: close")
     head = "".join(f"{line}\r\n" for line in lines)
-    with connect(node, f"{head}Content-Length: {len(picture)}\r\nExpect: 100-continue\r\n\r\n".encode()) as connection:
+    with connect(node, f"{head}Content-Length: {len(image)}\r\nExpect: 100-continue\r\n\r\n".encode()) as connection:
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        connection.sendall(picture)
+        connection.sendall(image)
         assert [reply.status for reply in replies(until_closed(connection))] == [200]
 
 
@@ -332,11 +332,11 @@ def test_an_offered_upgrade_may_arrive_in_any_pieces(impatient: ServerProcess) -
 
 
 def test_an_offer_with_100_continue_is_told_to_go_on(node: ServerProcess) -> None:
-    picture = encoded()
+    image = encoded()
     head = b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\n" + BEARER + OFFERS["h2c"]
-    with connect(node, head + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(picture)) as connection:
+    with connect(node, head + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(image)) as connection:
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        connection.sendall(picture + GET)
+        connection.sendall(image + GET)
         assert answer(connection) == 200
 
 
@@ -425,8 +425,8 @@ def test_a_body_whose_end_is_in_doubt_is_refused_and_nothing_behind_it_is_answer
 
 def test_a_trailer_is_no_header(node: ServerProcess) -> None:
     head = b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
-    picture = encoded()
-    chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(picture), picture)
+    image = encoded()
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(image), image)
     trailers = b"Host: y\r\n" + BEARER + b"X-HawkVision-Colour: red\r\n\r\n"
     assert [reply.status for reply in ask(node, head + chunked + trailers)] == [401]
     allowed = head + BEARER

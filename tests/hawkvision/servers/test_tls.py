@@ -309,7 +309,7 @@ def test_a_bad_pair_is_logged_and_the_old_one_kept(
 
 
 def test_a_caller_renews_its_trust_too(authority: Authority, tmp_path: Path) -> None:
-    """`dc_ca` and the client's certificate of a node, whose HTTP client takes one context for ever."""
+    """`datacenter_ca` and the client's certificate of a node, whose HTTP client takes one context for ever."""
     other = Authority(tmp_path, "another authority")
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(other.path.read_bytes())

@@ -101,7 +101,7 @@ def test_a_budget_is_divided_so_that_no_request_takes_it_all() -> None:
     assert 0 < divided(None, None, processes=4).total < divided(None, None).total
 
 
-def test_with_next_to_nothing_left_small_pictures_are_decoded_all_the_same_and_the_log_can_say_so() -> None:
+def test_with_next_to_nothing_left_small_images_are_decoded_all_the_same_and_the_log_can_say_so() -> None:
     parts = divided(None, None, processes=10**9)
     assert (parts.total, parts.basis.endswith("which leaves less than that")) == (LEAST_BYTES, True)
     assert parts.request > SMALL.bytes

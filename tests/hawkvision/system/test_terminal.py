@@ -32,10 +32,10 @@ def test_signs_are_spelt_out_and_accents_dropped() -> None:
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "ascii:strict"])
 def test_a_table_of_answers_is_written_in_any_encoding(start: Start, tmp_path: Path, encoding: str) -> None:
-    picture = tmp_path / "crème.jpg"
-    picture.write_bytes(b"x")
+    image = tmp_path / "crème.jpg"
+    image.write_bytes(b"x")
     ran = subprocess.run(
-        [sys.executable, "-m", "hawkvision.cli", "classify", str(picture), "--url", start().url],
+        [sys.executable, "-m", "hawkvision.cli", "classify", str(image), "--url", start().url],
         env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "200"},
         capture_output=True,
         check=False,

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
-from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.server import DatagramListener
 from hawkvision.transport.endpoint.session import Handler, Incoming
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.identity import Identity, own_identity
@@ -33,9 +33,9 @@ async def serving(
     port: int = 0,
     identity: Identity = IDENTITY,
     congestion: CongestionFactory = LossTolerant,
-) -> AsyncIterator[LossyServer]:
+) -> AsyncIterator[DatagramListener]:
     """A server on a free port."""
-    server = await LossyServer.start(
+    server = await DatagramListener.start(
         "127.0.0.1", port, identity, handler, keys=keys, takes_sent_keys=takes_sent_keys, congestion=congestion
     )
     try:
@@ -54,9 +54,9 @@ async def connected(
     routes: Sequence[Route] = (LOOPBACK,),
     congestion: CongestionFactory = LossTolerant,
     timeout_s: float = 10.0,
-) -> AsyncIterator[LossyClient]:
+) -> AsyncIterator[DatagramClient]:
     """A client with a session."""
-    client = await LossyClient.connect(
+    client = await DatagramClient.connect(
         port, certificate, name, routes=routes, api_key=api_key, congestion=congestion, timeout_s=timeout_s
     )
     try:

@@ -60,18 +60,16 @@ def client(paths: int = 1) -> Sender:
 
 
 def coded(k: int = 4, n: int = 6, size: int = 100) -> Coded:
-    """A picture of opaque symbols."""
+    """An image of opaque symbols."""
     made = opaque(bytes(1 + n % 255 for n in range(size)) * k, (n - k) / k, size)
     assert made is not None
     assert (made.format.k, made.format.n) == (k, n)
     return made
 
 
-def fragments(
-    picture: Coded, number: int = 0, left_ms: int = 0, meta: bytes = b"", template: int = 0
-) -> list[Fragment]:
-    """All fragments of a picture."""
+def fragments(image: Coded, number: int = 0, left_ms: int = 0, meta: bytes = b"", template: int = 0) -> list[Fragment]:
+    """All fragments of an image."""
     return [
-        Fragment(number, template, picture.format, index, left_ms, 0, meta, symbol)
-        for index, symbol in enumerate(picture.symbols)
+        Fragment(number, template, image.format, index, left_ms, 0, meta, symbol)
+        for index, symbol in enumerate(image.symbols)
     ]

@@ -120,17 +120,17 @@ def test_numbers_that_can_hardly_ever_be_computed_have_no_interval() -> None:
     assert all(math.isnan(end) for end in interval(np.array([1.0, math.nan, math.nan])))
 
 
-def test_pictures_sent_once_get_the_exact_interval() -> None:
+def test_images_sent_once_get_the_exact_interval() -> None:
     right = np.array([True] * 7 + [False] * 3)
     assert clustered_interval(right, np.arange(10)) == pytest.approx(exact_interval(7, 10))
 
 
-def test_pictures_sent_twice_count_once() -> None:
+def test_images_sent_twice_count_once() -> None:
     right = np.array([True] * 7 + [False] * 3)
     twice = clustered_interval(np.tile(right, 2), np.tile(np.arange(10), 2))
     assert twice == pytest.approx(exact_interval(7, 10))
 
 
-def test_all_right_on_few_pictures_is_not_certain() -> None:
+def test_all_right_on_few_images_is_not_certain() -> None:
     low, high = clustered_interval(np.ones(100, np.bool_), np.arange(100) % 5)
     assert (low, high) == pytest.approx(exact_interval(5, 5))

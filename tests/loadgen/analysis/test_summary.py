@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.types import PromiseStatus
+from hawkvision.core.types import AccuracyStatus
 from loadgen.analysis.bootstrap import exact_interval
 from loadgen.analysis.summary import ClassSummary, RunSummary, TargetVerdict, show, summarise, targets_kept
 from loadgen.workload.record import Outcome, Run, TargetClass
@@ -21,7 +21,7 @@ from tests.loadgen.runs import answer, plausible, refusal, run_of
 
 DROP = TargetClass({"max_accuracy_drop": "0.02"}, 1.0)
 AT_LEAST = TargetClass({"min_accuracy": "0.8"}, 1.0)
-BEST_EFFORT = PromiseStatus.BEST_EFFORT
+BEST_EFFORT = AccuracyStatus.BEST_EFFORT
 
 
 def only(run: Run) -> ClassSummary:
@@ -30,10 +30,10 @@ def only(run: Run) -> ClassSummary:
 
 
 def drops(
-    lost: int, n: int, target: TargetClass = DROP, *, promise: PromiseStatus = PromiseStatus.HELD
+    lost: int, n: int, target: TargetClass = DROP, *, guarantee: AccuracyStatus = AccuracyStatus.CERTIFIED
 ) -> list[Outcome]:
-    """Pictures that the best rung gets right, of which the first so many were answered wrong."""
-    return [answer(k / 100, 10, right=k >= lost, picture=k, promise=promise) for k in range(n)]
+    """Images that the reference stage gets right, of which the first so many were answered wrong."""
+    return [answer(k / 100, 10, right=k >= lost, image=k, guarantee=guarantee) for k in range(n)]
 
 
 def all_right(n: int) -> dict[int, bool]:
@@ -93,7 +93,7 @@ def test_own_deadline_of_a_target_goes_before_that_of_the_run() -> None:
 
 
 def test_accuracy_has_the_exact_interval() -> None:
-    total = summarise(run_of([answer(k / 10, 10, right=k < 7, picture=k) for k in range(10)])).total
+    total = summarise(run_of([answer(k / 10, 10, right=k < 7, image=k) for k in range(10)])).total
     assert total.accuracy is not None
     assert (total.accuracy.low, total.accuracy.high) == pytest.approx(exact_interval(7, 10))
 
@@ -114,8 +114,8 @@ def test_shed_requests_and_errors_are_counted_by_code() -> None:
 
 
 def test_shares_of_answers_leave_out_those_without() -> None:
-    outcomes = [answer(0.1, 1, escalated=True), answer(0.2, 1, degraded=True), answer(0.3, 1, promise=BEST_EFFORT),
-                answer(0.4, 1, promise=None), refusal(0.5, 1)]  # fmt: skip
+    outcomes = [answer(0.1, 1, escalated=True), answer(0.2, 1, degraded=True), answer(0.3, 1, guarantee=BEST_EFFORT),
+                answer(0.4, 1, guarantee=None), refusal(0.5, 1)]  # fmt: skip
     total = summarise(run_of(outcomes)).total
     assert (total.escalated, total.degraded, total.flagged) == (1 / 4, 1 / 4, 3 / 4)
 
@@ -136,15 +136,15 @@ def test_p99_reached_on_few_occasions_says_so_however_many_requests_there_are() 
     assert (p99.occasions, p99.few) == (3, True)
 
 
-def test_drop_is_paired_with_the_best_rung() -> None:
-    outcomes = [answer(k / 10, 10, right=k not in (0, 1, 2), picture=k) for k in range(10)]
+def test_drop_is_paired_with_the_best_stage() -> None:
+    outcomes = [answer(k / 10, 10, right=k not in (0, 1, 2), image=k) for k in range(10)]
     one = only(run_of(outcomes, reference={**all_right(9), 0: False, 9: False}))
     assert one.drop is not None
     assert one.drop.value == pytest.approx((2 - 1) / 10)  # 1 and 2 lost, 9 gained
 
 
-def test_pictures_that_the_reference_lacks_take_no_part_in_the_drop() -> None:
-    one = only(run_of([answer(0.1, 10, right=False, picture=1), answer(0.2, 10, picture=2)], reference={2: True}))
+def test_images_that_the_reference_lacks_take_no_part_in_the_drop() -> None:
+    one = only(run_of([answer(0.1, 10, right=False, image=1), answer(0.2, 10, image=2)], reference={2: True}))
     assert one.drop is not None
     assert one.drop.value == 0.0
 
@@ -175,7 +175,7 @@ def test_target_is_missed_silently_when_answers_claim_to_keep_it() -> None:
 
 
 def test_target_missed_among_flagged_answers_only_is_flagged() -> None:
-    flagged = [answer(5 + k / 100, 10, right=False, picture=400 + k, degraded=True) for k in range(40)]
+    flagged = [answer(5 + k / 100, 10, right=False, image=400 + k, degraded=True) for k in range(40)]
     one = only(run_of(drops(0, 400) + flagged, targets=(DROP,), reference=all_right(440)))
     assert one.kept is not None
     assert one.kept.verdict is TargetVerdict.FLAGGED
@@ -183,8 +183,8 @@ def test_target_missed_among_flagged_answers_only_is_flagged() -> None:
     assert one.unflagged_drop.value == 0.0
 
 
-def test_target_missed_by_a_server_without_promises_was_never_claimed() -> None:
-    one = only(run_of(drops(40, 400, promise=BEST_EFFORT), targets=(DROP,), reference=all_right(400)))
+def test_target_missed_by_a_server_without_guarantees_was_never_claimed() -> None:
+    one = only(run_of(drops(40, 400, guarantee=BEST_EFFORT), targets=(DROP,), reference=all_right(400)))
     assert one.kept is not None
     assert (one.kept.verdict, one.unflagged_drop) == (TargetVerdict.UNCLAIMED, None)
 
@@ -202,7 +202,7 @@ def test_drop_that_was_not_measured_is_said_so() -> None:
 
 
 def test_absolute_target_needs_no_reference() -> None:
-    outcomes = [answer(k / 100, 10, right=k % 4 != 0, picture=k) for k in range(400)]
+    outcomes = [answer(k / 100, 10, right=k % 4 != 0, image=k) for k in range(400)]
     one = only(run_of(outcomes, targets=(AT_LEAST,)))
     assert one.kept is not None
     assert one.kept.shortfall.value == pytest.approx(0.05)
@@ -210,26 +210,26 @@ def test_absolute_target_needs_no_reference() -> None:
 
 
 def test_late_answers_are_missing_in_the_effective_shortfall_alone() -> None:
-    outcomes = [answer(k / 10, 500 if k < 10 else 10, picture=k) for k in range(100)]
+    outcomes = [answer(k / 10, 500 if k < 10 else 10, image=k) for k in range(100)]
     one = only(run_of(outcomes, targets=(DROP,), reference=all_right(100)))
     assert one.kept is not None
     assert one.kept.shortfall.value == pytest.approx(-0.02)
     assert one.kept.effective_shortfall.value == pytest.approx(0.08)
 
 
-def test_same_few_pictures_sent_often_leave_the_drop_uncertain() -> None:
-    often = [answer(k / 100, 10, right=k % 10 != 0, picture=k % 10) for k in range(1_000)]
-    once = [answer(k / 100, 10, right=k % 10 != 0, picture=k) for k in range(1_000)]
+def test_same_few_images_sent_often_leave_the_drop_uncertain() -> None:
+    often = [answer(k / 100, 10, right=k % 10 != 0, image=k % 10) for k in range(1_000)]
+    once = [answer(k / 100, 10, right=k % 10 != 0, image=k) for k in range(1_000)]
     wide, narrow = (only(run_of(outcomes, reference=all_right(1_000))).drop for outcomes in (often, once))
     assert wide is not None
     assert narrow is not None
     assert wide.high - wide.low > 5 * (narrow.high - narrow.low)
 
 
-def test_promised_drop_is_the_largest_and_only_if_every_claim_states_one() -> None:
-    stated = [answer(0.1, 1, max_drop=0.01), answer(0.2, 1, max_drop=0.03), answer(0.3, 1, promise=BEST_EFFORT)]
-    assert only(run_of(stated)).promised_drop == 0.03
-    assert only(run_of([*stated, answer(0.4, 1)])).promised_drop is None
+def test_guaranteed_drop_is_the_largest_and_only_if_every_claim_states_one() -> None:
+    stated = [answer(0.1, 1, max_drop=0.01), answer(0.2, 1, max_drop=0.03), answer(0.3, 1, guarantee=BEST_EFFORT)]
+    assert only(run_of(stated)).guaranteed_drop == 0.03
+    assert only(run_of([*stated, answer(0.4, 1)])).guaranteed_drop is None
 
 
 def test_run_of_warm_up_alone_is_refused() -> None:
@@ -254,8 +254,8 @@ OUTCOMES = st.lists(
     st.one_of(
         st.builds(
             answer, st.floats(0, 9), st.floats(0.1, 1e4), right=st.sampled_from([True, False, None]),
-            target=st.integers(0, 1), picture=st.integers(0, 5), degraded=st.booleans(),
-            promise=st.sampled_from([*PromiseStatus, None]),
+            target=st.integers(0, 1), image=st.integers(0, 5), degraded=st.booleans(),
+            guarantee=st.sampled_from([*AccuracyStatus, None]),
         ),
         st.builds(refusal, st.floats(0, 9), st.floats(0.1, 1e4), st.sampled_from([0, 429, 503, 500])),
     ),

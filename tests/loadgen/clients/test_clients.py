@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import Overloaded, TargetUnreachable
-from hawkvision.core.types import PromiseStatus
+from hawkvision.core.types import AccuracyStatus
 from hawkvision.system.process import ServerProcess
 from loadgen.clients.base import Reply, RequestTimes
 from loadgen.clients.connections import HttpReply
@@ -27,14 +27,14 @@ from tests.loadgen.scripted import Asked, Say, reply, scripted
 ANSWER = json.dumps(answer(3, escalated=True, max_drop=0.02, degraded=True).to_json()).encode()
 
 
-def asked(say: Say, fields: dict[str, str], protocol: str = "http", picture: bytes = b"jpeg") -> tuple[Asked, Reply]:
+def asked(say: Say, fields: dict[str, str], protocol: str = "http", image: bytes = b"jpeg") -> tuple[Asked, Reply]:
     """The last request of one question, and what was made of the reply."""
 
     async def scenario() -> tuple[Asked, Reply]:
         async with scripted(say) as server:
             asker = client_for(ServerAddress(server.url, protocol, "birds", timeout_s=60.0), 4)  # type: ignore[arg-type]
             await asker.open()
-            replied = await asker.ask(picture, fields, RequestTimes())
+            replied = await asker.ask(image, fields, RequestTimes())
             await asker.close()
             return server.asked[-1], replied
 
@@ -50,23 +50,23 @@ def saying(body: bytes, status: int = 200, headers: str = "") -> Say:
 
 def test_http_sends_the_very_bytes_and_the_fields_as_query() -> None:
     fields = {"max_accuracy_drop": "0.01", "deadline_ms": "100"}
-    request, _ = asked(saying(ANSWER), fields, picture=b"\x00\xff\r\n\r\n")
+    request, _ = asked(saying(ANSWER), fields, image=b"\x00\xff\r\n\r\n")
     target = urlsplit(request.line.split()[1])
     assert (request.line.split()[0], target.path, request.body) == ("POST", "/v1/classify", b"\x00\xff\r\n\r\n")
     assert parse_qs(target.query) == {"task": ["birds"], "max_accuracy_drop": ["0.01"], "deadline_ms": ["100"]}
 
 
-def test_answer_is_read_with_its_promise() -> None:
+def test_answer_is_read_with_its_guarantee() -> None:
     _, replied = asked(saying(ANSWER), {})
     assert replied == Reply(
         200, index=3, confidence=0.9, tier="edge", model="m", escalated=True, degraded=True,
-        promise=PromiseStatus.HELD, max_drop=0.02, received_fraction=1.0, sent_bytes=4,
+        guarantee=AccuracyStatus.CERTIFIED, max_drop=0.02, received_fraction=1.0, sent_bytes=4,
     )  # fmt: skip
 
 
 def test_other_servers_need_only_tell_the_class() -> None:
     _, replied = asked(saying(b'{"index": 7, "whatever": [1]}'), {})
-    assert (replied.status, replied.index, replied.promise) == (200, 7, None)
+    assert (replied.status, replied.index, replied.guarantee) == (200, 7, None)
 
 
 @pytest.mark.parametrize("protocol", ["http", "oip"])
@@ -184,13 +184,18 @@ def test_oip_logits_mean_their_largest(logits: list[float], binary: bool) -> Non
     assert read_reply(oip([("logits", "FP32", data)]), 1).index == int(np.argmax(logits))
 
 
-def test_oip_parameters_tell_of_the_promise() -> None:
+def test_oip_parameters_tell_of_the_guarantee() -> None:
     said: dict[str, object] = {
-        "tier": "dc", "model": "b", "escalated": True, "degraded": False, "status": "held", "max_drop": 0.01,
+        "tier": "datacenter", "model": "b", "escalated": True, "degraded": False, "status": "certified", "max_drop": 0.01,
         "received_fraction": 0.9,
     }  # fmt: skip
     replied = read_reply(oip([("index", "INT64", [1])], said), 1)
-    assert (replied.tier, replied.model, replied.escalated, replied.promise) == ("dc", "b", True, PromiseStatus.HELD)
+    assert (replied.tier, replied.model, replied.escalated, replied.guarantee) == (
+        "datacenter",
+        "b",
+        True,
+        AccuracyStatus.CERTIFIED,
+    )
     assert (replied.max_drop, replied.received_fraction) == (0.01, 0.9)
 
 
@@ -215,7 +220,7 @@ def test_no_tensor_breaks_the_reader(datatype: str, data: object) -> None:
     assert replied.error == "bad_reply" or replied.index is not None
 
 
-def test_lossy_pictures_are_answered_and_their_bytes_counted(null: ServerProcess) -> None:
+def test_datagram_images_are_answered_and_their_bytes_counted(null: ServerProcess) -> None:
     from loadgen.workload.dataset import generated
 
     async def scenario() -> list[Reply]:
@@ -233,10 +238,10 @@ def test_lossy_pictures_are_answered_and_their_bytes_counted(null: ServerProcess
         assert replied.sent_bytes > 1000
 
 
-def test_lossy_pictures_that_are_none_are_refused_not_raised(null: ServerProcess) -> None:
+def test_datagram_images_that_are_none_are_refused_not_raised(null: ServerProcess) -> None:
     async def scenario() -> Reply:
         asker = client_for(ServerAddress(null.url, "datagram", timeout_s=60.0), 4)
-        replied = await asker.ask(b"no picture", {}, RequestTimes())
+        replied = await asker.ask(b"no image", {}, RequestTimes())
         await asker.close()
         return replied
 

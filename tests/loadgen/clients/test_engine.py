@@ -23,7 +23,7 @@ LOADED = SharedImages([b"a", b"b", b"c"], [10, 20, 30], [0, 1, 2])
 
 @dataclass
 class Clerk:
-    """Answers what the picture's first letter says, when the gate is open."""
+    """Answers what the image's first letter says, when the gate is open."""
 
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)
@@ -38,9 +38,9 @@ class Clerk:
 
     async def close(self) -> None: ...
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
         times.send()
-        self.asked.append((picture, dict(fields)))
+        self.asked.append((image, dict(fields)))
         self.waiting += 1
         self.at_once = max(self.at_once, self.waiting)
         if self.waiting == self.crowd_of:
@@ -65,11 +65,11 @@ def run(given: Job, clerk: Clerk, loaded: SharedImages = LOADED, began_ago_s: fl
     return asyncio.run(Engine(given, loaded, clerk).run(time.monotonic() - began_ago_s))
 
 
-def test_every_request_is_sent_with_its_picture_and_fields_and_scored() -> None:
+def test_every_request_is_sent_with_its_image_and_fields_and_scored() -> None:
     clerk = Clerk()
     outcomes = run(job([0.0, 0.01, 0.02, 0.03]), clerk)
     assert clerk.asked == [(b"a", {"quality": "fast"}), (b"b", {}), (b"c", {"quality": "fast"}), (b"a", {})]
-    assert [(each.picture, each.right, each.target) for each in outcomes] == [
+    assert [(each.image, each.right, each.target) for each in outcomes] == [
         (10, False, 0), (20, True, 1), (30, False, 0), (10, False, 1)
     ]  # fmt: skip
     assert (outcomes[0].tier, outcomes[0].confidence, outcomes[0].sent_bytes) == ("edge", 0.5, 7)
@@ -83,8 +83,8 @@ def test_nothing_is_sent_before_it_is_due() -> None:
 
 def test_an_answer_counts_from_when_it_was_whole_not_from_when_it_was_read() -> None:
     class Prompt(Clerk):
-        async def ask(self, picture: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
-            replied = await super().ask(picture, fields, times)
+        async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+            replied = await super().ask(image, fields, times)
             assert times.sent is not None
             times.done = times.sent + 0.002
             while time.monotonic() < times.sent + 0.02:  # the generator has much to do
@@ -133,7 +133,7 @@ def test_callers_wait_for_their_answers_and_begin_the_plan_anew() -> None:
     outcomes = run(job([], callers=3, duration_s=0.05), clerk)
     assert clerk.at_once <= 3
     assert len(outcomes) > 6
-    assert {each.picture for each in outcomes} == {10, 20, 30}
+    assert {each.image for each in outcomes} == {10, 20, 30}
     assert all(each.sent_s - each.due_s < each.latency_s + 1e-9 for each in outcomes)
 
 

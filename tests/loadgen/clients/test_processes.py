@@ -23,7 +23,7 @@ from loadgen.clients.processes import WorkerProcesses, parts
 from loadgen.workload.dataset import read_dataset
 from loadgen.workload.record import NoiseFloor, Outcome
 
-PICTURES = read_dataset(None, "imagenet", Path(), limit=3)
+IMAGES = read_dataset(None, "imagenet", Path(), limit=3)
 
 
 def job(url: str, due: list[float], callers: int = 0, duration_s: float = 1.0) -> Job:
@@ -36,7 +36,7 @@ def test_parts_are_the_whole_and_share_the_bound(due: list[float], size: int) ->
     whole = job("http://a", due)
     shares = parts(whole, size)
     assert sorted(each for share in shares for each in share.due) == due
-    assert all(len(share.due) == len(share.target) == len(share.picture) or not due for share in shares)
+    assert all(len(share.due) == len(share.target) == len(share.image) or not due for share in shares)
     assert sum(share.max_in_flight for share in shares) <= whole.max_in_flight
 
 
@@ -51,13 +51,13 @@ def test_two_processes_send_one_schedule_and_their_outcomes_are_one(null: Server
 
     async def scenario() -> tuple[list[Outcome], list[Outcome]]:
         async with WorkerProcesses(2) as workers:
-            await workers.load(PICTURES)
+            await workers.load(IMAGES)
             again = await workers.run(job(null.url, [], callers=4, duration_s=0.1))
             return await workers.run(job(null.url, due), show=told.append), again
 
     outcomes, closed = asyncio.run(scenario())
     assert [each.due_s for each in outcomes] == due
-    assert [each.picture for each in outcomes] == [PICTURES.numbers[i % 3] for i in range(60)]
+    assert [each.image for each in outcomes] == [IMAGES.numbers[i % 3] for i in range(60)]
     assert all(each.answered for each in (*outcomes, *closed))
     assert closed
     assert told[-1].sent <= 60
@@ -66,7 +66,7 @@ def test_two_processes_send_one_schedule_and_their_outcomes_are_one(null: Server
 def test_a_server_that_is_not_there_is_said_before_anything_is_sent() -> None:
     async def scenario() -> None:
         async with WorkerProcesses(1) as workers:
-            await workers.load(PICTURES)
+            await workers.load(IMAGES)
             with pytest.raises(Unreachable, match="127"):
                 await workers.run(job("http://127.0.0.1:1", [0.0]))
             with pytest.raises(ConfigError, match="--url"):
@@ -79,7 +79,7 @@ def test_a_client_process_that_ends_is_no_silent_loss() -> None:
     async def scenario() -> None:
         async with WorkerProcesses(1, ["/bin/sh", "-c", "exit 3", "sh"]) as workers:
             with pytest.raises(InternalError, match="status 3"):
-                await workers.load(PICTURES)
+                await workers.load(IMAGES)
 
     asyncio.run(scenario())
 
@@ -91,7 +91,7 @@ def test_clients_run_before_ordinary_processes_where_wanted_and_allowed(realtime
 
     async def scenario() -> int:
         async with WorkerProcesses(1, realtime=realtime) as workers:
-            await workers.load(PICTURES)
+            await workers.load(IMAGES)
             return os.sched_getscheduler(workers._clients[0].pid)
 
     assert asyncio.run(scenario()) == (os.SCHED_FIFO if realtime and allowed else os.SCHED_OTHER)

@@ -52,7 +52,7 @@ def test_a_server_that_is_not_there_says_nothing() -> None:
     assert asyncio.run(identify(ServerAddress("http://127.0.0.1:1"))) == ""
 
 
-def test_a_node_says_its_release_its_policy_and_its_rungs_and_the_record_keeps_it(tmp_path: Path) -> None:
+def test_a_node_says_its_release_its_policy_and_its_stages_and_the_record_keeps_it(tmp_path: Path) -> None:
     record = tmp_path / "run.json"
     with running("edge", "--port", "0", "--backend", "noop", "--policy", "all-edge", title="the node") as node:
         done = command(
@@ -60,7 +60,7 @@ def test_a_node_says_its_release_its_policy_and_its_rungs_and_the_record_keeps_i
             "--warm-up-s", "0", "--json", str(record),
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    release, policy, rungs = load(record).server.split(", ")[:3]
+    release, policy, stages = load(record).server.split(", ")[:3]
     assert release.startswith("hawkvision 0.")
     assert policy == "policy all-edge"
-    assert rungs == "efficientnet_lite0_int8 before committee"
+    assert stages == "efficientnet_lite0_int8 before committee"

@@ -37,7 +37,7 @@ def served(seed: int, *, slow: float = 1.0, n: int = 300, name: str = "a", wrong
     """A run whose requests are the same for all seeds, and whose answers are not."""
     rng = np.random.default_rng(seed)
     outcomes = [
-        answer(k / 10, 20 * slow * rng.lognormal(0, 0.4), right=bool(rng.random() > wrong), picture=k,
+        answer(k / 10, 20 * slow * rng.lognormal(0, 0.4), right=bool(rng.random() > wrong), image=k,
                escalated=bool(rng.random() < 0.3), sent_bytes=1024 * kib)
         for k in range(n)
     ]  # fmt: skip
@@ -84,8 +84,8 @@ def test_the_other_way_round_it_is_faster() -> None:
 
 def test_pairs_show_a_difference_that_a_varying_schedule_hides() -> None:
     hours = np.random.default_rng(5).lognormal(0, 1.0, 400)
-    first = run_of([answer(k / 10, 10 * ms, picture=k) for k, ms in enumerate(hours)], name="a")
-    other = run_of([answer(k / 10, 10.5 * ms, picture=k) for k, ms in enumerate(hours)], name="b")
+    first = run_of([answer(k / 10, 10 * ms, image=k) for k, ms in enumerate(hours)], name="a")
+    other = run_of([answer(k / 10, 10.5 * ms, image=k) for k, ms in enumerate(hours)], name="b")
     assert compare(first, other).ratio("P50").verdict is RatioVerdict.SLOWER
     unpaired = msgspec.structs.replace(other, schedule="replay:elsewhere")
     assert compare(first, unpaired).ratio("P50").verdict is RatioVerdict.SAME
@@ -158,7 +158,7 @@ def test_only_what_is_shown_and_beyond_the_limit_counts_as_slower() -> None:
 
 
 def test_run_without_an_answer_is_less_accurate_and_counts_as_slower() -> None:
-    dead = run_of([refusal(k / 10, 1, 404, "not_found", picture=k) for k in range(300)], name="dead", deadline_ms=None)
+    dead = run_of([refusal(k / 10, 1, 404, "not_found", image=k) for k in range(300)], name="dead", deadline_ms=None)
     found = compare(msgspec.structs.replace(served(1), deadline_ms=None), dead)
     assert (found.ratio("effective accuracy").verdict, found.ratio("effective accuracy").other) == (
         RatioVerdict.WORSE,

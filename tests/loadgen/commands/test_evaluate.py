@@ -1,4 +1,4 @@
-"""Evaluation: which pictures are sent, what is made of the answers, and what is refused."""
+"""Evaluation: which images are sent, what is made of the answers, and what is refused."""
 
 import asyncio
 import itertools
@@ -21,19 +21,19 @@ from hypothesis import strategies as st
 from hawkvision.client import AsyncClient
 from hawkvision.core.errors import BadImage, ConfigError, NotReady, TargetUnreachable
 from hawkvision.core.types import (
-    AccuracyPromise,
+    AccuracyGuarantee,
+    AccuracyStatus,
     Answer,
     Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
     Prediction,
-    PromiseStatus,
     Quality,
     Tier,
     target_fields,
 )
-from hawkvision.models.datasets import LabelledPictures
+from hawkvision.models.datasets import LabelledImages
 from loadgen.__main__ import main
 from loadgen.analysis.bootstrap import exact_interval
 from loadgen.analysis.evaluation import (
@@ -57,26 +57,26 @@ TARGETS = st.one_of(
 
 
 def answer(index: int, escalated: bool = False, max_drop: float | None = 0.01, degraded: bool = False) -> Answer:
-    status = PromiseStatus.BEST_EFFORT if max_drop is None else PromiseStatus.HELD
-    promise = AccuracyPromise(Quality.FAST, status, Basis.LABELLED, max_drop, 0.05, 100)
+    status = AccuracyStatus.BEST_EFFORT if max_drop is None else AccuracyStatus.CERTIFIED
+    guarantee = AccuracyGuarantee(Quality.FAST, status, Basis.LABELLED, max_drop, 0.05, 100)
     top = (Prediction(str(index), index, 0.9),)
-    return Answer("id", "t", top, "m", Tier.EDGE, promise, escalated=escalated, degraded=degraded)
+    return Answer("id", "t", top, "m", Tier.EDGE, guarantee, escalated=escalated, degraded=degraded)
 
 
-def pictures(n: int) -> LabelledPictures:
-    """Picture i is its own number as text; its label is i modulo 7."""
+def images(n: int) -> LabelledImages:
+    """Image i is its own number as text; its label is i modulo 7."""
     bodies = [b"%d" % i for i in range(n)]
-    return LabelledPictures("set.npz", "a" * 64, bodies, np.arange(n) % 7, np.full(n, "x"), np.zeros(n, np.bool_))
+    return LabelledImages("set.npz", "a" * 64, bodies, np.arange(n) % 7, np.full(n, "x"), np.zeros(n, np.bool_))
 
 
 @dataclass
 class Oracle:
-    """A node that is right at `best`, and wrong about every `wrong_every`-th picture otherwise."""
+    """A node that is right at `best`, and wrong about every `wrong_every`-th image otherwise."""
 
     wrong_every: int = 4
     refuse: int | None = None
     degraded_times: int = 0
-    """Of each picture, how often `best` is answered by the edge, below the target."""
+    """Of each image, how often `best` is answered by the edge, below the target."""
     seen: list[tuple[int, str]] = field(default_factory=list)
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -86,7 +86,7 @@ class Oracle:
         )
         self.seen.append((number, target))
         if number == self.refuse:
-            return web.json_response(BadImage("odd picture").body(), status=400)
+            return web.json_response(BadImage("odd image").body(), status=400)
         if "min_accuracy" in request.query:
             return web.json_response(TargetUnreachable("too much", 0.9).body(), status=422)
         best = request.query.get("quality") == "best"
@@ -115,12 +115,12 @@ def evaluate(
 ) -> tuple[TargetRow | UnattainableTarget, ...]:
     async def scenario() -> tuple[TargetRow | UnattainableTarget, ...]:
         async with asking(oracle) as client:
-            return await measure(client, "t", pictures(40), np.array(chosen), targets, concurrency)
+            return await measure(client, "t", images(40), np.array(chosen), targets, concurrency)
 
     return asyncio.run(scenario())
 
 
-def test_every_target_is_asked_about_the_chosen_pictures_and_no_others() -> None:
+def test_every_target_is_asked_about_the_chosen_images_and_no_others() -> None:
     oracle = Oracle()
     evaluate(oracle, [3, 5, 8], Quality.FAST, MaxAccuracyDrop(0.01))
     wanted = itertools.product([3, 5, 8], ["quality=best", "quality=fast", "max_accuracy_drop=0.01"])
@@ -147,10 +147,10 @@ def test_unattainable_target_is_a_row_with_the_maximum() -> None:
     assert row == UnattainableTarget("min_accuracy=0.99", 0.9)
 
 
-def test_refused_picture_ends_the_run_and_is_named() -> None:
+def test_refused_image_ends_the_run_and_is_named() -> None:
     with pytest.raises(BadImage) as caught:
         evaluate(Oracle(refuse=8), [3, 8, 9], Quality.FAST, concurrency=2)
-    assert caught.value.__notes__ == ["picture 8 of set.npz, quality=best"]
+    assert caught.value.__notes__ == ["image 8 of set.npz, quality=best"]
 
 
 def test_gains_offset_losses_in_the_drop() -> None:
@@ -160,13 +160,13 @@ def test_gains_offset_losses_in_the_drop() -> None:
     assert (row.lost, row.gained, row.drop) == (1, 1, 0.0)
 
 
-def test_promise_is_the_weakest_stated_and_absent_if_any_is() -> None:
+def test_guarantee_is_the_weakest_stated_and_absent_if_any_is() -> None:
     some = [EvaluatedImage(True, 1.0, answer(0, max_drop=drop)) for drop in (0.01, 0.03)]
-    assert summarise("x", some, some).promised_drop == 0.03
+    assert summarise("x", some, some).guaranteed_drop == 0.03
     mixed = [*some, EvaluatedImage(True, 1.0, answer(0, max_drop=None))]
     row = summarise("x", mixed, mixed)
-    assert row.promised_drop is None
-    assert row.status == {PromiseStatus.HELD: 2, PromiseStatus.BEST_EFFORT: 1}
+    assert row.guaranteed_drop is None
+    assert row.status == {AccuracyStatus.CERTIFIED: 2, AccuracyStatus.BEST_EFFORT: 1}
 
 
 @given(TARGETS)
@@ -207,24 +207,24 @@ def write_indices(path: Path, indices: tuple[int, ...], sha256: str = "a" * 64) 
 
 def test_held_out_numbers_are_read(tmp_path: Path) -> None:
     path = write_indices(tmp_path / "held_out.json", (4, 2, 9))
-    assert read_indices(path, pictures(10)).tolist() == [4, 2, 9]
+    assert read_indices(path, images(10)).tolist() == [4, 2, 9]
 
 
 def test_held_out_numbers_of_other_data_are_refused(tmp_path: Path) -> None:
     path = write_indices(tmp_path / "held_out.json", (1,), sha256="b" * 64)
     with pytest.raises(ConfigError, match=r"bbbbbbbbbbbb.*aaaaaaaaaaaa"):
-        read_indices(path, pictures(10))
+        read_indices(path, images(10))
 
 
 @pytest.mark.parametrize("indices", [(), (1, 1), (-1,), (10,)])
 def test_impossible_numbers_are_refused(tmp_path: Path, indices: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="distinct numbers from 0 to 9"):
-        read_indices(write_indices(tmp_path / "held_out.json", indices), pictures(10))
+        read_indices(write_indices(tmp_path / "held_out.json", indices), images(10))
 
 
 def test_missing_indices_name_the_command_that_makes_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="hawkvision calibrate"):
-        read_indices(tmp_path / "none.json", pictures(10))
+        read_indices(tmp_path / "none.json", images(10))
 
 
 @given(st.binary(max_size=60))
@@ -233,7 +233,7 @@ def test_garbage_for_indices_is_refused(data: bytes) -> None:
         path = Path(folder) / "indices.json"
         path.write_bytes(data)
         with pytest.raises(ConfigError, match=path.name):
-            read_indices(path, pictures(10))
+            read_indices(path, images(10))
 
 
 def test_interval_is_the_textbook_one() -> None:
@@ -243,7 +243,7 @@ def test_interval_is_the_textbook_one() -> None:
 
 
 def write_set(folder: Path, labels: list[int]) -> Path:
-    """An npz set whose picture i is the text i."""
+    """An npz set whose image i is the text i."""
     bodies = [b"%d" % i for i in range(len(labels))]
     path = folder / "set.npz"
     np.savez(
@@ -285,7 +285,7 @@ def test_command_writes_the_report_it_prints(tmp_path: Path) -> None:
     assert (row["n"], row["accuracy"], row["lost"]) == (12, 0.75, 3)
 
 
-def test_drops_against_another_rung_than_the_best_are_no_success(tmp_path: Path) -> None:
+def test_drops_against_another_stage_than_the_best_are_no_success(tmp_path: Path) -> None:
     data, report = write_set(tmp_path, [0, 1, 2]), tmp_path / "report.json"
 
     async def scenario() -> tuple[int, str, str]:
@@ -300,7 +300,7 @@ def test_drops_against_another_rung_than_the_best_are_no_success(tmp_path: Path)
 
 
 def test_interrupted_command_tables_the_answers_it_has(tmp_path: Path) -> None:
-    """Of twelve pictures `best` and the first target have all, the second has five when the node goes silent."""
+    """Of twelve images `best` and the first target have all, the second has five when the node goes silent."""
     data, report = write_set(tmp_path, [i % 7 for i in range(12)]), tmp_path / "report.json"
     stuck, over = asyncio.Event(), asyncio.Event()
 
@@ -326,7 +326,7 @@ def test_interrupted_command_tables_the_answers_it_has(tmp_path: Path) -> None:
 
     status, out = asyncio.run(scenario())
     assert status == 130
-    assert "max_accuracy_drop=0.1 (5 pictures)" in out
+    assert "max_accuracy_drop=0.1 (5 images)" in out
     assert "interrupted" in out
     found = json.loads(report.read_text())
     assert found["interrupted"] is True
@@ -335,7 +335,7 @@ def test_interrupted_command_tables_the_answers_it_has(tmp_path: Path) -> None:
 
 
 def test_a_node_that_fails_leaves_a_table_of_its_answers(tmp_path: Path) -> None:
-    """Of twelve pictures `best` and the first target have all, the second has five when the node drains."""
+    """Of twelve images `best` and the first target have all, the second has five when the node drains."""
     data, report = write_set(tmp_path, [i % 7 for i in range(12)]), tmp_path / "report.json"
 
     class Draining(Oracle):
@@ -353,8 +353,8 @@ def test_a_node_that_fails_leaves_a_table_of_its_answers(tmp_path: Path) -> None
 
     status, out, err = asyncio.run(scenario())
     assert status == 1
-    assert "max_accuracy_drop=0.1 (5 pictures)" in out
-    assert err.startswith("error: draining (picture ")
+    assert "max_accuracy_drop=0.1 (5 images)" in out
+    assert err.startswith("error: draining (image ")
     assert err.endswith(" of set.npz, max_accuracy_drop=0.1)\n")
     found = json.loads(report.read_text())
     assert found["interrupted"] is True
@@ -372,7 +372,7 @@ def test_a_node_that_answers_nothing_leaves_no_table(tmp_path: Path) -> None:
     assert "cannot be reached" in err
 
 
-def test_rows_of_an_interrupted_evaluation_are_over_pictures_that_best_has_too() -> None:
+def test_rows_of_an_interrupted_evaluation_are_over_images_that_best_has_too() -> None:
     right, wrong = (EvaluatedImage(which, 1.0, answer(0)) for which in (True, False))
     seen = EvaluatedImages({Quality.BEST: {1: right, 2: right, 3: right}, Quality.FAST: {1: right, 3: wrong, 4: wrong}})
     (row,) = rows_of(seen, np.array([4, 3, 2, 1]), (Quality.FAST, MinAccuracy(0.9)))

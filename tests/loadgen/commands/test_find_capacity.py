@@ -100,7 +100,7 @@ def test_steps_down_end() -> None:
 
 
 def outcomes(latency_ms: float, status: int, n: int, right: bool | None = None) -> list[Outcome]:
-    return [Outcome(0.0, 0.001, latency_ms / 1e3, 0, picture, status, right=right) for picture in range(n)]
+    return [Outcome(0.0, 0.001, latency_ms / 1e3, 0, image, status, right=right) for image in range(n)]
 
 
 def answers(*parts: list[Outcome], labelled: bool = False) -> CountedAnswers:
@@ -135,7 +135,7 @@ def test_no_outcomes_hold_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "wanted", "standing", "held"),
+    ("right", "wanted", "standing", "certified"),
     [
         (950, 0.90, Standing.SHOWN, True),
         (910, 0.90, Standing.KEPT, True),
@@ -153,12 +153,12 @@ def test_accuracy_fails_a_rate_only_when_chance_does_not_explain_it(
     assert judged(got, 20.0, wanted).held is held
 
 
-def test_pictures_lost_to_load_fail_a_rate_that_chance_would_excuse() -> None:
+def test_images_lost_to_load_fail_a_rate_that_chance_would_excuse() -> None:
     unloaded = answers(outcomes(1, 200, 300, True)[:276], outcomes(1, 200, 300, False)[276:], labelled=True)
     loaded = answers(outcomes(1, 200, 300, True)[:264], outcomes(1, 200, 300, False)[264:], labelled=True)
     assert judged(loaded, 20.0, 0.9).held
     assert judged(loaded, 20.0, 0.9, least=unloaded).failing == [Failing.ACCURACY]
-    assert judged(loaded, 20.0, 0.9, least=loaded).held  # as wrong without load: its pictures are to blame
+    assert judged(loaded, 20.0, 0.9, least=loaded).held  # as wrong without load: its images are to blame
 
 
 def test_requests_that_an_interrupt_cut_off_are_not_counted() -> None:
@@ -199,8 +199,8 @@ BELOW, ABOVE = 1.5, 1.25
 """Factors within which the true capacity is found, whatever the seed: probably too low rather than too high."""
 
 
-def setup_of(seed: int, pictures: int = 2000, targets: int = 1) -> Setup:
-    dataset = Dataset("simulated", [b""] * pictures, tuple(range(pictures)), (0,) * pictures)
+def setup_of(seed: int, images: int = 2000, targets: int = 1) -> Setup:
+    dataset = Dataset("simulated", [b""] * images, tuple(range(images)), (0,) * images)
     classes = [TargetClass({"n": str(n)}, 1 / targets) for n in range(targets)]
     return Setup(ServerAddress("http://simulated"), dataset, classes, 1, 512, seed)
 
@@ -214,7 +214,7 @@ def queue(
 ) -> Ask:
     """One worker, first come first served, each request as long as the other: M/D/1, saturated at 1 / `service_s`.
 
-    `right` is given the rate and the picture; runs of the numbers in `stalls` find the server away for a second.
+    `right` is given the rate and the image; runs of the numbers in `stalls` find the server away for a second.
     """
     runs = iter(range(1000))
 
@@ -222,19 +222,19 @@ def queue(
         rate = len(job.due) / job.duration_s
         free_s = 2.0 if next(runs) in stalls else 0.0
         found = []
-        for due_s, picture in zip(job.due, job.picture, strict=True):
+        for due_s, image in zip(job.due, job.image, strict=True):
             free_s = max(free_s, due_s) + service_s
-            found.append(Outcome(due_s, due_s, free_s, 0, picture, 200, right=right(rate, picture)))
+            found.append(Outcome(due_s, due_s, free_s, 0, image, 200, right=right(rate, image)))
         return found, False
 
     return ask
 
 
 def result(
-    ask: Ask, goal: CapacityGoal, seed: int = 0, most: float = 1e4, pictures: int = 2000, max_probes: int = 24
+    ask: Ask, goal: CapacityGoal, seed: int = 0, most: float = 1e4, images: int = 2000, max_probes: int = 24
 ) -> tuple[RateSearch, CapacityFindings]:
     search, findings = RateSearch(8.0, 0.05, most, max_probes), CapacityFindings()
-    asyncio.run(find(search, ProbePlan(setup_of(seed, pictures)), goal, ask, findings, lambda _: None))
+    asyncio.run(find(search, ProbePlan(setup_of(seed, images)), goal, ask, findings, lambda _: None))
     return search, findings
 
 
@@ -278,8 +278,8 @@ def test_server_that_is_too_slow_alone_has_no_capacity() -> None:
 def test_capacity_is_where_load_begins_to_cost_the_accuracy_wanted(seed: int) -> None:
     """From 20 requests per second on, ever more of the 92 % are answered wrong; at 30 it is 86 %."""
 
-    def right(rate: float, picture: int) -> bool:
-        spared = np.random.default_rng(picture).random()
+    def right(rate: float, image: int) -> bool:
+        spared = np.random.default_rng(image).random()
         return bool(spared < 0.92 - max(0.0, rate - 20.0) * 0.006)
 
     search, findings = result(queue(right, service_s=0.001), CapacityGoal(1000.0, 0.89), seed)
@@ -290,10 +290,10 @@ def test_capacity_is_where_load_begins_to_cost_the_accuracy_wanted(seed: int) ->
 
 @pytest.mark.parametrize("seed", range(8))
 def test_accuracy_that_chance_puts_below_the_goal_costs_no_capacity(seed: int) -> None:
-    """A server whose true accuracy is the goal: half of all samples of its pictures are worse."""
+    """A server whose true accuracy is the goal: half of all samples of its images are worse."""
 
-    def right(_: float, picture: int) -> bool:
-        return bool(np.random.default_rng(picture).random() < 0.85)
+    def right(_: float, image: int) -> bool:
+        return bool(np.random.default_rng(image).random() < 0.85)
 
     search, findings = result(queue(right), CapacityGoal(100.0, 0.85), seed)
     without, _ = result(queue(), CapacityGoal(100.0, None), seed)
@@ -324,7 +324,7 @@ def test_slow_rates_are_confirmed_by_what_fits_the_time_and_say_so() -> None:
     assert (run.seconds, run.n < 1000, run.wanted) == (180.0, True, 1000)
 
 
-def test_all_runs_send_the_same_pictures_for_the_same_targets() -> None:
+def test_all_runs_send_the_same_images_for_the_same_targets() -> None:
     plan = ProbePlan(setup_of(seed=5, targets=3))
     tries = [
         RateTrial(8.0),
@@ -336,9 +336,9 @@ def test_all_runs_send_the_same_pictures_for_the_same_targets() -> None:
     sent = []
     for job in map(plan.job, tries):
         first = sum(due < WARM_UP_S for due in job.due)
-        sent.append(list(zip(job.picture[first:], job.target[first:], strict=True))[:300])
+        sent.append(list(zip(job.image[first:], job.target[first:], strict=True))[:300])
         assert job.due == sorted(job.due)
-        assert len(job.due) == len(job.picture) == len(job.target)
+        assert len(job.due) == len(job.image) == len(job.target)
     assert all(each == sent[0] for each in sent)
     assert {target for _, target in sent[0]} == {0, 1, 2}
 
@@ -380,7 +380,7 @@ def test_command_finds_a_rate_confirms_it_and_writes_its_runs(
     assert "capacity: 400 requests/s at P99 ≤ 5000 ms, confirmed, and perhaps more" in said
     found = json.loads(report.read_text())
     assert (found["low"], found["high"], found["interrupted"]) == (400.0, None, False)
-    assert [(each["confirming"], each["held"]) for each in found["probes"]] == [(False, True), (True, True)]
+    assert [(each["confirming"], each["certified"]) for each in found["probes"]] == [(False, True), (True, True)]
     run = found["confirmation"]
     assert (run["n"], run["wanted"]) == (1000, 1000)
     assert 0.0 < run["p99_low"] <= run["p99_ms"] <= run["p99_high"]
@@ -458,7 +458,7 @@ def test_server_that_goes_away_amid_the_search_leaves_what_probes_found(tmp_path
     assert "no rate was confirmed to keep P99 ≤ 9000 ms: 100 requests/s held in a probe and are not confirmed" in out
     assert "cannot be reached" in err
     held, failed = json.loads(report.read_text())["probes"]
-    assert (held["held"], held["errors"], failed["held"]) == (True, {}, False)
+    assert (held["certified"], held["errors"], failed["certified"]) == (True, {}, False)
     lost = failed["errors"]["unreachable"]
     assert lost > 0
     assert f"unreachable {lost}" in out

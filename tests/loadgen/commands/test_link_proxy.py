@@ -65,12 +65,12 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @needs_a_link
 def test_every_byte_crosses_both_ways_whatever_the_link_loses(tmp_path: Path) -> None:
-    lossy = load_profile(profile_file(tmp_path, "2%"))
+    datagram = load_profile(profile_file(tmp_path, "2%"))
     data = os.urandom(300_000)
 
     async def scenario() -> tuple[bytes, int, float]:
         loop = asyncio.get_running_loop()
-        async with serving(echo) as url, LinkProxy(url, lossy) as behind:
+        async with serving(echo) as url, LinkProxy(url, datagram) as behind:
             behind.begin()
             begun = loop.time()
             reader, writer = await asyncio.open_connection(*address(behind))

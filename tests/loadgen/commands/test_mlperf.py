@@ -54,19 +54,19 @@ def test_latency_that_is_not_kept_is_invalid_and_the_status_says_so(null: Server
 
 
 @needs_loadgen
-def test_accuracy_mode_scores_every_picture(null: ServerProcess, tmp_path: Path) -> None:
+def test_accuracy_mode_scores_every_image(null: ServerProcess, tmp_path: Path) -> None:
     data = write_set(tmp_path, [0, 0, 0, 5])  # the null server always says 0
     done = command(
         "mlperf", "--url", null.url, "--scenario", "Offline", "--mode", "accuracy", "--data", str(data),
         "--out", str(tmp_path / "logs"),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 pictures, 75.00% right, 0 not answered" in done.stdout
+    assert "4 images, 75.00% right, 0 not answered" in done.stdout
 
 
 @needs_loadgen
 def test_accuracy_is_told_for_each_target_class_and_written(tmp_path: Path) -> None:
-    """Of 40 pictures `fast` gets every fourth wrong, `best` none."""
+    """Of 40 images `fast` gets every fourth wrong, `best` none."""
     data, report, oracle = write_set(tmp_path, [i % 7 for i in range(40)]), tmp_path / "a.json", Oracle(wrong_every=4)
 
     async def scenario() -> tuple[int | None, str]:
@@ -92,8 +92,8 @@ def test_accuracy_is_told_for_each_target_class_and_written(tmp_path: Path) -> N
 
 
 @needs_loadgen
-def test_class_of_small_share_is_asked_though_pictures_are_few(null: ServerProcess, tmp_path: Path) -> None:
-    """Two pictures, and one request in ten for a class of its own, which no picture's would ever be."""
+def test_class_of_small_share_is_asked_though_images_are_few(null: ServerProcess, tmp_path: Path) -> None:
+    """Two images, and one request in ten for a class of its own, which no image's would ever be."""
     report = tmp_path / "a.json"
     done = command(
         "mlperf", "--url", null.url, "--scenario", "SingleStream", "--min-duration-s", "0.5", "--limit", "2",

@@ -48,7 +48,7 @@ def test_run_writes_the_record_and_the_page_it_prints(null: ServerProcess, tmp_p
     assert msgspec.convert(figures, RunSummary) == summarise(run)
 
 
-def test_reference_is_asked_of_the_best_rung_once_per_picture(tmp_path: Path) -> None:
+def test_reference_is_asked_of_the_best_stage_once_per_image(tmp_path: Path) -> None:
     record = tmp_path / "run.json"
     oracle = Oracle(wrong_every=4)
 
@@ -66,13 +66,13 @@ def test_reference_is_asked_of_the_best_rung_once_per_picture(tmp_path: Path) ->
     run = load(record)
     assert run.reference == dict.fromkeys(range(8), True)
     assert sum(asked == "quality=best" for _, asked in oracle.seen) == 8
-    assert [each.right for each in sorted(run.outcomes, key=lambda each: each.picture)][::2] == [
-        picture % 4 != 0 for picture in range(8)
+    assert [each.right for each in sorted(run.outcomes, key=lambda each: each.image)][::2] == [
+        image % 4 != 0 for image in range(8)
     ]
 
 
 @pytest.mark.parametrize(("degraded_times", "status"), [(1, 0), (99, 1)])
-def test_reference_is_the_best_rungs_or_none(degraded_times: int, status: int, tmp_path: Path) -> None:
+def test_reference_is_the_best_stages_or_none(degraded_times: int, status: int, tmp_path: Path) -> None:
     record = tmp_path / "run.json"
     oracle = Oracle(degraded_times=degraded_times)
 
@@ -207,8 +207,8 @@ def test_a_record_that_cannot_be_written_costs_neither_table_nor_page(tmp_path: 
 
 
 def test_goals_are_missed_by_what_was_measured() -> None:
-    quick = [answer(n / 10, 50.0, picture=n) for n in range(90)]
-    summary = summarise(run_of([*quick, *(answer(9.0 + n / 10, 150.0, picture=90 + n) for n in range(10))]))
+    quick = [answer(n / 10, 50.0, image=n) for n in range(90)]
+    summary = summarise(run_of([*quick, *(answer(9.0 + n / 10, 150.0, image=90 + n) for n in range(10))]))
     assert missed_goals(summary, None, None) == []
     assert missed_goals(summary, 150.0, 0.9) == []
     assert missed_goals(summary, 149.0, 0.91) == [
@@ -253,7 +253,7 @@ def test_a_disturbed_host_fails_a_test_that_allows_less() -> None:
         (["--path", "/x", "--protocol", "oip"], "--path: expected none with --protocol oip"),
         (["--path", "/x", "--protocol", "datagram"], "--path: expected none with --protocol datagram"),
         (["--reference"], "--reference"),
-        (["--min-effective", "0.9"], "--min-effective: expected labelled pictures"),
+        (["--min-effective", "0.9"], "--min-effective: expected labelled images"),
         (["--min-effective", "90"], "--min-effective"),
         (["--p99-ms", "0"], "--p99-ms"),
         ([], "127.0.0.1:1 cannot be reached"),
@@ -357,7 +357,7 @@ def test_every_option_says_what_it_is_for(name: str, capsys: pytest.CaptureFixtu
     ("given", "new"),
     [
         (["behind", "--url", "http://127.0.0.1"], "python -m loadgen link-proxy"),
-        (["rivals", "--data", "x"], "python -m tests.bench.policies"),
+        (["baselines", "--data", "x"], "python -m tests.bench.policies"),
         (["peers"], "python -m tests.bench.servers"),
         (["run", "--url", "http://127.0.0.1", "--keep-awake"], "--prevent-cpu-idle"),
         (["run", "--most-stolen=0.1"], "--max-cpu-steal"),

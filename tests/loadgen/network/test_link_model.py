@@ -70,9 +70,9 @@ def test_outage_passes_in_silence() -> None:
 
 def test_lost_packets_have_used_the_links_time() -> None:
     clean = arrivals("rate=10mbit,queue=10MB", 500, every_s=0.0)
-    lossy = arrivals("rate=10mbit,queue=10MB,loss=30%", 500, every_s=0.0)
-    assert 0 < share_lost(lossy) < 1
-    assert all(there == here for there, here in zip(clean, lossy, strict=True) if here)
+    datagram = arrivals("rate=10mbit,queue=10MB,loss=30%", 500, every_s=0.0)
+    assert 0 < share_lost(datagram) < 1
+    assert all(there == here for there, here in zip(clean, datagram, strict=True) if here)
 
 
 # ── rate, queue and time ──

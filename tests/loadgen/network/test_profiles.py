@@ -147,8 +147,8 @@ def test_the_phases_of_a_time_are_those_that_are_on_in_it() -> None:
     assert profile.phases_between(0.0, profile.length_s, 3) == {phase.name for phase in profile.phases}
     for stretch in profile.schedule(3):
         for began_s in (stretch.at_s, 4 * profile.length_s + stretch.at_s):
-            middle_s = began_s + stretch.seconds / 2
-            assert profile.phases_between(middle_s, middle_s + 1e-6, 3) == {stretch.phase.name}
+            intermediate_s = began_s + stretch.seconds / 2
+            assert profile.phases_between(intermediate_s, intermediate_s + 1e-6, 3) == {stretch.phase.name}
     last, first = profile.schedule(3)[-1].phase.name, profile.schedule(3)[0].phase.name
     assert profile.phases_between(profile.length_s - 1e-6, profile.length_s + 1e-6, 3) == {last, first}
 

@@ -84,7 +84,7 @@ def test_kernel_answers_pings_after_both_delays_however_well_the_relay_knows_wha
 
 @needs_a_link
 @pytest.mark.parametrize("congestion", ["cubic", "bbr", "reno"])
-def test_tcp_delivers_every_byte_over_a_lossy_link(congestion: str) -> None:
+def test_tcp_delivers_every_byte_over_a_datagram_link(congestion: str) -> None:
     if congestion not in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split():
         pytest.skip(f"this kernel has no {congestion}")
     data = os.urandom(300_000)
@@ -189,16 +189,16 @@ def test_a_side_reaches_nothing_but_the_other(side: Side) -> None:
 
 
 @needs_a_link
-def test_links_make_a_chain_whose_middle_talks_to_both_ends() -> None:
+def test_links_make_a_chain_whose_intermediate_talks_to_both_ends() -> None:
     with TunLink(LinkSpec(), LinkSpec()) as near, TunLink(LinkSpec(), LinkSpec(), behind=near) as far:
         with (
             udp(near, "client", near.client_address) as first,
-            udp(near, "server", near.server_address) as middle,
+            udp(near, "server", near.server_address) as intermediate,
             udp(far, "client", far.client_address) as out,
             udp(far, "server", far.server_address) as last,
         ):
-            first.sendto(b"to the middle", middle.getsockname())
-            assert middle.recv(20) == b"to the middle"
+            first.sendto(b"to the middle", intermediate.getsockname())
+            assert intermediate.recv(20) == b"to the middle"
             out.sendto(b"to the end", last.getsockname())
             assert last.recvfrom(20) == (b"to the end", out.getsockname())
         with near.inside("client"), pytest.raises(OSError, match="unreachable"):

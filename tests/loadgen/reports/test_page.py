@@ -95,7 +95,7 @@ def frontier(text: str) -> list[str]:
 def test_one_run_has_a_point_per_target_in_the_frontier() -> None:
     targets = (TargetClass({"quality": "fast"}, 0.5), TargetClass({"max_accuracy_drop": "0.01"}, 0.5))
     outcomes = [
-        answer(k / 10, 80 if k % 2 else 20, target=k % 2, right=k % 10 != 0, picture=k, sent_bytes=1024 * (1 + k % 2))
+        answer(k / 10, 80 if k % 2 else 20, target=k % 2, right=k % 10 != 0, image=k, sent_bytes=1024 * (1 + k % 2))
         for k in range(40)
     ]
     run = run_of(outcomes, targets=targets)
@@ -119,7 +119,7 @@ def labels(text: str, chart: str) -> list[str]:
 def test_targets_are_told_apart_in_charts_whether_their_drops_were_measured_or_not() -> None:
     asked = {"max_accuracy_drop": ("0.01", "0.02"), "min_accuracy": ("0.8",), "min_confidence": ("0.123456789",)}
     targets = tuple(TargetClass({field: value}, 0.25) for field, values in asked.items() for value in values)
-    outcomes = [answer(k / 10, 20, target=k % 4, right=k % 9 != 0, picture=k) for k in range(80)]
+    outcomes = [answer(k / 10, 20, target=k % 4, right=k % 9 != 0, image=k) for k in range(80)]
     bare, measured = (
         run_of(outcomes, name=name, targets=targets, reference=reference)
         for name, reference in (("bare", None), ("measured", dict.fromkeys(range(80), True)))
@@ -145,7 +145,7 @@ def test_curves_differ_by_more_than_colour(three: str) -> None:
 def test_nothing_from_outside_is_markup() -> None:
     targets = (TargetClass({"quality": HOSTILE}, 1.0),)
     links = (LinkSample(0.0, HOSTILE, 5.0, 1.0, 0.1), LinkSample(1.0, HOSTILE, 5.0, 1.0, 0.1, up=False))
-    run = run_of([answer(k / 10, 10, picture=k) for k in range(30)] + [refusal(2.5, 1, 500, HOSTILE)], name=HOSTILE,
+    run = run_of([answer(k / 10, 10, image=k) for k in range(30)] + [refusal(2.5, 1, 500, HOSTILE)], name=HOSTILE,
                  targets=targets, links=links, made=origin(command=HOSTILE), schedule=HOSTILE)  # fmt: skip
     run = msgspec.structs.replace(
         run, url=HOSTILE, data=HOSTILE, protocol=HOSTILE, reference=dict.fromkeys(range(30), True)
@@ -157,7 +157,7 @@ def test_nothing_from_outside_is_markup() -> None:
 
 
 def test_page_of_many_requests_stays_small() -> None:
-    many = [answer(k / 400, 5 + k % 97, picture=k) for k in range(8_000)]
+    many = [answer(k / 400, 5 + k % 97, image=k) for k in range(8_000)]
     links = tuple(LinkSample(k / 100, "edge-dc", 1.0 + k % 7, 10.0, 0.01 * (k % 3)) for k in range(2_000))
     assert len(page([run_of(many, duration_s=20, links=links)])) < 120_000
 
@@ -183,7 +183,7 @@ def test_page_is_written_whole(tmp_path: Path) -> None:
 
 
 def test_headline_of_one_run_is_made_of_its_numbers() -> None:
-    outcomes = [answer(k / 100, 50 if k % 10 else 150, right=k % 4 != 0, picture=k) for k in range(1_000)]
+    outcomes = [answer(k / 100, 50 if k % 10 else 150, right=k % 4 != 0, image=k) for k in range(1_000)]
     claim, lead = headline([series_of(run_of(outcomes, name="mine", duration_s=10))], ())
     assert claim == "mine: 10.0 % of the requests miss their deadline of 100 ms, 70.0 % right and in time"
     assert lead.startswith("1,000 requests at 100 a second on poisson:8: half of all answered within 50 ms, P99 150 ms")
@@ -191,8 +191,8 @@ def test_headline_of_one_run_is_made_of_its_numbers() -> None:
 
 def test_percentiles_that_are_lower_bounds_have_arrows_and_the_page_says_what_they_mean() -> None:
     """Of 100 requests two were not answered: P50 and P90 are known, P99 and P99.9 are at least the deadline."""
-    answered = [answer(k / 10, 10 + k % 50, picture=k) for k in range(98)]
-    failed = [refusal(9.8 + k / 10, 1, 0, "unreachable", picture=98 + k) for k in range(2)]
+    answered = [answer(k / 10, 10 + k % 50, image=k) for k in range(98)]
+    failed = [refusal(9.8 + k / 10, 1, 0, "unreachable", image=98 + k) for k in range(2)]
     with_failures, without = page([run_of(answered + failed)]), page([run_of(answered)])
     chart = tree(with_failures).find(".//*[@aria-labelledby='percentiles-t percentiles-d']")
     assert chart is not None
@@ -219,7 +219,7 @@ def test_headline_of_a_run_that_was_mostly_not_answered_begins_with_that(deadlin
 
 def test_headline_of_several_runs_says_which_are_slower() -> None:
     runs = [
-        run_of([answer(k / 10, factor * (10 + k % 50), picture=k) for k in range(400)], name=name, duration_s=40)
+        run_of([answer(k / 10, factor * (10 + k % 50), image=k) for k in range(400)], name=name, duration_s=40)
         for name, factor in (("ours", 1), ("slow", 4), ("quick", 0.5), ("twin", 1))
     ]
     claim, _ = headline([series_of(run) for run in runs], compare_all(runs))
@@ -227,8 +227,8 @@ def test_headline_of_several_runs_says_which_are_slower() -> None:
 
 
 def test_headline_names_runs_whose_failures_leave_it_open_which_is_faster() -> None:
-    answers = [answer(k / 10, 10 + k % 50, picture=k) for k in range(400)]
-    failed = [refusal(each.due_s, 1, 0, "unreachable", picture=each.picture) for each in answers]
+    answers = [answer(k / 10, 10 + k % 50, image=k) for k in range(400)]
+    failed = [refusal(each.due_s, 1, 0, "unreachable", image=each.image) for each in answers]
     runs = [
         run_of(outcomes, name=name, duration_s=40, deadline_ms=None)
         for name, outcomes in (
@@ -242,7 +242,7 @@ def test_headline_names_runs_whose_failures_leave_it_open_which_is_faster() -> N
 
 
 def test_silently_missed_target_is_in_the_headline() -> None:
-    outcomes = [answer(k / 100, 10, right=k % 4 != 0, picture=k) for k in range(400)]
+    outcomes = [answer(k / 100, 10, right=k % 4 != 0, image=k) for k in range(400)]
     run = run_of(outcomes, targets=(TargetClass({"min_accuracy": "0.9"}, 1.0),))
     assert headline([series_of(run)], ())[0].endswith("; 1 of 1 accuracy targets missed silently")
 

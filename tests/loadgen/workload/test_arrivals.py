@@ -65,7 +65,7 @@ def test_poisson_disperses_as_poisson_and_constant_not_at_all() -> None:
     assert dispersion(ConstantArrivals(50.0).due_times(2000.0, 1), 2000.0, 2.0) < 0.01
 
 
-def test_a_day_is_quiet_at_its_ends_and_busy_in_the_middle() -> None:
+def test_a_day_is_quiet_at_its_ends_and_busy_in_the_intermediate() -> None:
     times = DiurnalArrivals(100.0, swing=0.9).due_times(100.0, 1)
     night, noon = (np.count_nonzero((times >= at) & (times < at + 10)) for at in (0, 45))
     assert noon > 5 * night

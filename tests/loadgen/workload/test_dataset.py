@@ -1,4 +1,4 @@
-"""Pictures of load tests: which are taken, in which order."""
+"""Images of load tests: which are taken, in which order."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.datasets import read_pictures
+from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import models_dir
 from loadgen.workload.dataset import GENERATED, Dataset, generated, photographs, read_dataset
 from loadgen.workload.held_out import HeldOutIndices
@@ -22,16 +22,16 @@ def read(data: Path | str | None, **options: object) -> Dataset:
     return read_dataset(None if data is None else str(data), "imagenet", MODELS, **{"limit": None, **options})  # type: ignore[arg-type]
 
 
-def test_npz_gives_labelled_pictures(tmp_path: Path) -> None:
+def test_npz_gives_labelled_images(tmp_path: Path) -> None:
     dataset = read(write_set(tmp_path, [5, 3, 9]))
     assert (dataset.numbers, dataset.labels) == ((0, 1, 2), (5, 3, 9))
     assert list(dataset.bodies) == [b"0", b"1", b"2"]
 
 
-def test_folder_of_pictures_has_no_labels(tmp_path: Path) -> None:
+def test_folder_of_images_has_no_labels(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.jpg").write_bytes(encoded(seed=number))
-    (tmp_path / "notes.txt").write_text("not a picture")
+    (tmp_path / "notes.txt").write_text("not an image")
     dataset = read(tmp_path)
     assert (len(dataset), dataset.labels) == (3, None)
     assert dataset.bodies[1] == encoded(seed=1)
@@ -46,7 +46,7 @@ def test_folder_of_classes_has_labels(tmp_path: Path) -> None:
 
 def test_held_out_pictures_keep_their_numbers(tmp_path: Path) -> None:
     data = write_set(tmp_path, [0, 1, 2, 3])
-    sha256 = read_pictures(data, [str(i) for i in range(10)]).sha256
+    sha256 = read_images(data, [str(i) for i in range(10)]).sha256
     indices = tmp_path / "held_out.json"
     indices.write_bytes(msgspec.json.encode(HeldOutIndices(sha256, (3, 1))))
     for split in ("auto", "held_out"):
@@ -74,7 +74,7 @@ def test_indices_that_cannot_be_read_are_named(split: str, tmp_path: Path) -> No
         read(data, split=split, indices=tmp_path)
 
 
-def test_built_in_pictures_are_pictures() -> None:
+def test_built_in_images_are_images() -> None:
     for body in (*read(None).bodies, *photographs(), *map(generated, range(GENERATED))):
         assert cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR) is not None
 
@@ -83,7 +83,7 @@ def test_limit_thins(tmp_path: Path) -> None:
     assert read(write_set(tmp_path, list(range(9))), limit=3).numbers == (0, 4, 8)
 
 
-def test_order_shows_every_picture_before_any_comes_again(tmp_path: Path) -> None:
+def test_order_shows_every_image_before_any_comes_again(tmp_path: Path) -> None:
     order = read(write_set(tmp_path, list(range(6)))).order(15, seed=2)
     assert sorted(order[:6]) == sorted(order[6:12]) == list(range(6))
     assert order.tolist() != sorted(order.tolist())

@@ -44,7 +44,7 @@ def test_figures_are_in_the_file_as_they_are_computed(tmp_path: Path) -> None:
 
 
 def test_figures_are_found_by_name(tmp_path: Path) -> None:
-    outcomes = [answer(k / 10, 10, escalated=k < 5, right=k > 1, picture=k) for k in range(9)]
+    outcomes = [answer(k / 10, 10, escalated=k < 5, right=k > 1, image=k) for k in range(9)]
     run = run_of([*outcomes, refusal(1.0, 1)])
     save(run, tmp_path / "run.json", summarise(run))
     total = msgspec.json.decode((tmp_path / "run.json").read_bytes())["summary"]["total"]

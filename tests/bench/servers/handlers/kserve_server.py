@@ -1,6 +1,6 @@
 """KServe's Python SDK: one process, protocol v1, whose predict route hands bodies that are not JSON to the model whole.
 
-Its Open Inference door (v2) cannot take a JPEG over HTTP: it decodes BYTES tensors as UTF-8.
+Its Open Inference server (v2) cannot take a JPEG over HTTP: it decodes BYTES tensors as UTF-8.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MLServer: in process (no parallel workers: there is one core), asked in two ways.
 
-Its Open Inference door refuses binary tensors and takes pictures as base64 in JSON only. A custom handler, its own
+Its Open Inference server refuses binary tensors and takes images as base64 in JSON only. A custom handler, its own
 documented way of taking other bodies, spares it both, and its request pipeline too: it is the fastest it can be.
 """
 
@@ -47,7 +47,7 @@ async def main() -> None:
     settings = mlserver.Settings(
         host="127.0.0.1",
         http_port=work.port(),
-        # The other doors take any port, so that two of these may run side by side.
+        # The other servers take any port, so that two of these may run side by side.
         grpc_port=0,
         metrics_port=0,
         parallel_workers=0,

@@ -1,6 +1,6 @@
 """Triton's Python backend (the only one in the wheel): one instance, a JPEG as one UINT8 tensor, no batching.
 
-The C++ server in front of it is all of Triton's HTTP door, queue and shared memory. Tensors pass by DLPack, which
+The C++ server in front of it is all of Triton's HTTP server, queue and shared memory. Tensors pass by DLPack, which
 copies nothing; and the stub of that wheel, built for NumPy 1, hands NumPy 2 arrays of garbage.
 """
 

@@ -1,8 +1,8 @@
-"""What every server of the comparison does to one picture: decode, crop, scale, infer, pick the class.
+"""What every server of the comparison does to one image: decode, crop, scale, infer, pick the class.
 
 This file alone is imported by the peers, inside environments of their own, so it needs nothing of HawkVision: only
 NumPy, OpenCV, simplejpeg, Pillow and ONNX Runtime, which the harness installs there in the versions that it runs with.
-Pictures are prepared in one of two ways, its handlers:
+Images are prepared in one of two ways, its handlers:
 
 - `same`: the very steps of the edge node for RGB JPEGs (reduced decoding of large ones included), so that what differs
   between servers is the serving. No user of those servers would have it without writing it.
@@ -127,10 +127,10 @@ def documented(spec: str) -> Prepare:
     resampling = RESAMPLING[fields["interpolation"]]
 
     def prepare(jpeg: bytes) -> Any:
-        picture = Image.open(io.BytesIO(jpeg)).convert("RGB")
-        scale = min(picture.width / width, picture.height / height) * fraction
-        covering = max(width, round(picture.width / scale)), max(height, round(picture.height / scale))
-        resized = picture.resize(covering, resampling)
+        image = Image.open(io.BytesIO(jpeg)).convert("RGB")
+        scale = min(image.width / width, image.height / height) * fraction
+        covering = max(width, round(image.width / scale)), max(height, round(image.height / scale))
+        resized = image.resize(covering, resampling)
         left, top = (resized.width - width) // 2, (resized.height - height) // 2
         return np.asarray(resized.crop((left, top, left + width, top + height)))
 
@@ -140,7 +140,7 @@ def documented(spec: str) -> Prepare:
 def _keep_memory() -> None:
     """Let glibc keep what this process frees.
 
-    It otherwise may return Pillow's blocks, of up to 16 MB, after every picture and get them anew: 2368 page faults
+    It otherwise may return Pillow's blocks, of up to 16 MB, after every image and get them anew: 2368 page faults
     for each of 1280x960 in a fresh process, fewer or none in another. The examples leave that to chance; here all
     servers and the bare loop are at their best.
     """

@@ -1,12 +1,12 @@
 """`python -m tests.bench.servers.overhead.node`: what an edge node costs, against the least that could do the same
 work.
 
-- Overhead: a node on the no-op backend, which receives, decodes and routes a picture but runs no model, against bare
+- Overhead: a node on the no-op backend, which receives, decodes and routes an image but runs no model, against bare
   Starlette and FastAPI echoes that only receive it. One kept-alive connection, one request at a time. The node is also
-  asked by the Open Inference Protocol (OIP), with the picture as the raw body.
+  asked by the Open Inference Protocol (OIP), with the image as the raw body.
 - Throughput: a node with a real model pinned to one core, its load on another, against a loop of decode, resize and
-  ONNX Runtime on that same core, one picture at a time. Closed loop with a few connections: where pictures wait, the
-  node runs the model on several at once, which the loop, whose pictures do not wait, cannot.
+  ONNX Runtime on that same core, one image at a time. Closed loop with a few connections: where images wait, the
+  node runs the model on several at once, which the loop, whose images do not wait, cannot.
 - Footprint: memory with one model loaded, and the time from starting the process to `ready`.
 
 Rounds rotate the order, so that drift of the machine falls on all alike; ratios are per round, with their range.
@@ -48,7 +48,7 @@ VARIANT: Final = "efficientnet_lite0_int8"
 """What edge nodes look with first, and what they are compared with other servers by (`tests.bench.servers`)."""
 CONNECTIONS: Final = 8
 """Likewise."""
-PICTURE_BYTES: Final = 25_000
+IMAGE_BYTES: Final = 25_000
 CLASSIFY: Final = "/v1/classify"
 INFER: Final = f"/v2/models/{TASK}/infer"
 INTERPOLATION: Final = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
@@ -130,7 +130,7 @@ class OverheadReport(msgspec.Struct, frozen=True):
     """All that was measured, and on what."""
 
     machine: str
-    picture_bytes: int
+    image_bytes: int
     rounds: int
     overhead: tuple[NodeOverhead, ...]
     node_decode_ms: float
@@ -148,13 +148,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     plan = QUICK if given.quick else FULL
     console = Console() if sys.stdout.isatty() else Console(width=120)
-    picture = make_picture()
+    image = make_image()
     try:
-        overhead, decode_ms = measure_overhead(plan, picture)
+        overhead, decode_ms = measure_overhead(plan, image)
         model = artifact_path(cache_dir(), TASK, given.variant)
         if model.is_file():
-            footprint = measure_footprint(given.variant, model, picture)
-            throughput = measure_throughput(plan, given.variant, model, picture, given.connections)
+            footprint = measure_footprint(given.variant, model, image)
+            throughput = measure_throughput(plan, given.variant, model, image, given.connections)
         else:
             console.print(f"{model} is not built (run `hawkvision models build`): overhead only")
             throughput = footprint = None
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     machine = f"{_processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
-    report = OverheadReport(machine, len(picture), plan.rounds, overhead, decode_ms, throughput, footprint)
+    report = OverheadReport(machine, len(image), plan.rounds, overhead, decode_ms, throughput, footprint)
     show(report, console)
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 # -------------------------------------------------------------------------------------------------- overhead
 
 
-def measure_overhead(plan: OverheadPlan, picture: bytes) -> tuple[tuple[NodeOverhead, ...], float]:
+def measure_overhead(plan: OverheadPlan, image: bytes) -> tuple[tuple[NodeOverhead, ...], float]:
     """Every server's waiting times, and how many ms of the node's median are decoding."""
     with ExitStack() as stack:
         servers: dict[str, tuple[str, ...]] = {"client alone": ("/echo", "tests.bench.servers.overhead.echo", "raw")}
@@ -183,10 +183,8 @@ def measure_overhead(plan: OverheadPlan, picture: bytes) -> tuple[tuple[NodeOver
             servers["FastAPI echo"] = ("/echo", "tests.bench.servers.overhead.echo", "fastapi")
         servers["edge node, no-op"] = (CLASSIFY, "edge", "--port", "0", "--backend", "noop")
         urls = {name: stack.enter_context(running(*command)).url for name, (_, *command) in servers.items()}
-        wires = {
-            name: stack.enter_context(WireClient(urls[name], path, picture)) for name, (path, *_) in servers.items()
-        }
-        raw = WireClient(urls["edge node, no-op"], INFER, picture, "Inference-Header-Content-Length: 0\r\n")
+        wires = {name: stack.enter_context(WireClient(urls[name], path, image)) for name, (path, *_) in servers.items()}
+        raw = WireClient(urls["edge node, no-op"], INFER, image, "Inference-Header-Content-Length: 0\r\n")
         wires["the same, OIP"] = stack.enter_context(raw)
         decode_ms = _decode_share(wires["edge node, no-op"])
         for wire in wires.values():
@@ -238,9 +236,9 @@ def _rotations(names: list[str], rounds: int) -> Iterator[list[str]]:
 
 
 def measure_throughput(
-    plan: OverheadPlan, variant: str, model: Path, picture: bytes, connections: int
+    plan: OverheadPlan, variant: str, model: Path, image: bytes, connections: int
 ) -> Throughput | None:
-    """Pictures a second on one core, by node and by bare loop; None on a machine with one core."""
+    """Images a second on one core, by node and by bare loop; None on a machine with one core."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         return None
@@ -248,10 +246,10 @@ def measure_throughput(
     windows: dict[str, list[ThroughputWindow]] = {"edge": [], "bare": []}
     with ExitStack() as stack:
         with pinned(cores[0]):
-            run_bare = bare_loop(model, spec, picture)
+            run_bare = bare_loop(model, spec, image)
             # It inherits the core, and so counts one worker.
             node = stack.enter_context(running("edge", "--port", "0", "--variant", variant))
-        wires = [stack.enter_context(WireClient(node.url, CLASSIFY, picture)) for _ in range(connections)]
+        wires = [stack.enter_context(WireClient(node.url, CLASSIFY, image)) for _ in range(connections)]
 
         def edge_window() -> ThroughputWindow:
             with pinned(cores[1]):
@@ -311,13 +309,13 @@ def cpu_seconds(server: ServerProcess) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def bare_loop(model: Path, spec: InputSpec, picture: bytes) -> Callable[[], int]:
+def bare_loop(model: Path, spec: InputSpec, image: bytes) -> Callable[[], int]:
     """Decode, crop, resize, infer and pick the class, with nothing around it."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
-    encoded = np.frombuffer(picture, np.uint8)
+    encoded = np.frombuffer(image, np.uint8)
     cv2.setNumThreads(1)
 
     def run() -> int:
@@ -387,7 +385,7 @@ def pinned(core: int) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- footprint
 
 
-def measure_footprint(variant: str, model: Path, picture: bytes) -> Footprint:
+def measure_footprint(variant: str, model: Path, image: bytes) -> Footprint:
     """Start twice: with no compiled bytecode and the model out of the page cache, then with both."""
     command = ("edge", "--port", "0", "--variant", variant)
     with tempfile.TemporaryDirectory() as bytecode:
@@ -401,7 +399,7 @@ def measure_footprint(variant: str, model: Path, picture: bytes) -> Footprint:
         with running(*command, env=environment) as node:
             warm_s = time.perf_counter() - started
             rss, pss = memory_mb(node)
-            with WireClient(node.url, CLASSIFY, picture) as wire:
+            with WireClient(node.url, CLASSIFY, image) as wire:
                 for _ in range(4 * WARM_UP):
                     wire.exchange()
             rss_after, pss_after = memory_mb(node)
@@ -427,7 +425,7 @@ def _evict(path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- inputs
 
 
-def make_picture(size: int = PICTURE_BYTES) -> bytes:
+def make_image(size: int = IMAGE_BYTES) -> bytes:
     """A 256-pixel JPEG of about `size` bytes, the usual size of a thumbnail photograph: blurred noise, seeded."""
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (256, 256, 3), np.uint8)
@@ -445,7 +443,7 @@ def _processor() -> str:
 
 def show(report: OverheadReport, console: Console) -> None:
     """Print the report for a person."""
-    console.print(f"{report.machine}; {report.picture_bytes} byte JPEG; {report.rounds} rounds in rotated order")
+    console.print(f"{report.machine}; {report.image_bytes} byte JPEG; {report.rounds} rounds in rotated order")
     table = Table(box=None, header_style="bold", title="overhead: one connection, one request at a time")
     for title in ("server", "n", "P50 ms", "P99 ms", "P50 over Starlette's (range of rounds)"):
         table.add_column(title, justify="left" if title == "server" else "right", no_wrap=True)
@@ -453,7 +451,7 @@ def show(report: OverheadReport, console: Console) -> None:
         ratio = f"{row.ratio:.2f} ({row.ratio_low:.2f}–{row.ratio_high:.2f})"
         table.add_row(row.server, str(row.n), f"{row.p50_ms:.3f}", f"{row.p99_ms:.3f}", ratio)
     console.print(table)
-    console.print(f"of the node's time, decoding the picture takes {report.node_decode_ms:.3f} ms (median)")
+    console.print(f"of the node's time, decoding the image takes {report.node_decode_ms:.3f} ms (median)")
     if (t := report.throughput) is not None:
         console.print(
             f"throughput on one core, {t.variant}, {t.connections} connections: node {t.edge_per_s:.1f}/s, "
@@ -467,7 +465,7 @@ def show(report: OverheadReport, console: Console) -> None:
     if (f := report.footprint) is not None:
         console.print(
             f"footprint, {f.variant}: RSS {f.rss_mb:.0f} MB, PSS {f.pss_mb:.0f} MB when ready; "
-            f"{f.rss_after_load_mb:.0f} and {f.pss_after_load_mb:.0f} MB after {4 * WARM_UP} pictures; "
+            f"{f.rss_after_load_mb:.0f} and {f.pss_after_load_mb:.0f} MB after {4 * WARM_UP} images; "
             f"ready after {f.cold_start_s:.2f} s (no bytecode, model evicted), then {f.warm_start_s:.2f} s"
         )
 

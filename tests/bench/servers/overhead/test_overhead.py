@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.system.process import running
-from tests.bench.servers.overhead.node import make_picture, pinned
+from tests.bench.servers.overhead.node import make_image, pinned
 from tests.bench.servers.overhead.wire import WireClient, WireClientError
 
 
@@ -82,14 +82,14 @@ def test_what_is_no_whole_200_is_an_error(reply: bytes) -> None:
 def test_echoes_receive_the_whole_body_every_time(kind: str) -> None:
     if kind == "fastapi" and importlib.util.find_spec("fastapi") is None:
         pytest.skip("FastAPI is not installed")
-    body = make_picture()
+    body = make_image()
     with running("tests.bench.servers.overhead.echo", kind) as server, WireClient(server.url, "/echo", body) as wire:
         assert [json.loads(wire.exchange()) for _ in range(3)] == [{"bytes": len(body)}] * 3
 
 
-def test_picture_has_the_size_that_is_stated() -> None:
-    assert abs(len(make_picture(25_000)) - 25_000) < 1_000
-    assert make_picture() == make_picture()
+def test_image_has_the_size_that_is_stated() -> None:
+    assert abs(len(make_image(25_000)) - 25_000) < 1_000
+    assert make_image() == make_image()
 
 
 def test_pinning_is_inherited_and_undone() -> None:

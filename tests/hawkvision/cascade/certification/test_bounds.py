@@ -41,7 +41,7 @@ def trinomial(lost: Counts, gained: Counts, n: int, rate: float, drop: float) ->
 
 
 def draw_losses(rng: np.random.Generator, n: int, rate: float, drop: float) -> NDArray[np.int8]:
-    """Pictures on the boundary of H0: E ℓ = drop, P(ℓ ≠ 0) = rate."""
+    """Images on the boundary of H0: E ℓ = drop, P(ℓ ≠ 0) = rate."""
     place = rng.random(n)
     return np.where(place < (rate + drop) / 2, 1, np.where(place < rate, -1, 0)).astype(np.int8)
 
@@ -146,7 +146,7 @@ def test_a_drop_that_is_observed_in_full_is_no_evidence() -> None:
     assert paired_exact_p(39, 20, 200, 0.1) < 1.0
 
 
-def test_few_discordant_pictures_are_stronger_evidence_than_many_with_the_same_difference() -> None:
+def test_few_discordant_images_are_stronger_evidence_than_many_with_the_same_difference() -> None:
     assert paired_exact_p(2, 0, 300, 0.03) < paired_exact_p(12, 10, 300, 0.03) < paired_exact_p(32, 30, 300, 0.03)
 
 
@@ -205,8 +205,8 @@ def test_betting_wins_against_a_true_null_no_more_often_than_ville_allows(rate: 
     assert rejected <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
 
 
-def test_betting_is_valid_for_dependent_pictures_as_long_as_each_is_as_bad_given_the_past() -> None:
-    """Ville's inequality asks no independence: here the discordance of each picture follows from the one before."""
+def test_betting_is_valid_for_dependent_images_as_long_as_each_is_as_bad_given_the_past() -> None:
+    """Ville's inequality asks no independence: here the discordance of each image follows from the one before."""
     rng = np.random.default_rng(7)
     runs, drop, rejected = 600, 0.1, 0
     for _ in range(runs):
@@ -243,7 +243,7 @@ def test_betting_p_value_is_a_probability_and_never_grows_as_a_loss_is_undone_at
 
 
 @pytest.mark.parametrize(("losses", "drop"), [([], 0.1), ([0, 1], 0.0), ([0, 1], 1.1)])
-def test_betting_refuses_no_pictures_and_impossible_drops(losses: list[int], drop: float) -> None:
+def test_betting_refuses_no_images_and_impossible_drops(losses: list[int], drop: float) -> None:
     with pytest.raises(ValueError, match=r"at least one loss|max_drop"):
         paired_betting_p(np.array(losses, np.int8), drop)
 

@@ -73,6 +73,6 @@ def test_top_classes_agree_with_a_full_stable_sort(row: np.ndarray, k: int) -> N
     np.testing.assert_array_equal(top_classes(row, k), np.argsort(-row, kind="stable")[:k])
 
 
-def test_committee_is_the_mean_of_its_members() -> None:
+def test_ensemble_is_the_mean_of_its_members() -> None:
     first, second = np.array([[0.2, 0.8]], np.float32), np.array([[0.6, 0.4]], np.float32)
     np.testing.assert_allclose(average([first, second]), [[0.4, 0.6]], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Thresholds that are kept: what a sweep counts, where fixed-sequence testing stops, and that the promise holds."""
+"""Thresholds that are kept: what a sweep counts, where fixed-sequence testing stops, and that the guarantee holds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hawkvision.cascade.certification.bounds import agreement_p, paired_betting_
 from hawkvision.cascade.certification.certificate import (
     BEST_ONLY,
     Method,
-    Rung,
     Sample,
+    Stage,
     Step,
     Thresholds,
     certify,
@@ -30,22 +30,22 @@ from hawkvision.cascade.certification.certificate import (
 Labels = NDArray[np.int64]
 
 
-def draw_sample(rng: np.random.Generator, n: int, *, middle: bool = False) -> Sample:
-    """A ladder whose truth is known: right rises with the score; a wrong answer is one of two wrong labels."""
+def draw_sample(rng: np.random.Generator, n: int, *, intermediate: bool = False) -> Sample:
+    """A cascade whose truth is known: right rises with the score; a wrong answer is one of two wrong labels."""
     best = np.where(rng.random(n) < 0.9, 0, rng.integers(1, 3, n))
 
-    def rung(base: float, copies: float) -> Rung:
+    def stage(base: float, copies: float) -> Stage:
         scores = rng.random(n)
         own = np.where(rng.random(n) < base + (1 - base) * scores, 0, rng.integers(1, 3, n))
         said = np.where(rng.random(n) < copies, best, own)
-        return Rung(scores, said == 0, said != best)
+        return Stage(scores, said == 0, said != best)
 
-    return Sample(rung(0.5, 0.3), best == 0, rung(0.7, 0.5) if middle else None)
+    return Sample(stage(0.5, 0.3), best == 0, stage(0.7, 0.5) if intermediate else None)
 
 
 def sample_of(scores: list[float], edge_right: list[int], best_right: list[int]) -> Sample:
     edge, best = np.array(edge_right, bool), np.array(best_right, bool)
-    return Sample(Rung(np.array(scores), edge, edge != best), best)
+    return Sample(Stage(np.array(scores), edge, edge != best), best)
 
 
 def path_of_three(rng: np.random.Generator, steps: int) -> tuple[Thresholds, ...]:
@@ -55,42 +55,44 @@ def path_of_three(rng: np.random.Generator, steps: int) -> tuple[Thresholds, ...
 
 @given(st.integers(1, 120), st.integers(0, 2**32 - 1), st.booleans())
 @settings(max_examples=80, deadline=None)
-def test_sweep_counts_what_going_through_the_pictures_one_by_one_counts(n: int, seed: int, ties: bool) -> None:
+def test_sweep_counts_what_going_through_the_images_one_by_one_counts(n: int, seed: int, ties: bool) -> None:
     rng = np.random.default_rng(seed)
-    sample = draw_sample(rng, n, middle=True)
-    assert sample.middle is not None
+    sample = draw_sample(rng, n, intermediate=True)
+    assert sample.intermediate is not None
     if ties:
         edge = replace(sample.edge, scores=np.round(sample.edge.scores, 1))
-        sample = replace(sample, edge=edge, middle=replace(sample.middle, scores=np.round(sample.middle.scores, 1)))
+        sample = replace(
+            sample, edge=edge, intermediate=replace(sample.intermediate, scores=np.round(sample.intermediate.scores, 1))
+        )
     for step in sweep(sample, path_of_three(rng, 6)):
         assert step == count_one_by_one(sample, step.thresholds)
 
 
 def count_one_by_one(sample: Sample, thresholds: Thresholds) -> Step:
-    middle = sample.middle
-    assert middle is not None
-    lost = gained = differing = edge_differing = at_edge = at_middle = 0
+    intermediate = sample.intermediate
+    assert intermediate is not None
+    lost = gained = differing = edge_differing = at_edge = at_intermediate = 0
     for i in range(len(sample)):
         if sample.edge.scores[i] >= thresholds.edge:
-            rung, at_edge = sample.edge, at_edge + 1
-            edge_differing += int(rung.differs[i])
-        elif middle.scores[i] >= thresholds.middle:
-            rung, at_middle = middle, at_middle + 1
+            stage, at_edge = sample.edge, at_edge + 1
+            edge_differing += int(stage.differs[i])
+        elif intermediate.scores[i] >= thresholds.intermediate:
+            stage, at_intermediate = intermediate, at_intermediate + 1
         else:
             continue
-        lost += int(sample.best_right[i] and not rung.right[i])
-        gained += int(rung.right[i] and not sample.best_right[i])
-        differing += int(rung.differs[i])
+        lost += int(sample.best_right[i] and not stage.right[i])
+        gained += int(stage.right[i] and not sample.best_right[i])
+        differing += int(stage.differs[i])
     n = len(sample)
-    shares = (n - at_edge) / n, (n - at_edge - at_middle) / n, (lost - gained) / n
+    shares = (n - at_edge) / n, (n - at_edge - at_intermediate) / n, (lost - gained) / n
     return Step(thresholds, *shares, lost, gained, differing, edge_differing)
 
 
 @given(st.integers(1, 80), st.integers(0, 2**32 - 1), st.booleans())
 @settings(deadline=None)
-def test_losses_add_up_to_what_the_sweep_counts(n: int, seed: int, middle: bool) -> None:
+def test_losses_add_up_to_what_the_sweep_counts(n: int, seed: int, intermediate: bool) -> None:
     rng = np.random.default_rng(seed)
-    sample = draw_sample(rng, n, middle=middle)
+    sample = draw_sample(rng, n, intermediate=intermediate)
     for step in sweep(sample, path_of_three(rng, 4)):
         each = losses(sample, step.thresholds)
         assert (int((each == 1).sum()), int((each == -1).sum())) == (step.lost, step.gained)
@@ -100,27 +102,27 @@ def test_losses_add_up_to_what_the_sweep_counts(n: int, seed: int, middle: bool)
 @settings(deadline=None)
 def test_disagreement_bounds_the_drop_of_every_sample(n: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    sample = draw_sample(rng, n, middle=True)
+    sample = draw_sample(rng, n, intermediate=True)
     for step in sweep(sample, path_of_three(rng, 4)):
         assert step.lost - step.gained <= step.lost + step.gained <= step.differing
 
 
-def test_an_infinite_middle_threshold_never_asks_the_middle_rung() -> None:
-    sample = draw_sample(np.random.default_rng(6), 300, middle=True)
+def test_an_infinite_intermediate_threshold_never_asks_the_intermediate_stage() -> None:
+    sample = draw_sample(np.random.default_rng(6), 300, intermediate=True)
     path = two_levels(threshold_grid(sample.edge.scores, 20))
-    assert list(sweep(sample, path)) == list(sweep(replace(sample, middle=None), path))
+    assert list(sweep(sample, path)) == list(sweep(replace(sample, intermediate=None), path))
 
 
 @pytest.mark.parametrize("method", list(Method))
 def test_certified_drop_holds_on_fresh_traffic_in_all_but_delta_of_the_samples(method: Method) -> None:
     rng = np.random.default_rng(20261121)
-    population = draw_sample(rng, 400_000, middle=True)
+    population = draw_sample(rng, 400_000, intermediate=True)
     path = path_of_three(rng, 24)
     truth = {step.thresholds: step.drop for step in sweep(population, path)}
     epsilon, delta, runs = 0.04, 0.05, 150
     violations, kept_steps = 0, set()
     for _ in range(runs):
-        kept = certify(draw_sample(rng, 600, middle=True), path, epsilon, delta, method).thresholds
+        kept = certify(draw_sample(rng, 600, intermediate=True), path, epsilon, delta, method).thresholds
         kept_steps.add(kept)
         violations += truth[kept] > epsilon
     # 5 % of 150 plus two standard errors.
@@ -130,7 +132,7 @@ def test_certified_drop_holds_on_fresh_traffic_in_all_but_delta_of_the_samples(m
 
 @pytest.mark.parametrize("method", list(Method))
 def test_the_kept_step_is_the_last_before_the_first_failure(method: Method) -> None:
-    sample = draw_sample(np.random.default_rng(8), 800, middle=True)
+    sample = draw_sample(np.random.default_rng(8), 800, intermediate=True)
     path = path_of_three(np.random.default_rng(9), 30)
     steps = list(sweep(sample, path))
 
@@ -159,7 +161,7 @@ def test_search_stops_at_the_first_failure_even_if_later_thresholds_would_pass()
 
 
 def test_the_cheapest_of_the_certified_steps_is_kept_and_none_beyond_them() -> None:
-    sample = draw_sample(np.random.default_rng(11), 1_000, middle=True)
+    sample = draw_sample(np.random.default_rng(11), 1_000, intermediate=True)
     path = path_of_three(np.random.default_rng(12), 30)
     last = certify(sample, path, 0.06)
     certified = list(sweep(sample, path))[: path.index(last.thresholds) + 1]
@@ -170,10 +172,10 @@ def test_the_cheapest_of_the_certified_steps_is_kept_and_none_beyond_them() -> N
     assert odd not in (certified[0], last)
 
 
-def test_betting_depends_on_the_order_of_the_pictures_and_the_exact_test_does_not() -> None:
+def test_betting_depends_on_the_order_of_the_images_and_the_exact_test_does_not() -> None:
     sample = draw_sample(np.random.default_rng(13), 500)
     order = np.argsort(sample.edge.right, kind="stable")
-    edge = Rung(sample.edge.scores[order], sample.edge.right[order], sample.edge.differs[order])
+    edge = Stage(sample.edge.scores[order], sample.edge.right[order], sample.edge.differs[order])
     turned = Sample(edge, sample.best_right[order])
     path = two_levels(threshold_grid(sample.edge.scores, 50))
     assert certify(turned, path, 0.06) == certify(sample, path, 0.06)
@@ -184,7 +186,7 @@ def test_betting_depends_on_the_order_of_the_pictures_and_the_exact_test_does_no
 def test_agreement_needs_no_labels() -> None:
     sample = draw_sample(np.random.default_rng(14), 1_000)
     nothing = np.zeros(1_000, bool)
-    unlabelled = Sample(Rung(sample.edge.scores, nothing, sample.edge.differs), nothing)
+    unlabelled = Sample(Stage(sample.edge.scores, nothing, sample.edge.differs), nothing)
     path = two_levels(threshold_grid(sample.edge.scores, 50))
     kept = certify(unlabelled, path, 0.1, method=Method.AGREEMENT)
     assert kept.thresholds == certify(sample, path, 0.1, method=Method.AGREEMENT).thresholds
@@ -198,7 +200,7 @@ def test_everything_is_escalated_when_nothing_may_be_given_up(method: Method) ->
     assert (kept.thresholds, kept.escalation, kept.to_best, kept.drop) == (BEST_ONLY, 1.0, 1.0, 0.0)
 
 
-def test_too_few_pictures_certify_nothing() -> None:
+def test_too_few_images_certify_nothing() -> None:
     sample = draw_sample(np.random.default_rng(2), 50)
     assert certify(sample, two_levels(threshold_grid(sample.edge.scores)), 0.02).thresholds == BEST_ONLY
 
@@ -239,15 +241,15 @@ def test_paths_that_are_not_in_testing_order_are_refused(path: tuple[Thresholds,
 
 def test_a_path_may_hold_one_threshold_while_the_other_descends() -> None:
     path = (BEST_ONLY, Thresholds(math.inf, 0.9), Thresholds(0.8, 0.9), Thresholds(0.8, 0.7))
-    sample = draw_sample(np.random.default_rng(5), 400, middle=True)
+    sample = draw_sample(np.random.default_rng(5), 400, intermediate=True)
     assert certify(sample, path, 1.0).thresholds == path[-1], "everything may be given up, so all steps are certified"
 
 
 def test_misshapen_samples_are_refused() -> None:
     three, four = np.zeros(3, bool), np.zeros(4, bool)
     with pytest.raises(ValueError, match="same length"):
-        Sample(Rung(np.zeros(3), three, three), four)
+        Sample(Stage(np.zeros(3), three, three), four)
     with pytest.raises(ValueError, match="same length"):
-        Sample(Rung(np.zeros(3), three, three), three, Rung(np.zeros(4), four, four))
+        Sample(Stage(np.zeros(3), three, three), three, Stage(np.zeros(4), four, four))
     with pytest.raises(ValueError, match="at least 1"):
-        Sample(Rung(np.zeros(0), three[:0], three[:0]), three[:0])
+        Sample(Stage(np.zeros(0), three[:0], three[:0]), three[:0])

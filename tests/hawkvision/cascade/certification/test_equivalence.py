@@ -25,7 +25,7 @@ from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Score
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 
-PROFILE = make_profile(middle=True)
+PROFILE = make_profile(intermediate=True)
 PAIR = PROFILE.pairs[0]
 ON_CUDA = f"{SHA}/onnxruntime:CUDAExecutionProvider"
 
@@ -107,9 +107,9 @@ def test_a_passed_check_counts_for_the_certificates_that_it_was_made_of_and_for_
     assert passed(checks(stage="medium"), PROFILE, PAIR) == {}
     data = msgspec.structs.replace(PROFILE.data, sha256="d" * 64)
     assert passed(checks(), msgspec.structs.replace(PROFILE, data=data), PAIR) == {}
-    large = next(r for r in PROFILE.rungs if r.name == "large")
-    others = tuple(msgspec.structs.replace(r, fingerprint="d" * 64) if r is large else r for r in PROFILE.rungs)
-    assert passed(checks(), msgspec.structs.replace(PROFILE, rungs=others), PAIR) == {}
+    large = next(r for r in PROFILE.stages if r.name == "large")
+    others = tuple(msgspec.structs.replace(r, fingerprint="d" * 64) if r is large else r for r in PROFILE.stages)
+    assert passed(checks(), msgspec.structs.replace(PROFILE, stages=others), PAIR) == {}
 
 
 def test_a_file_that_was_altered_is_refused_and_a_missing_one_is_none(tmp_path: Path) -> None:
@@ -127,6 +127,6 @@ def test_every_threshold_of_every_certificate_is_looked_at() -> None:
     assert set(found) == {"small", "medium", "large"}
     assert set(found["small"].thresholds) == {c.threshold for c in every if isinstance(c.threshold, float)}
     assert set(found["medium"].thresholds) == {
-        c.middle_threshold for c in every if isinstance(c.middle_threshold, float)
+        c.intermediate_threshold for c in every if isinstance(c.intermediate_threshold, float)
     }
     assert found["large"].thresholds == ()

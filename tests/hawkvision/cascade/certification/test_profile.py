@@ -20,7 +20,7 @@ from hawkvision.cascade.certification.profile import (
     SiteCertificates,
     SiteData,
     SitePair,
-    SiteRung,
+    SiteStage,
     Watch,
     dump,
     load_profile,
@@ -43,7 +43,7 @@ CERTIFICATES = st.builds(
     Certificate,
     max_drop=FRACTIONS,
     threshold=THRESHOLDS,
-    middle_threshold=THRESHOLDS,
+    intermediate_threshold=THRESHOLDS,
     delta=FRACTIONS,
     n=st.integers(1, 10**6),
     basis=st.sampled_from(["labelled", "agreement", "profile"]),
@@ -51,7 +51,7 @@ CERTIFICATES = st.builds(
     to_best=FRACTIONS,
     observed_drop=st.floats(-1.0, 1.0),
     edge_watch=WATCHES,
-    middle_watch=st.one_of(st.none(), WATCHES),
+    intermediate_watch=st.one_of(st.none(), WATCHES),
 )
 CONDITIONS = st.builds(
     Condition,
@@ -69,9 +69,9 @@ SITES = st.builds(
     task=NAMES,
     as_of=st.dates().map(lambda day: day.isoformat()),
     data=st.builds(SiteData, name=st.text(max_size=20), sha256=HASHES, n=st.integers(1, 10**6), labelled=st.booleans()),
-    rungs=st.lists(
+    stages=st.lists(
         st.builds(
-            SiteRung,
+            SiteStage,
             name=NAMES,
             fingerprint=HASHES,
             temperature=st.floats(0.05, 20.0),
@@ -84,9 +84,9 @@ SITES = st.builds(
             SitePair,
             edge=NAMES,
             best=NAMES,
-            middle=st.one_of(st.none(), NAMES),
+            intermediate=st.one_of(st.none(), NAMES),
             score=st.sampled_from(Score),
-            middle_score=st.one_of(st.none(), st.sampled_from(Score)),
+            intermediate_score=st.one_of(st.none(), st.sampled_from(Score)),
             conditions=st.lists(CONDITIONS, min_size=1, max_size=2).map(tuple),
         ),
         min_size=1,
@@ -107,9 +107,9 @@ def write(folder: Path, data: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize("middle", [False, True])
-def test_a_profile_survives_the_file(tmp_path: Path, middle: bool) -> None:
-    profile = make_profile(middle=middle)
+@pytest.mark.parametrize("intermediate", [False, True])
+def test_a_profile_survives_the_file(tmp_path: Path, intermediate: bool) -> None:
+    profile = make_profile(intermediate=intermediate)
     assert load_profile(write(tmp_path, dump(profile))) == profile
 
 
@@ -122,16 +122,16 @@ def test_site_certificates_survive_the_file(site: SiteCertificates) -> None:
 def make_site() -> SiteCertificates:
     pair = SitePair(edge="small", best="large", score=Score.TOP1, conditions=make_profile().pairs[0].conditions)
     data = SiteData(name="yard", sha256=SHA, n=900, labelled=True)
-    rung = SiteRung(name="small", fingerprint=SHA, temperature=1.0)
-    return SiteCertificates(format=1, task="digits", as_of="2026-11-21", data=data, rungs=(rung,), pairs=(pair,))
+    stage = SiteStage(name="small", fingerprint=SHA, temperature=1.0)
+    return SiteCertificates(format=1, task="digits", as_of="2026-11-21", data=data, stages=(stage,), pairs=(pair,))
 
 
 def test_site_certificates_are_read_from_a_file(tmp_path: Path) -> None:
     site = make_site()
     loaded = load_site(write(tmp_path, dump(site)))
     assert loaded == site
-    assert loaded.rung("small") == site.rungs[0]
-    assert loaded.rung("large") is None
+    assert loaded.stage("small") == site.stages[0]
+    assert loaded.stage("large") is None
     assert loaded.pair("small", "large") == site.pairs[0]
 
 
@@ -279,10 +279,10 @@ def test_words_stand_for_infinite_thresholds() -> None:
     assert threshold_value(0.25) == 0.25
 
 
-def test_rungs_and_pairs_are_found_by_name_and_others_named() -> None:
+def test_stages_and_pairs_are_found_by_name_and_others_named() -> None:
     profile = make_profile()
-    assert profile.rung("small").name == "small"
-    with pytest.raises(ManifestError, match="no rung 'tiny'"):
-        profile.rung("tiny")
+    assert profile.stage("small").name == "small"
+    with pytest.raises(ManifestError, match="no stage 'tiny'"):
+        profile.stage("tiny")
     with pytest.raises(ManifestError, match=r"hawkvision calibrate --task \w+ --edge tiny --best large"):
         profile.pair("tiny", "large")

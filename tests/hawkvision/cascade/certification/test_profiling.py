@@ -22,7 +22,7 @@ from hawkvision.cascade.certification.profiling import (
     make_sample,
     measure_accuracy,
     paths_of,
-    profile_rung,
+    profile_stage,
     rounded_path,
     split_indices,
     written,
@@ -31,23 +31,23 @@ from hawkvision.cascade.certification.threshold_search import Costs
 from hawkvision.cascade.scores import Score, score, softmax
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 
-COSTS = Costs(edge=1.0, best=20.0, hop=5.0, middle=4.0)
+COSTS = Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0)
 BARS = st.one_of(st.floats(0.0, 1.0), st.sampled_from([math.inf, -math.inf]))
 
 
 @functools.cache
 def looked_at(n: int = 2_000) -> tuple[np.ndarray, Looked, Looked, Looked]:
-    """Labels, and what three rungs said: edge (about 80 % right), middle and best."""
+    """Labels, and what three stages said: edge (about 80 % right), middle and best."""
     rng = np.random.default_rng(5)
     labels = rng.integers(0, 10, n)
-    edge, middle, best = (Looked(str(s), softmax(make_logits(rng, labels, s)), s) for s in (3.0, 6.0, 9.0))
-    return labels, edge, middle, best
+    edge, intermediate, best = (Looked(str(s), softmax(make_logits(rng, labels, s)), s) for s in (3.0, 6.0, 9.0))
+    return labels, edge, intermediate, best
 
 
 def sample_at(n: int = 2_000, *, labelled: bool = True) -> Sample:
-    labels, edge, middle, best = looked_at(n)
+    labels, edge, intermediate, best = looked_at(n)
     truth = labels if labelled else None
-    return make_sample(edge, Score.MARGIN, best, truth, np.arange(n), middle, Score.TOP1)
+    return make_sample(edge, Score.MARGIN, best, truth, np.arange(n), intermediate, Score.TOP1)
 
 
 TWO = tuple(Thresholds(t) for t in (math.inf, *np.linspace(0.99, 0.0, 60).tolist(), -math.inf))
@@ -77,7 +77,7 @@ def test_no_part_is_empty_however_small_the_groups(groups: list[int], seed: int)
     assert min(len(split.profile), len(split.certify), len(split.held_out)) > 0
 
 
-def test_pictures_with_a_source_each_are_split_as_one_group() -> None:
+def test_images_with_a_source_each_are_split_as_one_group() -> None:
     split = split_indices(np.array([f"{i}.jpg" for i in range(1_000)]), seed=1)
     assert (len(split.profile), len(split.certify), len(split.held_out)) == (200, 500, 300)
 
@@ -95,11 +95,11 @@ def test_scores_that_are_certified_are_those_of_the_written_temperature(seed: in
     labels = rng.integers(0, 10, 500)
     logits = make_logits(rng, labels, 3.0)
     split = split_indices(labels.astype(str), seed=1)
-    rung, looked = profile_rung("small", {"small": SHA}, SHA, logits, labels, split, SHA, cost_ms=1.23456)
-    served = softmax(logits, rung.temperature)
+    stage, looked = profile_stage("small", {"small": SHA}, SHA, logits, labels, split, SHA, cost_ms=1.23456)
+    served = softmax(logits, stage.temperature)
     np.testing.assert_array_equal(looked.probabilities, served)
     np.testing.assert_array_equal(looked.scores(Score.MARGIN), score(served, Score.MARGIN).astype(np.float64))
-    assert rung.cost_ms == looked.cost_ms == 1.235
+    assert stage.cost_ms == looked.cost_ms == 1.235
 
 
 def test_accuracy_is_measured_on_the_certification_split_alone() -> None:
@@ -109,8 +109,8 @@ def test_accuracy_is_measured_on_the_certification_split_alone() -> None:
     split = split_indices(labels.astype(str), seed=1)
     logits[split.certify, :] = 0.0
     logits[split.certify, labels[split.certify]] = 9.0
-    rung, _ = profile_rung("small", {}, SHA, logits, labels, split, SHA, 1.0)
-    assert (rung.accuracy.value, rung.accuracy.n) == (1.0, len(split.certify))
+    stage, _ = profile_stage("small", {}, SHA, logits, labels, split, SHA, 1.0)
+    assert (stage.accuracy.value, stage.accuracy.n) == (1.0, len(split.certify))
 
 
 @given(st.integers(1, 400), st.data())
@@ -125,7 +125,7 @@ def test_balanced_gives_up_a_quarter_of_the_gap_and_never_more_than_half(gap: fl
     assert balanced_drop(gap, n=680, delta=0.05) == pytest.approx(drop)
 
 
-def test_balanced_asks_for_no_less_than_the_pictures_can_show() -> None:
+def test_balanced_asks_for_no_less_than_the_images_can_show() -> None:
     assert paired_exact_p(0, 0, n=400, max_drop=0.25 * 0.0257) > 0.05
     assert paired_exact_p(0, 0, n=400, max_drop=balanced_drop(0.0257, n=400, delta=0.05)) <= 0.05
 
@@ -152,12 +152,12 @@ def test_neighbouring_float32_scores_near_one_stay_apart() -> None:
 
 
 def test_a_sample_says_who_was_right_and_who_differed_from_the_best() -> None:
-    labels, edge, middle, best = looked_at()
+    labels, edge, intermediate, best = looked_at()
     sample = sample_at()
     np.testing.assert_array_equal(sample.best_right, best.labels() == labels)
     np.testing.assert_array_equal(sample.edge.differs, edge.labels() != best.labels())
-    assert sample.middle is not None
-    np.testing.assert_array_equal(sample.middle.scores, middle.scores(Score.TOP1))
+    assert sample.intermediate is not None
+    np.testing.assert_array_equal(sample.intermediate.scores, intermediate.scores(Score.TOP1))
 
 
 def test_without_labels_nothing_counts_as_right() -> None:
@@ -171,7 +171,7 @@ def test_without_labels_nothing_counts_as_right() -> None:
 def test_every_certificate_says_what_its_thresholds_did_on_the_sample(method: Method) -> None:
     sample = sample_at(labelled=method is not Method.AGREEMENT)
     for c in (*condition(method).certificates, condition(method).balanced, condition(method).fast):
-        thresholds = Thresholds(threshold_value(c.threshold), threshold_value(c.middle_threshold))
+        thresholds = Thresholds(threshold_value(c.threshold), threshold_value(c.intermediate_threshold))
         (step,) = sweep(sample, (thresholds,))
         assert c.escalation == pytest.approx(step.escalation)
         assert c.to_best == pytest.approx(step.to_best)
@@ -197,7 +197,7 @@ def test_agreement_never_certifies_more_than_labels_do_at_the_same_level() -> No
 
 
 def test_each_of_two_paths_is_tested_at_half_of_delta() -> None:
-    sample, max_drop = replace(sample_at(), middle=None), 0.03
+    sample, max_drop = replace(sample_at(), intermediate=None), 0.03
     alone = certify_condition(sample, (TWO,), COSTS, max_drop, 0.025, Method.EXACT).balanced
     both = certify_condition(sample, (TWO, TWO), COSTS, max_drop, 0.05, Method.EXACT).balanced
     assert (both.threshold, both.delta) == (alone.threshold, 0.05)
@@ -212,13 +212,13 @@ def test_never_escalating_carries_the_upper_bound_of_its_drop() -> None:
     assert bound <= condition().fast.max_drop <= bound + 1e-4
 
 
-def test_watches_bound_what_each_rung_was_seen_to_do() -> None:
+def test_watches_bound_what_each_stage_was_seen_to_do() -> None:
     sample = sample_at()
-    assert sample.middle is not None
-    c = next(c for c in condition().certificates if c.middle_watch is not None and c.max_drop >= 0.03)
-    assert c.middle_watch is not None
+    assert sample.intermediate is not None
+    c = next(c for c in condition().certificates if c.intermediate_watch is not None and c.max_drop >= 0.03)
+    assert c.intermediate_watch is not None
     accepted = sample.edge.scores >= threshold_value(c.threshold)
-    halfway = ~accepted & (sample.middle.scores >= threshold_value(c.middle_threshold))
+    halfway = ~accepted & (sample.intermediate.scores >= threshold_value(c.intermediate_threshold))
     escalated = int((~accepted).sum())
 
     def upper(count: int, n: int) -> float:
@@ -228,35 +228,35 @@ def test_watches_bound_what_each_rung_was_seen_to_do() -> None:
         upper(int((accepted & sample.edge.differs).sum()), 2_000), abs=1e-6
     )
     assert c.edge_watch.difficulty == pytest.approx(upper(escalated, 2_000), abs=1e-6)
-    differing = int((halfway & sample.middle.differs).sum())
-    assert c.middle_watch.disagreement == pytest.approx(upper(differing, escalated), abs=1e-6)
-    assert c.middle_watch.difficulty == pytest.approx(upper(escalated - int(halfway.sum()), escalated), abs=1e-6)
+    differing = int((halfway & sample.intermediate.differs).sum())
+    assert c.intermediate_watch.disagreement == pytest.approx(upper(differing, escalated), abs=1e-6)
+    assert c.intermediate_watch.difficulty == pytest.approx(upper(escalated - int(halfway.sum()), escalated), abs=1e-6)
 
 
-def test_what_the_rungs_may_give_up_adds_up_to_the_certified_drop() -> None:
+def test_what_the_stages_may_give_up_adds_up_to_the_certified_drop() -> None:
     for c in condition().certificates:
-        if c.middle_watch is not None and c.middle_watch.max_drop < 1.0:
-            together = c.edge_watch.max_drop + c.middle_watch.max_drop * c.escalation
+        if c.intermediate_watch is not None and c.intermediate_watch.max_drop < 1.0:
+            together = c.edge_watch.max_drop + c.intermediate_watch.max_drop * c.escalation
             assert together == pytest.approx(c.max_drop, abs=2e-6)
-        elif c.middle_watch is None:
+        elif c.intermediate_watch is None:
             assert c.edge_watch.max_drop == c.max_drop
 
 
-@pytest.mark.parametrize("middle", [False, True])
-def test_the_paths_of_a_pair_are_those_that_were_certified(middle: bool) -> None:
-    pair = make_profile(middle=middle).pairs[0]
+@pytest.mark.parametrize("intermediate", [False, True])
+def test_the_paths_of_a_pair_are_those_that_were_certified(intermediate: bool) -> None:
+    pair = make_profile(intermediate=intermediate).pairs[0]
     paths = paths_of(pair)
-    assert len(paths) == (1 if pair.middle is None else 2)
+    assert len(paths) == (1 if pair.intermediate is None else 2)
     steps = {step for path in paths for step in path}
     for path in paths:
         check_path(path)
         assert path[-1].edge == -math.inf
     for c in (*pair.conditions[0].certificates, pair.conditions[0].balanced):
-        assert Thresholds(threshold_value(c.threshold), threshold_value(c.middle_threshold)) in steps
+        assert Thresholds(threshold_value(c.threshold), threshold_value(c.intermediate_threshold)) in steps
 
 
-def test_a_middle_rung_that_pays_is_in_the_profile() -> None:
-    pair = make_profile(middle=True).pairs[0]
-    assert pair.middle is not None
-    assert pair.middle.name == "medium"
-    assert any(c.middle_watch is not None for c in pair.conditions[0].certificates)
+def test_an_intermediate_stage_that_pays_is_in_the_profile() -> None:
+    pair = make_profile(intermediate=True).pairs[0]
+    assert pair.intermediate is not None
+    assert pair.intermediate.name == "medium"
+    assert any(c.intermediate_watch is not None for c in pair.conditions[0].certificates)

@@ -1,4 +1,4 @@
-"""Certificates of received pictures: against the original, with what escalating gives up on the way."""
+"""Certificates of received images: against the original, with what escalating gives up on the way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CERTIFYING = np.arange(N // 4, N)
 
 def given_up(looks: ReceivedLooks, temperature: float, certificate: Certificate) -> tuple[int, int]:
     """Losses and gains against the original if the certificate's threshold accepts and the rest is escalated."""
-    edge = looks.edge_rung(Score.TOP1, temperature)
+    edge = looks.edge_stage(Score.TOP1, temperature)
     accepted = edge.scores >= threshold_value(certificate.threshold)
     served = np.where(accepted, edge.right, looks.best == looks.truth)
     reference = looks.reference == looks.truth
@@ -44,10 +44,10 @@ def test_no_drop_is_certified_that_escalating_everything_exceeds() -> None:
     assert min(c.max_drop for c in condition.certificates) > (lost - gained) / len(CERTIFYING)
 
 
-def test_accepting_is_weighed_against_the_best_rung_on_what_was_received() -> None:
+def test_accepting_is_weighed_against_the_best_stage_on_what_was_received() -> None:
     harm = 1.0
     condition, looks = make_condition(80, 0.75, harm), make_received_looks(harm, N).part(CERTIFYING)
-    edge, best = looks.edge_rung(Score.TOP1, condition.edge_temperature), looks.best == looks.truth
+    edge, best = looks.edge_stage(Score.TOP1, condition.edge_temperature), looks.best == looks.truth
     assert min(c.max_drop for c in condition.accept_certificates) < min(c.max_drop for c in condition.certificates)
     for certificate in condition.accept_certificates:
         accepted = edge.scores >= threshold_value(certificate.threshold)

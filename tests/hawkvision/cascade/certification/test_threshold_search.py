@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.certificate import BEST_ONLY, Rung, Sample, Step, Thresholds, check_path, sweep
+from hawkvision.cascade.certification.certificate import BEST_ONLY, Sample, Stage, Step, Thresholds, check_path, sweep
 from hawkvision.cascade.certification.threshold_search import (
     CURVE_KNOTS,
     Costs,
@@ -21,23 +21,24 @@ from hawkvision.cascade.certification.threshold_search import (
 )
 from hawkvision.cascade.scores import Floats
 
-COSTS = Costs(edge=1.0, best=20.0, hop=5.0, middle=4.0)
+COSTS = Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0)
 VALUES = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([-1.0, 0.0, 1.0])), min_size=1, max_size=40)
 
 
-def ladder(seed: int, n: int = 4_000, *, middle: float | None = None) -> Sample:
-    """An edge that is right 70 % of the time, a best rung 95 %, a middle rung that gives the best's label `middle`."""
+def cascade(seed: int, n: int = 4_000, *, intermediate: float | None = None) -> Sample:
+    """An edge that is right 70 % of the time, a reference stage 95 %, an intermediate stage that gives the best's
+    label `intermediate`."""
     rng = np.random.default_rng(seed)
     best_right = rng.random(n) < 0.95
 
-    def rung(agreeing: float) -> Rung:
+    def stage(agreeing: float) -> Stage:
         hardness = rng.random(n)
         agrees = hardness < agreeing
         scores = np.clip(1.0 - hardness + rng.normal(0, 0.1, n), 0.0, 1.0)
-        return Rung(scores, agrees & best_right, ~agrees)
+        return Stage(scores, agrees & best_right, ~agrees)
 
-    edge = rung(0.7)
-    return Sample(edge, best_right, None if middle is None else rung(middle))
+    edge = stage(0.7)
+    return Sample(edge, best_right, None if intermediate is None else stage(intermediate))
 
 
 def least_squares_falling(scores: Floats, values: Floats) -> Floats:
@@ -72,7 +73,7 @@ def test_smoothing_falls_with_the_score_keeps_the_mean_and_changes_nothing_twice
 
 
 @given(st.permutations([1.0, 0.0, 0.0, 1.0, 0.0]))
-def test_pictures_of_equal_score_are_worth_the_same_in_whatever_order_they_come(values: list[float]) -> None:
+def test_images_of_equal_score_are_worth_the_same_in_whatever_order_they_come(values: list[float]) -> None:
     np.testing.assert_allclose(smooth(np.ones(5), np.array(values)), 0.4)
 
 
@@ -89,23 +90,23 @@ def test_risk_is_a_probability_that_adds_up_to_what_differed_whatever_the_scores
     assert np.all(np.diff(by_score) >= -1e-9) or np.all(np.diff(by_score) <= 1e-9)
 
 
-def test_where_neither_of_two_rungs_differs_the_one_that_began_to_differ_lower_down_is_the_safer() -> None:
+def test_where_neither_of_two_stages_differs_the_one_that_began_to_differ_lower_down_is_the_safer() -> None:
     scores = np.linspace(0.0, 1.0, 201)[1:-1]
     bold, shy = (disagreement_risk(scores, scores < bar) for bar in (0.3, 0.6))
     above = scores > 0.7
-    assert np.all(np.diff(bold[above]) < 0), "and the surer of two pictures, the safer"
+    assert np.all(np.diff(bold[above]) < 0), "and the surer of two images, the safer"
     assert np.all(bold[above] < shy[above])
 
 
-def test_a_middle_rung_that_hardly_differs_has_taken_nearly_all_before_the_edge_takes_half() -> None:
-    sample = ladder(7, middle=0.99)
-    _, three = plan_paths(sample, Costs(edge=1.0, best=20.0, hop=5.0, middle=10.0, reused=10.0))
+def test_an_intermediate_stage_that_hardly_differs_has_taken_nearly_all_before_the_edge_takes_half() -> None:
+    sample = cascade(7, intermediate=0.99)
+    _, three = plan_paths(sample, Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=10.0, reused=10.0))
     half = next(step for step in sweep(sample, three) if step.escalation < 0.5)
     assert half.to_best < 0.1 * half.escalation
 
 
 def test_a_curve_has_its_knots_at_equal_shares_and_falls() -> None:
-    sample = ladder(1)
+    sample = cascade(1)
     curve = measure_curve(sample.edge, sample.best_right)
     assert len(curve.scores) == CURVE_KNOTS
     np.testing.assert_allclose(curve.scores, np.quantile(sample.edge.scores, np.linspace(0, 1, CURVE_KNOTS)), atol=1e-3)
@@ -115,32 +116,37 @@ def test_a_curve_has_its_knots_at_equal_shares_and_falls() -> None:
     assert curve.disagreement[0] > 0.5 > curve.disagreement[-1]
 
 
-@pytest.mark.parametrize("middle", [None, 0.9, 1.0])
-def test_every_path_starts_at_the_best_rung_alone_descends_and_ends_at_never_escalating(middle: float | None) -> None:
-    for path in plan_paths(ladder(2, middle=middle), COSTS if middle else Costs(1.0, 20.0, 5.0)):
+@pytest.mark.parametrize("intermediate", [None, 0.9, 1.0])
+def test_every_path_starts_at_the_best_stage_alone_descends_and_ends_at_never_escalating(
+    intermediate: float | None,
+) -> None:
+    for path in plan_paths(cascade(2, intermediate=intermediate), COSTS if intermediate else Costs(1.0, 20.0, 5.0)):
         check_path(path)
         assert path[0] == BEST_ONLY
         assert path[-1].edge == -math.inf
 
 
-def test_without_a_middle_rung_there_are_two_levels() -> None:
-    (path,) = plan_paths(ladder(3), Costs(1.0, 20.0, 5.0))
-    assert {step.middle for step in path} == {math.inf}
+def test_without_an_intermediate_stage_there_are_two_levels() -> None:
+    (path,) = plan_paths(cascade(3), Costs(1.0, 20.0, 5.0))
+    assert {step.intermediate for step in path} == {math.inf}
 
 
-def test_a_middle_rung_that_is_never_right_adds_no_path() -> None:
-    assert len(plan_paths(ladder(4, middle=0.0), COSTS)) == 1
+def test_an_intermediate_stage_that_is_never_right_adds_no_path() -> None:
+    assert len(plan_paths(cascade(4, intermediate=0.0), COSTS)) == 1
 
 
-def test_a_middle_rung_as_dear_as_the_best_adds_no_path() -> None:
-    assert len(plan_paths(ladder(5, middle=0.9), Costs(edge=1.0, best=20.0, hop=5.0, middle=20.0))) == 1
+def test_an_intermediate_stage_as_dear_as_the_best_adds_no_path() -> None:
+    assert (
+        len(plan_paths(cascade(5, intermediate=0.9), Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=20.0)))
+        == 1
+    )
 
 
-def test_a_cheap_perfect_middle_rung_makes_three_levels_that_cost_less() -> None:
-    sample = ladder(6, middle=1.0)
+def test_a_cheap_perfect_intermediate_stage_makes_three_levels_that_cost_less() -> None:
+    sample = cascade(6, intermediate=1.0)
     two, three = plan_paths(sample, COSTS)
-    assert {step.middle for step in two} == {math.inf}
-    assert any(-math.inf < step.middle < math.inf for step in three)
+    assert {step.intermediate for step in two} == {math.inf}
+    assert any(-math.inf < step.intermediate < math.inf for step in three)
 
     def least(path: tuple[Thresholds, ...]) -> float:
         return min(expected_cost(COSTS, step) for step in sweep(sample, path) if step.drop <= 0.05)
@@ -158,16 +164,18 @@ def test_a_cheap_perfect_middle_rung_makes_three_levels_that_cost_less() -> None
         (Thresholds(-math.inf, -math.inf), 0.0, 0.0, 1.0),
     ],
 )
-def test_cost_counts_every_rung_that_is_asked(
+def test_cost_counts_every_stage_that_is_asked(
     thresholds: Thresholds, escalation: float, to_best: float, cost: float
 ) -> None:
     step = Step(thresholds, escalation, to_best, 0.0, 0, 0, 0, 0)
     assert expected_cost(COSTS, step) == pytest.approx(cost)
 
 
-@pytest.mark.parametrize(("middle", "cost"), [(math.inf, 1.0 + 0.4 * 25.0), (0.6, 1.0 + 0.4 * 9.0 + 0.1 * 17.0)])
-def test_what_the_best_rung_takes_over_from_a_middle_one_that_was_asked_costs_nothing(
-    middle: float, cost: float
+@pytest.mark.parametrize(("intermediate", "cost"), [(math.inf, 1.0 + 0.4 * 25.0), (0.6, 1.0 + 0.4 * 9.0 + 0.1 * 17.0)])
+def test_what_the_best_stage_takes_over_from_an_intermediate_one_that_was_asked_costs_nothing(
+    intermediate: float, cost: float
 ) -> None:
-    step = Step(Thresholds(0.5, middle), 0.4, 0.4 if middle == math.inf else 0.1, 0.0, 0, 0, 0, 0)
-    assert expected_cost(Costs(edge=1.0, best=20.0, hop=5.0, middle=4.0, reused=3.0), step) == pytest.approx(cost)
+    step = Step(Thresholds(0.5, intermediate), 0.4, 0.4 if intermediate == math.inf else 0.1, 0.0, 0, 0, 0, 0)
+    assert expected_cost(
+        Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0, reused=3.0), step
+    ) == pytest.approx(cost)

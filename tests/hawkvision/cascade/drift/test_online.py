@@ -145,11 +145,11 @@ STEPS = st.lists(st.tuples(st.floats(0.0, 1.0), st.booleans(), st.floats(0.0, 1.
 
 @given(STEPS, st.booleans())
 def test_no_sequence_makes_the_average_loss_exceed_its_goal_by_more_than_the_bound(
-    steps: list[tuple[float, bool, float]], void: bool
+    steps: list[tuple[float, bool, float]], suspended: bool
 ) -> None:
     control, total = StreamControl(TERMS), 0.0
-    control.follow(void)
-    goal = TERMS.max_drop if void else max(TERMS.max_drop, TERMS.disagreement)
+    control.follow(suspended)
+    goal = TERMS.max_drop if suspended else max(TERMS.max_drop, TERMS.disagreement)
     for score, differs, draw in steps:
         if score >= control.threshold:
             audited = differs if draw < AUDIT_SHARE else None
@@ -272,7 +272,7 @@ def test_thresholds_at_the_ends_of_the_scores_are_kept(threshold: float) -> None
 
 
 def test_equal_scores_at_many_knots_do_no_harm() -> None:
-    """Saturated networks give the score 1.0 to half of the pictures."""
+    """Saturated networks give the score 1.0 to half of the images."""
     node = Node(replace(USUAL, scores=tuple(min(1.0, s * 2) for s in KNOTS)))
     node.drive(2_000, Traffic(differing=8.0))
     assert node.control.bar >= CERTIFIED

@@ -1,4 +1,4 @@
-"""The door and the replicas decide alike: what one stops for, the other takes as the end, whatever the rungs."""
+"""The server and the replicas decide alike: what one stops for, the other takes as the end, whatever the stages."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ray.serve.handle import DeploymentHandle
 from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.types import Score
 from hawkvision.datacenter.app import HandleVariants
-from hawkvision.datacenter.catalog import Group, ServedRung, catalog_of
-from hawkvision.datacenter.execution.cascade_executor import Second, look_up_to_twice
+from hawkvision.datacenter.catalog import Group, ServedStage, catalog_of
+from hawkvision.datacenter.execution.cascade_executor import Second, run_two_stages
 from hawkvision.datacenter.execution.ensemble import Errand, Look, VariantAnswer, Views
 from hawkvision.datacenter.execution.replica import Replica, settings_of
 from hawkvision.models.manifest import Manifest, artifact_path
 from tests.hawkvision.inference.graphs import tiny_classifier
 
-RUNGS = (
-    ServedRung("small", ("small",)),
-    ServedRung("small, twice", ("small",), mirrored=True),
-    ServedRung("medium", ("medium",)),
-    ServedRung("upright", ("small", "medium")),
-    ServedRung("all", ("medium", "small"), mirrored=True, temperature=0.8),
+STAGES = (
+    ServedStage("small", ("small",)),
+    ServedStage("small, twice", ("small",), mirrored=True),
+    ServedStage("medium", ("medium",)),
+    ServedStage("upright", ("small", "medium")),
+    ServedStage("all", ("medium", "small"), mirrored=True, temperature=0.8),
 )
 BARS = (0.0, 0.4, 0.7, 0.99, math.inf)
 
@@ -44,21 +44,21 @@ class Local:
     replica: Replica
 
     async def ask(
-        self, errands: Sequence[Errand], picture: bytes, expires_at: float, *, piecemeal: bool
+        self, errands: Sequence[Errand], image: bytes, expires_at: float, *, piecemeal: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         if piecemeal:
-            async for part in self.replica.piecemeal(picture, errands, expires_at):
+            async for part in self.replica.piecemeal(image, errands, expires_at):
                 assert isinstance(part, tuple)
                 yield part
             return
-        parts = await self.replica.classify(picture, errands, expires_at)
+        parts = await self.replica.classify(image, errands, expires_at)
         assert isinstance(parts, tuple)
         for each in parts:
             yield each
 
 
 def replica(manifest: Manifest, models: Path, temperature: float) -> Replica:
-    """One whose models see something in pictures, and are as sure of it as the temperature says."""
+    """One whose models see something in images, and are as sure of it as the temperature says."""
     variants = []
     for seed, variant in enumerate(manifest.variants):
         side = variant.input.height
@@ -74,7 +74,7 @@ def replica(manifest: Manifest, models: Path, temperature: float) -> Replica:
     return Replica(settings_of(group, catalog, config))
 
 
-def pictures(number: int) -> list[bytes]:
+def images(number: int) -> list[bytes]:
     rng = np.random.default_rng(3)
     plain = [rng.integers(0, 256, (1, 1, 3)) + rng.normal(0, 60, (64, 64, 3)) for _ in range(number)]
     return [bytes(cv2.imencode(".png", each.clip(0, 255).astype(np.uint8))[1]) for each in plain]
@@ -87,25 +87,27 @@ def test_looks_end_where_the_replica_stops_with_the_answer_of_all_views(
     async def scenario() -> set[tuple[int, bool]]:
         variants, kinds = Local(replica(manifest, tmp_path, temperature)), set()
 
-        async def look(first: ServedRung, second: Second | None, picture: bytes, *, parts: bool) -> tuple[Look, ...]:
+        async def look(first: ServedStage, second: Second | None, image: bytes, *, parts: bool) -> tuple[Look, ...]:
             hear = (lambda looks: told.append(looks[-1])) if parts else None
             told: list[Look] = []
-            looks = await look_up_to_twice(variants, first, second, picture, math.inf, hear)
-            assert not any(look.settled for look in told)
+            looks = await run_two_stages(variants, first, second, image, math.inf, hear)
+            assert not any(look.decided for look in told)
             return looks
 
-        async def whole(rung: ServedRung, picture: bytes) -> Look:
+        async def whole(stage: ServedStage, image: bytes) -> Look:
             """What it says with all its views, because of its score."""
-            other = next(each for each in RUNGS if each is not rung)
-            return (await look(rung, Second(other, Score.MARGIN, math.inf), picture, parts=False))[0]
+            other = next(each for each in STAGES if each is not stage)
+            return (await look(stage, Second(other, Score.MARGIN, math.inf), image, parts=False))[0]
 
-        for picture in pictures(4):
-            all_views = {rung.name: await whole(rung, picture) for rung in RUNGS}
-            for (first, second), bar, parts in itertools.product(itertools.permutations(RUNGS, 2), BARS, (False, True)):
-                looks = await look(first, Second(second, Score.MARGIN, bar), picture, parts=parts)
+        for image in images(4):
+            all_views = {stage.name: await whole(stage, image) for stage in STAGES}
+            for (first, second), bar, parts in itertools.product(
+                itertools.permutations(STAGES, 2), BARS, (False, True)
+            ):
+                looks = await look(first, Second(second, Score.MARGIN, bar), image, parts=parts)
                 accepted = all_views[first.name].score(Score.MARGIN) >= bar
-                assert looks[-1].rung is (first if accepted else second)
-                expected = all_views[looks[-1].rung.name]
+                assert looks[-1].stage is (first if accepted else second)
+                expected = all_views[looks[-1].stage.name]
                 assert looks[-1].probabilities.argmax() == expected.probabilities.argmax()
                 kinds.add((len(looks), looks[-1].missing > 0))
         return kinds
@@ -158,17 +160,17 @@ class Elsewhere:
 
 
 @pytest.mark.parametrize(("top", "answered_by"), [(0.9, "small"), (0.6, "medium")])
-def test_rungs_in_two_groups_are_asked_one_after_the_other_and_the_second_only_if_it_is_needed(
+def test_stages_in_two_groups_are_asked_one_after_the_other_and_the_second_only_if_it_is_needed(
     manifest: Manifest, top: float, answered_by: str
 ) -> None:
     handles = Elsewhere(top), Elsewhere(top)
     groups = [Group(variant.name, (variant,)) for variant in manifest.variants]
     variants = HandleVariants(groups, cast(list[DeploymentHandle], handles))
-    second = Second(ServedRung("medium", ("medium",)), Score.TOP1, 0.8)
+    second = Second(ServedStage("medium", ("medium",)), Score.TOP1, 0.8)
 
-    looks = asyncio.run(look_up_to_twice(variants, RUNGS[0], second, b"", math.inf, lambda _: None))
+    looks = asyncio.run(run_two_stages(variants, STAGES[0], second, b"", math.inf, lambda _: None))
 
-    assert looks[-1].rung.name == answered_by
+    assert looks[-1].stage.name == answered_by
     assert [handle.asked for handle in handles] == [
         [{"small": Views.UPRIGHT}],
         [] if answered_by == "small" else [{"medium": Views.UPRIGHT}],

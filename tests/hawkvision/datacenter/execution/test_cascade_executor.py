@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from hawkvision.cascade.scores import Score, average, score
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.types import Logits
-from hawkvision.datacenter.catalog import ServedRung
-from hawkvision.datacenter.execution.cascade_executor import Second, look_up_to_twice
+from hawkvision.datacenter.catalog import ServedStage
+from hawkvision.datacenter.execution.cascade_executor import Second, run_two_stages
 from hawkvision.datacenter.execution.ensemble import Errand, Look, VariantAnswer, Views
 
-MIDDLE = ServedRung("c", ("c",))
-TWO = ServedRung("two", ("b", "c"))
-MIRRORED_TWO = ServedRung("mirrored two", ("c", "b"), mirrored=True)
-ALL = ServedRung("all", ("a", "b", "c"), mirrored=True, temperature=0.8)
-PLAIN_ALL = ServedRung("plain all", ("a", "b", "c"))
+INTERMEDIATE = ServedStage("c", ("c",))
+TWO = ServedStage("two", ("b", "c"))
+MIRRORED_TWO = ServedStage("mirrored two", ("c", "b"), mirrored=True)
+ALL = ServedStage("all", ("a", "b", "c"), mirrored=True, temperature=0.8)
+PLAIN_ALL = ServedStage("plain all", ("a", "b", "c"))
 EXPIRES_AT = 5e9
 
 
@@ -41,12 +41,12 @@ class Drawn:
     expiries: set[float] = field(default_factory=set)
 
     async def ask(
-        self, errands: Sequence[Errand], picture: bytes, expires_at: float, *, piecemeal: bool
+        self, errands: Sequence[Errand], image: bytes, expires_at: float, *, piecemeal: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         self.expiries.add(expires_at)
         for errand in errands:
             self.asked.extend(errand.wanted.items())
-            answers = tuple(self.answer(variant, picture, views) for variant, views in errand.wanted.items())
+            answers = tuple(self.answer(variant, image, views) for variant, views in errand.wanted.items())
             if not piecemeal:
                 yield answers
                 continue
@@ -55,39 +55,39 @@ class Drawn:
                     yield (answer,)
                     continue
                 for view in (Views.UPRIGHT, Views.MIRROR):
-                    yield (self.answer(answer.variant, picture, view),)
+                    yield (self.answer(answer.variant, image, view),)
 
-    def answer(self, variant: str, picture: bytes, views: Views) -> VariantAnswer:
-        one, other = row(picture, variant, Views.UPRIGHT), row(picture, variant, Views.MIRROR)
+    def answer(self, variant: str, image: bytes, views: Views) -> VariantAnswer:
+        one, other = row(image, variant, Views.UPRIGHT), row(image, variant, Views.MIRROR)
         seen = {Views.UPRIGHT: one, Views.MIRROR: other, Views.BOTH: average((one, other))}
         return VariantAnswer(variant, views, seen[views], 1.0, 2.0, 3.0, 4)
 
 
-def look(variants: Drawn, first: ServedRung, second: Second | None = None, picture: bytes = b"") -> tuple[Look, ...]:
-    return asyncio.run(look_up_to_twice(variants, first, second, picture, EXPIRES_AT))
+def look(variants: Drawn, first: ServedStage, second: Second | None = None, image: bytes = b"") -> tuple[Look, ...]:
+    return asyncio.run(run_two_stages(variants, first, second, image, EXPIRES_AT))
 
 
 @given(st.binary(max_size=4), st.sampled_from(Score), st.floats(0.0, 1.0))
 def test_the_first_answer_counts_exactly_if_its_score_reaches_the_threshold(
-    picture: bytes, kind: Score, accept_score: float
+    image: bytes, kind: Score, accept_score: float
 ) -> None:
-    looks = look(Drawn(), MIDDLE, Second(ALL, kind, accept_score), picture)
-    sure = float(score(row(picture, "c", Views.UPRIGHT), kind)[0]) >= accept_score
-    assert looks[-1].rung is (MIDDLE if sure else ALL)
+    looks = look(Drawn(), INTERMEDIATE, Second(ALL, kind, accept_score), image)
+    sure = float(score(row(image, "c", Views.UPRIGHT), kind)[0]) >= accept_score
+    assert looks[-1].stage is (INTERMEDIATE if sure else ALL)
 
 
 @given(st.binary(max_size=4), st.sampled_from(Score))
-def test_a_score_equal_to_the_threshold_is_accepted_and_the_next_number_is_not(picture: bytes, kind: Score) -> None:
-    value = look(Drawn(), MIDDLE, None, picture)[0].score(kind)
+def test_a_score_equal_to_the_threshold_is_accepted_and_the_next_number_is_not(image: bytes, kind: Score) -> None:
+    value = look(Drawn(), INTERMEDIATE, None, image)[0].score(kind)
     above = math.nextafter(value, 2.0)
-    ends = [look(Drawn(), MIDDLE, Second(ALL, kind, at), picture)[-1].rung.name for at in (value, above)]
+    ends = [look(Drawn(), INTERMEDIATE, Second(ALL, kind, at), image)[-1].stage.name for at in (value, above)]
     assert ends == ["c", "all"]
 
 
-@pytest.mark.parametrize("first", [MIDDLE, TWO, MIRRORED_TWO])
+@pytest.mark.parametrize("first", [INTERMEDIATE, TWO, MIRRORED_TWO])
 @pytest.mark.parametrize("second", [ALL, PLAIN_ALL])
-def test_a_second_look_ends_with_what_a_first_look_of_the_same_rung_gives(
-    first: ServedRung, second: ServedRung
+def test_a_second_look_ends_with_what_a_first_look_of_the_same_stage_gives(
+    first: ServedStage, second: ServedStage
 ) -> None:
     (alone,) = look(Drawn(), second)
     seen = look(Drawn(), first, Second(second, Score.TOP1, math.inf))[-1]
@@ -97,14 +97,14 @@ def test_a_second_look_ends_with_what_a_first_look_of_the_same_rung_gives(
 @pytest.mark.parametrize(
     ("first", "second", "added"),
     [
-        (MIDDLE, ALL, [("a", Views.BOTH), ("b", Views.BOTH), ("c", Views.MIRROR)]),
-        (MIDDLE, PLAIN_ALL, [("a", Views.UPRIGHT), ("b", Views.UPRIGHT)]),
+        (INTERMEDIATE, ALL, [("a", Views.BOTH), ("b", Views.BOTH), ("c", Views.MIRROR)]),
+        (INTERMEDIATE, PLAIN_ALL, [("a", Views.UPRIGHT), ("b", Views.UPRIGHT)]),
         (MIRRORED_TWO, ALL, [("a", Views.BOTH)]),
         (MIRRORED_TWO, PLAIN_ALL, [("a", Views.UPRIGHT), ("b", Views.UPRIGHT), ("c", Views.UPRIGHT)]),
     ],
 )
 def test_a_second_look_asks_only_for_the_views_that_are_missing(
-    first: ServedRung, second: ServedRung, added: list[tuple[str, Views]]
+    first: ServedStage, second: ServedStage, added: list[tuple[str, Views]]
 ) -> None:
     variants = Drawn()
     looks = look(variants, first, Second(second, Score.TOP1, math.inf))
@@ -114,57 +114,57 @@ def test_a_second_look_asks_only_for_the_views_that_are_missing(
     assert [(answer.variant, answer.views) for answer in looks[1].asked] in (added, heard_of)
 
 
-def test_an_accepted_picture_costs_one_look() -> None:
+def test_an_accepted_image_costs_one_look() -> None:
     variants = Drawn()
-    look(variants, MIDDLE, Second(ALL, Score.TOP1, 0.0))
+    look(variants, INTERMEDIATE, Second(ALL, Score.TOP1, 0.0))
     assert variants.asked == [("c", Views.UPRIGHT)]
 
 
 def test_both_looks_run_under_the_same_deadline() -> None:
     variants = Drawn()
-    look(variants, MIDDLE, Second(ALL, Score.TOP1, math.inf))
+    look(variants, INTERMEDIATE, Second(ALL, Score.TOP1, math.inf))
     assert variants.expiries == {EXPIRES_AT}
 
 
 class Late(Drawn):
     """Variants of which "a" finds the deadline passed."""
 
-    def answer(self, variant: str, picture: bytes, views: Views) -> VariantAnswer:
+    def answer(self, variant: str, image: bytes, views: Views) -> VariantAnswer:
         if variant == "a":
             raise DeadlineMissed("the deadline passed before inference began")
-        return super().answer(variant, picture, views)
+        return super().answer(variant, image, views)
 
 
 def test_a_deadline_that_passes_between_the_looks_fails_the_whole() -> None:
     with pytest.raises(DeadlineMissed):
-        look(Late(), MIDDLE, Second(ALL, Score.TOP1, math.inf))
+        look(Late(), INTERMEDIATE, Second(ALL, Score.TOP1, math.inf))
 
 
 def heard(
-    first: ServedRung, second: Second | None = None, picture: bytes = b""
+    first: ServedStage, second: Second | None = None, image: bytes = b""
 ) -> tuple[list[tuple[Look, ...]], tuple[Look, ...]]:
     """What is told meanwhile, and in the end."""
     told: list[tuple[Look, ...]] = []
-    return told, asyncio.run(look_up_to_twice(Drawn(), first, second, picture, EXPIRES_AT, told.append))
+    return told, asyncio.run(run_two_stages(Drawn(), first, second, image, EXPIRES_AT, told.append))
 
 
-RUNGS = st.sampled_from([MIDDLE, TWO, MIRRORED_TWO, ALL, PLAIN_ALL])
+STAGES = st.sampled_from([INTERMEDIATE, TWO, MIRRORED_TWO, ALL, PLAIN_ALL])
 
 
-@given(RUNGS, RUNGS, st.booleans(), st.binary(max_size=4))
-def test_what_is_told_meanwhile_is_of_the_rung_that_counts_and_ends_with_what_nobody_was_told_of(
-    first: ServedRung, second: ServedRung, twice: bool, picture: bytes
+@given(STAGES, STAGES, st.booleans(), st.binary(max_size=4))
+def test_what_is_told_meanwhile_is_of_the_stage_that_counts_and_ends_with_what_nobody_was_told_of(
+    first: ServedStage, second: ServedStage, twice: bool, image: bytes
 ) -> None:
     asked = Second(second, Score.TOP1, math.inf) if twice and second is not first else None
-    told, looks = heard(first, asked, picture)
-    plain = look(Drawn(), first, asked, picture)
-    assert looks[-1].settled
+    told, looks = heard(first, asked, image)
+    plain = look(Drawn(), first, asked, image)
+    assert looks[-1].decided
     assert looks[-1].probabilities.argmax() == plain[-1].probabilities.argmax()
     if not looks[-1].missing:
         np.testing.assert_allclose(looks[-1].probabilities, plain[-1].probabilities, rtol=1e-6)
     for so_far in told:
-        assert not so_far[-1].settled
-        assert [each.rung for each in so_far] == [each.rung for each in looks]
+        assert not so_far[-1].decided
+        assert [each.stage for each in so_far] == [each.stage for each in looks]
         assert float(so_far[-1].probabilities.sum()) == pytest.approx(1.0, abs=1e-5)
 
 
@@ -182,12 +182,12 @@ def test_what_is_told_meanwhile_averages_those_who_have_looked() -> None:
 
 @dataclass
 class Steep(Drawn):
-    """Variants whose views lean towards class 2, some more than others: committees of them settle early or late."""
+    """Variants whose views lean towards class 2, some more than others: ensembles of them settle early or late."""
 
     lean: float = 0.0
 
-    def answer(self, variant: str, picture: bytes, views: Views) -> VariantAnswer:
-        plain = super().answer(variant, picture, views)
+    def answer(self, variant: str, image: bytes, views: Views) -> VariantAnswer:
+        plain = super().answer(variant, image, views)
         leaning = (1.0 - self.lean) * plain.probabilities + self.lean * np.eye(6, dtype=np.float32)[2:3]
         return replace(plain, probabilities=leaning.astype(np.float32))
 
@@ -196,48 +196,48 @@ MANY = st.sampled_from([MIRRORED_TWO, ALL, PLAIN_ALL])
 
 
 @given(MANY, st.floats(0.0, 1.0), st.binary(max_size=4))
-def test_a_settled_class_is_that_of_all_views(rung: ServedRung, lean: float, picture: bytes) -> None:
-    seen = in_parts(Steep(lean=lean), rung, picture)[-1]
-    all_of_it = average([Steep(lean=lean).answer(m, picture, of).probabilities for m, of in views_of(rung)])
+def test_a_settled_class_is_that_of_all_views(stage: ServedStage, lean: float, image: bytes) -> None:
+    seen = in_parts(Steep(lean=lean), stage, image)[-1]
+    all_of_it = average([Steep(lean=lean).answer(m, image, of).probabilities for m, of in views_of(stage)])
     assert seen.probabilities.argmax() == all_of_it.argmax()
-    assert seen.missing == sum(1 for _ in views_of(rung)) - len(seen.asked)
+    assert seen.missing == sum(1 for _ in views_of(stage)) - len(seen.asked)
 
 
 @given(MANY, st.floats(0.0, 1.0), st.binary(max_size=4), st.binary(max_size=4))
 def test_what_the_missing_views_show_changes_no_settled_class_and_may_change_any_other(
-    rung: ServedRung, lean: float, picture: bytes, other: bytes
+    stage: ServedStage, lean: float, image: bytes, other: bytes
 ) -> None:
-    for so_far in in_parts(Steep(lean=lean), rung, picture):
+    for so_far in in_parts(Steep(lean=lean), stage, image):
         shown = {(a.variant, a.views): a.probabilities for a in so_far.asked}
         total = np.sum([*shown.values()], axis=0)[0].astype(np.float64)
         first, second = np.argsort(-total)[:2]
         against = np.eye(6)[second]  # the worst that a view can show
-        left = [view for view in views_of(rung) if view not in shown]
+        left = [view for view in views_of(stage) if view not in shown]
         assert len(left) == so_far.missing
         worst = (total + len(left) * against).argmax()
-        if so_far.settled:
+        if so_far.decided:
             drawn = [Drawn().answer(variant, other, views).probabilities[0] for variant, views in left]
             assert worst == first == (total + np.sum(drawn, axis=0)).argmax() == so_far.probabilities.argmax()
         else:
             assert worst == second or total[first] - total[second] == pytest.approx(len(left), abs=1e-3)
 
 
-def in_parts(variants: Drawn, rung: ServedRung, picture: bytes = b"") -> list[Look]:
+def in_parts(variants: Drawn, stage: ServedStage, image: bytes = b"") -> list[Look]:
     """A look and all that is told of it meanwhile; the last is the one that counts."""
     told: list[tuple[Look, ...]] = []
-    told.append(asyncio.run(look_up_to_twice(variants, rung, None, picture, EXPIRES_AT, told.append)))
+    told.append(asyncio.run(run_two_stages(variants, stage, None, image, EXPIRES_AT, told.append)))
     return [looks[-1] for looks in told]
 
 
-def views_of(rung: ServedRung) -> list[tuple[str, Views]]:
-    views = (Views.UPRIGHT, Views.MIRROR) if rung.mirrored else (Views.UPRIGHT,)
-    return [(member, view) for member in rung.members for view in views]
+def views_of(stage: ServedStage) -> list[tuple[str, Views]]:
+    views = (Views.UPRIGHT, Views.MIRROR) if stage.mirrored else (Views.UPRIGHT,)
+    return [(member, view) for member in stage.members for view in views]
 
 
-def test_a_committee_that_agrees_settles_with_the_last_views_unasked() -> None:
+def test_an_ensemble_that_agrees_settles_with_the_last_views_unasked() -> None:
     seen = in_parts(Steep(lean=0.95), ALL)[-1]
     assert [(a.variant, a.views) for a in seen.asked] == views_of(ALL)[:4]
-    assert (seen.missing, seen.settled) == (2, True)
+    assert (seen.missing, seen.decided) == (2, True)
 
 
 def test_a_first_look_whose_score_decides_is_whole_however_much_its_members_agree() -> None:
@@ -247,22 +247,22 @@ def test_a_first_look_whose_score_decides_is_whole_however_much_its_members_agre
 
 def test_a_second_look_begins_settled_where_the_first_saw_enough() -> None:
     variants = Steep(lean=0.99)
-    three = ServedRung("three of four", ("a", "b", "c"))
-    four = ServedRung("four", ("a", "b", "c", "d"))
+    three = ServedStage("three of four", ("a", "b", "c"))
+    four = ServedStage("four", ("a", "b", "c", "d"))
     looks = look(variants, three, Second(four, Score.TOP1, math.inf))
     assert (looks[1].missing, looks[1].asked) == (1, ())
     assert {variant for variant, _ in variants.asked} == {"a", "b", "c"}
 
 
-def test_a_first_look_that_is_not_sure_enough_is_the_first_opinion_of_the_second_rung() -> None:
-    told, looks = heard(MIDDLE, Second(ALL, Score.TOP1, math.inf))
+def test_a_first_look_that_is_not_sure_enough_is_the_first_opinion_of_the_second_stage() -> None:
+    told, looks = heard(INTERMEDIATE, Second(ALL, Score.TOP1, math.inf))
     assert told[0][-1].probabilities.tobytes() == average([row(b"", "c", Views.UPRIGHT)], ALL.temperature).tobytes()
     assert told[0][0] is looks[0]
     assert len(told) == 1 + 4, "and of five more answers the last completes"
 
 
-def test_a_first_rung_of_other_members_still_has_the_first_opinion() -> None:
-    told, _ = heard(MIDDLE, Second(ServedRung("others", ("a", "b")), Score.TOP1, math.inf))
+def test_a_first_stage_of_other_members_still_has_the_first_opinion() -> None:
+    told, _ = heard(INTERMEDIATE, Second(ServedStage("others", ("a", "b")), Score.TOP1, math.inf))
     assert told[0][-1].probabilities.tobytes() == row(b"", "c", Views.UPRIGHT).tobytes()
 
 

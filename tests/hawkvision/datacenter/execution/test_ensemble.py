@@ -7,7 +7,7 @@ import pytest
 
 from hawkvision.cascade.scores import Probabilities
 from hawkvision.core.types import Score
-from hawkvision.datacenter.catalog import ServedRung
+from hawkvision.datacenter.catalog import ServedStage
 from hawkvision.datacenter.execution.ensemble import (
     Bar,
     Errand,
@@ -20,7 +20,7 @@ from hawkvision.datacenter.execution.ensemble import (
     looked,
 )
 
-PAIR = ServedRung("pair", ("a", "b"), mirrored=True)
+PAIR = ServedStage("pair", ("a", "b"), mirrored=True)
 
 
 def leaning(lead: float) -> Probabilities:
@@ -32,7 +32,7 @@ def leaning(lead: float) -> Probabilities:
 def test_whoever_stops_looking_is_never_contradicted_by_who_checks(lead: float) -> None:
     seen = {"a": {Views.BOTH: leaning(lead)}, "b": {Views.UPRIGHT: leaning(lead)}}  # of four views, one is missing
     if enough(Errand(PAIR, {"b": Views.MIRROR}), seen):
-        assert looked(PAIR, seen).settled
+        assert looked(PAIR, seen).decided
 
 
 def test_a_lead_that_no_missing_view_can_make_up_is_enough_and_a_smaller_one_is_not() -> None:
@@ -52,7 +52,7 @@ def test_more_views_are_likely_enough_if_all_that_speak_so_would_settle_it() -> 
     for lead in (0.2, 0.3333, 0.3334, 0.9):  # after three views of four, each must lead by a third
         seen: dict[str, Seen] = {"a": {Views.UPRIGHT: leaning(lead)}}
         then: dict[str, Seen] = {"a": {Views.BOTH: leaning(lead)}, "b": {Views.UPRIGHT: leaning(lead)}}
-        assert likely_enough(errand, seen, more) == looked(PAIR, then, rounding=0.0).settled
+        assert likely_enough(errand, seen, more) == looked(PAIR, then, rounding=0.0).decided
     assert likely_enough(errand, {"a": {Views.UPRIGHT: leaning(0.0)}}, errand.wanted) is False, "it would be a tie"
 
 
@@ -65,14 +65,14 @@ def test_a_bar_asks_for_all_views_and_for_a_score_that_reaches_it() -> None:
 
 
 def test_a_second_errand_wants_what_the_first_does_not_see_and_there_is_none_if_that_is_all() -> None:
-    upright, bar = ServedRung("upright", ("a", "b")), Bar(Score.TOP1, 0.5)
+    upright, bar = ServedStage("upright", ("a", "b")), Bar(Score.TOP1, 0.5)
     first, second = errands_of(upright, PAIR, bar)
     assert (first.wanted, first.bar) == ({"a": Views.UPRIGHT, "b": Views.UPRIGHT}, bar)
     assert (second.wanted, second.bar) == ({"a": Views.MIRROR, "b": Views.MIRROR}, None)
-    assert len(errands_of(PAIR, ServedRung("sharper", ("b", "a"), mirrored=True, temperature=0.5), bar)) == 1
+    assert len(errands_of(PAIR, ServedStage("sharper", ("b", "a"), mirrored=True, temperature=0.5), bar)) == 1
 
 
-def test_an_average_of_both_views_counts_for_no_rung_that_wants_the_upright_one() -> None:
+def test_an_average_of_both_views_counts_for_no_stage_that_wants_the_upright_one() -> None:
     both: dict[str, Seen] = {"a": {Views.BOTH: leaning(0.5)}}
-    assert known_of(ServedRung("plain", ("a", "b")), both) == {}
+    assert known_of(ServedStage("plain", ("a", "b")), both) == {}
     assert known_of(PAIR, both).keys() == {"a"}

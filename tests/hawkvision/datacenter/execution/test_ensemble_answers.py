@@ -1,4 +1,4 @@
-"""The door's own part, in memory: which members it asks, what it makes of their answers, and how two looks are told."""
+"""The server's own part, in memory: which members it asks, what it makes of their answers, and how two looks are told."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from hawkvision.core.errors import Overloaded
-from hawkvision.core.escalation_api import HopReply, PassedOver
+from hawkvision.core.escalation_api import EscalationReply, IntermediateResult
 from hawkvision.core.types import Logits
-from hawkvision.datacenter.catalog import Catalog, ServedRung
+from hawkvision.datacenter.catalog import Catalog, ServedStage
 from hawkvision.datacenter.execution.ensemble import Errand, VariantAnswer, Views
-from hawkvision.datacenter.servers.http_server import Door, DoorLimits
+from hawkvision.datacenter.servers.http_server import HttpServer, ServerLimits
 from hawkvision.servers.keys import Keys
 from tests.waiting import until
 
@@ -43,7 +43,7 @@ class Fixed:
     async def ask(
         self,
         errands: Sequence[Errand],
-        picture: bytes,
+        image: bytes,
         expires_at: float,
         *,
         piecemeal: bool,
@@ -60,18 +60,18 @@ class Fixed:
                 yield part
 
 
-def door(variants: Fixed, temperature: float = 1.0) -> Door:
-    rungs = (ServedRung("a", ("a",)), ServedRung("all", MEMBERS, mirrored=True, temperature=temperature))
-    made = Door(Catalog("shapes", 6, rungs, (), False), DoorLimits(1000, 10), Keys())
+def server(variants: Fixed, temperature: float = 1.0) -> HttpServer:
+    stages = (ServedStage("a", ("a",)), ServedStage("all", MEMBERS, mirrored=True, temperature=temperature))
+    made = HttpServer(Catalog("shapes", 6, stages, (), False), ServerLimits(1000, 10), Keys())
     made.tier.variants = variants
     return made
 
 
-def post(to: Door, **headers: str) -> Response:
+def post(to: HttpServer, **headers: str) -> Response:
     async def receive() -> Message:
         if not sent:
             sent.append(True)
-            return {"type": "http.request", "body": b"picture", "more_body": False}
+            return {"type": "http.request", "body": b"image", "more_body": False}
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -82,55 +82,55 @@ def post(to: Door, **headers: str) -> Response:
 
 
 def served(response: Response) -> dict[int, float]:
-    return {c.index: c.confidence for c in msgspec.json.decode(response.body, type=HopReply).top_k}
+    return {c.index: c.confidence for c in msgspec.json.decode(response.body, type=EscalationReply).top_k}
 
 
 @given(ROWS)
-def test_a_committee_answers_the_exact_numpy_mean_of_its_members(rows: Logits) -> None:
-    answer = served(post(door(Fixed(dict(zip(MEMBERS, rows, strict=True)))), top_k="6"))
+def test_an_ensemble_answers_the_exact_numpy_mean_of_its_members(rows: Logits) -> None:
+    answer = served(post(server(Fixed(dict(zip(MEMBERS, rows, strict=True)))), top_k="6"))
     expected = rows.astype(np.float64).mean(axis=0).astype(np.float32)
     assert [answer[i] for i in range(6)] == [float(x) for x in expected]
 
 
 @given(ROWS, st.floats(0.3, 3.0))
-def test_a_committee_temperature_is_applied_to_the_logarithm_of_the_mean(weights: Logits, t: float) -> None:
+def test_an_ensemble_temperature_is_applied_to_the_logarithm_of_the_mean(weights: Logits, t: float) -> None:
     rows = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
-    answer = served(post(door(Fixed(dict(zip(MEMBERS, rows, strict=True))), t), top_k="6"))
+    answer = served(post(server(Fixed(dict(zip(MEMBERS, rows, strict=True))), t), top_k="6"))
     powered = rows.astype(np.float64).mean(axis=0) ** (1 / t)
     np.testing.assert_allclose([answer[i] for i in range(6)], powered / powered.sum(), rtol=1e-4)
 
 
 def test_every_member_is_asked_once_for_both_views() -> None:
     variants = Fixed({m: np.ones(6, np.float32) for m in MEMBERS})
-    post(door(variants))
+    post(server(variants))
     assert variants.asked == [("a", Views.BOTH), ("b", Views.BOTH), ("c", Views.BOTH)]
 
 
-def test_a_committee_states_the_stages_of_its_slowest_member_and_of_no_two() -> None:
+def test_an_ensemble_states_the_stages_of_its_slowest_member_and_of_no_two() -> None:
     took = {"a": (1.0, 0.0, 9.0), "b": (1.0, 8.0, 3.0), "c": (1.0, 7.0, 2.0)}
-    response = post(door(Fixed({m: np.ones(6, np.float32) for m in MEMBERS}, took=took)))
-    timing = msgspec.json.decode(response.body, type=HopReply).timing_ms
+    response = post(server(Fixed({m: np.ones(6, np.float32) for m in MEMBERS}, took=took)))
+    timing = msgspec.json.decode(response.body, type=EscalationReply).timing_ms
     assert (timing.decode, timing.queue, timing.infer) == (1.0, 8.0, 3.0)
 
 
-def test_a_single_rung_asks_one_variant_for_one_view() -> None:
+def test_a_single_stage_asks_one_variant_for_one_view() -> None:
     variants = Fixed({m: np.ones(6, np.float32) for m in MEMBERS})
-    post(door(variants), variant="a")
+    post(server(variants), variant="a")
     assert variants.asked == [("a", Views.UPRIGHT)]
 
 
-def test_a_full_member_sheds_the_whole_committee_with_retry_after() -> None:
-    response = post(door(Fixed({m: np.ones(6, np.float32) for m in MEMBERS}, full=True)))
+def test_a_full_member_sheds_the_whole_ensemble_with_retry_after() -> None:
+    response = post(server(Fixed({m: np.ones(6, np.float32) for m in MEMBERS}, full=True)))
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
 
 
-def test_a_door_without_variants_is_not_ready() -> None:
-    closed = door(Fixed({}))
+def test_a_server_without_variants_is_not_ready() -> None:
+    closed = server(Fixed({}))
     closed.tier.variants = None
     assert post(closed).status_code == 503
 
 
-MIDDLE = {"variant": "a", "score": "top1", "otherwise": "all"}
+INTERMEDIATE = {"variant": "a", "score": "top1", "otherwise": "all"}
 
 
 def unequal() -> Fixed:
@@ -140,37 +140,39 @@ def unequal() -> Fixed:
 
 
 @pytest.mark.parametrize(("accept_score", "model"), [("0.8", "a"), ("0.81", "all")])
-def test_the_reply_names_the_rung_that_answered_and_states_its_own_score(accept_score: str, model: str) -> None:
-    answer = msgspec.json.decode(post(door(unequal()), accept_score=accept_score, **MIDDLE).body, type=HopReply)
+def test_the_reply_names_the_stage_that_answered_and_states_its_own_score(accept_score: str, model: str) -> None:
+    answer = msgspec.json.decode(
+        post(server(unequal()), accept_score=accept_score, **INTERMEDIATE).body, type=EscalationReply
+    )
     assert (answer.model, answer.top_k[0].index) == (model, 2)
     assert answer.score == answer.top_k[0].confidence
-    assert answer.passed_over == (None if model == "a" else PassedOver(2, float(np.float32(0.8))))
+    assert answer.passed_over == (None if model == "a" else IntermediateResult(2, float(np.float32(0.8))))
 
 
 def test_the_times_of_two_looks_add_up() -> None:
-    answer = msgspec.json.decode(post(door(unequal()), accept_score="1", **MIDDLE).body, type=HopReply)
+    answer = msgspec.json.decode(post(server(unequal()), accept_score="1", **INTERMEDIATE).body, type=EscalationReply)
     assert (answer.timing_ms.decode, answer.timing_ms.queue, answer.timing_ms.infer) == (2.0, 4.0, 6.0)
 
 
-def test_without_a_middle_rung_no_score_is_stated() -> None:
-    answer = msgspec.json.decode(post(door(unequal()), variant="a").body, type=HopReply)
+def test_without_an_intermediate_stage_no_score_is_stated() -> None:
+    answer = msgspec.json.decode(post(server(unequal()), variant="a").body, type=EscalationReply)
     assert (answer.score, answer.passed_over) == (None, None)
 
 
-def test_a_full_committee_sheds_what_the_middle_rung_was_not_sure_of() -> None:
+def test_a_full_ensemble_sheds_what_the_intermediate_stage_was_not_sure_of() -> None:
     variants = unequal()
     variants.full = True
-    assert post(door(variants), accept_score="0.81", **MIDDLE).status_code == 429
-    assert post(door(variants), accept_score="0.8", **MIDDLE).status_code == 200
+    assert post(server(variants), accept_score="0.81", **INTERMEDIATE).status_code == 429
+    assert post(server(variants), accept_score="0.8", **INTERMEDIATE).status_code == 200
 
 
 class Stuck(Fixed):
     """Variants of which "b" never answers."""
 
     async def ask(
-        self, errands: Sequence[Errand], picture: bytes, expires_at: float, *, piecemeal: bool
+        self, errands: Sequence[Errand], image: bytes, expires_at: float, *, piecemeal: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        async with aclosing(super().ask(errands, picture, expires_at, piecemeal=piecemeal)) as parts:
+        async with aclosing(super().ask(errands, image, expires_at, piecemeal=piecemeal)) as parts:
             async for part in parts:
                 if any(answer.variant == "b" for answer in part):
                     await asyncio.Event().wait()
@@ -178,11 +180,11 @@ class Stuck(Fixed):
 
 
 def test_a_second_look_that_outlasts_the_deadline_is_given_up() -> None:
-    response = post(door(Stuck(unequal().rows)), accept_score="1", deadline_ms="50", **MIDDLE)
+    response = post(server(Stuck(unequal().rows)), accept_score="1", deadline_ms="50", **INTERMEDIATE)
     assert (response.status_code, msgspec.json.decode(response.body)["code"]) == (504, "deadline_missed")
 
 
-def stream(to: Door, until_lines: int = 0, **headers: str) -> tuple[int, list[HopReply]]:
+def stream(to: HttpServer, until_lines: int = 0, **headers: str) -> tuple[int, list[EscalationReply]]:
     """Status and lines of a progressive request; the caller leaves after so many lines."""
     body: list[bytes] = []
     status: list[int] = []
@@ -194,7 +196,7 @@ def stream(to: Door, until_lines: int = 0, **headers: str) -> tuple[int, list[Ho
             nonlocal sent
             if not sent:
                 sent = True
-                return {"type": "http.request", "body": b"picture", "more_body": False}
+                return {"type": "http.request", "body": b"image", "more_body": False}
             await left.wait()
             return {"type": "http.disconnect"}
 
@@ -214,19 +216,21 @@ def stream(to: Door, until_lines: int = 0, **headers: str) -> tuple[int, list[Ho
 
     asyncio.run(call())
     replies = (
-        [msgspec.json.decode(line, type=HopReply) for line in b"".join(body).splitlines()] if status == [200] else []
+        [msgspec.json.decode(line, type=EscalationReply) for line in b"".join(body).splitlines()]
+        if status == [200]
+        else []
     )
     return status[0], replies
 
 
-def inside(to: Door) -> float:
-    """Pictures that count against the tier's bound."""
+def inside(to: HttpServer) -> float:
+    """Images that count against the tier's bound."""
     return next(s.value for m in to.tier.metrics.in_flight.collect() for s in m.samples)
 
 
 def test_a_progressive_reply_is_a_line_for_what_there_is_so_far_and_one_for_all() -> None:
-    plain = msgspec.json.decode(post(door(unequal())).body, type=HopReply)
-    status, lines = stream(door(unequal()))
+    plain = msgspec.json.decode(post(server(unequal())).body, type=EscalationReply)
+    status, lines = stream(server(unequal()))
     assert (status, [line.complete for line in lines]) == (200, [False, False, True])
     assert [line.model for line in lines] == ["all"] * 3
     assert lines[-1].top_k == plain.top_k
@@ -234,12 +238,12 @@ def test_a_progressive_reply_is_a_line_for_what_there_is_so_far_and_one_for_all(
 
 
 def test_a_progressive_reply_of_one_variant_is_a_plain_one() -> None:
-    status, (line,) = stream(door(unequal()), variant="a")
+    status, (line,) = stream(server(unequal()), variant="a")
     assert (status, line.complete) == (200, True)
 
 
 def test_where_the_rest_outlasts_the_deadline_what_there_is_remains() -> None:
-    to = door(Stuck(unequal().rows))
+    to = server(Stuck(unequal().rows))
     status, lines = stream(to, deadline_ms="50")
     assert (status, [line.complete for line in lines]) == (200, [False, False])
     assert lines[-1].top_k == lines[0].top_k
@@ -247,16 +251,16 @@ def test_where_the_rest_outlasts_the_deadline_what_there_is_remains() -> None:
     assert counted == [1.0]
 
 
-def test_a_middle_rung_that_is_not_sure_enough_is_the_first_line() -> None:
-    status, lines = stream(door(Stuck(unequal().rows)), 0, accept_score="1", deadline_ms="50", **MIDDLE)
+def test_an_intermediate_stage_that_is_not_sure_enough_is_the_first_line() -> None:
+    status, lines = stream(server(Stuck(unequal().rows)), 0, accept_score="1", deadline_ms="50", **INTERMEDIATE)
     assert (status, lines[0].model, lines[0].complete) == (200, "all", False)
-    assert lines[0].passed_over == PassedOver(2, float(np.float32(0.8)))
+    assert lines[0].passed_over == IntermediateResult(2, float(np.float32(0.8)))
 
 
 def test_what_goes_wrong_before_the_first_line_has_its_status() -> None:
-    assert stream(door(Fixed(unequal().rows, full=True)))[0] == 429
+    assert stream(server(Fixed(unequal().rows, full=True)))[0] == 429
 
 
 def test_a_progressive_caller_that_leaves_ends_the_work() -> None:
-    status, lines = stream(door(Stuck(unequal().rows)), until_lines=1)
+    status, lines = stream(server(Stuck(unequal().rows)), until_lines=1)
     assert (status, len(lines)) == (200, 1)

@@ -1,4 +1,5 @@
-"""A middle rung in the real tier, on a ladder of ten classes and 32 x 32 pixels whose answers depend on the picture."""
+"""An intermediate stage in the real tier, on a cascade of ten classes and 32 x 32 pixels whose answers depend on the
+image."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ import numpy as np
 import pytest
 
 from hawkvision.cascade.scores import Floats, Probabilities, Score, average, score, softmax
-from hawkvision.core.escalation_api import INFER_PATH, RUNGS_PATH, HopReply, HopRequest, Middle, Rungs
+from hawkvision.core.escalation_api import (
+    INFER_PATH,
+    STAGES_PATH,
+    EscalationReply,
+    EscalationRequest,
+    Intermediate,
+    Stages,
+)
 from hawkvision.core.types import Logits
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
@@ -26,10 +34,10 @@ from tests.images import encoded
 
 pytestmark = pytest.mark.slow
 EXECUTION = "onnxruntime:CPUExecutionProvider"
-PICTURES = [encoded(height=32, width=32, seed=seed) for seed in range(40)]
+IMAGES = [encoded(height=32, width=32, seed=seed) for seed in range(40)]
 VARIANTS = {"small": 0.5, "medium": 0.125}
 """Their temperatures."""
-COMMITTEE_TEMPERATURE = 0.9
+ENSEMBLE_TEMPERATURE = 0.9
 
 
 @dataclass(frozen=True)
@@ -43,8 +51,8 @@ class Tier:
     def get(self, path: str) -> bytes:
         return self._send("GET", path, None, {})
 
-    def infer(self, body: bytes, request: HopRequest) -> HopReply:
-        return msgspec.json.decode(self._send("POST", INFER_PATH, body, request.headers()), type=HopReply)
+    def infer(self, body: bytes, request: EscalationRequest) -> EscalationReply:
+        return msgspec.json.decode(self._send("POST", INFER_PATH, body, request.headers()), type=EscalationReply)
 
     def _send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
         connection = http.client.HTTPConnection(urlsplit(self.running.url).netloc, timeout=30)
@@ -56,7 +64,7 @@ class Tier:
         return payload
 
 
-def write_ladder(root: Path) -> None:
+def write_cascade(root: Path) -> None:
     """A manifest below models/ and its two models below cache/."""
     entries = []
     for seed, (name, temperature) in enumerate(VARIANTS.items()):
@@ -77,10 +85,10 @@ sha256 = "{hashlib.sha256(model).hexdigest()}"
 temperature = {temperature}
 """
         )
-    head = 'format = 1\ntask = "tiny"\nlabels = "labels.txt"\nclasses = 10\n[ladder]\nedge = ["small"]\n'
+    head = 'format = 1\ntask = "tiny"\nlabels = "labels.txt"\nclasses = 10\n[cascade]\nedge = ["small"]\n'
     head += 'dc = ["medium", "committee"]\ndefault_edge = "small"\n'
-    tail = '[[committees]]\nname = "committee"\nmembers = ["small", "medium"]\nhorizontal_flip = true\n'
-    tail += f"temperature = {COMMITTEE_TEMPERATURE}\n"
+    tail = '[[ensembles]]\nname = "committee"\nmembers = ["small", "medium"]\nhorizontal_flip = true\n'
+    tail += f"temperature = {ENSEMBLE_TEMPERATURE}\n"
     (root / "models" / "tiny").mkdir(parents=True)
     (root / "models" / "tiny" / "manifest.toml").write_text(head + "".join(entries) + tail)
 
@@ -88,7 +96,7 @@ temperature = {temperature}
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tier]:
     root = tmp_path_factory.mktemp("tiny")
-    write_ladder(root)
+    write_cascade(root)
     models = root / "models"
     running = start(models, "--task", "tiny", "--backend", "onnxruntime", cache_dir=str(root / "cache"))
     yield Tier(running, load_manifest("tiny", models), root / "cache")
@@ -96,23 +104,23 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tier]:
 
 
 def views(tier: Tier, variant: Variant) -> list[tuple[Logits, Logits]]:
-    """Logits (1, 10) of every picture and of its mirror image."""
+    """Logits (1, 10) of every image and of its mirror image."""
     backend = open_backend("onnxruntime", artifact_path(tier.cache, "tiny", variant.name), variant.input, 10)
-    inputs = [load_input(body, variant.input, max_pixels=10**6)[0][None] for body in PICTURES]
+    inputs = [load_input(body, variant.input, max_pixels=10**6)[0][None] for body in IMAGES]
     seen = [(backend.infer(i), backend.infer(np.ascontiguousarray(i[:, :, ::-1]))) for i in inputs]
     backend.close()
     return seen
 
 
 def offline(tier: Tier) -> tuple[Probabilities, Probabilities]:
-    """Calibrated probabilities (n, 10) of the middle rung and of the committee, without the tier."""
+    """Calibrated probabilities (n, 10) of the intermediate stage and of the committee, without the tier."""
     upright: dict[str, Probabilities] = {}
     mean: dict[str, Probabilities] = {}
     for name, temperature in VARIANTS.items():
         seen = views(tier, tier.manifest.variant(name))
         upright[name], mirror = (softmax(np.concatenate(v), temperature) for v in zip(*seen, strict=True))
         mean[name] = average((upright[name], mirror))
-    return upright["medium"], average(list(mean.values()), COMMITTEE_TEMPERATURE)
+    return upright["medium"], average(list(mean.values()), ENSEMBLE_TEMPERATURE)
 
 
 def scores(probabilities: Probabilities, kind: Score) -> Floats:
@@ -120,33 +128,35 @@ def scores(probabilities: Probabilities, kind: Score) -> Floats:
     return score(probabilities, kind).astype(np.float64)
 
 
-def asked(kind: Score, accept_score: float) -> HopRequest:
-    return HopRequest(task="tiny", variant="medium", top_k=10, middle=Middle(kind, accept_score, "committee"))
+def asked(kind: Score, accept_score: float) -> EscalationRequest:
+    return EscalationRequest(
+        task="tiny", variant="medium", top_k=10, intermediate=Intermediate(kind, accept_score, "committee")
+    )
 
 
-def test_a_threshold_of_zero_always_ends_at_the_middle_rung_and_one_above_all_scores_never(tier: Tier) -> None:
-    middle, _ = offline(tier)
-    assert scores(middle, Score.TOP1).max() < 1.0
+def test_a_threshold_of_zero_always_ends_at_the_intermediate_stage_and_one_above_all_scores_never(tier: Tier) -> None:
+    intermediate, _ = offline(tier)
+    assert scores(intermediate, Score.TOP1).max() < 1.0
     for accept_score, model in ((0.0, "medium"), (1.0, "committee")):
-        replies = [tier.infer(body, asked(Score.TOP1, accept_score)) for body in PICTURES]
+        replies = [tier.infer(body, asked(Score.TOP1, accept_score)) for body in IMAGES]
         assert {r.model for r in replies} == {model}
 
 
 @pytest.mark.parametrize("kind", Score)
-def test_the_pictures_accepted_and_every_score_are_those_of_an_offline_computation(tier: Tier, kind: Score) -> None:
-    expected = [scores(rung, kind) for rung in offline(tier)]
-    threshold = float(np.sort(expected[0])[len(PICTURES) // 2])  # the score of one of them, so equality is met too
+def test_the_images_accepted_and_every_score_are_those_of_an_offline_computation(tier: Tier, kind: Score) -> None:
+    expected = [scores(stage, kind) for stage in offline(tier)]
+    threshold = float(np.sort(expected[0])[len(IMAGES) // 2])  # the score of one of them, so equality is met too
     accepted = expected[0] >= threshold
-    replies = [tier.infer(body, asked(kind, threshold)) for body in PICTURES]
+    replies = [tier.infer(body, asked(kind, threshold)) for body in IMAGES]
     assert [r.model == "medium" for r in replies] == accepted.tolist()
-    assert 0 < accepted.sum() < len(PICTURES)
+    assert 0 < accepted.sum() < len(IMAGES)
     assert [r.score for r in replies] == np.where(accepted, *expected).tolist()
     assert [r.passed_over.score for r in replies if r.passed_over] == expected[0][~accepted].tolist()
 
 
-def test_a_second_look_answers_what_the_committee_answers_alone(tier: Tier) -> None:
-    alone = [tier.infer(body, HopRequest(variant="committee", top_k=10)) for body in PICTURES]
-    second = [tier.infer(body, asked(Score.MARGIN, 1.0)) for body in PICTURES]
+def test_a_second_look_answers_what_the_ensemble_answers_alone(tier: Tier) -> None:
+    alone = [tier.infer(body, EscalationRequest(variant="committee", top_k=10)) for body in IMAGES]
+    second = [tier.infer(body, asked(Score.MARGIN, 1.0)) for body in IMAGES]
     assert [r.top_k for r in second] == [r.top_k for r in alone]
     assert {r.model for r in second} == {"committee"}
 
@@ -154,24 +164,24 @@ def test_a_second_look_answers_what_the_committee_answers_alone(tier: Tier) -> N
 def test_a_crowd_changes_no_score_by_more_than_rounding(tier: Tier) -> None:
     expected = scores(offline(tier)[0], Score.TOP1)
     with ThreadPoolExecutor(16) as crowd:
-        replies = list(crowd.map(lambda body: tier.infer(body, asked(Score.TOP1, 0.0)), PICTURES))
+        replies = list(crowd.map(lambda body: tier.infer(body, asked(Score.TOP1, 0.0)), IMAGES))
     # Of float32 models only: kernels differ by batch size. The zoo's int8 models gave the same bits in any batch.
     np.testing.assert_allclose([r.score or 0.0 for r in replies], expected, rtol=1e-5)
 
 
-def test_both_rungs_are_listed_with_the_fingerprints_of_the_manifest(tier: Tier) -> None:
-    listed = msgspec.json.decode(tier.get(RUNGS_PATH), type=Rungs)
+def test_both_stages_are_listed_with_the_fingerprints_of_the_manifest(tier: Tier) -> None:
+    listed = msgspec.json.decode(tier.get(STAGES_PATH), type=Stages)
     expected = {name: tier.manifest.fingerprint(name) for name in ("medium", "committee")}
-    assert {r.name: r.fingerprint for r in listed.rungs} == expected
+    assert {r.name: r.fingerprint for r in listed.stages} == expected
     assert (listed.task, listed.best) == ("tiny", "committee")
 
 
 def test_replies_and_the_listing_say_what_the_replicas_have_loaded_and_run(tier: Tier) -> None:
     expected = {name: f"{tier.manifest.fingerprint(name)}/{EXECUTION}" for name in ("medium", "committee")}
-    listed = msgspec.json.decode(tier.get(RUNGS_PATH), type=Rungs)
-    assert {r.name: r.ran for r in listed.rungs} == expected
-    for body in PICTURES:
-        best = tier.infer(body, HopRequest(variant="committee"))
+    listed = msgspec.json.decode(tier.get(STAGES_PATH), type=Stages)
+    assert {r.name: r.ran for r in listed.stages} == expected
+    for body in IMAGES:
+        best = tier.infer(body, EscalationRequest(variant="committee"))
         accepted, passed = tier.infer(body, asked(Score.TOP1, 0.0)), tier.infer(body, asked(Score.TOP1, 1.0))
         assert (best.fingerprint, accepted.fingerprint) == (expected["committee"], expected["medium"])
         assert passed.passed_over is not None
@@ -181,10 +191,10 @@ def test_replies_and_the_listing_say_what_the_replicas_have_loaded_and_run(tier:
 def test_second_looks_are_counted(tier: Tier) -> None:
     def count() -> float:
         lines = tier.get("/metrics").decode().splitlines()
-        name = 'hawkvision_dc_second_looks_total{rung="medium"} '
+        name = 'hawkvision_datacenter_second_looks_total{stage="medium"} '
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
     before = count()
     for accept_score in (0.0, 1.0):
-        tier.infer(PICTURES[0], asked(Score.TOP1, accept_score))
+        tier.infer(IMAGES[0], asked(Score.TOP1, accept_score))
     assert count() == before + 1.0

@@ -1,4 +1,4 @@
-"""The zoo's real ladders in the tier, against NumPy and direct ONNX Runtime runs; skipped where they are not built."""
+"""The zoo's real cascades in the tier, against NumPy and direct ONNX Runtime runs; skipped where they are not built."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import pytest
 from scipy.special import softmax
 
 from hawkvision.cascade import scores
-from hawkvision.cascade.scores import Floats, Score, score, settled
+from hawkvision.cascade.scores import Floats, Score, decided, score
 from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import NotFound
-from hawkvision.core.escalation_api import INFER_PATH, HopReply, HopRequest, Middle
+from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, Intermediate
 from hawkvision.core.types import Pixels
 from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.imaging.preprocessing import load_input
@@ -31,20 +31,20 @@ from tests.hawkvision.datacenter.conftest import ROOT, Running, ready_url, stop
 from tests.images import encoded
 
 pytestmark = pytest.mark.slow
-PICTURES = [encoded(height=200, width=240, seed=seed) for seed in range(12)]
+IMAGES = [encoded(height=200, width=240, seed=seed) for seed in range(12)]
 
 
 @dataclass(frozen=True)
 class Tier:
-    """A running tier on a task's whole ladder."""
+    """A running tier on a task's whole cascade."""
 
     running: Running
     catalog: Catalog
 
-    def infer(self, body: bytes, request: HopRequest) -> HopReply:
+    def infer(self, body: bytes, request: EscalationRequest) -> EscalationReply:
         connection = http.client.HTTPConnection(urlsplit(self.running.url).netloc, timeout=60)
         connection.request("POST", INFER_PATH, body, request.headers())
-        answer = msgspec.json.decode(connection.getresponse().read(), type=HopReply)
+        answer = msgspec.json.decode(connection.getresponse().read(), type=EscalationReply)
         connection.close()
         return answer
 
@@ -71,7 +71,7 @@ def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
 
 
 def views(variant: Variant, catalog: Catalog, body: bytes) -> list[Floats]:
-    """The member's probabilities of the picture, and of its mirror image where the best rung looks at that."""
+    """The member's probabilities of the image, and of its mirror image where the reference stage looks at that."""
     session = ort.InferenceSession(
         str(artifact_path(cache_dir(), catalog.task, variant.name)), providers=["CPUExecutionProvider"]
     )
@@ -93,33 +93,33 @@ def opinions(seen: list[tuple[str, Floats]]) -> Iterator[Floats]:
     for number in range(len(seen), 0, -1):
         for some in combinations(seen, number):
             total = np.asarray(sum(view for _, view in some), np.float32)
-            if settled(total[None], len(seen) - number):
+            if decided(total[None], len(seen) - number):
                 each = [np.mean([view for of, view in some if of == name], axis=0) for name in {of for of, _ in some}]
                 yield np.mean(each, axis=0)
 
 
-def test_the_best_rung_is_the_numpy_average_of_its_members(tier: Tier) -> None:
+def test_the_best_stage_is_the_numpy_average_of_its_members(tier: Tier) -> None:
     catalog = tier.catalog
-    answer = tier.infer(PICTURES[0], HopRequest(top_k=catalog.classes))
+    answer = tier.infer(IMAGES[0], EscalationRequest(top_k=catalog.classes))
     served = [confidence for _, confidence in sorted((c.index, c.confidence) for c in answer.top_k)]
     members = [v for v in catalog.variants if v.name in catalog.best.members]
-    seen = [(v.name, view) for v in members for view in views(v, catalog, PICTURES[0])]
+    seen = [(v.name, view) for v in members for view in views(v, catalog, IMAGES[0])]
     expected = [softmax(np.log(opinion) / catalog.best.temperature) for opinion in opinions(seen)]
     assert any(np.allclose(served, each, rtol=0.0, atol=2e-5) for each in expected), (served, expected)
 
 
-def test_the_middle_rung_accepts_what_an_offline_computation_accepts(tier: Tier) -> None:
-    middle, best = tier.catalog.rungs[0].name, tier.catalog.best.name
-    variant = next(v for v in tier.catalog.variants if v.name == middle)
-    path = artifact_path(cache_dir(), tier.catalog.task, middle)
+def test_the_intermediate_stage_accepts_what_an_offline_computation_accepts(tier: Tier) -> None:
+    intermediate, best = tier.catalog.stages[0].name, tier.catalog.best.name
+    variant = next(v for v in tier.catalog.variants if v.name == intermediate)
+    path = artifact_path(cache_dir(), tier.catalog.task, intermediate)
     backend = open_backend("onnxruntime", path, variant.input, tier.catalog.classes)
-    inputs = [load_input(body, variant.input, max_pixels=10**7)[0][None] for body in PICTURES]
+    inputs = [load_input(body, variant.input, max_pixels=10**7)[0][None] for body in IMAGES]
     logits = np.concatenate([backend.infer(pixels) for pixels in inputs])
     backend.close()
     expected = score(scores.softmax(logits, variant.temperature), Score.MARGIN).astype(np.float64)
     threshold = float(np.median(expected))
-    request = HopRequest(variant=middle, middle=Middle(Score.MARGIN, threshold, best))
-    replies = [tier.infer(body, request) for body in PICTURES]
-    assert [r.model == middle for r in replies] == (expected >= threshold).tolist()
-    stated = {i: r.score for i, r in enumerate(replies) if r.model == middle}
+    request = EscalationRequest(variant=intermediate, intermediate=Intermediate(Score.MARGIN, threshold, best))
+    replies = [tier.infer(body, request) for body in IMAGES]
+    assert [r.model == intermediate for r in replies] == (expected >= threshold).tolist()
+    stated = {i: r.score for i, r in enumerate(replies) if r.model == intermediate}
     assert stated == {i: expected[i] for i in stated}

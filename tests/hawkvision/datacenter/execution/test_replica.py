@@ -14,18 +14,18 @@ import pytest
 from hawkvision.cascade.scores import Probabilities, Score, average
 from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import BadImage, DeadlineMissed, HawkVisionError, TooLarge, UnsupportedMedia
-from hawkvision.datacenter.catalog import ServedRung, catalog_of
+from hawkvision.datacenter.catalog import ServedStage, catalog_of
 from hawkvision.datacenter.execution.ensemble import Bar, Errand, VariantAnswer, Views, errands_of
 from hawkvision.datacenter.execution.replica import Replica, settings_of
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.models.manifest import Manifest, artifact_path
-from tests.hawkvision.datacenter.conftest import picture
+from tests.hawkvision.datacenter.conftest import image
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.images import flat_png
 
-SMALL = ServedRung("small", ("small",))
-COMMITTEE = ServedRung("committee", ("small", "medium"), mirrored=True)
-UPRIGHT, BOTH = errands_of(SMALL), errands_of(COMMITTEE)
+SMALL = ServedStage("small", ("small",))
+ENSEMBLE = ServedStage("committee", ("small", "medium"), mirrored=True)
+UPRIGHT, BOTH = errands_of(SMALL), errands_of(ENSEMBLE)
 NEVER = Bar(Score.TOP1, math.inf)
 
 
@@ -35,10 +35,10 @@ def replica(manifest: Manifest, config: DatacenterConfig) -> Replica:
     return Replica(settings_of(group, catalog, config))
 
 
-def test_a_bad_picture_does_not_fail_its_neighbours(manifest: Manifest, config: DatacenterConfig) -> None:
+def test_a_bad_image_does_not_fail_its_neighbours(manifest: Manifest, config: DatacenterConfig) -> None:
     async def together() -> list[tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError]:
         loaded = replica(manifest, config)
-        bodies = [picture(), b"not a picture", picture(), picture()[:600]]
+        bodies = [image(), b"not an image", image(), image()[:600]]
         return await asyncio.gather(*[loaded.classify(b, BOTH, math.inf) for b in bodies])
 
     answers = asyncio.run(together())
@@ -48,8 +48,8 @@ def test_a_bad_picture_does_not_fail_its_neighbours(manifest: Manifest, config: 
 def test_an_expired_request_is_not_even_decoded(manifest: Manifest, config: DatacenterConfig) -> None:
     async def late() -> list[object]:
         loaded, past = replica(manifest, config), time.time() - 1.0
-        parts = [part async for part in loaded.piecemeal(b"not a picture", UPRIGHT, past)]
-        return [await loaded.classify(b"not a picture", UPRIGHT, past), *parts]
+        parts = [part async for part in loaded.piecemeal(b"not an image", UPRIGHT, past)]
+        return [await loaded.classify(b"not an image", UPRIGHT, past), *parts]
 
     assert [type(answer) for answer in asyncio.run(late())] == [DeadlineMissed, DeadlineMissed]
 
@@ -57,8 +57,8 @@ def test_an_expired_request_is_not_even_decoded(manifest: Manifest, config: Data
 def test_probabilities_sum_to_one_whatever_the_views(manifest: Manifest, config: DatacenterConfig) -> None:
     async def each() -> list[tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError]:
         loaded = replica(manifest, config)
-        looks = [(Errand(COMMITTEE, {"small": views}),) for views in Views]
-        return await asyncio.gather(*[loaded.classify(picture(), look, math.inf) for look in looks])
+        looks = [(Errand(ENSEMBLE, {"small": views}),) for views in Views]
+        return await asyncio.gather(*[loaded.classify(image(), look, math.inf) for look in looks])
 
     for parts in asyncio.run(each()):
         (answer,) = answered(parts)
@@ -109,7 +109,7 @@ def test_the_largest_variant_begins_and_all_others_follow_at_once_unless_some_ar
 
     async def parts(of: Manifest) -> list[list[tuple[str, Views]]]:
         loaded = replica(of, config)
-        heard = [part async for part in loaded.piecemeal(picture(), (Errand(COMMITTEE, wanted),), math.inf)]
+        heard = [part async for part in loaded.piecemeal(image(), (Errand(ENSEMBLE, wanted),), math.inf)]
         return [asked([part]) for part in heard]
 
     assert asyncio.run(parts(opinionated(sized))) == sure
@@ -120,8 +120,8 @@ def test_the_largest_variant_begins_and_all_others_follow_at_once_unless_some_ar
     ("errands", "sure", "unsure"),
     [
         (BOTH, 3, 4),  # of four views, one may be missing; both views of one may be one answer
-        (errands_of(SMALL, COMMITTEE, Bar(Score.TOP1, 0.9)), 1, 4),
-        (errands_of(SMALL, COMMITTEE, NEVER), 3, 4),
+        (errands_of(SMALL, ENSEMBLE, Bar(Score.TOP1, 0.9)), 1, 4),
+        (errands_of(SMALL, ENSEMBLE, NEVER), 3, 4),
     ],
 )
 def test_nobody_looks_any_further_once_there_is_enough(
@@ -129,8 +129,8 @@ def test_nobody_looks_any_further_once_there_is_enough(
 ) -> None:
     async def views(of: Manifest) -> set[int]:
         loaded = replica(of, config)
-        parts = [part async for part in loaded.piecemeal(picture(), errands, math.inf)]
-        at_once = await loaded.classify(picture(), errands, math.inf)
+        parts = [part async for part in loaded.piecemeal(image(), errands, math.inf)]
+        at_once = await loaded.classify(image(), errands, math.inf)
         assert isinstance(at_once, tuple)
         return {sum(2 if its is Views.BOTH else 1 for _, its in asked(each)) for each in (parts, at_once)}
 
@@ -141,8 +141,8 @@ def test_nobody_looks_any_further_once_there_is_enough(
 def test_two_looks_are_one_visit_and_no_part_belongs_to_both(manifest: Manifest, config: DatacenterConfig) -> None:
     async def heard() -> list[list[tuple[str, Views]]]:
         loaded = replica(manifest, config)
-        errands = errands_of(ServedRung("upright", ("small", "medium")), COMMITTEE, NEVER)
-        parts = [part async for part in loaded.piecemeal(picture(), errands, math.inf)]
+        errands = errands_of(ServedStage("upright", ("small", "medium")), ENSEMBLE, NEVER)
+        parts = [part async for part in loaded.piecemeal(image(), errands, math.inf)]
         return [asked([part]) for part in parts]
 
     first, *second = asyncio.run(heard())
@@ -150,9 +150,9 @@ def test_two_looks_are_one_visit_and_no_part_belongs_to_both(manifest: Manifest,
     assert sorted(each for part in second for each in part) == [("medium", M), ("small", M)]
 
 
-def test_a_bad_picture_is_an_error_and_no_parts(manifest: Manifest, config: DatacenterConfig) -> None:
+def test_a_bad_image_is_an_error_and_no_parts(manifest: Manifest, config: DatacenterConfig) -> None:
     async def parts() -> list[object]:
-        return [part async for part in replica(manifest, config).piecemeal(b"not a picture", BOTH, math.inf)]
+        return [part async for part in replica(manifest, config).piecemeal(b"not an image", BOTH, math.inf)]
 
     assert [type(part) for part in asyncio.run(parts())] == [UnsupportedMedia]
 
@@ -177,29 +177,29 @@ def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: 
 
     async def scenario() -> tuple[Replica, tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError, str]:
         loaded = replica(real, config)
-        return loaded, await loaded.classify(picture(), BOTH, math.inf), await loaded.present()
+        return loaded, await loaded.classify(image(), BOTH, math.inf), await loaded.present()
 
     loaded, answers, present = asyncio.run(scenario())
     assert {answer.stated for answer in answered(answers)} == {loaded.stated} == {present}
-    served = catalog_of(real, config).rung("committee")
+    served = catalog_of(real, config).stage("committee")
     assert served is not None
     execution = {"onnxruntime": "onnxruntime:CPUExecutionProvider", "numpy": "numpy"}.get(backend)
     assert served.ran(present) == (execution and f"{real.fingerprint('committee')}/{execution}")
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_picture_gets_the_same_answers_in_parts_and_beside_others_and_on_however_many_threads(
+def test_an_image_gets_the_same_answers_in_parts_and_beside_others_and_on_however_many_threads(
     real: Manifest, tmp_path: Path, threads: int
 ) -> None:
     config = DatacenterConfig(task=real.task, cache_dir=tmp_path, intra_op_threads=threads)
 
     async def scenario() -> list[dict[str, Probabilities]]:
         loaded = replica(real, config)
-        assert [loaded._models[name].wide is not None for name in COMMITTEE.members] == [threads > 1] * 2
-        singly = [errands_of(ServedRung(name, (name,), mirrored=True)) for name in COMMITTEE.members]
-        one_by_one = [await loaded.classify(picture(), errands, math.inf) for errands in singly]
-        beside = await asyncio.gather(*(loaded.classify(picture(), BOTH, math.inf) for _ in range(5)))
-        parts = [part async for part in loaded.piecemeal(picture(), BOTH, math.inf)]
+        assert [loaded._models[name].wide is not None for name in ENSEMBLE.members] == [threads > 1] * 2
+        singly = [errands_of(ServedStage(name, (name,), mirrored=True)) for name in ENSEMBLE.members]
+        one_by_one = [await loaded.classify(image(), errands, math.inf) for errands in singly]
+        beside = await asyncio.gather(*(loaded.classify(image(), BOTH, math.inf) for _ in range(5)))
+        parts = [part async for part in loaded.piecemeal(image(), BOTH, math.inf)]
         return [
             seen([answer for each in one_by_one for answer in answered(each)]),
             seen([answer for part in parts if isinstance(part, tuple) for answer in part]),
@@ -208,7 +208,7 @@ def test_a_picture_gets_the_same_answers_in_parts_and_beside_others_and_on_howev
 
     first, *others = asyncio.run(scenario())
     for other in others:
-        for name in COMMITTEE.members:
+        for name in ENSEMBLE.members:
             np.testing.assert_allclose(other[name], first[name], rtol=1e-5)
 
 
@@ -225,7 +225,7 @@ def seen(answers: Sequence[VariantAnswer]) -> dict[str, Probabilities]:
     return {variant: average(rows) for variant, rows in views.items()}
 
 
-def test_pictures_that_cost_too_much_are_refused_before_they_are_decoded(
+def test_images_that_cost_too_much_are_refused_before_they_are_decoded(
     manifest: Manifest, config: DatacenterConfig
 ) -> None:
     tight = msgspec.structs.replace(config, request_memory_bytes=9 * 2**20, max_pixels_whole=1_500_000)
@@ -241,12 +241,12 @@ def test_pictures_that_cost_too_much_are_refused_before_they_are_decoded(
     assert "at most 1500000 are decoded, for a PNG" in str(many)
     # With alpha it takes eight bytes a pixel.
     assert isinstance(much, TooLarge)
-    assert "of memory; one picture may have 9437184" in str(much)
+    assert "of memory; one image may have 9437184" in str(much)
     assert isinstance(fine, tuple)
     assert in_use == 0
 
 
-def test_a_picture_that_cannot_be_decoded_in_time_is_not_begun(manifest: Manifest, config: DatacenterConfig) -> None:
+def test_an_image_that_cannot_be_decoded_in_time_is_not_begun(manifest: Manifest, config: DatacenterConfig) -> None:
     async def late() -> tuple[object, object, int]:
         loaded = replica(manifest, config)
         body = flat_png(4000, 4000)
@@ -259,7 +259,7 @@ def test_a_picture_that_cannot_be_decoded_in_time_is_not_begun(manifest: Manifes
     assert (type(patient), in_use) == (tuple, 0)
 
 
-def test_rasters_of_all_pictures_together_stay_within_the_memory_there_is(
+def test_rasters_of_all_images_together_stay_within_the_memory_there_is(
     manifest: Manifest, config: DatacenterConfig
 ) -> None:
     tight = msgspec.structs.replace(config, memory_bytes=64 * 2**20)

@@ -50,7 +50,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux
 
 
 COMMAND: Final = (
-    "hawkvision.datacenter", "--backend", "noop", "--variants", "medium", "--port", "0", "--lossy-port", "0"
+    "hawkvision.datacenter", "--backend", "noop", "--variants", "medium", "--port", "0", "--datagram-port", "0"
 )  # fmt: skip
 
 

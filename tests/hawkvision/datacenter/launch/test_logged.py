@@ -8,7 +8,7 @@ import re
 import pytest
 
 from hawkvision import __version__
-from tests.hawkvision.datacenter.conftest import Running, picture
+from tests.hawkvision.datacenter.conftest import Running, image
 from tests.hawkvision.datacenter.test_service import TRACE, ask
 
 pytestmark = pytest.mark.slow
@@ -21,9 +21,9 @@ def lines(service: Running) -> list[dict[str, object]]:
 
 
 def test_a_tiers_lines_are_json_and_its_replicas_are_among_them(service: Running) -> None:
-    reply = ask(service, picture(), **{"X-Request-Id": "mine", "traceparent": TRACE})
+    reply = ask(service, image(), **{"X-Request-Id": "mine", "traceparent": TRACE})
     assert (reply.status, reply.headers["x-request-id"]) == (200, "mine")
-    forged = ask(service, picture(), **{"X-Request-Id": "not sane", "traceparent": TRACE})
+    forged = ask(service, image(), **{"X-Request-Id": "not sane", "traceparent": TRACE})
     assert forged.headers["x-request-id"] == TRACE.split("-")[1]
     page = ask(service, path="/metrics").body.decode()
     said = lines(service)
@@ -32,6 +32,6 @@ def test_a_tiers_lines_are_json_and_its_replicas_are_among_them(service: Running
         ("INFO", "hawkvision.datacenter", "replica ready: medium (noop), small (noop)")
     ]
     assert all({"time", "level", "logger", "request_id", "trace_id", "message"} <= set(line) for line in said)
-    described = f'hawkvision_dc_build_info{{backend="noop",task="shapes",version="{__version__}"}} 1.0'
+    described = f'hawkvision_datacenter_build_info{{backend="noop",task="shapes",version="{__version__}"}} 1.0'
     assert described in page.splitlines()
     assert re.search(r"(?m)^process_resident_memory_bytes [1-9]", page)

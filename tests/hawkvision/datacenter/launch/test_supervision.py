@@ -19,7 +19,7 @@ from hawkvision.datacenter.launch.listening import family
 from hawkvision.datacenter.launch.standby_listener import Gap
 from hawkvision.datacenter.launch.supervisor import LONGEST_PAUSE_S, MOST_RESTARTS, WITHIN_S, Restarts
 from tests.bench.robustness.exposure import vital
-from tests.hawkvision.datacenter.conftest import Running, launch, marked_processes, picture
+from tests.hawkvision.datacenter.conftest import Running, image, launch, marked_processes
 from tests.hawkvision.datacenter.launch.test_stopping import until
 from tests.hawkvision.datacenter.test_service import Reply, ask
 
@@ -35,7 +35,7 @@ class Callers(threading.Thread):
         self.failures: list[str] = []
 
     def run(self) -> None:
-        body = picture()
+        body = image()
         while not self._told.wait(0.02):  # else it takes the processor from what it waits for
             try:
                 self.statuses.add(ask(self._running, body).status)
@@ -76,12 +76,12 @@ def test_whatever_dies_of_ray_the_tier_says_so_at_once_and_comes_back_at_the_sam
             until(lambda: status(medium, "/readyz") == 503)
             until(lambda: status(medium, "/readyz") == 200)
         callers.were_told()
-    assert ask(medium, picture()).status == 200
+    assert ask(medium, image()).status == 200
     assert restarts(medium) - before == 2
 
 
 def restarts(tier: Running) -> int:
-    found = re.search(rb"(?m)^hawkvision_dc_restarts (\d+)\.0$", ask(tier, path="/metrics").body)
+    found = re.search(rb"(?m)^hawkvision_datacenter_restarts (\d+)\.0$", ask(tier, path="/metrics").body)
     assert found
     return int(found[1])
 
@@ -97,11 +97,11 @@ def test_a_stage_without_a_replica_makes_the_tier_unready_and_a_new_replica_read
     with calling(medium) as callers:
         os.kill(part(medium, "ServeReplica"), signal.SIGKILL)
         until(lambda: status(medium, "/readyz") == 503)
-        rungs, metrics = ask(medium, path="/v1/rungs"), ask(medium, path="/metrics").body
+        stages, metrics = ask(medium, path="/v1/stages"), ask(medium, path="/metrics").body
         until(lambda: status(medium, "/readyz") == 200)
-    assert_gone(rungs, metrics)
+    assert_gone(stages, metrics)
     callers.were_told()
-    assert b'hawkvision_dc_live_replicas{group="medium"} 1.0' in ask(medium, path="/metrics").body
+    assert b'hawkvision_datacenter_live_replicas{group="medium"} 1.0' in ask(medium, path="/metrics").body
 
 
 @pytest.mark.slow
@@ -111,11 +111,11 @@ def test_what_is_stopped_makes_the_tier_unready_until_it_goes_on(medium: Running
     os.kill(stopped, signal.SIGSTOP)
     try:
         until(lambda: ready(medium) == 503)
-        assert ask(medium, picture()).status == 503
+        assert ask(medium, image()).status == 503
     finally:
         os.kill(stopped, signal.SIGCONT)
     until(lambda: ready(medium) == 200)
-    assert ask(medium, picture()).status == 200
+    assert ask(medium, image()).status == 200
     assert part(medium, words) == stopped
 
 
@@ -131,9 +131,9 @@ def ready(tier: Running) -> int:
         connection.close()
 
 
-def assert_gone(rungs: Reply, metrics: bytes) -> None:
-    assert (rungs.status, rungs.headers["retry-after"]) == (503, "1")
-    assert b'hawkvision_dc_live_replicas{group="medium"} 0.0' in metrics
+def assert_gone(stages: Reply, metrics: bytes) -> None:
+    assert (stages.status, stages.headers["retry-after"]) == (503, "1")
+    assert b'hawkvision_datacenter_live_replicas{group="medium"} 0.0' in metrics
 
 
 def command_line(pid: int) -> str:

@@ -19,7 +19,7 @@ from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.system.process import running
 from tests.authority import Authority, Pair
 from tests.edge.conftest import Caller, Reply
-from tests.hawkvision.datacenter.conftest import launch, picture, ready_url, stop
+from tests.hawkvision.datacenter.conftest import image, launch, ready_url, stop
 
 pytestmark = pytest.mark.slow
 WAIT_S = 60.0
@@ -85,7 +85,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_the_tier_answers_over_tls(tier: Guarded) -> None:
     assert tier.url.startswith("https://")
-    reply = tier.ask("/v1/infer", tier.edge, picture())
+    reply = tier.ask("/v1/infer", tier.edge, image())
     assert (reply.status, reply.json["model"]) == (200, "committee")
 
 
@@ -99,10 +99,10 @@ def test_a_caller_without_a_certificate_hears_why_it_is_refused(tier: Guarded) -
 
 @pytest.mark.parametrize(
     ("path", "edge", "prometheus"),
-    [("/v1/infer", 200, 403), ("/v1/rungs", 200, 200), ("/metrics", 403, 200)],
+    [("/v1/infer", 200, 403), ("/v1/stages", 200, 200), ("/metrics", 403, 200)],
 )
 def test_a_key_does_what_its_scopes_allow(tier: Guarded, path: str, edge: int, prometheus: int) -> None:
-    body = picture() if path == "/v1/infer" else None
+    body = image() if path == "/v1/infer" else None
     assert tier.ask(path, tier.edge, body).status == edge
     assert tier.ask(path, tier.prometheus, body).status == prometheus
     for key in (None, "a-key-that-is-none"):
@@ -113,12 +113,12 @@ def test_a_key_does_what_its_scopes_allow(tier: Guarded, path: str, edge: int, p
 def test_requests_are_counted_by_the_name_of_their_key(tier: Guarded) -> None:
     def counted() -> int:
         text = tier.ask("/metrics", tier.prometheus).body.decode()
-        found = re.search(r'hawkvision_dc_key_requests_total\{key="edge",outcome="accepted"\} (\d+)\.0', text)
+        found = re.search(r'hawkvision_datacenter_key_requests_total\{key="edge",outcome="accepted"\} (\d+)\.0', text)
         assert found
         return int(found[1])
 
     before = counted()
-    tier.ask("/v1/rungs", tier.edge)
+    tier.ask("/v1/stages", tier.edge)
     assert counted() == before + 1
 
 
@@ -131,8 +131,8 @@ def test_keys_and_certificates_are_renewed_under_an_open_connection(tier: Guarde
 
     visitor = add_key(tier.keys_file, "visitor", [Scope.INFER], rate=0.01)
     with closing(tier.connection(tier.own)) as connection:
-        until(lambda: send(connection, "/v1/rungs", visitor).status == 200)
-        limited = send(connection, "/v1/rungs", visitor)
+        until(lambda: send(connection, "/v1/stages", visitor).status == 200)
+        limited = send(connection, "/v1/stages", visitor)
         assert limited.status == 429
         assert 90 <= int(limited.headers["retry-after"]) <= 100
         port = connection.sock.getsockname()[1]
@@ -140,25 +140,25 @@ def test_keys_and_certificates_are_renewed_under_an_open_connection(tier: Guarde
         tier.pair.become(tier.authority.certify("tier-again"))
         until(lambda: serial() != first)
         remove_key(tier.keys_file, "visitor")
-        until(lambda: send(connection, "/v1/rungs", visitor).status == 401)
+        until(lambda: send(connection, "/v1/stages", visitor).status == 401)
         assert connection.sock.getsockname()[1] == port
 
 
 def test_a_node_with_a_certificate_escalates_and_one_without_says_what_is_missing(tier: Guarded, models: Path) -> None:
     """The node serves another task than the tier does, so what shows that it came through is the tier's own count."""
-    env = {"HAWKVISION_EDGE_DC_API_KEY": tier.edge + "\n"}
-    common = ("--port", "0", "--backend", "noop", "--dc-url", tier.url, "--dc-ca", str(tier.authority.path))
-    shows = ("--dc-certificate", str(tier.own.certificate), "--dc-key", str(tier.own.key))
+    env = {"HAWKVISION_EDGE_DATACENTER_API_KEY": tier.edge + "\n"}
+    common = ("--port", "0", "--backend", "noop", "--datacenter-url", tier.url, "--datacenter-ca", str(tier.authority.path))
+    shows = ("--datacenter-certificate", str(tier.own.certificate), "--datacenter-key", str(tier.own.key))
 
     def asked() -> str:
         text = tier.ask("/metrics", tier.prometheus).body.decode()
-        return "".join(line for line in text.splitlines() if line.startswith("hawkvision_dc_requests_total"))
+        return "".join(line for line in text.splitlines() if line.startswith("hawkvision_datacenter_requests_total"))
 
     with running("edge", *common, env=env) as node, closing(Caller(node)) as caller:
-        answer = caller.classify(picture(), "quality=best")
+        answer = caller.classify(image(), "quality=best")
         assert (answer.status, json.loads(answer.body)["degraded"]) == (200, True)
-        until(lambda: "certificate required (a datacenter may ask for edge.dc_certificate)" in node.output())
+        until(lambda: "certificate required (a datacenter may ask for edge.datacenter_certificate)" in node.output())
     before = asked()
     with running("edge", *common, *shows, env=env) as node, closing(Caller(node)) as caller:
-        until(lambda: caller.classify(picture(), "quality=best").status == 200 and asked() != before)
+        until(lambda: caller.classify(image(), "quality=best").status == 200 and asked() != before)
         assert "TLS failed" not in node.output()

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.hawkvision.datacenter.conftest import KEY, Running, picture
+from tests.hawkvision.datacenter.conftest import KEY, Running, image
 from tests.hawkvision.datacenter.test_service import ask
 from tests.hawkvision.servers.test_protocol import GET, OFFERS, flood, replies, until_closed
 
@@ -37,7 +37,7 @@ def peak_bytes(service: Running) -> int:
 
 
 def answers(service: Running) -> bool:
-    reply = ask(service, picture())
+    reply = ask(service, image())
     return reply.status == 200 and reply.json["model"] == "committee"
 
 
@@ -61,16 +61,16 @@ def test_slow_heads_and_stalled_bodies_keep_nobody_out(service: Running) -> None
         ]
         assert answers(service)
         metrics = ask(service, path="/metrics").body.decode()
-        assert "hawkvision_dc_requests_in_flight 0.0" in metrics
+        assert "hawkvision_datacenter_requests_in_flight 0.0" in metrics
         stalled[0].sendall(bytes(99_000))
-        assert status(stalled[0]) == 415, "it was read to its end, and is no picture"
+        assert status(stalled[0]) == 415, "it was read to its end, and is no image"
 
 
 @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS.keys())
 @pytest.mark.parametrize("lines", [b"", b"X-HawkVision-Progressive: 1\r\n"])
 def test_an_offered_upgrade_is_declined_by_answering(service: Running, offer: bytes, lines: bytes) -> None:
-    head = POST + offer + lines + b"Content-Length: %d\r\n\r\n" % len(picture())
-    with connect(service, head + picture()) as connection:
+    head = POST + offer + lines + b"Content-Length: %d\r\n\r\n" % len(image())
+    with connect(service, head + image()) as connection:
         assert status(connection) == 200
 
 

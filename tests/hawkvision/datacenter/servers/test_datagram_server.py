@@ -1,4 +1,4 @@
-"""The datacenter's lossy door over real sockets, its variants in memory."""
+"""The datacenter's datagram server over real sockets, its variants in memory."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from cryptography import x509
 
 from hawkvision.core.config import DatacenterConfig, load_config
 from hawkvision.core.errors import ConfigError, Unauthorized
-from hawkvision.core.escalation_api import HopReply, HopRequest, Middle
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Intermediate
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Score
 from hawkvision.datacenter.app import application
 from hawkvision.datacenter.catalog import load_catalog
 from hawkvision.datacenter.execution.ensemble import Errand, VariantAnswer
-from hawkvision.datacenter.servers.datagram_server import LossyDoor, useful_side
+from hawkvision.datacenter.servers.datagram_server import DatagramServer, useful_side
 from hawkvision.datacenter.service import Tier
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque
 from hawkvision.transport.congestion.bbr import Bbr
-from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.settings import DatagramSettings
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
-from tests.hawkvision.datacenter.conftest import picture
+from tests.hawkvision.datacenter.conftest import image
 from tests.hawkvision.transport.protocol.test_identity import files
 from tests.waiting import until
 
 TRACE = start_trace()
-ROOM = fragment_room(HopRequest().meta(TRACE))
+ROOM = fragment_room(EscalationRequest().meta(TRACE))
 
 
 def coded(body: bytes) -> Coded:
@@ -49,7 +49,7 @@ def coded(body: bytes) -> Coded:
     return made
 
 
-WHOLE = coded(picture())
+WHOLE = coded(image())
 
 
 class Sure:
@@ -58,17 +58,17 @@ class Sure:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
-        self.pictures: list[bytes] = []
+        self.images: list[bytes] = []
 
     async def ask(
         self,
         errands: Sequence[Errand],
-        picture: bytes,
+        image: bytes,
         expires_at: float,
         *,
         piecemeal: bool,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        self.pictures.append(picture)
+        self.images.append(image)
         row = np.array([[0.0, 0.0, 0.9, 0.1] + [0.0] * 6], np.float32)
         for errand in errands:
             wanted = errand.wanted.items()
@@ -80,20 +80,24 @@ class Sure:
 
 
 @asynccontextmanager
-async def open_door(config: DatacenterConfig, keys: Keys | None = None) -> AsyncIterator[tuple[LossyDoor, Tier, Sure]]:
+async def mark_ready(
+    config: DatacenterConfig, keys: Keys | None = None
+) -> AsyncIterator[tuple[DatagramServer, Tier, Sure]]:
     tier, variants = Tier(load_catalog(config), 4), Sure()
     tier.variants = variants
-    door = await LossyDoor.open(config, 0, tier, keys or Keys(config.api_key))
+    server = await DatagramServer.open(config, 0, tier, keys or Keys(config.api_key))
     try:
-        yield door, tier, variants
+        yield server, tier, variants
     finally:
-        await door.close(1.0)
+        await server.close(1.0)
 
 
 @asynccontextmanager
-async def connected(door: LossyDoor, port: int | None = None, api_key: str | None = None) -> AsyncIterator[LossyClient]:
-    offer = door.offer
-    client = await LossyClient.connect(
+async def connected(
+    server: DatagramServer, port: int | None = None, api_key: str | None = None
+) -> AsyncIterator[DatagramClient]:
+    offer = server.offer
+    client = await DatagramClient.connect(
         port or offer.port, offer.certificate, offer.name, routes=[Route(None, "127.0.0.1")], api_key=api_key
     )
     try:
@@ -103,72 +107,76 @@ async def connected(door: LossyDoor, port: int | None = None, api_key: str | Non
 
 
 def ask(
-    config: DatacenterConfig, request: HopRequest, picture: Coded = WHOLE, meta: bytes = b""
+    config: DatacenterConfig, request: EscalationRequest, image: Coded = WHOLE, meta: bytes = b""
 ) -> tuple[Status, bytes]:
     async def scenario() -> tuple[Status, bytes]:
-        async with open_door(config) as (door, _, _), connected(door) as client:
-            return await client.ask(request.template(), picture, meta=meta or request.meta(TRACE), timeout_s=60.0)
+        async with mark_ready(config) as (server, _, _), connected(server) as client:
+            return await client.ask(request.template(), image, meta=meta or request.meta(TRACE), timeout_s=60.0)
 
     return asyncio.run(scenario())
 
 
-def replied(answer: tuple[Status, bytes]) -> HopReply:
+def replied(answer: tuple[Status, bytes]) -> EscalationReply:
     assert answer[0] is Status.OK, answer
-    return msgspec.json.decode(answer[1], type=HopReply)
+    return msgspec.json.decode(answer[1], type=EscalationReply)
 
 
-def test_a_picture_is_answered_as_over_http(config: DatacenterConfig) -> None:
-    reply = replied(ask(config, HopRequest(variant="medium", top_k=2)))
+def test_an_image_is_answered_as_over_http(config: DatacenterConfig) -> None:
+    reply = replied(ask(config, EscalationRequest(variant="medium", top_k=2)))
     assert (reply.model, [c.index for c in reply.top_k]) == ("medium", [2, 3])
     assert (reply.received_fraction, reply.quality) == (1.0, None)
 
 
 def test_the_setting_names_the_congestion_controller(config: DatacenterConfig) -> None:
     async def scenario(name: str) -> object:
-        async with open_door(
+        async with mark_ready(
             msgspec.structs.replace(config, features=(DatagramSettings(congestion_control=name),))
-        ) as (door, _, _):
-            assert door._server is not None
-            return door._server.congestion
+        ) as (server, _, _):
+            assert server._server is not None
+            return server._server.congestion
 
     assert asyncio.run(scenario("bbr")) is Bbr
     with pytest.raises(ConfigError, match="datagram_congestion_control"):
         asyncio.run(scenario("none"))
 
 
-def test_a_middle_rung_is_asked_first(config: DatacenterConfig) -> None:
-    reply = replied(ask(config, HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.95, "committee"))))
+def test_an_intermediate_stage_is_asked_first(config: DatacenterConfig) -> None:
+    reply = replied(
+        ask(config, EscalationRequest(variant="medium", intermediate=Intermediate(Score.TOP1, 0.95, "committee")))
+    )
     assert (reply.model, reply.passed_over is not None) == ("committee", True)
 
 
-def test_a_picture_that_was_encoded_anew_says_its_quality(config: DatacenterConfig) -> None:
+def test_an_image_that_was_encoded_anew_says_its_quality(config: DatacenterConfig) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    assert replied(ask(config, HopRequest(), encode(pixels, Plan(50, 1.0), ROOM))).quality == 50
+    assert replied(ask(config, EscalationRequest(), encode(pixels, Plan(50, 1.0), ROOM))).quality == 50
 
 
 @pytest.mark.parametrize(
     ("request_", "meta", "code"),
     [
-        (HopRequest(variant="huge"), b"", "not_found"),
-        (HopRequest(task="letters"), b"", "not_found"),
-        (HopRequest(), b"\x09" * 30, "bad_field"),
+        (EscalationRequest(variant="huge"), b"", "not_found"),
+        (EscalationRequest(task="letters"), b"", "not_found"),
+        (EscalationRequest(), b"\x09" * 30, "bad_field"),
     ],
 )
-def test_each_error_has_its_code(config: DatacenterConfig, request_: HopRequest, meta: bytes, code: str) -> None:
+def test_each_error_has_its_code(config: DatacenterConfig, request_: EscalationRequest, meta: bytes, code: str) -> None:
     status, body = ask(config, request_, meta=meta)
     assert (status, msgspec.json.decode(body)["code"]) == (Status.REFUSED, code)
 
 
 def test_a_body_beyond_the_limit_is_refused(config: DatacenterConfig) -> None:
-    status, body = ask(msgspec.structs.replace(config, max_body_bytes=100), HopRequest())
+    status, body = ask(msgspec.structs.replace(config, max_body_bytes=100), EscalationRequest())
     assert (status, msgspec.json.decode(body)["code"]) == (Status.REFUSED, "too_large")
 
 
 def test_a_tier_that_is_not_ready_says_so(config: DatacenterConfig) -> None:
     async def scenario() -> tuple[Status, bytes]:
-        async with open_door(config) as (door, tier, _), connected(door) as client:
+        async with mark_ready(config) as (server, tier, _), connected(server) as client:
             tier.variants = None
-            return await client.ask(HopRequest().template(), WHOLE, meta=HopRequest().meta(TRACE), timeout_s=60.0)
+            return await client.ask(
+                EscalationRequest().template(), WHOLE, meta=EscalationRequest().meta(TRACE), timeout_s=60.0
+            )
 
     status, body = asyncio.run(scenario())
     assert (status, msgspec.json.decode(body)["status"]) == (Status.REFUSED, 503)
@@ -176,9 +184,9 @@ def test_a_tier_that_is_not_ready_says_so(config: DatacenterConfig) -> None:
 
 def test_an_answer_that_comes_too_late_is_a_missed_deadline(config: DatacenterConfig) -> None:
     async def scenario() -> tuple[Status, bytes]:
-        async with open_door(config) as (door, _, variants), connected(door) as client:
+        async with mark_ready(config) as (server, _, variants), connected(server) as client:
             variants.gate.clear()
-            request = HopRequest()
+            request = EscalationRequest()
             return await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), deadline_s=0.2, timeout_s=60.0)
 
     status, body = asyncio.run(scenario())
@@ -187,9 +195,9 @@ def test_an_answer_that_comes_too_late_is_a_missed_deadline(config: DatacenterCo
 
 def test_a_progressive_request_is_told_just_before_its_deadline_what_there_is(config: DatacenterConfig) -> None:
     async def scenario() -> tuple[Status, bytes]:
-        async with open_door(config) as (door, _, variants), connected(door) as client:
+        async with mark_ready(config) as (server, _, variants), connected(server) as client:
             variants.gate.clear()
-            request = HopRequest(variant="committee", progressive=True)
+            request = EscalationRequest(variant="committee", progressive=True)
             return await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), deadline_s=0.3, timeout_s=60.0)
 
     reply = replied(asyncio.run(scenario()))
@@ -201,31 +209,31 @@ def test_a_progressive_request_is_told_what_there_is_so_far_as_soon_as_it_is_the
     config: DatacenterConfig, progressive: bool
 ) -> None:
     heard = list[bytes]()
-    request = HopRequest(variant="committee", progressive=progressive)
+    request = EscalationRequest(variant="committee", progressive=progressive)
 
     async def scenario() -> tuple[Status, bytes]:
-        async with open_door(config) as (door, _, variants), connected(door) as client:
+        async with mark_ready(config) as (server, _, variants), connected(server) as client:
             variants.gate.clear()
             meta = request.meta(TRACE)
             asking = client.ask(request.template(), WHOLE, meta=meta, timeout_s=60.0, on_interim=heard.append)
             answer = asyncio.create_task(asking)
-            await until(lambda: bool(heard) if progressive else bool(variants.pictures))
+            await until(lambda: bool(heard) if progressive else bool(variants.images))
             variants.gate.set()
             return await answer
 
     assert replied(asyncio.run(scenario())).complete
-    so_far = [msgspec.json.decode(body, type=HopReply) for body in heard]
+    so_far = [msgspec.json.decode(body, type=EscalationReply) for body in heard]
     assert [(part.model, part.complete) for part in so_far[:1]] == [("committee", False)] * progressive
 
 
-def test_what_is_inside_is_answered_before_the_door_closes(config: DatacenterConfig) -> None:
+def test_what_is_inside_is_answered_before_the_server_closes(config: DatacenterConfig) -> None:
     async def scenario() -> tuple[Status, bytes]:
-        async with open_door(config) as (door, _, variants), connected(door) as client:
+        async with mark_ready(config) as (server, _, variants), connected(server) as client:
             variants.gate.clear()
-            request = HopRequest()
+            request = EscalationRequest()
             asking = asyncio.create_task(client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=60))
-            await until(lambda: bool(variants.pictures))
-            closing = asyncio.create_task(door.close(10.0))
+            await until(lambda: bool(variants.images))
+            closing = asyncio.create_task(server.close(10.0))
             variants.gate.set()
             answer = await asking
             await closing
@@ -234,19 +242,28 @@ def test_what_is_inside_is_answered_before_the_door_closes(config: DatacenterCon
     assert replied(asyncio.run(scenario())).top_k[0].index == 2
 
 
-def test_a_picture_with_holes_is_awaited_until_its_deadline_and_says_how_much_came(config: DatacenterConfig) -> None:
+def test_an_image_with_holes_is_awaited_until_its_deadline_and_says_how_much_came(config: DatacenterConfig) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (256, 256, 3), dtype=np.uint8)
     holed = encode(pixels, Plan(50, 0.0), ROOM)
 
-    async def scenario() -> HopReply:
-        async with open_door(config) as (door, _, _):
-            lossy = LinkSpec.parse("delay=20ms,seed=5")
-            async with UdpRelay(("127.0.0.1", door.offer.port), lossy) as relay, connected(door, relay.address[1]) as c:
-                replied(await c.ask(HopRequest().template(), WHOLE, meta=HopRequest().meta(TRACE), timeout_s=60.0))
+    async def scenario() -> EscalationReply:
+        async with mark_ready(config) as (server, _, _):
+            datagram = LinkSpec.parse("delay=20ms,seed=5")
+            async with (
+                UdpRelay(("127.0.0.1", server.offer.port), datagram) as relay,
+                connected(server, relay.address[1]) as c,
+            ):
+                replied(
+                    await c.ask(
+                        EscalationRequest().template(), WHOLE, meta=EscalationRequest().meta(TRACE), timeout_s=60.0
+                    )
+                )
                 relay.up = LinkSpec.parse("delay=20ms,loss=40%,seed=5")
-                meta = HopRequest().meta(TRACE)
+                meta = EscalationRequest().meta(TRACE)
                 for _ in range(20):  # on a machine that stands still the deadline may pass before anything came
-                    answer = await c.ask(HopRequest().template(), holed, meta=meta, deadline_s=0.1, timeout_s=60.0)
+                    answer = await c.ask(
+                        EscalationRequest().template(), holed, meta=meta, deadline_s=0.1, timeout_s=60.0
+                    )
                     if answer[0] is Status.OK:
                         break
                 return replied(answer)
@@ -259,14 +276,14 @@ def test_the_useful_side_is_that_of_the_most_demanding_variant(config: Datacente
     assert useful_side(load_catalog(config)) == 48
 
 
-def test_a_cluster_does_not_offer_the_lossy_transport(config: DatacenterConfig) -> None:
-    with pytest.raises(ConfigError, match=r"lossy_port.*one machine"):
+def test_a_cluster_does_not_offer_the_datagram_transport(config: DatacenterConfig) -> None:
+    with pytest.raises(ConfigError, match=r"datagram_port.*one machine"):
         application(msgspec.structs.replace(config, features=(DatagramSettings(port=0),)))
 
 
 def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"lossy_certificate and dc\.lossy_key"):
-        load_config(DatacenterConfig, overrides={"lossy_certificate": tmp_path / "c.pem"}, environ={})
+    with pytest.raises(ConfigError, match=r"datagram_certificate and dc\.datagram_key"):
+        load_config(DatacenterConfig, overrides={"datagram_certificate": tmp_path / "c.pem"}, environ={})
 
 
 def test_a_certificate_that_was_renewed_is_offered_and_shown_and_a_broken_one_changes_nothing(
@@ -274,19 +291,19 @@ def test_a_certificate_that_was_renewed_is_offered_and_shown_and_a_broken_one_ch
 ) -> None:
     certificate, key = files(tmp_path, [x509.DNSName("tier.example")])
     config = msgspec.structs.replace(config, features=(DatagramSettings(certificate=certificate, key=key),))
-    request = HopRequest()
+    request = EscalationRequest()
 
     async def scenario() -> list[str]:
-        async with open_door(config) as (door, _, _), connected(door) as before:
-            offers = [door.offer.certificate]
+        async with mark_ready(config) as (server, _, _), connected(server) as before:
+            offers = [server.offer.certificate]
             files(tmp_path, [x509.DNSName("tier.example")])
-            door.offered.reload()
-            offers.append(door.offer.certificate)
+            server.offered.reload()
+            offers.append(server.offer.certificate)
             key.write_text("no key")
             with pytest.raises(ConfigError, match=r"node\.key"):
-                door.offered.reload()
-            offers.append(door.offer.certificate)
-            async with connected(door) as after:
+                server.offered.reload()
+            offers.append(server.offer.certificate)
+            async with connected(server) as after:
                 for client in (before, after):
                     status, _ = await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=60.0)
                     assert status is Status.OK
@@ -296,16 +313,16 @@ def test_a_certificate_that_was_renewed_is_offered_and_shown_and_a_broken_one_ch
     assert first != second == third
 
 
-def test_a_picture_is_refused_once_its_key_is_gone_or_has_used_up_its_rate(
+def test_an_image_is_refused_once_its_key_is_gone_or_has_used_up_its_rate(
     config: DatacenterConfig, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.toml"
     key = add_key(file, "edge-1", [Scope.INFER], rate=1e-6)
-    request = HopRequest()
+    request = EscalationRequest()
 
     async def scenario() -> list[tuple[Status, str]]:
         keys = Keys(keys_file=file)
-        async with open_door(config, keys) as (door, _, _), connected(door, api_key=key) as client:
+        async with mark_ready(config, keys) as (server, _, _), connected(server, api_key=key) as client:
             found = []
             for _ in range(3):
                 status, body = await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=60.0)
@@ -324,22 +341,22 @@ def test_a_picture_is_refused_once_its_key_is_gone_or_has_used_up_its_rate(
 
 def test_what_strangers_send_and_who_is_refused_is_counted(config: DatacenterConfig) -> None:
     async def scenario() -> str:
-        async with open_door(config, Keys("a-key-of-some-length")) as (door, tier, _):
+        async with mark_ready(config, Keys("a-key-of-some-length")) as (server, tier, _):
             with pytest.raises(Unauthorized):
-                async with connected(door, api_key="another-key-than-that"):
+                async with connected(server, api_key="another-key-than-that"):
                     pass
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-                stranger.sendto(b"\x11none" + bytes(60), ("127.0.0.1", door.offer.port))
-                stranger.sendto(b"?" * 30, ("127.0.0.1", door.offer.port))
+                stranger.sendto(b"\x11none" + bytes(60), ("127.0.0.1", server.offer.port))
+                stranger.sendto(b"?" * 30, ("127.0.0.1", server.offer.port))
                 await until(lambda: b'_datagrams_total{reason="malformed"} 1.0' in tier.metrics.exposition())
             return tier.metrics.exposition().decode()
 
     page = asyncio.run(scenario())
     for line in (
-        'hawkvision_dc_lossy_dropped_datagrams_total{reason="no_session"} 1.0',
-        'hawkvision_dc_lossy_dropped_datagrams_total{reason="malformed"} 1.0',
-        'hawkvision_dc_lossy_dropped_datagrams_total{reason="bad_seal"} 0.0',
-        'hawkvision_dc_lossy_refused_callers_total{reason="unauthorized"} 1.0',
-        "hawkvision_dc_lossy_sessions 0.0",
+        'hawkvision_datacenter_datagram_dropped_datagrams_total{reason="no_session"} 1.0',
+        'hawkvision_datacenter_datagram_dropped_datagrams_total{reason="malformed"} 1.0',
+        'hawkvision_datacenter_datagram_dropped_datagrams_total{reason="bad_seal"} 0.0',
+        'hawkvision_datacenter_datagram_refused_callers_total{reason="unauthorized"} 1.0',
+        "hawkvision_datacenter_datagram_sessions 0.0",
     ):
         assert line in page

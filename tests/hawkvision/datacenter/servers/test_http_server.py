@@ -11,36 +11,36 @@ from hawkvision.core.errors import BadField
 from hawkvision.core.escalation_api import (
     MAX_DEADLINE_MS,
     MAX_TOP_K,
-    HopClass,
-    HopReply,
-    HopRequest,
-    HopTiming,
-    Middle,
-    PassedOver,
-    parse_hop_datagram,
-    parse_hop_headers,
+    ClassScore,
+    EscalationReply,
+    EscalationRequest,
+    EscalationTiming,
+    Intermediate,
+    IntermediateResult,
+    parse_escalation_datagram,
+    parse_escalation_headers,
 )
 from hawkvision.core.trace import TraceContext, start_trace
 from hawkvision.core.types import Score
 from hawkvision.transport.protocol.frames import MAX_META
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)
-MIDDLE = {
+INTERMEDIATE = {
     "X-HawkVision-Variant": "medium",
     "X-HawkVision-Accept-Score": "0.913",
     "X-HawkVision-Score": "margin",
     "X-HawkVision-Otherwise": "committee",
 }
-MIDDLES = st.builds(Middle, st.sampled_from(Score), st.floats(0.0, 1.0) | st.just(math.inf), NAMES)
+INTERMEDIATES = st.builds(Intermediate, st.sampled_from(Score), st.floats(0.0, 1.0) | st.just(math.inf), NAMES)
 
 
 REQUESTS = st.builds(
-    HopRequest,
+    EscalationRequest,
     task=st.none() | NAMES,
     variant=st.none() | NAMES,
     deadline_ms=st.none() | st.floats(-1e6, MAX_DEADLINE_MS),
     top_k=st.integers(1, MAX_TOP_K),
-    middle=st.none() | MIDDLES,
+    intermediate=st.none() | INTERMEDIATES,
     progressive=st.booleans(),
 )
 TRACES = st.builds(
@@ -52,15 +52,15 @@ TRACES = st.builds(
 
 
 @given(REQUESTS)
-def test_headers_carry_every_request_back(request: HopRequest) -> None:
-    assume(request.middle is None or request.variant not in (None, request.middle.otherwise))
-    assert parse_hop_headers(request.headers()) == request
+def test_headers_carry_every_request_back(request: EscalationRequest) -> None:
+    assume(request.intermediate is None or request.variant not in (None, request.intermediate.otherwise))
+    assert parse_escalation_headers(request.headers()) == request
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_any_header_text_is_read_or_refused_as_bad_field(deadline: str, top_k: str) -> None:
     try:
-        read = parse_hop_headers({"X-HawkVision-Deadline-Ms": deadline, "X-HawkVision-Top-K": top_k})
+        read = parse_escalation_headers({"X-HawkVision-Deadline-Ms": deadline, "X-HawkVision-Top-K": top_k})
     except BadField:
         return
     assert read.deadline_ms is not None
@@ -71,36 +71,36 @@ def test_any_header_text_is_read_or_refused_as_bad_field(deadline: str, top_k: s
 @pytest.mark.parametrize("text", ["", "soon", "nan", "inf", "1e9"])
 def test_a_deadline_that_is_no_duration_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadField, match="X-HawkVision-Deadline-Ms"):
-        parse_hop_headers({"X-HawkVision-Deadline-Ms": text})
+        parse_escalation_headers({"X-HawkVision-Deadline-Ms": text})
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1001", "5.0", "²"])
 def test_a_top_k_outside_its_range_is_refused_by_name(text: str) -> None:
     with pytest.raises(BadField, match="X-HawkVision-Top-K"):
-        parse_hop_headers({"X-HawkVision-Top-K": text})
+        parse_escalation_headers({"X-HawkVision-Top-K": text})
 
 
 @pytest.mark.parametrize("text", ["", "yes", "2"])
 def test_progressive_is_one_or_nought_or_refused_by_name(text: str) -> None:
     with pytest.raises(BadField, match="X-HawkVision-Progressive"):
-        parse_hop_headers({"X-HawkVision-Progressive": text})
+        parse_escalation_headers({"X-HawkVision-Progressive": text})
 
 
 def test_absent_headers_leave_the_choice_to_the_tier() -> None:
-    assert parse_hop_headers({}) == HopRequest(task=None, variant=None, deadline_ms=None, top_k=5)
+    assert parse_escalation_headers({}) == EscalationRequest(task=None, variant=None, deadline_ms=None, top_k=5)
 
 
-def test_a_middle_rung_is_read_from_its_three_headers() -> None:
-    assert parse_hop_headers(MIDDLE) == HopRequest(
-        variant="medium", middle=Middle(Score.MARGIN, accept_score=0.913, otherwise="committee")
+def test_an_intermediate_stage_is_read_from_its_three_headers() -> None:
+    assert parse_escalation_headers(INTERMEDIATE) == EscalationRequest(
+        variant="medium", intermediate=Intermediate(Score.MARGIN, accept_score=0.913, otherwise="committee")
     )
 
 
 @pytest.mark.parametrize("absent", ["Accept-Score", "Score", "Otherwise", "Variant"])
-def test_a_middle_rung_with_a_header_missing_is_refused_by_its_name(absent: str) -> None:
+def test_an_intermediate_stage_with_a_header_missing_is_refused_by_its_name(absent: str) -> None:
     name = f"X-HawkVision-{absent}"
     with pytest.raises(BadField, match=f"^{name}: missing"):
-        parse_hop_headers({k: v for k, v in MIDDLE.items() if k != name})
+        parse_escalation_headers({k: v for k, v in INTERMEDIATE.items() if k != name})
 
 
 @pytest.mark.parametrize(
@@ -111,16 +111,18 @@ def test_a_middle_rung_with_a_header_missing_is_refused_by_its_name(absent: str)
         *(("X-HawkVision-Otherwise", text) for text in ("", "medium")),
     ],
 )
-def test_a_middle_rung_with_a_wrong_header_is_refused_by_its_name(name: str, text: str) -> None:
+def test_an_intermediate_stage_with_a_wrong_header_is_refused_by_its_name(name: str, text: str) -> None:
     with pytest.raises(BadField, match=f"^{name}: expected"):
-        parse_hop_headers({**MIDDLE, name: text})
+        parse_escalation_headers({**INTERMEDIATE, name: text})
 
 
 @given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))
-def test_any_text_about_a_middle_rung_is_read_or_refused_as_bad_field(score: str, kind: str, otherwise: str) -> None:
+def test_any_text_about_an_intermediate_stage_is_read_or_refused_as_bad_field(
+    score: str, kind: str, otherwise: str
+) -> None:
     texts = {"X-HawkVision-Accept-Score": score, "X-HawkVision-Score": kind, "X-HawkVision-Otherwise": otherwise}
     try:
-        read = parse_hop_headers({**MIDDLE, **texts}).middle
+        read = parse_escalation_headers({**INTERMEDIATE, **texts}).intermediate
     except BadField:
         return
     assert read is not None
@@ -128,69 +130,77 @@ def test_any_text_about_a_middle_rung_is_read_or_refused_as_bad_field(score: str
 
 
 @given(REQUESTS, TRACES)
-def test_template_and_meta_carry_every_request_back_but_its_deadline(request: HopRequest, trace: TraceContext) -> None:
-    assume(request.middle is None or request.variant not in (None, request.middle.otherwise))
-    read = parse_hop_datagram(request.template(), request.meta(trace))
+def test_template_and_meta_carry_every_request_back_but_its_deadline(
+    request: EscalationRequest, trace: TraceContext
+) -> None:
+    assume(request.intermediate is None or request.variant not in (None, request.intermediate.otherwise))
+    read = parse_escalation_datagram(request.template(), request.meta(trace))
     assert read == (msgspec.structs.replace(request, deadline_ms=None), trace)
     assert len(request.meta(trace)) <= MAX_META
 
 
 @given(REQUESTS, st.integers(1, MAX_TOP_K), st.floats(0.0, 1.0))
-def test_what_differs_from_picture_to_picture_is_not_in_the_template(r: HopRequest, top_k: int, sure: float) -> None:
-    middle = None if r.middle is None else msgspec.structs.replace(r.middle, accept_score=sure)
-    other = msgspec.structs.replace(r, top_k=top_k, deadline_ms=1.0, middle=middle)
+def test_what_differs_from_image_to_image_is_not_in_the_template(r: EscalationRequest, top_k: int, sure: float) -> None:
+    intermediate = None if r.intermediate is None else msgspec.structs.replace(r.intermediate, accept_score=sure)
+    other = msgspec.structs.replace(r, top_k=top_k, deadline_ms=1.0, intermediate=intermediate)
     assert other.template() == r.template()
 
 
 @given(st.binary(max_size=80), st.binary(max_size=64))
 def test_any_template_and_meta_are_read_or_refused_as_bad_field(template: bytes, meta: bytes) -> None:
-    for body in (template, HopRequest().template(), PLAIN.template()):
-        for own in (meta, HopRequest().meta(start_trace()), PLAIN.meta(start_trace())[: len(meta)]):
+    for body in (template, EscalationRequest().template(), PLAIN.template()):
+        for own in (meta, EscalationRequest().meta(start_trace()), PLAIN.meta(start_trace())[: len(meta)]):
             try:
-                read, _ = parse_hop_datagram(body, own)
+                read, _ = parse_escalation_datagram(body, own)
             except BadField:
                 continue
             assert 1 <= read.top_k <= MAX_TOP_K
 
 
-PLAIN = HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.5, "committee"))
+PLAIN = EscalationRequest(variant="medium", intermediate=Intermediate(Score.TOP1, 0.5, "committee"))
 
 
 @pytest.mark.parametrize(
     ("template", "meta", "field"),
     [
-        (b"{", HopRequest().meta(start_trace()), "template"),
-        (b'{"top_k": 5}', HopRequest().meta(start_trace()), "template"),
-        (HopRequest().template(), b"", "meta"),
-        (HopRequest().template(), b"\x02" + HopRequest().meta(start_trace())[1:], "meta: expected version 1"),
-        (HopRequest().template(), HopRequest().meta(start_trace()) + b"x", "meta: flags"),
-        (HopRequest().template(), HopRequest(top_k=0).meta(start_trace()), "meta: top_k is 0"),
-        (HopRequest().template(), PLAIN.meta(start_trace()), "template: score or otherwise is missing"),
-        (PLAIN.template(), HopRequest().meta(start_trace()), "meta: accept score is missing"),
+        (b"{", EscalationRequest().meta(start_trace()), "template"),
+        (b'{"top_k": 5}', EscalationRequest().meta(start_trace()), "template"),
+        (EscalationRequest().template(), b"", "meta"),
+        (
+            EscalationRequest().template(),
+            b"\x02" + EscalationRequest().meta(start_trace())[1:],
+            "meta: expected version 1",
+        ),
+        (EscalationRequest().template(), EscalationRequest().meta(start_trace()) + b"x", "meta: flags"),
+        (EscalationRequest().template(), EscalationRequest(top_k=0).meta(start_trace()), "meta: top_k is 0"),
+        (EscalationRequest().template(), PLAIN.meta(start_trace()), "template: score or otherwise is missing"),
+        (PLAIN.template(), EscalationRequest().meta(start_trace()), "meta: accept score is missing"),
         (PLAIN.template(), PLAIN.meta(start_trace())[:-8] + b"\xff" * 8, "meta: accept score: expected"),
     ],
     ids=range(9),  # what is generated anew must not be in a test's name
 )
 def test_a_datagrams_request_is_refused_by_the_field_that_is_wrong(template: bytes, meta: bytes, field: str) -> None:
     with pytest.raises(BadField, match=f"^{field}"):
-        parse_hop_datagram(template, meta)
+        parse_escalation_datagram(template, meta)
 
 
 class _ReplyOfBefore(msgspec.Struct, frozen=True):
     """What the release before states and reads of a reply."""
 
-    top_k: tuple[HopClass, ...]
+    top_k: tuple[ClassScore, ...]
     model: str
-    timing_ms: HopTiming
+    timing_ms: EscalationTiming
     batch_size: int
     complete: bool = True
 
 
 def test_the_release_before_reads_a_reply_that_states_what_computed_it_and_states_nothing_itself() -> None:
     stated = f"{'a' * 64}/int8"
-    passed = PassedOver(3, 0.5, stated)
-    reply = HopReply((HopClass(1, 0.5),), "best", HopTiming(1.0, 2.0, 3.0, 6.0), 1, 0.5, passed, fingerprint=stated)
-    assert msgspec.json.decode(msgspec.json.encode(reply), type=HopReply) == reply
+    passed = IntermediateResult(3, 0.5, stated)
+    reply = EscalationReply(
+        (ClassScore(1, 0.5),), "best", EscalationTiming(1.0, 2.0, 3.0, 6.0), 1, 0.5, passed, fingerprint=stated
+    )
+    assert msgspec.json.decode(msgspec.json.encode(reply), type=EscalationReply) == reply
     before = msgspec.json.decode(msgspec.json.encode(reply), type=_ReplyOfBefore)
     assert (before.model, before.top_k) == (reply.model, reply.top_k)
-    assert msgspec.json.decode(msgspec.json.encode(before), type=HopReply).fingerprint is None
+    assert msgspec.json.decode(msgspec.json.encode(before), type=EscalationReply).fingerprint is None

@@ -1,4 +1,4 @@
-"""The short way from the door to a replica, over a real socket."""
+"""The short way from the server to a replica, over a real socket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hawkvision.core.logs import About, TextLine
 from hawkvision.datacenter.execution.ensemble import VariantAnswer, Views
 from hawkvision.datacenter.launch.listening import family
 from hawkvision.datacenter.servers.local_socket import Part, Question, Replicas, Reported, _Frames, report
-from tests.hawkvision.datacenter.conftest import MARK, START_LIMIT_S, Running, picture, start, stop
+from tests.hawkvision.datacenter.conftest import MARK, START_LIMIT_S, Running, image, start, stop
 from tests.hawkvision.datacenter.launch.test_stopping import until
 
 T = TypeVar("T")
@@ -47,13 +47,13 @@ def part(number: int) -> Part:
     return (VariantAnswer("small", Views.UPRIGHT, row, 0.1, 0.2, 0.3, number),)
 
 
-def question(picture: bytes = b"", *, piecemeal: bool = True) -> Question:
-    return Question(picture, (), 0.0, piecemeal)
+def question(image: bytes = b"", *, piecemeal: bool = True) -> Question:
+    return Question(image, (), 0.0, piecemeal)
 
 
 async def numbers(asked: Question) -> AsyncGenerator[Part]:
-    """As many parts as the picture has bytes."""
-    for number in range(len(asked.picture)):
+    """As many parts as the image has bytes."""
+    for number in range(len(asked.image)):
         await asyncio.sleep(0)
         yield part(number)
 
@@ -61,7 +61,7 @@ async def numbers(asked: Question) -> AsyncGenerator[Part]:
 async def connected(
     answering: Callable[[Question], AsyncGenerator[Part]], *, max_ongoing: int = 8, max_queued: int = 8
 ) -> Replicas:
-    """The door's end of a replica that answers like that."""
+    """The server's end of a replica that answers like that."""
     replicas = Replicas([GROUP], max_ongoing=max_ongoing, max_queued=max_queued, retry_after_s=2.5)
     await replicas.listen()
     await joined(replicas, answering)
@@ -133,7 +133,7 @@ def test_many_ask_at_once_and_get_each_its_own_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [BadImage("no picture"), DeadlineMissed("too late"), TargetUnreachable("too much", 0.9)]
+    "error", [BadImage("no image"), DeadlineMissed("too late"), TargetUnreachable("too much", 0.9)]
 )
 def test_what_the_replica_refuses_is_raised_as_it_was_and_the_next_is_unharmed(error: Exception) -> None:
     async def answering(asked: Question) -> AsyncGenerator[Part]:
@@ -171,7 +171,7 @@ def test_a_defect_of_the_replica_is_told_in_words_and_the_next_is_unharmed(caplo
     assert "could not be looked at" in caplog.text
 
 
-def test_what_a_replica_logs_about_a_picture_names_the_request_that_it_is_of() -> None:
+def test_what_a_replica_logs_about_an_image_names_the_request_that_it_is_of() -> None:
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(TextLine())
@@ -193,7 +193,7 @@ def test_what_a_replica_logs_about_a_picture_names_the_request_that_it_is_of() -
         asyncio.run(scenario())
     finally:
         logger.removeHandler(handler)
-    assert re.findall(r"\[(\w+) trace=0{32}\] a picture could not be looked at", written.getvalue()) == ["one", "two"]
+    assert re.findall(r"\[(\w+) trace=0{32}\] an image could not be looked at", written.getvalue()) == ["one", "two"]
 
 
 def test_who_stops_listening_ends_the_work() -> None:
@@ -207,7 +207,7 @@ def test_who_stops_listening_ends_the_work() -> None:
     asyncio.run(scenario())
 
 
-def test_a_door_that_hangs_up_ends_all_its_work() -> None:
+def test_a_server_that_hangs_up_ends_all_its_work() -> None:
     async def scenario() -> None:
         held = Held()
         direct = await connected(held)
@@ -238,7 +238,7 @@ def test_as_many_as_allowed_are_at_the_replica_others_wait_and_more_are_shed() -
         with pytest.raises(Overloaded) as shed:
             await told(direct, question())
         assert shed.value.retry_after_s == 2.5
-        assert held.begun.locked()  # the second waits at the door
+        assert held.begun.locked()  # the second waits at the server
         held.go.set()
         assert [await asyncio.wait_for(task, LIMIT_S) for task in (first, second)] == [[0, 1], [0, 1]]
 
@@ -253,11 +253,11 @@ def test_another_users_process_is_hung_up_on() -> None:
     )
 
     async def scenario() -> tuple[int | None, list[int]]:
-        door = await connected(numbers)
-        name = door.address.name.removeprefix("\0")
+        server = await connected(numbers)
+        name = server.address.name.removeprefix("\0")
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", stranger, name)
         code = await asyncio.wait_for(process.wait(), LIMIT_S)
-        return code, await told(door, question(b"ab"))
+        return code, await told(server, question(b"ab"))
 
     assert asyncio.run(scenario()) == (0, [0, 1])
 
@@ -271,13 +271,13 @@ def test_who_does_not_have_the_key_is_hung_up_on_before_anything_is_unpickled(gi
             return Path.touch, (harm,)
 
     async def scenario() -> tuple[bytes, list[int]]:
-        door = await connected(numbers)
-        reader, writer = await asyncio.open_unix_connection(door.address.name)
+        server = await connected(numbers)
+        reader, writer = await asyncio.open_unix_connection(server.address.name)
         body = pickle.dumps(Harmful())
         writer.write(given_key + struct.pack(">II", len(body), 0) + body + bytes(32))
         heard = await asyncio.wait_for(reader.read(), LIMIT_S)
         writer.close()
-        return heard, await told(door, question(b"ab"))
+        return heard, await told(server, question(b"ab"))
 
     assert asyncio.run(scenario()) == (b"", [0, 1])
     assert not harm.exists()
@@ -286,12 +286,12 @@ def test_who_does_not_have_the_key_is_hung_up_on_before_anything_is_unpickled(gi
 def test_a_dead_replicas_questions_go_to_the_next_one() -> None:
     async def scenario() -> list[int]:
         silent = Silent()
-        door = Replicas([GROUP], max_ongoing=8, max_queued=8)
-        await door.listen()
-        dying = await joined(door, silent)
-        asking = asyncio.create_task(told(door, question(b"ab")))
+        server = Replicas([GROUP], max_ongoing=8, max_queued=8)
+        await server.listen()
+        dying = await joined(server, silent)
+        asking = asyncio.create_task(told(server, question(b"ab")))
         await asyncio.wait_for(silent.begun.acquire(), LIMIT_S)
-        await joined(door, numbers)
+        await joined(server, numbers)
         dying.close()
         return await asyncio.wait_for(asking, LIMIT_S)
 
@@ -301,12 +301,12 @@ def test_a_dead_replicas_questions_go_to_the_next_one() -> None:
 def test_changes_are_told_as_they_happen() -> None:
     async def scenario() -> list[tuple[str, int]]:
         changes: list[tuple[str, int]] = []
-        door = Replicas([GROUP], max_ongoing=1, max_queued=1, changed=lambda *its: changes.append(its))
-        await door.listen()
+        server = Replicas([GROUP], max_ongoing=1, max_queued=1, changed=lambda *its: changes.append(its))
+        await server.listen()
         for _ in range(2):
-            reported = await joined(door, numbers)
+            reported = await joined(server, numbers)
             reported.close()
-            await asyncio.wait_for(door.gone(GROUP), LIMIT_S)
+            await asyncio.wait_for(server.gone(GROUP), LIMIT_S)
         return changes
 
     assert asyncio.run(scenario()) == [(GROUP, 1), (GROUP, 0)] * 2
@@ -330,21 +330,21 @@ asyncio.run(main())
 
 def test_a_stopped_replica_is_absent_until_it_goes_on_and_its_questions_are_given_back() -> None:
     async def scenario() -> None:
-        door = Replicas([GROUP], max_ongoing=2, max_queued=2)
-        await door.listen()
-        its = door.address
+        server = Replicas([GROUP], max_ongoing=2, max_queued=2)
+        await server.listen()
+        its = server.address
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", STOPPING, its.name.removeprefix("\0"), its.key.hex()
         )
         try:
             async with asyncio.timeout(START_LIMIT_S):
-                while door.live(GROUP) == 0:  # noqa: ASYNC110
+                while server.live(GROUP) == 0:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 with pytest.raises(NotReady, match="no live replica"):
-                    await told(door, question())
-                assert door.absent == (GROUP,)
+                    await told(server, question())
+                assert server.absent == (GROUP,)
                 process.send_signal(signal.SIGCONT)
-                while door.live(GROUP) == 0:  # noqa: ASYNC110
+                while server.live(GROUP) == 0:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         finally:
             process.kill()
@@ -389,7 +389,7 @@ def test_frames_may_be_cut_anywhere_on_the_way(bodies: list[tuple[int, bytes]], 
 def ask(running: Running, limit_s: float = LIMIT_S) -> int:
     connection = http.client.HTTPConnection(running.url.removeprefix("http://"), timeout=limit_s)
     try:
-        connection.request("POST", INFER_PATH, picture())
+        connection.request("POST", INFER_PATH, image())
         return connection.getresponse().status
     finally:
         connection.close()
@@ -406,9 +406,11 @@ def replicas(running: Running) -> list[int]:
 
 
 def ways(running: Running) -> int:
-    """The door's connections to replicas, by the kernel's account (proc(5): state 3 is connected)."""
-    door = next(pid for pid in family(running.process.pid) if "launch.child" in command_line(pid))
-    lines = [line.split() for line in Path(f"/proc/{door}/net/unix").read_text().splitlines() if "@hawkvision-" in line]
+    """The server's connections to replicas, by the kernel's account (proc(5): state 3 is connected)."""
+    server = next(pid for pid in family(running.process.pid) if "launch.child" in command_line(pid))
+    lines = [
+        line.split() for line in Path(f"/proc/{server}/net/unix").read_text().splitlines() if "@hawkvision-" in line
+    ]
     return sum(state == "03" for _, _, _, _, _, state, _, _ in lines)
 
 
@@ -420,7 +422,7 @@ def command_line(pid: int) -> str:
 
 @pytest.mark.slow
 def test_a_tier_asks_its_only_replica_directly(medium: Running) -> None:
-    until(lambda: ways(medium) == 1)  # not at once: the replica takes the connection after the door has it
+    until(lambda: ways(medium) == 1)  # not at once: the replica takes the connection after the server has it
     assert ask(medium) == 200
 
 

@@ -19,7 +19,7 @@ from hawkvision.model_zoo.building.fetch import fetch
 from hawkvision.model_zoo.building.ranges import Ranges, measure_ranges, save_ranges
 from hawkvision.model_zoo.training.manifest_writer import format_manifest
 from hawkvision.models.artifacts import sha256_of
-from hawkvision.models.manifest import Committee, InputSpec, Ladder, Manifest, PackageSource, Variant, load_manifest
+from hawkvision.models.manifest import Cascade, Ensemble, InputSpec, Manifest, PackageSource, Variant, load_manifest
 from tests.hawkvision.model_zoo.tiny_states import random_state
 from tests.hawkvision.model_zoo.weight_files import archive, state_of
 
@@ -56,7 +56,7 @@ def zoo(tmp_path: Path, weights: bytes) -> Zoo:
     source = PackageSource(package="tiny-weights", version="1.0", member=MEMBER, sha256=sha256_of(weights))
     variant = Variant(name="m", architecture="mobilenet_v2", precision="fp32", license="MIT", source=source, input=SPEC)
     model = onnx.load_from_string(emit_variant("tiny", variant, models, weights))
-    pictures = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
     save_ranges(
         models,
         "tiny",
@@ -65,9 +65,9 @@ def zoo(tmp_path: Path, weights: bytes) -> Zoo:
             architecture="mobilenet_v2",
             weights_sha256=source.sha256,
             data_sha256="0" * 64,
-            pictures=2,
+            images=2,
             seed=0,
-            ranges=measure_ranges(model, pictures),
+            ranges=measure_ranges(model, images),
         ),
     )
     small = msgspec.structs.replace(variant, name="m_int8", precision="int8")
@@ -79,16 +79,16 @@ def zoo(tmp_path: Path, weights: bytes) -> Zoo:
         task="tiny",
         labels="labels.txt",
         classes=1000,
-        ladder=Ladder(edge=("m_int8",), dc=("both",), default_edge="m_int8"),
+        cascade=Cascade(edge=("m_int8",), dc=("both",), default_edge="m_int8"),
         variants=tuple(pinned),
-        committees=(Committee(name="both", members=("m", "m_int8")),),
+        ensembles=(Ensemble(name="both", members=("m", "m_int8")),),
     )
     made = Zoo(models, tmp_path / "cache", wheels, manifest)
     made.write(manifest)
     return made
 
 
-def test_ladder_is_built_verified_and_kept_the_second_time(zoo: Zoo) -> None:
+def test_cascade_is_built_verified_and_kept_the_second_time(zoo: Zoo) -> None:
     first = build("tiny", models=zoo.models, cache=zoo.cache, wheels=zoo.wheels)
     assert [(a.variant, a.kept) for a in first] == [("m_int8", False), ("m", False)]
     steps: list[tuple[str, str]] = []
@@ -103,7 +103,7 @@ def test_interrupted_build_resumes_and_replaces_the_corrupt(zoo: Zoo) -> None:
     first.path.write_bytes(first.path.read_bytes()[:-1])
     with pytest.raises(ArtifactError, match="corrupt"):
         verify("tiny", models=zoo.models, cache=zoo.cache)
-    states = {s.variant.name: (s.state, s.rungs) for s in list_variants("tiny", zoo.models, zoo.cache)}
+    states = {s.variant.name: (s.state, s.stages) for s in list_variants("tiny", zoo.models, zoo.cache)}
     assert states == {"m": ("built", ("dc",)), "m_int8": ("corrupt", ("edge", "dc"))}
     again = build("tiny", models=zoo.models, cache=zoo.cache, wheels=zoo.wheels)
     assert [a.kept for a in again] == [False, True]
@@ -187,7 +187,7 @@ def test_imagenet_manifest_is_complete() -> None:
     manifest = load_manifest("imagenet", REPOSITORY / "models")
     labels = (REPOSITORY / "models" / "imagenet" / manifest.labels).read_text().splitlines()
     assert len(labels) == len(set(labels)) == manifest.classes
-    for accuracy in [v.accuracy for v in manifest.variants] + [c.accuracy for c in manifest.committees]:
+    for accuracy in [v.accuracy for v in manifest.variants] + [c.accuracy for c in manifest.ensembles]:
         assert accuracy is not None
         assert accuracy.low < accuracy.value < accuracy.high
     for variant in manifest.variants:
@@ -198,7 +198,7 @@ def test_imagenet_manifest_is_complete() -> None:
 
 
 @pytest.mark.slow
-def test_imagenet_ladder_builds_to_the_pinned_bytes(tmp_path: Path) -> None:
+def test_imagenet_cascade_builds_to_the_pinned_bytes(tmp_path: Path) -> None:
     """Needs the package index; the pins say whether the builder still writes the bytes that were certified."""
     models = REPOSITORY / "models"
     every = [v.name for v in load_manifest("imagenet", models).variants]

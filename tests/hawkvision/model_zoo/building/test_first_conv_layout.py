@@ -26,7 +26,7 @@ def attributes_of(kernel: tuple[int, int], pads: tuple[int, int, int, int], stri
 
 
 def first_layer(attributes: dict[str, Any], images: NDArray[np.uint8], rows: RowBlocks | None) -> F32:
-    """What a convolution with whole weights gives for pictures (n, height, width, 3), flat; `rows`: read in blocks."""
+    """What a convolution with whole weights gives for images (n, height, width, 3), flat; `rows`: read in blocks."""
     size = attributes["kernel_shape"]
     kernel = np.random.default_rng(5).integers(-127, 128, (CHANNELS, 3, *size)).astype(np.float32)
     builder = GraphBuilder("first layer")
@@ -82,11 +82,11 @@ def network(width: int) -> onnx.ModelProto:
 
 
 def test_a_quantised_network_that_reads_blocks_says_what_one_says_that_cannot() -> None:
-    pictures = np.random.default_rng(4).integers(0, 256, (8, SIDE, SIDE, 3), dtype=np.uint8)
-    wider = np.concatenate((pictures, np.full((8, SIDE, 2, 3), MEAN, np.uint8)), axis=2)
+    images = np.random.default_rng(4).integers(0, 256, (8, SIDE, SIDE, 3), dtype=np.uint8)
+    wider = np.concatenate((images, np.full((8, SIDE, 2, 3), MEAN, np.uint8)), axis=2)
     ranges = {"stem.relu6": (0.0, 6.0)}
     narrow, wide = (quantise_model(network(width), ranges, "test") for width in (SIDE, SIDE + 2))
     assert [any(node.op_type == "Reshape" for node in each.graph.node) for each in (narrow, wide)] == [True, False]
-    answers = logits_of(narrow, pictures)
+    answers = logits_of(narrow, images)
     assert np.ptp(answers) > 0
     assert np.array_equal(answers, logits_of(wide, wider))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.models
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 MODELS = REPOSITORY / "models"
-PICTURES = REPOSITORY.parent / "shared" / "data" / "imagenet_eval.npz"
+IMAGES = REPOSITORY.parent / "shared" / "data" / "imagenet_eval.npz"
 ARCHITECTURES = ["mobilenet_v2", "efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"]
 
 
@@ -49,17 +49,17 @@ def reference_logits(torch: Any, model: Any, variant: Variant, batch: Pixels) ->
     return logits
 
 
-def real_pictures(variant: Variant, count: int) -> Pixels:
-    if not PICTURES.is_file():
-        pytest.skip(f"{PICTURES} is absent")
-    with np.load(PICTURES) as z:
+def real_images(variant: Variant, count: int) -> Pixels:
+    if not IMAGES.is_file():
+        pytest.skip(f"{IMAGES} is absent")
+    with np.load(IMAGES) as z:
         data, offsets = z["data"], z["offsets"]
     chosen = np.random.default_rng(0).choice(len(offsets) - 1, count, replace=False)
     size = (variant.input.width, variant.input.height)
     kinds = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
     kind = kinds[variant.input.interpolation]
     decoded = (cv2.imdecode(data[offsets[i] : offsets[i + 1]], cv2.IMREAD_COLOR_RGB) for i in chosen)
-    return np.stack([cv2.resize(picture, size, interpolation=kind) for picture in decoded])
+    return np.stack([cv2.resize(image, size, interpolation=kind) for image in decoded])
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_graph_answers_as_the_framework_does(name: str, setting: Path) -> None:
     file.write_bytes(weight_bytes(variant.source, fetch(variant.source, setting / name)))
     model = reference(name, torch.load(file, weights_only=True))
     noise = np.random.default_rng(1).integers(0, 256, (8, variant.input.height, variant.input.width, 3), np.uint8)
-    batch = np.concatenate([noise, real_pictures(variant, 56)])
+    batch = np.concatenate([noise, real_images(variant, 56)])
     session = ort.InferenceSession(load_variant(cache_dir(), "imagenet", variant), providers=["CPUExecutionProvider"])
     found = session.run(["logits"], {"image": batch})[0]
     expected = reference_logits(torch, model, variant, batch)

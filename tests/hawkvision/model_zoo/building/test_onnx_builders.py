@@ -24,7 +24,7 @@ def run(model: onnx.ModelProto, images: np.ndarray) -> F32:
 
 
 def plain_conv(x: F32, kernel: F32, bias: F32, stride: int, pads: tuple[int, int, int, int]) -> F32:
-    """Convolution of one picture (channels, height, width) by its definition."""
+    """Convolution of one image (channels, height, width) by its definition."""
     x = np.pad(x, ((0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
     size = kernel.shape[2]
     rows, columns = ((n - size) // stride + 1 for n in x.shape[1:])
@@ -53,8 +53,8 @@ def test_graph_computes_the_plain_definition(side: int, size: int, stride: int, 
     x = builder.relu6(builder.conv(builder.pixels((1.0, 2.0, 3.0)), "conv", kernel, bias, stride, pads))
     builder.classifier(x, last, offset)
     found = run(builder.model(side, side, 5), image)
-    for picture, logits in zip(image, found, strict=True):
-        pixels = picture.transpose(2, 0, 1).astype(np.float32) - np.array([1, 2, 3], np.float32).reshape(3, 1, 1)
+    for single, logits in zip(image, found, strict=True):
+        pixels = single.transpose(2, 0, 1).astype(np.float32) - np.array([1, 2, 3], np.float32).reshape(3, 1, 1)
         maps = np.clip(plain_conv(pixels, kernel, bias, stride, pads), 0, 6)
         np.testing.assert_allclose(logits, last @ maps.mean(axis=(1, 2)) + offset, rtol=1e-3, atol=1e-3)
 

@@ -94,8 +94,8 @@ def test_tiny_int8_graph_is_within_its_steps_of_float() -> None:
 @pytest.mark.parametrize("architecture", list(EMITTERS))
 def test_int8_graph_runs_wholly_in_integers(architecture: str, tmp_path: Path) -> None:
     model = emit(architecture, random_state(architecture), SPEC, "test")
-    pictures = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
-    quantised = quantise_model(model, measure_ranges(model, pictures), "test")
+    images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    quantised = quantise_model(model, measure_ranges(model, images), "test")
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     options.log_severity_level = 3
@@ -103,7 +103,7 @@ def test_int8_graph_runs_wholly_in_integers(architecture: str, tmp_path: Path) -
     kinds = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
     assert "QLinearConv" in kinds
     assert not kinds & {"Conv", "FusedConv", "Gemm", "Add", "Concat", "QuantizeLinear"}
-    assert np.corrcoef(logits_of(quantised, pictures).ravel(), logits_of(model, pictures).ravel())[0, 1] > 0.9
+    assert np.corrcoef(logits_of(quantised, images).ravel(), logits_of(model, images).ravel())[0, 1] > 0.9
 
 
 def test_quantising_is_deterministic() -> None:
@@ -122,6 +122,6 @@ def test_missing_or_empty_range_is_named() -> None:
         quantise_model(model, {"conv.relu6": (1.0, 1.0), "pool": (0.0, 6.0)}, "test")
 
 
-def test_ranges_need_pictures() -> None:
-    with pytest.raises(ArtifactError, match="no pictures"):
+def test_ranges_need_images() -> None:
+    with pytest.raises(ArtifactError, match="no images"):
         measure_ranges(tiny_model(), [])

@@ -1,4 +1,4 @@
-"""`hawkvision calibrate` on a user's own pictures, through the command line, with the real ladder."""
+"""`hawkvision calibrate` on a user's own images, through the command line, with the real cascade."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hawkvision.model_zoo.building.build import verify
 from hawkvision.model_zoo.building.ranges import load_ranges
 from hawkvision.model_zoo.calibration.certification import DELTA
 from hawkvision.models.artifacts import load_variant
-from hawkvision.models.datasets import read_pictures
+from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from tests.images import DATA, encoded
 
@@ -34,17 +34,17 @@ def calibrate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_directory_of_pictures_becomes_a_profile_that_a_policy_can_use(tmp_path: Path) -> None:
+def test_a_directory_of_images_becomes_a_profile_that_a_policy_can_use(tmp_path: Path) -> None:
     try:
         verify("imagenet")
     except ArtifactError as error:
-        pytest.skip(f"the ladder is not built: {error}")
+        pytest.skip(f"the cascade is not built: {error}")
     for i in range(100):
-        folder = tmp_path / "pictures" / str(i % 10)
+        folder = tmp_path / "images" / str(i % 10)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{i}.jpg").write_bytes(encoded(seed=i))
     out = tmp_path / "mine.json"
-    ran = calibrate("--data", str(tmp_path / "pictures"), "--out", str(out), "--edge", "squeezenet1_1_int8")
+    ran = calibrate("--data", str(tmp_path / "images"), "--out", str(out), "--edge", "squeezenet1_1_int8")
     assert ran.returncode == 0, ran.stderr
     profile = load_profile(out)
     assert (profile.data.profile, profile.data.certify, profile.data.held_out) == (20, 50, 30)
@@ -57,7 +57,7 @@ def test_a_directory_of_pictures_becomes_a_profile_that_a_policy_can_use(tmp_pat
 
 def test_the_command_that_a_missing_pair_suggests_makes_that_pair(tmp_path: Path) -> None:
     for i in range(100):
-        folder = tmp_path / "pictures" / str(i % 10)
+        folder = tmp_path / "images" / str(i % 10)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{i}.jpg").write_bytes(encoded(seed=i))
     try:
@@ -68,12 +68,12 @@ def test_the_command_that_a_missing_pair_suggests_makes_that_pair(tmp_path: Path
         load_profile(models_dir() / "imagenet" / "profile.json").pair("squeezenet1_1_int8", "mobilenet_v2_int8")
     suggested = str(caught.value).partition("`hawkvision calibrate ")[2].partition(" --data IMAGES`")[0].split()
     out = tmp_path / "pair.json"
-    ran = calibrate(*suggested, "--data", str(tmp_path / "pictures"), "--out", str(out))
+    ran = calibrate(*suggested, "--data", str(tmp_path / "images"), "--out", str(out))
     assert ran.returncode == 0, ran.stderr
     assert load_profile(out).pair("squeezenet1_1_int8", "mobilenet_v2_int8")
 
 
-def test_unknown_rung_to_certify_against_is_named(tmp_path: Path) -> None:
+def test_unknown_stage_to_certify_against_is_named(tmp_path: Path) -> None:
     np.savez(
         tmp_path / "p.npz",
         data=np.frombuffer(encoded() * 100, np.uint8),
@@ -85,12 +85,12 @@ def test_unknown_rung_to_certify_against_is_named(tmp_path: Path) -> None:
     assert "'resnet'" in ran.stderr
 
 
-def test_too_few_pictures_are_refused_before_any_work(tmp_path: Path) -> None:
+def test_too_few_images_are_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "a.jpg").write_bytes(encoded())
     ran = calibrate("--data", str(tmp_path), "--out", str(tmp_path / "p.json"))
     assert ran.returncode == 1
-    assert "1 pictures certify nothing; expected at least 100" in ran.stderr
+    assert "1 images certify nothing; expected at least 100" in ran.stderr
     assert not (tmp_path / "p.json").exists()
 
 
@@ -98,55 +98,55 @@ def test_shipped_profile_names_the_models_of_the_manifest_and_its_data() -> None
     models = models_dir()
     manifest = load_manifest("imagenet", models)
     profile = load_profile(models / "imagenet" / "profile.json")
-    for rung in profile.rungs:
-        assert rung.models == {v.name: v.sha256 for v in manifest.members(rung.name)}
-    assert {pair.edge for pair in profile.pairs} == set(manifest.ladder.edge)
+    for stage in profile.stages:
+        assert stage.models == {v.name: v.sha256 for v in manifest.members(stage.name)}
+    assert {pair.edge for pair in profile.pairs} == set(manifest.cascade.edge)
     held_out = json.loads((models / "imagenet" / "held_out.json").read_text())
     assert held_out["data_sha256"] == profile.data.sha256
     assert len(held_out["indices"]) == profile.data.held_out
 
 
-def test_shipped_temperatures_and_ranges_saw_no_picture_that_certifies_or_tests() -> None:
+def test_shipped_temperatures_and_ranges_saw_no_image_that_certifies_or_tests() -> None:
     models = models_dir()
     manifest = load_manifest("imagenet", models)
     data = load_profile(models / "imagenet" / "profile.json").data
-    for accuracy in [v.accuracy for v in manifest.variants] + [c.accuracy for c in manifest.committees]:
+    for accuracy in [v.accuracy for v in manifest.variants] + [c.accuracy for c in manifest.ensembles]:
         assert accuracy is not None
         assert (accuracy.n, accuracy.data_sha256) == (data.certify + data.held_out, data.sha256)
     for variant in manifest.variants:
         ranges = load_ranges(models, "imagenet", variant)
-        assert (ranges.pictures, ranges.seed, ranges.data_sha256) == (data.profile, data.seed, data.sha256)
+        assert (ranges.images, ranges.seed, ranges.data_sha256) == (data.profile, data.seed, data.sha256)
 
 
 @pytest.mark.slow
-def test_shipped_committee_votes_by_temperatures_of_the_profile_part() -> None:
+def test_shipped_ensemble_votes_by_temperatures_of_the_profile_part() -> None:
     path = DATA / "imagenet_eval.npz"
     if not path.is_file():
         pytest.skip(f"{path} is not here; the data are never part of the repository")
     models = models_dir()
     manifest = load_manifest("imagenet", models)
-    pictures = read_pictures(path, load_labels(manifest, models))
-    fitting = split_indices(pictures.sources, load_profile(models / "imagenet" / "profile.json").data.seed).profile
+    images = read_images(path, load_labels(manifest, models))
+    fitting = split_indices(images.sources, load_profile(models / "imagenet" / "profile.json").data.seed).profile
     variant = manifest.variant(manifest.members(manifest.best)[0].name)
     try:
         model = load_variant(cache_dir(), "imagenet", variant)
     except ArtifactError as error:
-        pytest.skip(f"the ladder is not built: {error}")
-    inputs = np.stack([load_input(pictures.bodies[i], variant.input, max_pixels=10**6)[0] for i in fitting])
+        pytest.skip(f"the cascade is not built: {error}")
+    inputs = np.stack([load_input(images.bodies[i], variant.input, max_pixels=10**6)[0] for i in fitting])
     with closing(open_backend("onnxruntime", model, variant.input, manifest.classes, threads=1)) as backend:
         logits = np.concatenate([backend.infer(inputs[i : i + 8]) for i in range(0, len(inputs), 8)])
-    assert fit_temperature(logits, pictures.labels[fitting]) == pytest.approx(variant.temperature, abs=2e-4)
+    assert fit_temperature(logits, images.labels[fitting]) == pytest.approx(variant.temperature, abs=2e-4)
 
 
-def test_shipped_profile_was_made_of_the_evaluation_pictures() -> None:
+def test_shipped_profile_was_made_of_the_evaluation_images() -> None:
     path = DATA / "imagenet_eval.npz"
     if not path.is_file():
         pytest.skip(f"{path} is not here; the data are never part of the repository")
     models = models_dir()
     profile = load_profile(models / "imagenet" / "profile.json")
-    pictures = read_pictures(path, load_labels(load_manifest("imagenet", models), models))
-    assert pictures.sha256 == profile.data.sha256
-    split = split_indices(pictures.sources, profile.data.seed)
+    images = read_images(path, load_labels(load_manifest("imagenet", models), models))
+    assert images.sha256 == profile.data.sha256
+    split = split_indices(images.sources, profile.data.seed)
     held_out = json.loads((models / "imagenet" / "held_out.json").read_text())["indices"]
     np.testing.assert_array_equal(split.held_out, held_out)
     assert not set(held_out) & (set(split.certify.tolist()) | set(split.profile.tolist()))

@@ -13,7 +13,7 @@ from hawkvision.cascade.certification.bounds import nuisance_beta, paired_exact_
 from hawkvision.cascade.certification.profile import Profile, design_sha256, dump, load_profile, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.types import MaxAccuracyDrop, PromiseStatus, Quality
+from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Quality
 from hawkvision.model_zoo.calibration.calibrate import calibrate
 from hawkvision.model_zoo.calibration.certification import certify_design, share_of_delta
 from hawkvision.model_zoo.calibration.certify import certify_site
@@ -51,7 +51,7 @@ def certified(site: Site, data: Path, out: Path, design: Path | None = None, com
 
 
 def thresholds(profile: Profile) -> list[object]:
-    return [[(s.threshold, s.middle_threshold) for s in pair.path] for pair in profile.pairs]
+    return [[(s.threshold, s.intermediate_threshold) for s in pair.path] for pair in profile.pairs]
 
 
 def test_a_profile_says_which_of_its_images_were_used_for_what(site: Site) -> None:
@@ -67,9 +67,9 @@ def test_other_images_certify_a_design_and_leave_it_as_it_was(site: Site, tmp_pa
     before = load_profile(site.task.profile)
     made = certified(site, site.others, tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == made
-    assert (thresholds(made), [r.temperature for r in made.rungs]) == (
+    assert (thresholds(made), [r.temperature for r in made.stages]) == (
         thresholds(before),
-        [r.temperature for r in before.rungs],
+        [r.temperature for r in before.stages],
     )
     use = made.uses[-1]
     assert (use.purpose, use.name, use.looks, use.design) == (
@@ -80,7 +80,7 @@ def test_other_images_certify_a_design_and_leave_it_as_it_was(site: Site, tmp_pa
     )
     condition = made.pairs[0].conditions[0]
     assert {c.n for c in condition.certificates} == {use.n}
-    assert all(rung.accuracy.data_sha256 == use.sha256 for rung in made.rungs)
+    assert all(stage.accuracy.data_sha256 == use.sha256 for stage in made.stages)
 
 
 def test_images_that_served_the_design_certify_nothing_unless_the_choice_is_paid_for(
@@ -101,9 +101,9 @@ def test_asking_again_about_the_same_design_is_free_and_about_another_halves_del
     made = certified(site, site.others, first)
     again = certified(site, site.others, second, design=first)
     assert again == made
-    warmer = msgspec.structs.replace(made.rungs[0], temperature=made.rungs[0].temperature * 1.5)
+    warmer = msgspec.structs.replace(made.stages[0], temperature=made.stages[0].temperature * 1.5)
     other = tmp_path / "other.json"
-    other.write_bytes(dump(msgspec.structs.replace(made, rungs=(warmer, *made.rungs[1:]))))
+    other.write_bytes(dump(msgspec.structs.replace(made, stages=(warmer, *made.stages[1:]))))
     changed = certified(site, site.others, second, design=other)
     assert changed.uses[-1].looks == 2
     assert {c.delta for c in changed.pairs[0].conditions[0].certificates} == {0.025}
@@ -123,8 +123,8 @@ def test_what_few_images_cannot_confirm_stays_a_plan_and_is_never_called_held(si
     made = certified(site, site.few, tmp_path / "p.json", design=design)
     policy = Policy(made, "dim", "sharp")
     balanced = policy.route(Quality.BALANCED)
-    assert (balanced.threshold, balanced.promise.status) == (0.9, PromiseStatus.BEST_EFFORT)
-    assert (balanced.promise.delta, balanced.promise.max_drop, balanced.controls) == (None, None, None)
+    assert (balanced.threshold, balanced.guarantee.status) == (0.9, AccuracyStatus.BEST_EFFORT)
+    assert (balanced.guarantee.delta, balanced.guarantee.max_drop, balanced.controls) == (None, None, None)
     drop = policy.route(MaxAccuracyDrop(0.01))
     assert drop.direct, "a drop that nothing certifies is kept by the best stage"
     assert policy.certificate.basis == "labelled"
@@ -143,7 +143,7 @@ def test_calibrating_with_images_of_their_own_to_certify_leaves_all_others_to_th
         ("test", "bands.npz"),
         ("certify", "others.npz"),
     ]
-    with pytest.raises(ConfigError, match="the same pictures"):
+    with pytest.raises(ConfigError, match="the same images"):
         calibrate("bands", task.data, out, seed=5, certify_data=task.data, models=task.models, cache=task.cache)
 
 
@@ -162,9 +162,9 @@ def test_a_site_pays_for_images_that_were_compared_on_and_for_a_second_look(site
     assert ask(site.others, task.profile) == 0.05
     assert ask(site.others, task.profile) == 0.05
     known = load_profile(task.profile)
-    warmer = msgspec.structs.replace(known.rungs[0], temperature=known.rungs[0].temperature * 1.5)
+    warmer = msgspec.structs.replace(known.stages[0], temperature=known.stages[0].temperature * 1.5)
     other = tmp_path / "other.json"
-    other.write_bytes(dump(msgspec.structs.replace(known, rungs=(warmer, *known.rungs[1:]))))
+    other.write_bytes(dump(msgspec.structs.replace(known, stages=(warmer, *known.stages[1:]))))
     assert ask(site.others, other) == 0.025
     assert load_site(out).data.looks == 2
 

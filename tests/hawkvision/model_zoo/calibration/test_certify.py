@@ -1,4 +1,4 @@
-"""`hawkvision certify`: a site's own certificates for the ladder whose weights are committed."""
+"""`hawkvision certify`: a site's own certificates for the cascade whose weights are committed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hawkvision.cascade.certification.profile import load_profile, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.errors import ConfigError, ManifestError
-from hawkvision.core.types import Basis, MaxAccuracyDrop, MinAccuracy, PromiseStatus
+from hawkvision.core.types import AccuracyStatus, Basis, MaxAccuracyDrop, MinAccuracy
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.certify import certify_site
 from hawkvision.model_zoo.calibration.equivalence import check_equivalence
@@ -33,7 +33,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eighty pictures of nothing, ten classes; what a network says of them is the same for every run."""
+    """Eighty images of nothing, ten classes; what a network says of them is the same for every run."""
     root = tmp_path_factory.mktemp("site")
     for i in range(80):
         folder = root / str(i % 10)
@@ -45,8 +45,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def flat(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("flat")
-    for picture in sorted(site.glob("*/*.jpg")):
-        (root / picture.name).write_bytes(picture.read_bytes())
+    for image in sorted(site.glob("*/*.jpg")):
+        (root / image.name).write_bytes(image.read_bytes())
     return root
 
 
@@ -59,8 +59,8 @@ def test_a_sites_certificates_are_taken_by_a_policy_and_say_whence_they_are(
     site: Path, cache: Path, tmp_path: Path
 ) -> None:
     policy = certify(site, cache, tmp_path / "site.json")
-    promise = policy.route(MaxAccuracyDrop(0.3)).promise
-    assert (promise.status, promise.basis, promise.n) == (PromiseStatus.HELD, Basis.LABELLED, 80)
+    guarantee = policy.route(MaxAccuracyDrop(0.3)).guarantee
+    assert (guarantee.status, guarantee.basis, guarantee.n) == (AccuracyStatus.CERTIFIED, Basis.LABELLED, 80)
     written = load_site(tmp_path / "site.json")
     assert (written.as_of, written.data.n, written.data.labelled) == ("2026-11-21", 80, True)
     assert policy.best_accuracy.n == 80
@@ -70,9 +70,9 @@ def test_without_labels_agreement_certifies_and_no_absolute_accuracy_is_held(
     flat: Path, cache: Path, tmp_path: Path
 ) -> None:
     policy = certify(flat, cache, tmp_path / "site.json", labelled=False)
-    promise = policy.route(MaxAccuracyDrop(0.3)).promise
-    assert promise.basis in (Basis.AGREEMENT, Basis.PROFILE)  # of the profile alone if everything goes to the best
-    assert policy.route(MinAccuracy(0.7)).promise.status is PromiseStatus.BEST_EFFORT
+    guarantee = policy.route(MaxAccuracyDrop(0.3)).guarantee
+    assert guarantee.basis in (Basis.AGREEMENT, Basis.PROFILE)  # of the profile alone if everything goes to the best
+    assert policy.route(MinAccuracy(0.7)).guarantee.status is AccuracyStatus.BEST_EFFORT
 
 
 def test_agreement_bounds_the_drop_that_labels_show(site: Path, flat: Path, cache: Path, tmp_path: Path) -> None:
@@ -89,21 +89,21 @@ def test_certifying_leaves_the_profile_as_it_was(site: Path, cache: Path, tmp_pa
     assert [pair.edge for pair in made.pairs] == ["small"]
 
 
-def test_an_edge_rung_the_profile_lacks_is_named(site: Path, cache: Path, tmp_path: Path) -> None:
+def test_an_edge_stage_the_profile_lacks_is_named(site: Path, cache: Path, tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="huge"):
         certify(site, cache, tmp_path / "site.json", edges=("huge",))
 
 
-def test_too_few_pictures_are_refused_with_the_number_that_is_expected(cache: Path, tmp_path: Path) -> None:
+def test_too_few_images_are_refused_with_the_number_that_is_expected(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "few").mkdir()
     (tmp_path / "few" / "one.jpg").write_bytes(encoded())
     with pytest.raises(ConfigError, match="at least 50"):
         certify(tmp_path / "few", cache, tmp_path / "site.json", labelled=False)
 
 
-@pytest.mark.skipif(not (DATA / "cifar10.npz").is_file(), reason="the CIFAR-10 pictures are not on this machine")
-def test_pictures_that_the_ladder_was_trained_on_are_refused(cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="trained on these very pictures"):
+@pytest.mark.skipif(not (DATA / "cifar10.npz").is_file(), reason="the CIFAR-10 images are not on this machine")
+def test_images_that_the_cascade_was_trained_on_are_refused(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trained on these very images"):
         certify(DATA / "cifar10.npz", cache, tmp_path / "site.json")
 
 
@@ -119,7 +119,7 @@ def test_the_command_prints_what_was_certified_and_where_it_lies(site: Path, cac
         [*command, "--out", str(out), "--edge", "tiny", "--cache-dir", str(cache)], capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr
-    assert "certified on 80 pictures" in ran.stdout
+    assert "certified on 80 images" in ran.stdout
     assert load_site(out).pair("tiny", "committee").edge == "tiny"
 
 
@@ -140,8 +140,8 @@ def test_another_execution_is_certified_once_it_could_not_have_changed_the_sites
     checks = load_equivalences(tmp_path / "checks.json")
     profile, certificates = load_profile(PROFILE), load_site(tmp_path / "site.json")
     found = passed(checks, profile, profile.pair("tiny", "committee"), certificates)
-    versions = CertifiedVersions({rung.name: rung.fingerprint for rung in profile.rungs}, found)
-    stated = f"{profile.rung('tiny').fingerprint}/numpy"
+    versions = CertifiedVersions({stage.name: stage.fingerprint for stage in profile.stages}, found)
+    stated = f"{profile.stage('tiny').fingerprint}/numpy"
     assert ran.returncode == 0, ran.stderr
     assert versions.holds("tiny", stated)
     assert not versions.holds("tiny", stated, whole=False)

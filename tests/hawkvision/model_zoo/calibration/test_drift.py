@@ -1,4 +1,4 @@
-"""Corruptions, and the replay's accounting on a synthetic ladder."""
+"""Corruptions, and the replay's accounting on a synthetic cascade."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.certificate import Rung, Sample
-from hawkvision.cascade.certification.profiling import Looked, make_sample, profile_rung, split_indices
+from hawkvision.cascade.certification.certificate import Sample, Stage
+from hawkvision.cascade.certification.profiling import Looked, make_sample, profile_stage, split_indices
 from hawkvision.cascade.policy import Policy, Route
 from hawkvision.core.types import MaxAccuracyDrop, Pixels, Quality
 from hawkvision.model_zoo.calibration.drift import (
@@ -29,7 +29,7 @@ from hawkvision.model_zoo.calibration.drift import (
     subset,
     summarise,
 )
-from hawkvision.models.datasets import LabelledPictures
+from hawkvision.models.datasets import LabelledImages
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 
 PHASES = (Phase("clean", 3_000, False), Phase("shifted", 5_000, True), Phase("clean again", 1_000, False))
@@ -37,23 +37,23 @@ TIERS = list(Tier)
 
 
 def shapes(side: int, n: int) -> list[Pixels]:
-    """Pictures of a bright disc or a bright square on a dark ground, in turn."""
-    pictures = []
+    """Images of a bright disc or a bright square on a dark ground, in turn."""
+    images = []
     for i in range(n):
-        picture = np.full((side, side, 3), 60, np.uint8)
+        image = np.full((side, side, 3), 60, np.uint8)
         low, high = side // 4, side - side // 4
         if i % 2:
-            cv2.rectangle(picture, (low, low), (high, high), (170, 150, 160), -1)
+            cv2.rectangle(image, (low, low), (high, high), (170, 150, 160), -1)
         else:
-            cv2.circle(picture, (side // 2, side // 2), side // 4, (170, 150, 160), -1)
-        pictures.append(picture)
-    return pictures
+            cv2.circle(image, (side // 2, side // 2), side // 4, (170, 150, 160), -1)
+        images.append(image)
+    return images
 
 
 @functools.cache
-def pools(middle: bool = False) -> tuple[Route, Sample, Sample]:
-    """A certified route, and its rungs on 6,000 clean and on 6,000 harder pictures."""
-    profile = make_profile(middle=middle)
+def pools(intermediate: bool = False) -> tuple[Route, Sample, Sample]:
+    """A certified route, and its stages on 6,000 clean and on 6,000 harder images."""
+    profile = make_profile(intermediate=intermediate)
     pair = profile.pairs[0]
     rng = np.random.default_rng(31)
     labels = rng.integers(0, 10, 6_000)
@@ -62,11 +62,11 @@ def pools(middle: bool = False) -> tuple[Route, Sample, Sample]:
 
     def seen(strengths: tuple[float, float, float]) -> Sample:
         small, large, medium = (
-            profile_rung("r", {}, SHA, make_logits(rng, labels, strength), labels, split, SHA, 1.0)[1]
+            profile_stage("r", {}, SHA, make_logits(rng, labels, strength), labels, split, SHA, 1.0)[1]
             for strength in strengths
         )
-        between: Looked | None = medium if pair.middle else None
-        kind = pair.middle.score if pair.middle else None
+        between: Looked | None = medium if pair.intermediate else None
+        kind = pair.intermediate.score if pair.intermediate else None
         return make_sample(small, pair.score, large, labels, everything, between, kind)
 
     route = Policy(profile, "small", "large").route(MaxAccuracyDrop(0.05))
@@ -85,27 +85,27 @@ def pools(middle: bool = False) -> tuple[Route, Sample, Sample]:
 def test_corruption_keeps_shape_and_type_and_leaves_its_input_alone(
     kind: Kind, severity: int, height: int, width: int, number: int
 ) -> None:
-    picture = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    before = picture.copy()
-    worse = corrupt(kind, severity)(picture, number)
-    assert worse.shape == picture.shape
+    image = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    before = image.copy()
+    worse = corrupt(kind, severity)(image, number)
+    assert worse.shape == image.shape
     assert worse.dtype == np.uint8
-    np.testing.assert_array_equal(picture, before)
-    np.testing.assert_array_equal(worse, corrupt(kind, severity)(picture, number))
+    np.testing.assert_array_equal(image, before)
+    np.testing.assert_array_equal(worse, corrupt(kind, severity)(image, number))
 
 
-def test_noise_differs_from_picture_to_picture() -> None:
-    picture = shapes(32, 1)[0]
+def test_noise_differs_from_image_to_image() -> None:
+    image = shapes(32, 1)[0]
     noisy = corrupt(Kind.NOISE, 2)
-    assert np.any(noisy(picture, 1) != noisy(picture, 2))
+    assert np.any(noisy(image, 1) != noisy(image, 2))
 
 
 @pytest.mark.parametrize("kind", list(Kind))
 @pytest.mark.parametrize("side", [32, 224])
-def test_each_severity_moves_pictures_further_from_what_they_were(kind: Kind, side: int) -> None:
-    pictures = shapes(side, 6)
+def test_each_severity_moves_images_further_from_what_they_were(kind: Kind, side: int) -> None:
+    images = shapes(side, 6)
     distance = [
-        np.mean([np.abs(corrupt(kind, s)(p, i).astype(int) - p).mean() for i, p in enumerate(pictures)])
+        np.mean([np.abs(corrupt(kind, s)(p, i).astype(int) - p).mean() for i, p in enumerate(images)])
         for s in SEVERITIES
     ]
     assert all(after > before > 0.0 for before, after in itertools.pairwise(distance))
@@ -123,11 +123,11 @@ def test_accuracy_falls_with_severity(kind: Kind) -> None:
     templates = np.stack([np.repeat(grating[..., None], 3, 2) for grating in gratings])
     labels = np.arange(600) % len(templates)
     noise = np.random.default_rng(5).normal(0.0, 10.0, (len(labels), 32, 32, 3))
-    pictures = (templates[labels] + noise).round().clip(0, 255).astype(np.uint8)
+    images = (templates[labels] + noise).round().clip(0, 255).astype(np.uint8)
     window = templates[:, 13:18, 13:18]
 
     def accuracy(severity: int) -> float:
-        seen = np.stack([corrupt(kind, severity)(picture, i) for i, picture in enumerate(pictures)])[:, 13:18, 13:18]
+        seen = np.stack([corrupt(kind, severity)(image, i) for i, image in enumerate(images)])[:, 13:18, 13:18]
         alike = np.tensordot(seen.astype(float), window, axes=([1, 2, 3], [1, 2, 3]))
         return float((((window**2).sum(axis=(1, 2, 3)) - 2 * alike).argmin(axis=1) == labels).mean())
 
@@ -143,24 +143,24 @@ def test_unknown_severity_is_refused(severity: int) -> None:
 
 
 def test_mixture_takes_the_kinds_in_turn() -> None:
-    picture = shapes(32, 1)[0]
+    image = shapes(32, 1)[0]
     for number, kind in enumerate([*Kind, *Kind]):
-        np.testing.assert_array_equal(mixed(2)(picture, number), corrupt(kind, 2)(picture, number))
+        np.testing.assert_array_equal(mixed(2)(image, number), corrupt(kind, 2)(image, number))
 
 
-def test_subset_has_the_chosen_pictures_and_a_hash_of_its_own() -> None:
-    pictures = LabelledPictures(
+def test_subset_has_the_chosen_images_and_a_hash_of_its_own() -> None:
+    images = LabelledImages(
         "four", SHA, [b"a", b"b", b"c", b"d"], np.arange(4), np.array(list("wxyz")), np.zeros(4, np.bool_)
     )
-    one, other = (subset(pictures, np.array(chosen, np.intp)) for chosen in ([1, 3], [1, 2]))
+    one, other = (subset(images, np.array(chosen, np.intp)) for chosen in ([1, 3], [1, 2]))
     assert one.bodies == [b"b", b"d"]
     assert one.labels.tolist() == [1, 3]
-    assert len({one.sha256, other.sha256, pictures.sha256}) == 3
+    assert len({one.sha256, other.sha256, images.sha256}) == 3
 
 
-@pytest.mark.parametrize("middle", [False, True])
-def test_same_seed_replays_the_same_and_another_does_not(middle: bool) -> None:
-    route, clean, shifted = pools(middle)
+@pytest.mark.parametrize("intermediate", [False, True])
+def test_same_seed_replays_the_same_and_another_does_not(intermediate: bool) -> None:
+    route, clean, shifted = pools(intermediate)
     first, again, other = (replay(clean, shifted, route, seed=seed, phases=PHASES) for seed in (4, 4, 5))
     np.testing.assert_array_equal(first.threshold, again.threshold)
     np.testing.assert_array_equal(first.loss, again.loss)
@@ -181,19 +181,19 @@ def test_without_control_escalation_and_drop_are_those_of_the_threshold() -> Non
         assert run.loss[part].mean() == pytest.approx(drop.mean(), abs=4 * drop.std() / np.sqrt(part.sum()))
 
 
-@pytest.mark.parametrize("middle", [False, True])
-def test_losses_are_those_of_the_rungs_that_answered(middle: bool) -> None:
-    """With one picture in the pool every request's loss follows from who answered it."""
-    route, _, _ = pools(middle)
-    sure = Rung(np.array([0.99]), np.array([False]), np.array([True]))
-    unsure = Rung(np.array([0.0]), np.array([False]), np.array([True]))
+@pytest.mark.parametrize("intermediate", [False, True])
+def test_losses_are_those_of_the_stages_that_answered(intermediate: bool) -> None:
+    """With one image in the pool every request's loss follows from who answered it."""
+    route, _, _ = pools(intermediate)
+    sure = Stage(np.array([0.99]), np.array([False]), np.array([True]))
+    unsure = Stage(np.array([0.0]), np.array([False]), np.array([True]))
     right = np.array([True])
-    clean, shifted = (Sample(edge, right, sure if middle else None) for edge in (sure, unsure))
+    clean, shifted = (Sample(edge, right, sure if intermediate else None) for edge in (sure, unsure))
     run = replay(clean, shifted, route, seed=2, phases=(Phase("a", 50, False), Phase("b", 50, True)), control=None)
     assert run.loss[:50].tolist() == [1] * 50
     assert run.tier[:50].tolist() == [TIERS.index(Tier.EDGE)] * 50
-    believed = route.middle is not None
-    assert run.tier[50:].tolist() == [TIERS.index(Tier.MIDDLE if believed else Tier.BEST)] * 50
+    believed = route.intermediate is not None
+    assert run.tier[50:].tolist() == [TIERS.index(Tier.INTERMEDIATE if believed else Tier.BEST)] * 50
     assert run.loss[50:].tolist() == [int(believed)] * 50
 
 
@@ -208,7 +208,7 @@ def test_in_harder_traffic_control_gives_up_less_than_the_fixed_threshold() -> N
     assert after.escalation > before.escalation
 
 
-def test_a_best_rung_that_contradicts_every_answer_raises_the_alarm() -> None:
+def test_a_best_stage_that_contradicts_every_answer_raises_the_alarm() -> None:
     route, clean, _ = pools()
     wrong = replace(clean, edge=replace(clean.edge, differs=np.ones(len(clean), np.bool_)))
     runs = [replay(clean, wrong, route, seed=s, phases=PHASES) for s in range(3)]

@@ -1,4 +1,4 @@
-"""Pictures as a lossy link delivers them, and a calibration that measures them."""
+"""Images as a lossy link delivers them, and a calibration that measures them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.types import MaxAccuracyDrop, PromiseStatus, Received
+from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Received
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.model_zoo.calibration.calibrate import calibrate
 from hawkvision.model_zoo.calibration.loss_simulation import BANDS, Arrivals, arrivals, loss_order, transcoded
-from hawkvision.models.datasets import LabelledPictures
+from hawkvision.models.datasets import LabelledImages
 from hawkvision.transport.coding.image_coding import Plan
 from hawkvision.transport.coding.rate_fec_control import QUALITIES
 from tests.hawkvision.model_zoo.band_task import write_band_task
@@ -26,7 +26,7 @@ COUNT = 6
 
 
 @functools.cache
-def pictures() -> LabelledPictures:
+def images() -> LabelledImages:
     """Photographs would be as busy as these, of a dozen fragments each."""
     bodies = []
     for seed in range(COUNT):
@@ -35,12 +35,12 @@ def pictures() -> LabelledPictures:
         assert done
         bodies.append(data.tobytes())
     marks = np.zeros(COUNT, np.int64)
-    return LabelledPictures("busy", "b" * 64, bodies, marks, marks.astype(np.str_), marks.astype(np.bool_))
+    return LabelledImages("busy", "b" * 64, bodies, marks, marks.astype(np.str_), marks.astype(np.bool_))
 
 
 @functools.cache
 def arrived(seed: int = 4) -> tuple[Arrivals, ...]:
-    return tuple(arrivals(pictures(), np.arange(COUNT - 1), seed))
+    return tuple(arrivals(images(), np.arange(COUNT - 1), seed))
 
 
 @given(st.integers(1, 60), st.floats(1.0, 9.0), st.integers(0, 2**32))
@@ -72,41 +72,41 @@ def test_what_was_received_lies_within_the_band() -> None:
         assert np.all((found.fractions < high) | (found.fractions == low))
 
 
-def test_what_arrives_is_an_ordinary_picture_of_the_same_size() -> None:
+def test_what_arrives_is_an_ordinary_image_of_the_same_size() -> None:
     for found in arrived():
         for number in found.reached:
-            header = probe(found.pictures.bodies[number])
+            header = probe(found.images.bodies[number])
             assert (header.width, header.height) == (256, 256)
 
 
-def test_pictures_that_were_not_chosen_are_left_alone() -> None:
+def test_images_that_were_not_chosen_are_left_alone() -> None:
     for found in arrived():
         assert COUNT - 1 not in found.reached
-        assert found.pictures.bodies[COUNT - 1] == pictures().bodies[COUNT - 1]
+        assert found.images.bodies[COUNT - 1] == images().bodies[COUNT - 1]
 
 
 def test_the_same_seed_loses_the_same_and_another_does_not() -> None:
-    again, other = tuple(arrivals(pictures(), np.arange(COUNT - 1), 4)), arrived(5)
-    assert [found.pictures.sha256 for found in again] == [found.pictures.sha256 for found in arrived()]
+    again, other = tuple(arrivals(images(), np.arange(COUNT - 1), 4)), arrived(5)
+    assert [found.images.sha256 for found in again] == [found.images.sha256 for found in arrived()]
     for mine, theirs in zip(arrived(), other, strict=False):
         if mine.band.low < 1.0:
-            assert mine.pictures.sha256 != theirs.pictures.sha256
+            assert mine.images.sha256 != theirs.images.sha256
 
 
-def test_a_coarser_picture_is_fewer_fragments() -> None:
-    counts = [transcoded(pictures().bodies[0], Plan(quality, 0.0)).format.k for quality in QUALITIES]
+def test_a_coarser_image_is_fewer_fragments() -> None:
+    counts = [transcoded(images().bodies[0], Plan(quality, 0.0)).format.k for quality in QUALITIES]
     assert counts == sorted(counts, reverse=True)
 
 
 @pytest.mark.slow
-def test_a_ladder_of_small_pictures_is_certified_for_the_qualities_that_reach_it(tmp_path: Path) -> None:
+def test_a_cascade_of_small_images_is_certified_for_the_qualities_that_reach_it(tmp_path: Path) -> None:
     """Eight pixels make one fragment: it arrives or does not, so there are no bands."""
     task = write_band_task(tmp_path)
     profile = calibrate(
-        "bands", task.data, tmp_path / "lossy.json", seed=3, lossy=True, models=task.models, cache=task.cache
+        "bands", task.data, tmp_path / "datagram.json", seed=3, datagram=True, models=task.models, cache=task.cache
     )
     pair = profile.pairs[0]
     assert [(c.min_quality, c.min_received_fraction) for c in pair.received] == [(q, 1.0) for q in QUALITIES]
     route = Policy(profile, pair.edge, pair.best).route(MaxAccuracyDrop(0.3), Received(1.0, QUALITIES[0]))
-    assert route.promise.status is PromiseStatus.HELD
+    assert route.guarantee.status is AccuracyStatus.CERTIFIED
     assert route.temperature == pair.received[0].edge_temperature

@@ -1,4 +1,4 @@
-"""From weight files to a measured manifest that builds without any network, and the ladders that are committed."""
+"""From weight files to a measured manifest that builds without any network, and the cascades that are committed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from hawkvision.core.types import Logits
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import build, emit_variant, list_variants, verify
 from hawkvision.model_zoo.calibration.measure import weight_path
-from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_pictures
+from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.model_zoo.training.manifest_writer import format_manifest
 from hawkvision.model_zoo.training.recipe import load_recipe
 from hawkvision.models.artifacts import load_variant, sha256_of, write_atomic
-from hawkvision.models.datasets import read_pictures
+from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest, models_dir
-from tests.hawkvision.model_zoo.synthetic_task import inputs_of, pictures_of, write_ladder
+from tests.hawkvision.model_zoo.synthetic_task import images_of, inputs_of, write_cascade
 from tests.images import DATA
 
-PICTURES = {"cifar10": DATA / "cifar10.npz", "fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}
+IMAGES = {"cifar10": DATA / "cifar10.npz", "fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}
 
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Manifest]:
-    """Models folder, pictures and manifest of two untrained networks."""
-    return write_ladder(tmp_path_factory.mktemp("task"))
+    """Models folder, images and manifest of two untrained networks."""
+    return write_cascade(tmp_path_factory.mktemp("task"))
 
 
 def test_manifest_reads_back_the_same_and_builds_without_packages(
@@ -50,16 +50,16 @@ def test_temperatures_are_of_the_profile_part_and_accuracies_of_the_rest(
 ) -> None:
     models, data, manifest = task
     build("shapes", models=models, cache=tmp_path)
-    pictures = pictures_of(data)
-    split = split_pictures(manifest, pictures, SPLIT_SEED)
+    images = images_of(data)
+    split = split_images(manifest, images, SPLIT_SEED)
     variant = manifest.variant("tiny")
-    logits = _logits(load_variant(tmp_path, "shapes", variant), manifest, pictures.bodies)
+    logits = _logits(load_variant(tmp_path, "shapes", variant), manifest, images.bodies)
     unseen = np.concatenate([split.certify, split.held_out])
     assert variant.temperature == pytest.approx(
-        fit_temperature(logits[split.profile], pictures.labels[split.profile]), abs=1e-3
+        fit_temperature(logits[split.profile], images.labels[split.profile]), abs=1e-3
     )
     assert variant.accuracy is not None
-    assert variant.accuracy.value == pytest.approx((logits.argmax(axis=1) == pictures.labels)[unseen].mean(), abs=1e-6)
+    assert variant.accuracy.value == pytest.approx((logits.argmax(axis=1) == images.labels)[unseen].mean(), abs=1e-6)
     assert (variant.accuracy.n, len(split.held_out)) == (len(unseen), 64)
 
 
@@ -90,36 +90,36 @@ def test_quantised_network_that_is_not_what_the_manifest_says_is_refused(task: t
 
 
 @pytest.mark.parametrize("name", ["cifar10", "fashion_mnist"])
-def test_committed_ladder_builds_to_the_pinned_bytes_from_what_is_committed(name: str, tmp_path: Path) -> None:
+def test_committed_cascade_builds_to_the_pinned_bytes_from_what_is_committed(name: str, tmp_path: Path) -> None:
     models = models_dir()
     manifest, recipe = load_manifest(name, models), load_recipe(name, models)
     built = build(name, models=models, cache=tmp_path, wheels=tmp_path / "none")
     assert {a.variant: a.sha256 for a in built} == {v.name: v.sha256 for v in manifest.variants}
-    assert manifest.ladder == recipe.ladder
+    assert manifest.cascade == recipe.cascade
     assert [v.name for v in manifest.variants] == list(recipe.trained)
-    assert [(c.members, c.horizontal_flip) for c in manifest.committees] == [
-        (c.members, c.horizontal_flip) for c in recipe.committees
+    assert [(c.members, c.horizontal_flip) for c in manifest.ensembles] == [
+        (c.members, c.horizontal_flip) for c in recipe.ensembles
     ]
     assert manifest.training is not None
-    assert (manifest.training.pictures, manifest.training.seed) == (recipe.pictures.train, recipe.pictures.seed)
+    assert (manifest.training.images, manifest.training.seed) == (recipe.images.train, recipe.images.seed)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "fashion_mnist"])
-def test_committed_ladder_is_as_right_as_it_says_on_test_pictures(name: str, tmp_path: Path) -> None:
-    if not PICTURES[name].exists():
-        pytest.skip(f"{PICTURES[name]} is not here; the data are never part of the repository")
+def test_committed_cascade_is_as_right_as_it_says_on_test_images(name: str, tmp_path: Path) -> None:
+    if not IMAGES[name].exists():
+        pytest.skip(f"{IMAGES[name]} is not here; the data are never part of the repository")
     models = models_dir()
     manifest = load_manifest(name, models)
-    pictures = read_pictures(PICTURES[name], load_labels(manifest, models))
+    images = read_images(IMAGES[name], load_labels(manifest, models))
     assert manifest.training is not None
-    assert pictures.sha256 == manifest.training.data_sha256
-    first = np.flatnonzero(pictures.is_test)[:200]
+    assert images.sha256 == manifest.training.data_sha256
+    first = np.flatnonzero(images.is_test)[:200]
     build(name, models=models, cache=tmp_path)
     for variant in manifest.variants:
-        logits = _logits(load_variant(tmp_path, name, variant), manifest, [pictures.bodies[i] for i in first])
-        right = float((logits.argmax(axis=1) == pictures.labels[first]).mean())
+        logits = _logits(load_variant(tmp_path, name, variant), manifest, [images.bodies[i] for i in first])
+        right = float((logits.argmax(axis=1) == images.labels[first]).mean())
         assert variant.accuracy is not None
-        # Four standard errors of 200 pictures: beyond them it is another network, or other pictures.
+        # Four standard errors of 200 images: beyond them it is another network, or other images.
         spread = 4 * np.sqrt(variant.accuracy.value * (1 - variant.accuracy.value) / 200)
         assert right == pytest.approx(variant.accuracy.value, abs=spread), variant.name
 

@@ -1,4 +1,4 @@
-"""Which pictures a ladder's rungs look at: those of the datacenter at what edge nodes send them."""
+"""Which images a cascade's stages look at: those of the datacenter at what edge nodes send them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge.inference.edge_stage import Look, Model, Others, Rung
+from edge.inference.edge_stage import Look, Model, Others, Stage
 from hawkvision.cascade.scores import softmax
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import ConfigError
@@ -19,8 +19,8 @@ from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, Looks, look
 from hawkvision.models.artifacts import load_variant
-from hawkvision.models.datasets import UnlabelledPictures
-from hawkvision.models.manifest import Committee, Manifest, load_manifest, models_dir
+from hawkvision.models.datasets import UnlabelledImages
+from hawkvision.models.manifest import Ensemble, Manifest, load_manifest, models_dir
 from tests.images import encoded
 
 CAMERA = [encoded(height=240, width=320, seed=seed) for seed in range(6)]
@@ -35,9 +35,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def looks_at(bodies: list[bytes], cache: Path, manifest: Manifest = MANIFEST, rungs: tuple[str, ...] = ()) -> Looks:
-    pictures = UnlabelledPictures("pictures", f"{hash(tuple(bodies)):x}", bodies)
-    return look(manifest, rungs or ("tiny", "committee"), pictures, cache=cache)
+def looks_at(bodies: list[bytes], cache: Path, manifest: Manifest = MANIFEST, stages: tuple[str, ...] = ()) -> Looks:
+    images = UnlabelledImages("images", f"{hash(tuple(bodies)):x}", bodies)
+    return look(manifest, stages or ("tiny", "committee"), images, cache=cache)
 
 
 def as_sent(bodies: list[bytes]) -> list[bytes]:
@@ -45,7 +45,7 @@ def as_sent(bodies: list[bytes]) -> list[bytes]:
     return [reducer.reduced(body, probe(body)) for body in bodies]
 
 
-def test_the_datacenters_rungs_look_at_what_is_sent_and_the_edges_at_the_pictures(cache: Path) -> None:
+def test_the_datacenters_stages_look_at_what_is_sent_and_the_edges_at_the_images(cache: Path) -> None:
     sent = as_sent(CAMERA)
     assert all(probe(body).width == 32 for body in sent)
     looks, of_sent = looks_at(CAMERA, cache), looks_at(sent, cache)
@@ -53,11 +53,11 @@ def test_the_datacenters_rungs_look_at_what_is_sent_and_the_edges_at_the_picture
     assert not np.array_equal(looks.logits("tiny"), of_sent.logits("tiny"))
 
 
-def test_small_pictures_are_sent_as_they_are_and_looked_at_once(cache: Path) -> None:
+def test_small_images_are_sent_as_they_are_and_looked_at_once(cache: Path) -> None:
     assert all(sent is body for sent, body in zip(as_sent(SMALL), SMALL, strict=True))
     before = len(list(cache.glob("looks/**/*.npz")))
     looks_at(SMALL, cache)
-    members = {member.name for rung in ("tiny", "committee") for member in MANIFEST.members(rung)}
+    members = {member.name for stage in ("tiny", "committee") for member in MANIFEST.members(stage)}
     assert len(list(cache.glob("looks/**/*.npz"))) == before + len(members)
 
 
@@ -68,16 +68,16 @@ def test_what_was_looked_at_once_is_kept(cache: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in cache.glob("looks/**/*.npz")} == written
 
 
-def test_a_picture_that_cannot_be_sent_is_named(cache: Path) -> None:
-    with pytest.raises(ConfigError, match="pictures: picture 1: "):
-        looks_at([CAMERA[0], CAMERA[1][:2000]], cache, rungs=("committee",))
+def test_an_image_that_cannot_be_sent_is_named(cache: Path) -> None:
+    with pytest.raises(ConfigError, match="images: image 1: "):
+        looks_at([CAMERA[0], CAMERA[1][:2000]], cache, stages=("committee",))
 
 
 def test_a_second_look_takes_over_the_views_of_shared_members_that_it_wants(cache: Path) -> None:
-    """As `datacenter.execution.cascade_executor` does: an upright view counts for a mirrored rung, an average of both
+    """As `datacenter.execution.cascade_executor` does: an upright view counts for a mirrored stage, an average of both
     for no other."""
-    upright = Committee(name="upright", members=("small", "large"))
-    manifest = msgspec.structs.replace(MANIFEST, committees=(*MANIFEST.committees, upright))
+    upright = Ensemble(name="upright", members=("small", "large"))
+    manifest = msgspec.structs.replace(MANIFEST, ensembles=(*MANIFEST.ensembles, upright))
     looks = looks_at(SMALL, cache, manifest, ("small", "large", "upright", "committee", "tiny"))
     assert looks.reused_ms("upright", "committee") == pytest.approx(looks.cost_ms("upright"), abs=1e-3)
     assert looks.cost_ms("committee") == pytest.approx(2.0 * looks.cost_ms("upright"))
@@ -86,11 +86,11 @@ def test_a_second_look_takes_over_the_views_of_shared_members_that_it_wants(cach
     assert looks.reused_ms("tiny", "committee") == 0.0
 
 
-def test_a_stepwise_committee_is_served_as_it_was_certified_to_the_bit(cache: Path) -> None:
-    """What an edge node's rung says of each picture, and the logits that certificates are made of."""
+def test_a_stepwise_ensemble_is_served_as_it_was_certified_to_the_bit(cache: Path) -> None:
+    """What an edge node's stage says of each image, and the logits that certificates are made of."""
     members = tuple(MANIFEST.variant(name) for name in ("tiny", "large"))
-    steps = Committee(name="steps", members=("tiny", "large"), temperature=0.9, sure_from=0.5)
-    manifest = msgspec.structs.replace(MANIFEST, committees=(*MANIFEST.committees, steps))
+    steps = Ensemble(name="steps", members=("tiny", "large"), temperature=0.9, accept_confidence=0.5)
+    manifest = msgspec.structs.replace(MANIFEST, ensembles=(*MANIFEST.ensembles, steps))
     bodies = [encoded(height=32, width=32, seed=seed) for seed in range(24)]
     looks = looks_at(bodies, cache, manifest, ("tiny", "large", "steps"))
     models = [
@@ -100,9 +100,9 @@ def test_a_stepwise_committee_is_served_as_it_was_certified_to_the_bit(cache: Pa
         for v in members
     ]
     others = Others(tuple(models[1:]), tuple(v.temperature for v in members), steps.temperature, 0.5)
-    rung = Rung("steps", models[0], 1.25, Score.TOP1, others)
-    found = [Look(rung, body, probe(body), 10, MAX_PIXELS, MonotonicClock())() for body in bodies]
-    rung.close()
+    stage = Stage("steps", models[0], 1.25, Score.TOP1, others)
+    found = [Look(stage, body, probe(body), 10, MAX_PIXELS, MonotonicClock())() for body in bodies]
+    stage.close()
     served = softmax(looks.logits("steps"), 1.25)
     assert [each.score for each in found] == served.max(axis=1).tolist()
     assert [each.indices[0] for each in found] == served.argmax(axis=1).tolist()

@@ -1,4 +1,4 @@
-"""No picture that trained a network is ever used to calibrate, certify or test it."""
+"""No image that trained a network is ever used to calibrate, certify or test it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.profiling import split_indices
 from hawkvision.core.errors import ManifestError
-from hawkvision.model_zoo.calibration.splits import split_pictures
-from hawkvision.model_zoo.training.recipe import Pictures, training_mask
-from hawkvision.models.datasets import LabelledPictures
-from hawkvision.models.manifest import FileSource, InputSpec, Ladder, Manifest, Training, Variant
+from hawkvision.model_zoo.calibration.splits import split_images
+from hawkvision.model_zoo.training.recipe import Images, training_mask
+from hawkvision.models.datasets import LabelledImages
+from hawkvision.models.manifest import Cascade, FileSource, InputSpec, Manifest, Training, Variant
 
 DATA = "d" * 64
 
@@ -24,64 +24,64 @@ def manifest(training: Training | None) -> Manifest:
         name="only", architecture="convnet_tiny", precision="fp32", license="MIT",
         source=FileSource(file="weights/only.safetensors", sha256="0" * 64), input=spec,
     )  # fmt: skip
-    ladder = Ladder(edge=("only",), dc=("only",), default_edge="only")
+    cascade = Cascade(edge=("only",), dc=("only",), default_edge="only")
     return Manifest(
-        format=1, task="t", labels="labels.txt", classes=3, ladder=ladder, variants=(variant,), training=training
+        format=1, task="t", labels="labels.txt", classes=3, cascade=cascade, variants=(variant,), training=training
     )
 
 
-def pictures(is_test: NDArray[np.bool_], sha256: str = DATA) -> LabelledPictures:
+def images(is_test: NDArray[np.bool_], sha256: str = DATA) -> LabelledImages:
     n = len(is_test)
-    return LabelledPictures("set", sha256, [b""] * n, np.arange(n) % 3, np.full(n, "x"), is_test)
+    return LabelledImages("set", sha256, [b""] * n, np.arange(n) % 3, np.full(n, "x"), is_test)
 
 
 @given(n=st.integers(20, 300), test=st.integers(0, 10), train_seed=st.integers(0, 99), seed=st.integers(0, 99))
 @settings(deadline=None)
-def test_no_training_picture_is_in_any_part(n: int, test: int, train_seed: int, seed: int) -> None:
-    given_pictures = pictures(np.arange(n) >= n - test)
-    training = Training(data_sha256=DATA, pictures=n // 3, seed=train_seed)
-    trained = training_mask(given_pictures.is_test, Pictures(train=n // 3, seed=train_seed))
-    split = split_pictures(manifest(training), given_pictures, seed)
+def test_no_training_image_is_in_any_part(n: int, test: int, train_seed: int, seed: int) -> None:
+    given_images = images(np.arange(n) >= n - test)
+    training = Training(data_sha256=DATA, images=n // 3, seed=train_seed)
+    trained = training_mask(given_images.is_test, Images(train=n // 3, seed=train_seed))
+    split = split_images(manifest(training), given_images, seed)
     used = np.concatenate([split.profile, split.certify, split.held_out])
     assert not trained[used].any()
     assert sorted(used) == np.flatnonzero(~trained).tolist()
 
 
 def test_test_pictures_are_held_out_and_the_rest_divided_by_label() -> None:
-    given_pictures = pictures(np.arange(1_300) >= 1_000)
-    split = split_pictures(manifest(Training(data_sha256=DATA, pictures=400, seed=1)), given_pictures, seed=5)
+    given_images = images(np.arange(1_300) >= 1_000)
+    split = split_images(manifest(Training(data_sha256=DATA, images=400, seed=1)), given_images, seed=5)
     assert split.held_out.tolist() == list(range(1_000, 1_300))
     assert len(split.profile) + len(split.certify) == 600
     assert abs(len(split.profile) - 150) <= 3  # rounded once a label
-    shares = np.bincount(given_pictures.labels[split.profile]) / np.bincount(
-        given_pictures.labels[np.concatenate([split.profile, split.certify])]
+    shares = np.bincount(given_images.labels[split.profile]) / np.bincount(
+        given_images.labels[np.concatenate([split.profile, split.certify])]
     )
     np.testing.assert_allclose(shares, 0.25, atol=0.005)
 
 
-def test_the_seed_moves_the_parts_but_not_the_training_pictures() -> None:
-    given_pictures = pictures(np.arange(600) >= 500)
-    training = Training(data_sha256=DATA, pictures=200, seed=1)
-    first, second = (split_pictures(manifest(training), given_pictures, seed) for seed in (1, 2))
+def test_the_seed_moves_the_parts_but_not_the_training_images() -> None:
+    given_images = images(np.arange(600) >= 500)
+    training = Training(data_sha256=DATA, images=200, seed=1)
+    first, second = (split_images(manifest(training), given_images, seed) for seed in (1, 2))
     assert set(first.profile) != set(second.profile)
     assert {*first.profile, *first.certify} == {*second.profile, *second.certify}
 
 
 def test_without_test_pictures_a_part_is_still_held_out() -> None:
-    split = split_pictures(
-        manifest(Training(data_sha256=DATA, pictures=400, seed=1)), pictures(np.zeros(1_000, np.bool_)), seed=5
+    split = split_images(
+        manifest(Training(data_sha256=DATA, images=400, seed=1)), images(np.zeros(1_000, np.bool_)), seed=5
     )
     assert (len(split.profile), len(split.certify), len(split.held_out)) == (120, 300, 180)
 
 
-@pytest.mark.parametrize("training", [None, Training(data_sha256="e" * 64, pictures=400, seed=1)])
-def test_other_pictures_are_divided_as_ever(training: Training | None) -> None:
-    given_pictures = pictures(np.arange(600) >= 500)
-    split, expected = split_pictures(manifest(training), given_pictures, 5), split_indices(given_pictures.sources, 5)
+@pytest.mark.parametrize("training", [None, Training(data_sha256="e" * 64, images=400, seed=1)])
+def test_other_images_are_divided_as_ever(training: Training | None) -> None:
+    given_images = images(np.arange(600) >= 500)
+    split, expected = split_images(manifest(training), given_images, 5), split_indices(given_images.sources, 5)
     np.testing.assert_array_equal(split.certify, expected.certify)
     np.testing.assert_array_equal(split.held_out, expected.held_out)
 
 
-def test_a_manifest_that_claims_too_many_training_pictures_is_refused() -> None:
-    with pytest.raises(ManifestError, match="700 pictures are to train"):
-        split_pictures(manifest(Training(data_sha256=DATA, pictures=700, seed=1)), pictures(np.zeros(600, np.bool_)), 1)
+def test_a_manifest_that_claims_too_many_training_images_is_refused() -> None:
+    with pytest.raises(ManifestError, match="700 images are to train"):
+        split_images(manifest(Training(data_sha256=DATA, images=700, seed=1)), images(np.zeros(600, np.bool_)), 1)

@@ -17,7 +17,7 @@ import pytest
 
 from hawkvision.cascade.certification.certificate import Thresholds
 from hawkvision.cascade.certification.profile import ImageUse, Profile, dump, load_profile, seal
-from hawkvision.cascade.certification.profiling import Split, profile_rung
+from hawkvision.cascade.certification.profiling import Split, profile_stage
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import MaxAccuracyDrop
@@ -69,38 +69,38 @@ def page(task: BandTask, report: Findings) -> str:
 
 
 @functools.cache
-def synthetic(middle: bool) -> tuple[Profile, Seen, Split]:
-    """A profile, and its rungs on pictures of their own."""
-    profile = make_profile(middle=middle)
+def synthetic(intermediate: bool) -> tuple[Profile, Seen, Split]:
+    """A profile, and its stages on images of their own."""
+    profile = make_profile(intermediate=intermediate)
     rng = np.random.default_rng(99)
     labels = rng.integers(0, 10, 3_000)
     third = np.arange(3_000) // 1_000
     split = Split(*(np.flatnonzero(third == part) for part in range(3)))
     strengths = {"small": 3.0, "medium": 6.0, "large": 8.0}
-    rungs = {
-        rung.name: profile_rung(
-            rung.name, {}, SHA, make_logits(rng, labels, strengths[rung.name]), labels, split, SHA, 1.0
+    stages = {
+        stage.name: profile_stage(
+            stage.name, {}, SHA, make_logits(rng, labels, strengths[stage.name]), labels, split, SHA, 1.0
         )[1]
-        for rung in profile.rungs
+        for stage in profile.stages
     }  # fmt: skip
-    return profile, Seen(rungs, labels), split
+    return profile, Seen(stages, labels), split
 
 
 @functools.cache
-def findings(middle: bool) -> tuple[PairFindings, Reliability, Drift]:
-    profile, seen, split = synthetic(middle)
+def findings(intermediate: bool) -> tuple[PairFindings, Reliability, Drift]:
+    profile, seen, split = synthetic(intermediate)
     found = pair_findings(profile, profile.pairs[0], seen, split)
-    large = seen.rungs["large"]
+    large = seen.stages["large"]
     sample = seen.sample(profile.pairs[0], split.held_out)
     drift = replay_drift(profile, profile.pairs[0], sample, sample, seeds=range(2), phases=PHASES)
     assert drift is not None
     return found, reliability("large", 1.0, large, large, seen.labels), drift
 
 
-def rendered(middle: bool) -> str:
-    profile, _, _ = synthetic(middle)
-    found, rung, drift = findings(middle)
-    return render(Findings(profile, TODAY, "synthetic", SHA, 3_000, False, (rung,), (found,), drift))
+def rendered(intermediate: bool) -> str:
+    profile, _, _ = synthetic(intermediate)
+    found, stage, drift = findings(intermediate)
+    return render(Findings(profile, TODAY, "synthetic", SHA, 3_000, False, (stage,), (found,), drift))
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -129,9 +129,9 @@ def test_page_names_data_models_and_date(page: str, task: BandTask) -> None:
     profile = load_profile(task.profile)
     assert sha256_of(task.data.read_bytes()) in page
     assert "2026-11-21" in page
-    for rung in profile.rungs:
-        assert rung.fingerprint in page
-        assert all(sha256 in page for sha256 in rung.models.values())
+    for stage in profile.stages:
+        assert stage.fingerprint in page
+        assert all(sha256 in page for sha256 in stage.models.values())
 
 
 def test_names_inside_figures_are_unique_and_colours_are_the_pages_own(page: str) -> None:
@@ -143,18 +143,18 @@ def test_names_inside_figures_are_unique_and_colours_are_the_pages_own(page: str
 
 
 def test_same_findings_give_the_same_page() -> None:
-    assert rendered(middle=False) == rendered(middle=False)
+    assert rendered(intermediate=False) == rendered(intermediate=False)
 
 
-def test_ladder_without_a_middle_rung_says_so() -> None:
-    assert "two levels it is" in rendered(middle=False)
+def test_cascade_without_an_intermediate_stage_says_so() -> None:
+    assert "two levels it is" in rendered(intermediate=False)
 
 
-def test_ladder_with_a_middle_rung_compares_costs() -> None:
-    found, _, _ = findings(middle=True)
-    assert found.pair.middle is not None
+def test_cascade_with_an_intermediate_stage_compares_costs() -> None:
+    found, _, _ = findings(intermediate=True)
+    assert found.pair.intermediate is not None
     assert [cost.max_drop for cost in found.costs] == [c.max_drop for c in found.pair.conditions[0].certificates]
-    html = rendered(middle=True)
+    html = rendered(intermediate=True)
     assert "two levels it is" not in html
     assert "medium" in html
 
@@ -165,8 +165,8 @@ def test_targets_are_measured_on_held_out_pictures_only() -> None:
     route = Policy(profile, "small", "large").route(MaxAccuracyDrop(0.05))
     kept = next(kept for kept in found.kept if kept.certificate.max_drop == 0.05)
     part = split.held_out
-    accepted = seen.rungs["small"].scores(profile.pairs[0].score)[part] >= route.threshold
-    right = {name: seen.rungs[name].labels()[part] == seen.labels[part] for name in ("small", "large")}
+    accepted = seen.stages["small"].scores(profile.pairs[0].score)[part] >= route.threshold
+    right = {name: seen.stages[name].labels()[part] == seen.labels[part] for name in ("small", "large")}
     cascade = np.where(accepted, right["small"], right["large"])
     assert kept.measured.escalation == pytest.approx(1 - accepted.mean())
     assert kept.measured.drop == pytest.approx(right["large"].mean() - cascade.mean())
@@ -174,37 +174,37 @@ def test_targets_are_measured_on_held_out_pictures_only() -> None:
 
 
 def test_plug_in_threshold_never_escalates_more_than_the_certified_one(report: Findings) -> None:
-    """Both come from the same path and the same certification pictures; the test only stops sooner."""
+    """Both come from the same path and the same certification images; the test only stops sooner."""
     kept = report.pairs[0].kept
     assert len(kept) > 5
     assert all(one.plug_in.escalation <= one.measured.escalation for one in kept)
     assert any(one.plug_in.escalation < one.measured.escalation for one in kept)
 
 
-def test_perfect_knowledge_escalates_what_only_the_best_rung_gets_right() -> None:
+def test_perfect_knowledge_escalates_what_only_the_best_stage_gets_right() -> None:
     _, seen, split = synthetic(False)
     found, _, _ = findings(False)
-    right = {name: (seen.rungs[name].labels() == seen.labels)[split.held_out] for name in ("small", "large")}
+    right = {name: (seen.stages[name].labels() == seen.labels)[split.held_out] for name in ("small", "large")}
     assert found.oracle_escalation == np.mean(right["large"] & ~right["small"])
     assert found.oracle_escalation >= found.gap
 
 
-def test_bins_hold_every_picture_once_and_add_up_to_the_accuracy() -> None:
+def test_bins_hold_every_image_once_and_add_up_to_the_accuracy() -> None:
     _, seen, _ = synthetic(False)
-    _, rung, _ = findings(False)
-    assert rung.after.counts.sum() == rung.n == len(seen.labels)
-    right = (seen.rungs["large"].labels() == seen.labels).mean()
-    assert (rung.after.accuracy * rung.after.counts).sum() / rung.n == pytest.approx(right)
-    assert np.all(rung.after.low <= rung.after.accuracy)
-    assert np.all(rung.after.accuracy <= rung.after.high)
+    _, stage, _ = findings(False)
+    assert stage.after.counts.sum() == stage.n == len(seen.labels)
+    right = (seen.stages["large"].labels() == seen.labels).mean()
+    assert (stage.after.accuracy * stage.after.counts).sum() / stage.n == pytest.approx(right)
+    assert np.all(stage.after.low <= stage.after.accuracy)
+    assert np.all(stage.after.accuracy <= stage.after.high)
 
 
 def test_interval_of_the_drop_covers_the_truth_as_often_as_it_says() -> None:
-    """The truth is the drop on all held-out pictures; samples of 400 are drawn from them."""
+    """The truth is the drop on all held-out images; samples of 400 are drawn from them."""
     profile, seen, split = synthetic(False)
     pair = profile.pairs[0]
     found, _, _ = findings(False)
-    thresholds = Thresholds(float(np.median(seen.rungs["small"].scores(pair.score))))
+    thresholds = Thresholds(float(np.median(seen.stages["small"].scores(pair.score))))
     truth = measure(seen.sample(pair, split.held_out), thresholds).drop
     rng = np.random.default_rng(12)
     hits = []
@@ -222,21 +222,21 @@ def test_replay_takes_the_target_nearest_to_half_the_gap() -> None:
     assert [run.seed for run in drift.controlled] == [run.seed for run in drift.static] == [0, 1]
 
 
-def test_ladder_that_certifies_nothing_still_has_a_page() -> None:
+def test_cascade_that_certifies_nothing_still_has_a_page() -> None:
     profile, seen, split = synthetic(False)
     few = Split(split.profile, split.certify, split.held_out[:40])
     found = pair_findings(profile, profile.pairs[0], seen, few)
     none = PairFindings(found.pair, 40, 0.7, 0.9, 0.2, found.frontier, (), ())
-    _, rung, _ = findings(False)
-    html = render(Findings(profile, TODAY, "few", SHA, 40, True, (rung,), (none,), None))
-    assert "Too few pictures to certify anything" in html
+    _, stage, _ = findings(False)
+    html = render(Findings(profile, TODAY, "few", SHA, 40, True, (stage,), (none,), None))
+    assert "Too few images to certify anything" in html
     assert "nothing to control" in html
 
 
 def told(drops: dict[float, float], *, uncertified: float | None = None) -> str:
     """The page where targets (keys) were found to give up so much (values, ± 0.002), and all others nothing."""
     profile, _, _ = synthetic(False)
-    found, rung, drift = findings(False)
+    found, stage, drift = findings(False)
     kept = []
     for one in found.kept:
         target = one.certificate.max_drop
@@ -244,7 +244,7 @@ def told(drops: dict[float, float], *, uncertified: float | None = None) -> str:
         basis = "profile" if target == uncertified else one.certificate.basis
         kept.append(replace(one, measured=measured, certificate=msgspec.structs.replace(one.certificate, basis=basis)))
     changed = replace(found, kept=tuple(kept))
-    return render(Findings(profile, TODAY, "synthetic", SHA, 3_000, True, (rung,), (changed,), drift))
+    return render(Findings(profile, TODAY, "synthetic", SHA, 3_000, True, (stage,), (changed,), drift))
 
 
 def statuses(html: str) -> list[str]:
@@ -272,7 +272,7 @@ def claim(html: str) -> str:
 def test_headline_says_what_the_table_below_it_says(drops: dict[float, float], expected: str) -> None:
     html = told(drops)
     found = statuses(html)
-    certified = [status for status in found if status not in ("best rung only", "not certified")]
+    certified = [status for status in found if status not in ("reference stage only", "not certified")]
     exceeded = sum(status in ("exceeded by chance", "broken here") for status in certified)
     assert exceeded == len(drops)
     assert len(certified) > 5
@@ -300,11 +300,11 @@ def test_target_without_a_certificate_is_not_counted_among_the_certified() -> No
 
 def test_page_says_so_where_the_held_out_images_served_the_design() -> None:
     profile, _, _ = synthetic(False)
-    found, rung, drift = findings(False)
+    found, stage, drift = findings(False)
 
     def page_of(*uses: ImageUse) -> str:
         known = msgspec.structs.replace(profile, uses=uses)
-        return render(Findings(known, TODAY, "synthetic", SHA, 3_000, True, (rung,), (found,), drift))
+        return render(Findings(known, TODAY, "synthetic", SHA, 3_000, True, (stage,), (found,), drift))
 
     designed = ImageUse(purpose="design", name="synthetic", sha256=SHA, n=3_000)
     elsewhere = ImageUse(purpose="certify", name="others.npz", sha256="e" * 64, n=410, looks=1)
@@ -312,10 +312,10 @@ def test_page_says_so_where_the_held_out_images_served_the_design() -> None:
     html = page_of(designed, elsewhere)
     assert "has seen" not in html
     assert "served the choice of the design" in html
-    assert "410 pictures of others.npz for certificates" in html
+    assert "410 images of others.npz for certificates" in html
 
 
-def test_pictures_without_labels_are_refused(tmp_path: Path, task: BandTask) -> None:
+def test_images_without_labels_are_refused(tmp_path: Path, task: BandTask) -> None:
     (tmp_path / "a.jpg").write_bytes(encoded())
     with pytest.raises(ConfigError, match="have no labels"):
         report_calibration("bands", tmp_path, tmp_path / "r.html", models=task.models, cache=task.cache)
@@ -323,15 +323,15 @@ def test_pictures_without_labels_are_refused(tmp_path: Path, task: BandTask) -> 
 
 
 def test_too_few_held_out_pictures_are_refused(tmp_path: Path, task: BandTask) -> None:
-    (tmp_path / "pictures" / "b").mkdir(parents=True)
-    (tmp_path / "pictures" / "b" / "a.jpg").write_bytes(encoded())
+    (tmp_path / "images" / "b").mkdir(parents=True)
+    (tmp_path / "images" / "b" / "a.jpg").write_bytes(encoded())
     with pytest.raises(ConfigError, match="expected at least 30"):
-        report_calibration("bands", tmp_path / "pictures", tmp_path / "r.html", models=task.models, cache=task.cache)
+        report_calibration("bands", tmp_path / "images", tmp_path / "r.html", models=task.models, cache=task.cache)
 
 
 def test_profile_of_other_models_is_refused_by_name(tmp_path: Path, task: BandTask) -> None:
     text = dump(load_profile(task.profile)).decode()
-    fingerprint = load_profile(task.profile).rung("dim").fingerprint
+    fingerprint = load_profile(task.profile).stage("dim").fingerprint
     other = tmp_path / "profile.json"
     other.write_text(text.replace(fingerprint, "f" * 64))
     other.write_bytes(seal(other))

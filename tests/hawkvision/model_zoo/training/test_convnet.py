@@ -69,7 +69,9 @@ def test_graph_computes_the_definition(name: str) -> None:
         ("convnet_tiny_grey", 28, 16_848, 144 * 784 + 4_608 * 196 + 9_216 * 49 + 2_880),
     ],
 )
-def test_size_and_cost_of_the_rungs_meant_for_an_fpga(name: str, side: int, weights: int, multiplications: int) -> None:
+def test_size_and_cost_of_the_stages_meant_for_an_fpga(
+    name: str, side: int, weights: int, multiplications: int
+) -> None:
     net = CONVNETS[name]
     state = convnet_state(net, np.random.default_rng(0), side)
     assert sum(array.size for array in state.values() if array.ndim > 1) == weights

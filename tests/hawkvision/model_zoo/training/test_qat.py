@@ -110,8 +110,8 @@ def test_networks_that_integer_hardware_does_not_have_are_refused(qat: Any, tmp_
             trained(qat, tmp_path, of=msgspec.structs.replace(OF, architecture=architecture))
 
 
-def test_weights_of_another_network_and_too_few_pictures_are_refused(qat: Any, tmp_path: Path) -> None:
+def test_weights_of_another_network_and_too_few_images_are_refused(qat: Any, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"n_w4: the weights of n to start from: head.weight: expected shape"):
         qat.train_quantised(TWIN, OF, start(classes=5), FACTS, data(), 4, tmp_path, quiet)
-    with pytest.raises(ManifestError, match="n_w4: a batch has 16 pictures, but only 15 train"):
+    with pytest.raises(ManifestError, match="n_w4: a batch has 16 images, but only 15 train"):
         qat.train_quantised(TWIN, OF, start(), FACTS, data(15), 4, tmp_path, quiet)

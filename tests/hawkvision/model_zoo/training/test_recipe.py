@@ -1,4 +1,4 @@
-"""Recipes: what is shipped, how mistakes are reported, and which pictures train."""
+"""Recipes: what is shipped, how mistakes are reported, and which images train."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ManifestError, NotFound
-from hawkvision.model_zoo.training.recipe import Pictures, Recipe, load_recipe, recipe_labels, training_mask
+from hawkvision.model_zoo.training.recipe import Images, Recipe, load_recipe, recipe_labels, training_mask
 from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import models_dir
 from tests.hawkvision.model_zoo.synthetic_task import RECIPE
@@ -25,12 +25,12 @@ def load(root: Path, text: str) -> Recipe:
 
 
 @pytest.mark.parametrize("task", OURS)
-def test_shipped_recipes_have_a_tiny_a_small_and_a_large_rung_and_a_committee(task: str) -> None:
+def test_shipped_recipes_have_a_tiny_a_small_and_a_large_stage_and_an_ensemble(task: str) -> None:
     recipe = load_recipe(task, models_dir())
-    assert recipe.ladder.edge == ("tiny_w4", "tiny_w8", "tiny", "small")
-    assert (recipe.ladder.default_edge, recipe.ladder.fpga) == ("small", "tiny_w4")
-    assert recipe.ladder.dc == ("large", "committee")
-    assert "large" in recipe.committees[0].members
+    assert recipe.cascade.edge == ("tiny_w4", "tiny_w8", "tiny", "small")
+    assert (recipe.cascade.default_edge, recipe.cascade.fpga) == ("small", "tiny_w4")
+    assert recipe.cascade.dc == ("large", "committee")
+    assert "large" in recipe.ensembles[0].members
     assert len(recipe_labels(recipe, models_dir())) == 10
 
 
@@ -41,10 +41,10 @@ def test_shipped_recipes_have_a_tiny_a_small_and_a_large_rung_and_a_committee(ta
         ("epochs = 2", "epochs = 0", r"networks\[0\].epochs"),
         ('architecture = "convnet_tiny"', 'architecture = "resnet"', "tiny: no architecture 'resnet'; known are"),
         ('members = ["tiny", "other"]', 'members = ["tiny", "none"]', r"both: members \['none'\]"),
-        ('dc = ["both"]', 'dc = ["all"]', r"ladder names \['all'\]"),
-        ('default_edge = "tiny"', 'default_edge = "other"', "default_edge 'other' is not in ladder.edge"),
+        ('dc = ["both"]', 'dc = ["all"]', r"cascade names \['all'\]"),
+        ('default_edge = "tiny"', 'default_edge = "other"', "default_edge 'other' is not in cascade.edge"),
         ('name = "other"', 'name = "tiny"', "distinct names"),
-        ('fpga = "tiny_w4"', 'fpga = "tiny"', "ladder.fpga 'tiny' is not among the quantised networks"),
+        ('fpga = "tiny_w4"', 'fpga = "tiny"', "cascade.fpga 'tiny' is not among the quantised networks"),
         ('of = "tiny"', 'of = "both"', r"tiny_w4: of 'both' is not among the networks \['tiny', 'other'\]"),
         ("weight_bits = 4", "weight_bits = 1", r"quantised\[0\].weight_bits"),
         ('task = "shapes"', 'task = "forms"', "recipe of 'forms'"),
@@ -88,22 +88,22 @@ def test_labels_must_be_there_and_distinct(tmp_path: Path, text: str | None) -> 
 
 
 @given(n=st.integers(2, 200), seed=st.integers(0, 2**32), share=st.floats(0, 0.9))
-def test_training_pictures_are_as_many_as_asked_and_never_test_pictures(n: int, seed: int, share: float) -> None:
+def test_training_images_are_as_many_as_asked_and_never_test_images(n: int, seed: int, share: float) -> None:
     is_test = np.arange(n) % 5 == 1
     train = max(1, int(share * int((~is_test).sum())))
     if train == int((~is_test).sum()):
         return
-    mask = training_mask(is_test, Pictures(train=train, seed=seed))
+    mask = training_mask(is_test, Images(train=train, seed=seed))
     assert mask.sum() == train
     assert not (mask & is_test).any()
 
 
-def test_the_choice_of_training_pictures_never_changes() -> None:
-    """The committed networks were trained on these; another choice would let training pictures certify them."""
-    mask = training_mask(np.arange(55_000) >= 50_000, Pictures(train=42_000, seed=2405))
+def test_the_choice_of_training_images_never_changes() -> None:
+    """The committed networks were trained on these; another choice would let training images certify them."""
+    mask = training_mask(np.arange(55_000) >= 50_000, Images(train=42_000, seed=2405))
     assert sha256_of(np.packbits(mask).tobytes())[:16] == "213fc6184f23564f"
 
 
-def test_too_few_pictures_are_refused() -> None:
-    with pytest.raises(ManifestError, match="10 pictures are to train and some to certify, but only 10 exist"):
-        training_mask(np.arange(12) >= 10, Pictures(train=10, seed=1))
+def test_too_few_images_are_refused() -> None:
+    with pytest.raises(ManifestError, match="10 images are to train and some to certify, but only 10 exist"):
+        training_mask(np.arange(12) >= 10, Images(train=10, seed=1))

@@ -95,7 +95,7 @@ def test_training_by_another_recipe_starts_anew_and_keeps_the_old(train: Any, ch
     assert train.is_finished(NETWORK, FACTS, data(train), 4, tmp_path)
 
 
-def test_training_on_other_pictures_is_another_training(train: Any, tmp_path: Path) -> None:
+def test_training_on_other_images_is_another_training(train: Any, tmp_path: Path) -> None:
     train.train_network(NETWORK, FACTS, data(train), 4, tmp_path, quiet)
     assert not train.is_finished(NETWORK, FACTS, data(train, "b" * 64), 4, tmp_path)
 
@@ -115,8 +115,8 @@ def test_weights_of_another_network_are_no_start(train: Any, tmp_path: Path) -> 
         train.train_network(NETWORK, FACTS, data(train), 5, tmp_path, quiet, content)
 
 
-def test_half_of_what_trains_are_other_views_of_the_same_pictures(train: Any, tmp_path: Path) -> None:
-    # Views are white and tell their label nothing; pictures are black or grey, which is their label.
+def test_half_of_what_trains_are_other_views_of_the_same_images(train: Any, tmp_path: Path) -> None:
+    # Views are white and tell their label nothing; images are black or grey, which is their label.
     labels = np.arange(128) % 2
     pixels = np.broadcast_to((120 * labels).astype(np.uint8)[:, None, None, None], (128, 12, 12, 3)).copy()
     views = np.full((2, 128, 12, 12, 3), 255, np.uint8)
@@ -125,7 +125,7 @@ def test_half_of_what_trains_are_other_views_of_the_same_pictures(train: Any, tm
     losses: dict[str, list[float]] = {"plain": [], "viewed": []}
     for name, given in (("plain", plain), ("viewed", train.TrainingSet(pixels, labels, "b" * 64, views))):
         train.train_network(network, FACTS, given, 2, tmp_path, lambda e, i, loss, to=losses[name]: to.append(loss))
-    # A picture costs nothing once learnt, a view one bit: half of ln 2 on average.
+    # An image costs nothing once learnt, a view one bit: half of ln 2 on average.
     assert np.mean(losses["plain"][-20:]) < 0.02
     assert np.mean(losses["viewed"][-20:]) == pytest.approx(np.log(2) / 2, abs=0.08)
 
@@ -139,8 +139,8 @@ def test_damaged_checkpoint_is_named(train: Any, tmp_path: Path, cut: int) -> No
         train.is_finished(NETWORK, FACTS, data(train), 4, tmp_path)
 
 
-def test_fewer_pictures_than_a_batch_are_refused(train: Any, tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="n: a batch has 16 pictures, but only 15 train"):
+def test_fewer_images_than_a_batch_are_refused(train: Any, tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="n: a batch has 16 images, but only 15 train"):
         train.train_network(NETWORK, FACTS, data(train, n=15), 4, tmp_path, quiet)
 
 
@@ -150,9 +150,9 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_command_trains_in_parts_and_writes_a_ladder_that_builds(train: Any, tmp_path: Path) -> None:
-    models, pictures = write_task(tmp_path)
-    common = ("--data", pictures, "--models-dir", models, "--cache-dir", tmp_path / "cache")
+def test_command_trains_in_parts_and_writes_a_cascade_that_builds(train: Any, tmp_path: Path) -> None:
+    models, images = write_task(tmp_path)
+    common = ("--data", images, "--models-dir", models, "--cache-dir", tmp_path / "cache")
     first = command(*common, "--only", "tiny")
     assert first.returncode == 0, first.stderr
     assert "left to train: other, tiny_w4" in first.stdout
@@ -169,10 +169,10 @@ def test_command_trains_in_parts_and_writes_a_ladder_that_builds(train: Any, tmp
 
 
 def test_recipe_that_leaves_nothing_to_measure_with_is_refused_before_training(train: Any, tmp_path: Path) -> None:
-    models, pictures = write_task(tmp_path)
+    models, images = write_task(tmp_path)
     recipe = models / "shapes" / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("train = 192", "train = 250"))
-    done = command("--data", pictures, "--models-dir", models, "--cache-dir", tmp_path / "cache")
+    done = command("--data", images, "--models-dir", models, "--cache-dir", tmp_path / "cache")
     assert done.returncode == 1
     assert "leaves 2 to fit on, 4 to certify with and 64 held out; expected at least 10" in done.stderr
     assert not (tmp_path / "cache").exists()
@@ -180,12 +180,12 @@ def test_recipe_that_leaves_nothing_to_measure_with_is_refused_before_training(t
 
 @pytest.mark.slow
 def test_trial_writes_elsewhere_or_nowhere(train: Any, tmp_path: Path) -> None:
-    models, pictures = write_task(tmp_path)
-    common = ("--data", pictures, "--models-dir", models, "--cache-dir", tmp_path / "cache", "--epochs", 1)
+    models, images = write_task(tmp_path)
+    common = ("--data", images, "--models-dir", models, "--cache-dir", tmp_path / "cache", "--epochs", 1)
     before = sorted(models.rglob("*"))
     for refused in (command(*common), command(*common, "--out", models)):
         assert refused.returncode == 1
-        assert "must not overwrite the ladder" in refused.stderr
+        assert "must not overwrite the cascade" in refused.stderr
     done = command(*common, "--out", tmp_path / "trial")
     assert done.returncode == 0, done.stderr
     assert sorted(models.rglob("*")) == before

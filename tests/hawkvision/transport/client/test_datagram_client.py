@@ -1,4 +1,4 @@
-"""Connections of a peer over the lossy transport, that come and go."""
+"""Connections of a peer over the datagram transport, that come and go."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 from msgspec.structs import replace
 
 from hawkvision.core.errors import BadField, BadImage, ConfigError, HawkVisionError, Unauthorized, UnsupportedMedia
-from hawkvision.core.escalation_api import LossyOffer
+from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.connection_manager import is_gone
-from hawkvision.transport.client.datagram_client import LinkView, LossyLink, answer_among
+from hawkvision.transport.client.datagram_client import DatagramLink, LinkView, answer_among
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.coding.rate_fec_control import LinkState, choose
 from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.quic import MAX_CLIENT_TEMPLATES
 from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.server import DatagramListener
 from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.protocol.control import MAX_TEMPLATE, VERSION
 from hawkvision.transport.protocol.identity import Identity, own_identity
@@ -42,7 +42,7 @@ class Server:
 
     def __init__(self) -> None:
         self.identity: Identity
-        self.udp: LossyServer
+        self.udp: DatagramListener
         self.arrived: list[Incoming] = []
         self.discovered = 0
         self.port: int | None = None
@@ -52,7 +52,7 @@ class Server:
 
     async def start(self, port: int = 0, api_key: str | None = None) -> None:
         self.identity = own_identity()
-        self.udp = await LossyServer.start(
+        self.udp = await DatagramListener.start(
             "127.0.0.1", port, self.identity, self.answer, keys=Keys(api_key), useful_side=256
         )
 
@@ -64,12 +64,12 @@ class Server:
         self.arrived.append(incoming)
         return Status.OK, incoming.template + incoming.meta
 
-    async def discover(self) -> LossyOffer:
+    async def discover(self) -> DatagramEndpoint:
         self.discovered += 1
-        return LossyOffer(self.port or self.udp.port, self.identity.pem, self.identity.name, VERSION)
+        return DatagramEndpoint(self.port or self.udp.port, self.identity.pem, self.identity.name, VERSION)
 
     def quality(self) -> int | None:
-        """Of the last picture."""
+        """Of the last image."""
         arrived = self.arrived[-1].arrived
         assert isinstance(arrived, Complete | Partial)
         return arrived.quality
@@ -86,9 +86,9 @@ async def serving(api_key: str | None = None) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def linked(**options: Any) -> AsyncIterator[tuple[Server, LossyLink]]:
+async def linked(**options: Any) -> AsyncIterator[tuple[Server, DatagramLink]]:
     async with serving(SECRET) as server:
-        link = LossyLink("127.0.0.1", server.discover, api_key=SECRET, **options)
+        link = DatagramLink("127.0.0.1", server.discover, api_key=SECRET, **options)
         try:
             yield server, link
         finally:
@@ -122,7 +122,7 @@ def test_two_local_addresses_are_two_paths() -> None:
     assert run(scenario) == 2
 
 
-def test_a_cameras_own_header_is_used_from_its_second_picture_on() -> None:
+def test_a_cameras_own_header_is_used_from_its_second_image_on() -> None:
     body = bytearray(with_restarts(70))
     body[body.index(b"\xff\xdb\x00\x43\x00") + 6] += 1  # no quality of libjpeg's has this table
 
@@ -132,14 +132,14 @@ def test_a_cameras_own_header_is_used_from_its_second_picture_on() -> None:
             assert server.quality() is not None
             async with asyncio.timeout(
                 30.0
-            ):  # a machine that stood still is remembered as a slow link, with small pictures
+            ):  # a machine that stood still is remembered as a slow link, with small images
                 while server.quality() is not None:
                     await link.ask(b"", bytes(body))
 
     run(scenario)
 
 
-def test_a_picture_may_go_as_it_is_once_the_link_is_known_to_be_quick() -> None:
+def test_an_image_may_go_as_it_is_once_the_link_is_known_to_be_quick() -> None:
     pixels = np.zeros((300, 400, 3), np.uint8)
 
     async def scenario() -> None:
@@ -156,13 +156,13 @@ def test_a_picture_may_go_as_it_is_once_the_link_is_known_to_be_quick() -> None:
     run(scenario)
 
 
-def test_over_a_quick_link_that_loses_in_bursts_pictures_go_as_they_are_and_what_is_lost_is_sent_again() -> None:
+def test_over_a_quick_link_that_loses_in_bursts_images_go_as_they_are_and_what_is_lost_is_sent_again() -> None:
     async def scenario() -> tuple[int, int]:
         async with serving() as server:
             spec = LinkSpec.parse("rate=40mbit,delay=1ms,loss=3%,burst=20,queue=400kB,seed=11")
             async with UdpRelay(("127.0.0.1", server.udp.port), spec) as relay:
                 server.port = relay.address[1]
-                link = LossyLink("127.0.0.1", server.discover)
+                link = DatagramLink("127.0.0.1", server.discover)
                 try:
                     async with asyncio.timeout(30.0):
                         while link.state().loss == 0.0 or not link.carries_whole(LARGE, 5.0):
@@ -176,11 +176,11 @@ def test_over_a_quick_link_that_loses_in_bursts_pictures_go_as_they_are_and_what
                     await link.close()
 
     sent, asked = run(scenario)
-    assert sent < 1.6 * asked, "plans for such bursts have as much parity as picture, and more"
+    assert sent < 1.6 * asked, "plans for such bursts have as much parity as image, and more"
 
 
 @pytest.mark.parametrize("body", [b"", b"GIF89a", b"\xff\xd8\xff\xe0"])
-def test_what_is_no_picture_is_refused_before_anything_is_sent(body: bytes) -> None:
+def test_what_is_no_image_is_refused_before_anything_is_sent(body: bytes) -> None:
     async def scenario() -> int:
         async with linked() as (server, link):
             with pytest.raises((BadImage, UnsupportedMedia)):
@@ -193,7 +193,7 @@ def test_what_is_no_picture_is_refused_before_anything_is_sent(body: bytes) -> N
 def test_a_wrong_key_is_said_to_be_one_and_not_tried_again() -> None:
     async def scenario() -> int:
         async with linked() as (server, _):
-            link = LossyLink("127.0.0.1", server.discover, api_key="wrong")
+            link = DatagramLink("127.0.0.1", server.discover, api_key="wrong")
             with pytest.raises(Unauthorized):
                 await link.ask(b"", LARGE)
             await link.close()
@@ -206,10 +206,10 @@ def test_a_server_whose_callers_send_their_key_is_not_spoken_to() -> None:
     async def scenario() -> str:
         async with serving(SECRET) as server:
 
-            async def discover() -> LossyOffer:
+            async def discover() -> DatagramEndpoint:
                 return replace(await server.discover(), version=1)
 
-            link = LossyLink("127.0.0.1", discover, api_key=SECRET)
+            link = DatagramLink("127.0.0.1", discover, api_key=SECRET)
             with pytest.raises(ConfigError, match="update it first") as caught:
                 await link.ask(b"", LARGE)
             await link.close()
@@ -239,7 +239,7 @@ def test_a_server_that_was_started_anew_is_found_and_asked_again() -> None:
         async with linked() as (server, link):
             await link.ask(b"1", LARGE)
             pending = asyncio.create_task(link.ask(b"never", LARGE, timeout_s=20.0))
-            await until(lambda: not server.udp.settled)
+            await until(lambda: not server.udp.decided)
             await server.udp.close()
             await server.start(api_key=SECRET)
             assert await link.ask(b"2", LARGE) == (Status.OK, b"2")
@@ -266,13 +266,13 @@ def test_a_dead_port_is_given_up_within_the_callers_time() -> None:
 def test_a_peer_that_offers_nothing_is_not_asked_again_and_again() -> None:
     asked = []
 
-    async def discover() -> LossyOffer:
+    async def discover() -> DatagramEndpoint:
         asked.append(1)
-        raise ConfigError("no lossy transport here")
+        raise ConfigError("no datagram transport here")
 
     async def scenario() -> None:
-        link = LossyLink("127.0.0.1", discover)
-        with pytest.raises(ConfigError, match="no lossy transport"):
+        link = DatagramLink("127.0.0.1", discover)
+        with pytest.raises(ConfigError, match="no datagram transport"):
             await link.ask(b"", LARGE)
         await link.close()
         with pytest.raises(HawkVisionError):
@@ -293,7 +293,7 @@ def test_an_answer_that_does_not_come_is_a_timeout() -> None:
     run(scenario)
 
 
-def test_every_picture_is_answered_at_20_percent_loss() -> None:
+def test_every_image_is_answered_at_20_percent_loss() -> None:
     async def scenario() -> tuple[list[tuple[Status, bytes]], LinkView]:
         async with linked() as (server, link):
             spec = LinkSpec.parse("rate=50mbit,delay=5ms,loss=20%,queue=100kB,seed=3")

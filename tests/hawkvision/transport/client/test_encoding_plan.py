@@ -1,4 +1,4 @@
-"""How pictures are prepared for the lossy transport, and plans for them chosen."""
+"""How images are prepared for the datagram transport, and plans for them chosen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import BadField, BadImage, UnsupportedMedia
 from hawkvision.core.types import Pixels
-from hawkvision.imaging.preprocessing import decode as decode_picture
+from hawkvision.imaging.preprocessing import decode as decode_image
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.transport.client.encoding_plan import (
     ANSWER_S,
@@ -42,18 +42,18 @@ STATES = st.builds(LinkState, st.floats(0.0, 0.9), st.floats(1.0, 10.0), known=s
 
 
 def received(body: bytes | Pixels, plan: Plan = FINE, useful_side: int = 256, **options: bool) -> Complete:
-    """What arrives of a picture if nothing is lost."""
+    """What arrives of an image if nothing is lost."""
     prepared = prepare(body, plan, useful_side, ROOM, **options)
     arrived = decode(prepared.coded.format, dict(enumerate(prepared.coded.symbols)), prepared.header)
     assert isinstance(arrived, Complete)
     return arrived
 
 
-# ------------------------------------------------------------------------------------------------- pictures
+# ------------------------------------------------------------------------------------------------- images
 
 
 @pytest.mark.parametrize("suffix", [".png", ".webp", ".jpg"])
-def test_small_pictures_go_as_they_are(suffix: str) -> None:
+def test_small_images_go_as_they_are(suffix: str) -> None:
     body = encoded(suffix, 32, 32)
     assert len(body) <= SMALL_FRAGMENTS * ROOM
     assert received(body, COARSE) == Complete(body, None)
@@ -66,13 +66,13 @@ def test_formats_that_not_every_node_reads_are_coded_anew_unless_their_very_byte
     assert received(body, exact=True).body == body
 
 
-def test_large_pictures_are_shrunk_to_what_is_useful_and_coded_at_the_plans_quality() -> None:
+def test_large_images_are_shrunk_to_what_is_useful_and_coded_at_the_plans_quality() -> None:
     arrived = received(LARGE, useful_side=128)
     header = probe(arrived.body)
     assert (header.width, header.height, arrived.quality) == (171, 128, 80)
 
 
-def test_pictures_no_larger_than_useful_keep_their_size() -> None:
+def test_images_no_larger_than_useful_keep_their_size() -> None:
     header = probe(received(encoded(".png", 100, 140), useful_side=256).body)
     assert (header.width, header.height) == (140, 100)
 
@@ -82,9 +82,7 @@ def test_a_jpeg_with_restarts_keeps_its_coefficients() -> None:
     arrived = received(body)
     for each in (body, arrived.body):
         assert probe(each).pixels == 256 * 256
-    before, after = (
-        decode_picture(each, probe(each), max_pixels=1 << 20, min_side=256) for each in (body, arrived.body)
-    )
+    before, after = (decode_image(each, probe(each), max_pixels=1 << 20, min_side=256) for each in (body, arrived.body))
     np.testing.assert_array_equal(before, after)
 
 
@@ -107,17 +105,17 @@ def test_a_jpeg_turned_by_exif_arrives_upright() -> None:
     assert (header.width, header.height) == (300, 400)
 
 
-ODD = odd_jpegs(cv2.resize(decode_picture(LARGE, probe(LARGE), max_pixels=1 << 20, min_side=300), (208, 152)))
+ODD = odd_jpegs(cv2.resize(decode_image(LARGE, probe(LARGE), max_pixels=1 << 20, min_side=300), (208, 152)))
 
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("plan", [FINE, COARSE])
 def test_an_odd_jpeg_arrives_as_its_sound_twin_looks(kind: str, plan: Plan) -> None:
     odd = ODD[kind]
-    twin = decode_picture(odd.twin, probe(odd.twin), max_pixels=1 << 20, min_side=300).astype(int)
+    twin = decode_image(odd.twin, probe(odd.twin), max_pixels=1 << 20, min_side=300).astype(int)
     for exact in (False, True):
         arrived = received(odd.body, plan, exact=exact).body
-        seen = decode_picture(arrived, probe(arrived), max_pixels=1 << 20, min_side=300)
+        seen = decode_image(arrived, probe(arrived), max_pixels=1 << 20, min_side=300)
         assert seen.shape == twin.shape
         assert np.abs(seen - twin).mean() < (1 if exact else 12)
 
@@ -126,7 +124,7 @@ def test_pixels_are_coded_as_they_are_seen() -> None:
     pixels = np.zeros((64, 80, 3), np.uint8)
     pixels[..., 0] = 250
     arrived = received(pixels)
-    seen = decode_picture(arrived.body, probe(arrived.body), max_pixels=1 << 20, min_side=64)
+    seen = decode_image(arrived.body, probe(arrived.body), max_pixels=1 << 20, min_side=64)
     assert seen[..., 0].min() > 200
     assert seen[..., 2].max() < 50
 
@@ -142,7 +140,7 @@ def test_what_are_no_pixels_is_refused(pixels: Any) -> None:
 @given(
     STATES, st.sampled_from([".jpg", ".png", ".webp"]), st.integers(1, 120), st.integers(1, 120), st.integers(1, 256)
 )
-def test_every_picture_fits_its_room_and_survives_as_many_losses_as_it_has_parity(
+def test_every_image_fits_its_room_and_survives_as_many_losses_as_it_has_parity(
     state: LinkState, suffix: str, height: int, width: int, useful_side: int
 ) -> None:
     coded = prepare(encoded(suffix, height, width), choose(state, None), useful_side, ROOM).coded
@@ -152,17 +150,17 @@ def test_every_picture_fits_its_room_and_survives_as_many_losses_as_it_has_parit
 
 
 @given(st.binary(max_size=5_000))
-def test_bytes_that_are_no_picture_are_refused(body: bytes) -> None:
+def test_bytes_that_are_no_image_are_refused(body: bytes) -> None:
     with pytest.raises((BadImage, UnsupportedMedia)):
         prepare(body, FINE, 256, ROOM)
 
 
-def test_a_cut_off_picture_is_refused_before_it_is_sent() -> None:
+def test_a_cut_off_image_is_refused_before_it_is_sent() -> None:
     with pytest.raises(BadImage):
         prepare(LARGE[: len(LARGE) // 2], FINE, 128, ROOM)
 
 
-def test_the_plain_size_is_what_coding_would_take_or_the_picture_itself() -> None:
+def test_the_plain_size_is_what_coding_would_take_or_the_image_itself() -> None:
     assert plain_bytes(np.zeros((512, 512, 3), np.uint8), 256) == plain_bytes(np.zeros((256, 256, 3), np.uint8), 512)
     assert plain_bytes(encoded(".webp", 32, 32), 256) <= len(encoded(".webp", 32, 32))
 
@@ -194,7 +192,7 @@ def test_what_is_sent_can_come_back_answered_in_time_where_anything_can(
     assert ratio / FINE_SIZE * plain_s <= max(LEAST_S, deadline_s - rtt_s - ANSWER_S) + 1e-9
 
 
-def test_a_slow_link_gets_a_coarse_picture_rather_than_a_part_of_a_fine_one() -> None:
+def test_a_slow_link_gets_a_coarse_image_rather_than_a_part_of_a_fine_one() -> None:
     chosen = [choose(QUIET, ratio).quality for ratio in (2.0, 1.0, 0.7, 0.5, 0.4, 0.3, 0.0)]
     assert chosen == sorted(chosen, reverse=True)
     assert chosen[0] == QUALITIES[0]
@@ -236,6 +234,6 @@ def test_a_link_is_never_taken_to_lose_less_than_is_seen_now(states: list[LinkSt
         assert not seen.known or (held.known and held.loss >= seen.loss and held.burst >= seen.burst)
 
 
-def test_kinds_of_coding_are_what_the_pictures_ask_for() -> None:
+def test_kinds_of_coding_are_what_the_images_ask_for() -> None:
     small, cut = prepare(encoded(".png", 16, 16), FINE, 256, ROOM), prepare(with_restarts(), FINE, 256, ROOM)
     assert (small.coded.format.kind, cut.coded.format.kind) == (Kind.OPAQUE, Kind.SEGMENTS)

@@ -1,4 +1,4 @@
-"""How well pictures travel: as they are where there is time for every byte, else as well as the link has room for."""
+"""How well images travel: as they are where there is time for every byte, else as well as the link has room for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import cv2
 import msgspec
 import numpy as np
 
-from hawkvision.client.datagram import LossyWay
-from hawkvision.client.request import TimeLimit, lossy_question, query_fields
+from hawkvision.client.datagram import DatagramWay
+from hawkvision.client.request import TimeLimit, datagram_request, query_fields
 from hawkvision.client.response import Reply
 from hawkvision.core.escalation_api import Transports
 from hawkvision.core.types import Quality
-from hawkvision.transport.client.datagram_client import LossyLink
+from hawkvision.transport.client.datagram_client import DatagramLink
 from hawkvision.transport.client.encoding_plan import SMALL_FRAGMENTS
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.coding.rate_fec_control import FINE, QUALITIES
@@ -27,7 +27,7 @@ from tests.images import with_restarts
 
 SIDE: Final = 256
 KNOWN_AFTER: Final = 12
-"""Pictures of a dozen datagrams each, after which a link's loss is known."""
+"""Images of a dozen datagrams each, after which a link's loss is known."""
 
 
 def noisy(side: int = SIDE) -> bytes:
@@ -43,17 +43,17 @@ BODY: Final = noisy()
 async def arrivals(
     body: bytes, spec: LinkSpec, deadline_ms: float | None, n: int, quality: Quality | None = None
 ) -> list[Complete | Partial]:
-    """What arrived of a picture that a client sent n times, each after the answer to the one before."""
+    """What arrived of an image that a client sent n times, each after the answer to the one before."""
     async with serving() as server, UdpRelay(("127.0.0.1", server.udp.port), spec) as relay:
         server.port = relay.address[1]
 
         async def offered() -> Reply:
             return 200, None, msgspec.json.encode(Transports(await server.discover()))
 
-        way = LossyWay("http://127.0.0.1", offered, paths=(), api_key=None, timeout_s=30.0)
+        way = DatagramWay("http://127.0.0.1", offered, paths=(), api_key=None, timeout_s=30.0)
         for _ in range(n):
             await way.exchange(
-                body, lossy_question(query_fields(deadline_ms=deadline_ms, quality=quality)), TimeLimit(30.0)
+                body, datagram_request(query_fields(deadline_ms=deadline_ms, quality=quality)), TimeLimit(30.0)
             )
         await way.close()
     return [each.arrived for each in server.arrived if isinstance(each.arrived, Complete | Partial)]
@@ -68,13 +68,13 @@ def test_before_a_deadline_it_travels_as_it_is_once_the_link_is_known_to_be_quic
     assert Complete(BODY, None) in came, "at least once, should the machine stall"
 
 
-def test_who_has_an_answer_of_their_own_may_risk_more_for_pictures_as_they_are() -> None:
+def test_who_has_an_answer_of_their_own_may_risk_more_for_images_as_they_are() -> None:
     async def carried() -> list[bool]:
         async with serving() as server:
             spec = LinkSpec.parse("rate=100mbit,delay=20ms,loss=30%,burst=6,seed=3")
             async with UdpRelay(("127.0.0.1", server.udp.port), spec) as relay:
                 server.port = relay.address[1]
-                link = LossyLink("127.0.0.1", server.discover, may_miss=1.0)
+                link = DatagramLink("127.0.0.1", server.discover, may_miss=1.0)
                 # Too little time to send again all that is lost, but not for half as much parity. How much is lost is
                 # measured, so at first it may be taken for less, of which parity mends enough for both.
                 found: list[bool] = []
@@ -104,8 +104,8 @@ def test_before_a_deadline_it_is_coded_anew_as_well_as_the_link_allows_where_it_
 
 
 def test_without_a_deadline_the_first_one_travels_as_it_is() -> None:
-    lossy = LinkSpec.parse("rate=20mbit,delay=2ms,loss=10%,queue=100kB,seed=1")
-    assert asyncio.run(arrivals(BODY, lossy, deadline_ms=None, n=1)) == [Complete(BODY, None)]
+    datagram = LinkSpec.parse("rate=20mbit,delay=2ms,loss=10%,queue=100kB,seed=1")
+    assert asyncio.run(arrivals(BODY, datagram, deadline_ms=None, n=1)) == [Complete(BODY, None)]
 
 
 def test_without_a_deadline_what_does_not_fit_is_coded_anew() -> None:
@@ -116,5 +116,5 @@ def test_without_a_deadline_what_does_not_fit_is_coded_anew() -> None:
     assert len(arrived.body) < len(body)
 
 
-def test_the_picture_of_these_tests_is_not_one_that_goes_as_it_is_in_any_case() -> None:
+def test_the_image_of_these_tests_is_not_one_that_goes_as_it_is_in_any_case() -> None:
     assert len(BODY) > SMALL_FRAGMENTS * ROOM

@@ -72,7 +72,7 @@ def test_a_redrawn_hole_mirrors_its_neighbour() -> None:
 
 
 def test_what_cannot_be_decoded_is_not_redrawn() -> None:
-    assert redrawn(b"no picture", np.eye(4, dtype=np.bool_), standard_layout(64, 64, 4), 80) is None
+    assert redrawn(b"no image", np.eye(4, dtype=np.bool_), standard_layout(64, 64, 4), 80) is None
 
 
 @pytest.mark.parametrize(("mcu", "expected"), [((8, 8), 3), ((16, 8), 3), ((16, 16), 3), ((32, 8), 2)])

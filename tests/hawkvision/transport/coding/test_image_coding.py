@@ -1,4 +1,4 @@
-"""Pictures through fragments and loss, with Pillow as the judge of what comes out."""
+"""Images through fragments and loss, with Pillow as the judge of what comes out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hawkvision.transport.coding.image_coding import (
     opaque,
     reframe,
 )
-from hawkvision.transport.protocol.image_format import MAX_PIXELS, MAX_REDRAWN_PIXELS, Kind, PictureFormat
+from hawkvision.transport.protocol.image_format import MAX_PIXELS, MAX_REDRAWN_PIXELS, ImageFormat, Kind
 from hawkvision.transport.protocol.wire import MAX_DATAGRAM, WireError
 
 ROOM = 1150
@@ -111,12 +111,12 @@ def test_a_hole_shows_what_is_next_to_it() -> None:
     assert np.abs(found - whole).max() < 12
 
 
-def test_without_anything_a_picture_has_expired() -> None:
+def test_without_anything_an_image_has_expired() -> None:
     coded = encode(scene(), Plan(50, 0.5), ROOM)
     assert decode(coded.format, {}) == Expired()
 
 
-def test_a_base_picture_fills_holes_and_stands_alone() -> None:
+def test_a_base_image_fills_holes_and_stands_alone() -> None:
     pixels = scene(noise=8)
     coded = encode(pixels, Plan(80, 1.5, base=True), ROOM)
     k, base_k = coded.format.k, coded.format.base_k
@@ -128,13 +128,13 @@ def test_a_base_picture_fills_holes_and_stands_alone() -> None:
     assert decode(coded.format, some(coded, range(k, k + base_k - 1))) == Expired()
 
 
-def test_a_base_picture_that_would_be_the_picture_is_left_out() -> None:
+def test_a_base_image_that_would_be_the_image_is_left_out() -> None:
     strip = encode(scene(8, 60_000, noise=60), Plan(14, 0.0, base=True), ROOM)
     assert strip.format.base_k == 0
     assert isinstance(decode(strip.format, dict(enumerate(strip.symbols))), Complete)
 
 
-def test_a_picture_with_a_base_picture_is_exact_from_any_k() -> None:
+def test_an_image_with_a_base_image_is_exact_from_any_k() -> None:
     coded = encode(scene(), Plan(70, 0.5, base=True), ROOM)
     last = some(coded, range(coded.format.n - coded.format.k, coded.format.n))
     plain = encode(scene(), Plan(70, 0.5), ROOM)
@@ -213,7 +213,7 @@ def test_damaged_jpegs_are_reframed_soundly_or_not_at_all(data: st.DataObject) -
         assert isinstance(decode(coded.format, dict(enumerate(coded.symbols)), header), Complete)
 
 
-def test_a_header_must_be_the_picture_s() -> None:
+def test_a_header_must_be_the_image_s() -> None:
     found = reframe(jpeg(scene(), quality=75, optimize=1, restart_marker_blocks=4), 0.5, ROOM)
     assert found is not None
     coded, header = found
@@ -225,7 +225,7 @@ def test_a_header_must_be_the_picture_s() -> None:
         decode(coded.format, some(coded, range(3)), header + b"\xff\xd9")
 
 
-def test_too_large_pictures_are_refused() -> None:
+def test_too_large_images_are_refused() -> None:
     with pytest.raises(TooLarge, match="does not fit 255 datagrams"):
         encode(scene(1600, 1600, noise=60), Plan(80, 0.0), ROOM)
     with pytest.raises(TooLarge, match="4097x4096 pixels"):
@@ -249,7 +249,7 @@ def test_missing_asks_for_the_fewest_and_data_first() -> None:
     assert missing(coded.format, ()) == (0, 1, 2, 3, 4)
 
 
-GOOD = PictureFormat(Kind.SEGMENTS, 227, 227, 80, 5, 10, 15)
+GOOD = ImageFormat(Kind.SEGMENTS, 227, 227, 80, 5, 10, 15)
 
 
 @pytest.mark.parametrize(
@@ -262,14 +262,14 @@ GOOD = PictureFormat(Kind.SEGMENTS, 227, 227, 80, 5, 10, 15)
     ],
 )  # fmt: skip
 def test_absurd_formats_are_refused(wrong: Mapping[str, int]) -> None:
-    with pytest.raises(WireError, match=r"picture format: \w+ is -?\d+; expected"):
+    with pytest.raises(WireError, match=r"image format: \w+ is -?\d+; expected"):
         replace(GOOD, **wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("symbols", "complaint"),
     [
-        ({15: b"x"}, "fragment 15 of a picture of n = 15"),
+        ({15: b"x"}, "fragment 15 of an image of n = 15"),
         ({0: b""}, "0 bytes"),
         ({0: bytes(MAX_DATAGRAM + 1)}, "1201 bytes"),
         ({i: bytes(100 + (i == 12)) for i in range(4, 15)}, "must be of one length"),
@@ -290,7 +290,7 @@ def test_segments_that_lie_are_not_used() -> None:
         assert decode(coded.format, {1: symbol}) == Expired()
 
 
-def well_formed(arrived: Arrived, format_: PictureFormat) -> None:
+def well_formed(arrived: Arrived, format_: ImageFormat) -> None:
     if isinstance(arrived, Expired):
         return
     columns, rows = -(-format_.width // 16), -(-format_.height // 16)
@@ -326,7 +326,7 @@ def test_damaged_symbols_never_break_the_structure(data: st.DataObject) -> None:
 )  # fmt: skip
 def test_garbage_is_an_error_or_nothing(fields: dict[str, int], symbols: dict[int, bytes]) -> None:
     try:
-        format_ = PictureFormat(**fields)  # type: ignore[arg-type]
+        format_ = ImageFormat(**fields)  # type: ignore[arg-type]
         arrived = decode(format_, symbols)
     except WireError:
         return
@@ -335,7 +335,7 @@ def test_garbage_is_an_error_or_nothing(fields: dict[str, int], symbols: dict[in
 
 
 def test_one_long_segment_does_not_fill_memory() -> None:
-    format_ = PictureFormat(Kind.SEGMENTS, 4096, 4064, 80, 1, 255, 255)
+    format_ = ImageFormat(Kind.SEGMENTS, 4096, 4064, 80, 1, 255, 255)
     segment = b"\x01" * 1100
     arrived = partial(decode(format_, {0: len(segment).to_bytes(2, "big") + b"\0\0\x01" + segment}))
     assert len(arrived.body) < MAX_FILLED_BYTES

@@ -62,7 +62,7 @@ def test_a_jpeg_is_its_header_and_its_segments(interval: int) -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 4, 5])
-def test_blank_segments_show_middle_grey(interval: int) -> None:
+def test_blank_segments_show_intermediate_grey(interval: int) -> None:
     layout = standard_layout(90, 100, interval)
     blanks = [layout.blank(interval)] * (layout.segments - 1) + [layout.blank(layout.last_mcus)]
     body = assemble(standard_header(90, 100, 50, interval), blanks)

@@ -22,7 +22,7 @@ from hawkvision.transport.coding.rate_fec_control import (
 
 
 def incomplete_probability(loss: float, burst: float, spare_ratio: float | None) -> float:
-    """Probability that a typical picture does not arrive whole."""
+    """Probability that a typical image does not arrive whole."""
     plan = choose(LinkState(loss, burst, known=True), spare_ratio)
     k = round(PLAIN_FRAGMENTS * SIZES[QUALITIES.index(plan.quality)])
     n = k + math.ceil(k * plan.parity - 1e-9)
@@ -31,14 +31,14 @@ def incomplete_probability(loss: float, burst: float, spare_ratio: float | None)
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
 @pytest.mark.parametrize("spare_ratio", [None, 1.5, 3.0])
-def test_independent_losses_leave_fewer_than_one_picture_in_a_hundred_incomplete(
+def test_independent_losses_leave_fewer_than_one_image_in_a_hundred_incomplete(
     loss: float, spare_ratio: float | None
 ) -> None:
     assert incomplete_probability(loss, 1.0, spare_ratio) < 0.01
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 1), (18, 21), (40, 40), (200, 255)])
-def test_how_many_pictures_arrive_incomplete_follows_from_what_is_lost(k: int, n: int) -> None:
+def test_how_many_images_arrive_incomplete_follows_from_what_is_lost(k: int, n: int) -> None:
     found = rate_fec_control.incomplete_probability(k, n, LinkState(0.1, 2.0, known=True))
     assert found == pytest.approx(loss_distribution(n, 0.1, 2.0)[n - k + 1 :].sum())
     no_better = [
@@ -71,7 +71,7 @@ def test_bursts_are_met_with_more_parity() -> None:
     assert bursts.parity > single.parity
 
 
-def test_bursts_without_bandwidth_to_spare_are_met_with_a_base_picture() -> None:
+def test_bursts_without_bandwidth_to_spare_are_met_with_a_base_image() -> None:
     assert choose(LinkState(0.1, 6.0, known=True), 1.0).base
     assert not choose(LinkState(0.1, 1.0, known=True), 1.0).base
 

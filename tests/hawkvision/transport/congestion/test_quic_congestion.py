@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from hawkvision.transport.congestion.quic_congestion import ALGORITHM, PicturesCongestionControl
+from hawkvision.transport.congestion.quic_congestion import ALGORITHM, ImagesCongestionControl
 
 LINK = 625_000.0  # bytes per second: 5 Mbit/s
 ONE_WAY_S = 0.02
@@ -66,9 +66,9 @@ class Wire:
         self._order = itertools.count()
         self._flying: list[tuple[float, int, bytes, QuicConnection]] = []
         self._busy = {CLIENT: 0.0, SERVER: 0.0}
-        self._lossy = self._heard = False
+        self._datagram = self._heard = False
         self.run(lambda: self.now >= 1.0, limit_s=1.0)
-        self._lossy = True
+        self._datagram = True
 
     def run(self, until: Callable[[], bool], limit_s: float) -> None:
         """Let time pass until something is so, for so long at most."""
@@ -99,7 +99,7 @@ class Wire:
                 continue
             self.longest_queue_s = max(self.longest_queue_s, waiting_s)
             self._busy[address] = self.now + waiting_s + len(datagram) / LINK
-            if not (self._lossy and self._rng.random() < self._loss):
+            if not (self._datagram and self._rng.random() < self._loss):
                 heapq.heappush(self._flying, (self._busy[address] + ONE_WAY_S, next(self._order), datagram, to))
 
     def transfer(self, size: int, limit_s: float = 120.0) -> float:
@@ -155,6 +155,6 @@ def test_nothing_stays_in_flight_when_everything_arrived() -> None:
     wire.transfer(50_000)
     wire.run(lambda: False, limit_s=5.0)
     control = wire.client._loss._cc
-    assert isinstance(control, PicturesCongestionControl)
+    assert isinstance(control, ImagesCongestionControl)
     assert control.bytes_in_flight == 0
     assert not control._out

@@ -17,7 +17,7 @@ from hawkvision.transport.congestion.rate_control import RateController
 from tests.sim.bottleneck import Bbr, Bulk, Camera, Cubic, Gilbert, Independent, Link, Simulation
 
 RATE = 2_500_000.0  # 20 Mbit/s
-PICTURE = 20_000
+IMAGE = 20_000
 
 
 def a_link(
@@ -37,8 +37,8 @@ def a_link(
 
 
 def wanting(link: Link, load: float) -> Camera:
-    """A camera whose pictures ask for this share of the link."""
-    return Camera(link, PICTURE, PICTURE / (load * link.rate))
+    """A camera whose images ask for this share of the link."""
+    return Camera(link, IMAGE, IMAGE / (load * link.rate))
 
 
 def shares(link: Link, camera: Camera, other: Bulk, seconds: int) -> list[tuple[float, float]]:
@@ -55,26 +55,26 @@ def shares(link: Link, camera: Camera, other: Bulk, seconds: int) -> list[tuple[
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.3])
 def test_the_links_rate_is_found_in_two_seconds_whatever_is_lost(loss: float, before: bool) -> None:
     link = a_link(loss, before=before)
-    camera = Camera(link, PICTURE, every_s=0.1)
+    camera = Camera(link, IMAGE, every_s=0.1)
     link.sim.run(2.0)
     assert 0.7 * RATE < camera.rate.pacing_rate < 1.3 * RATE
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
-def test_a_picture_passes_at_the_links_speed(loss: float) -> None:
+def test_an_image_passes_at_the_links_speed(loss: float) -> None:
     link = a_link(loss)
-    camera = Camera(link, PICTURE, every_s=0.1)
+    camera = Camera(link, IMAGE, every_s=0.1)
     link.sim.run(5.0)
     warm = sorted(taken for number, taken in camera.arrived.items() if camera.started[number] > 1.0)
-    ideal_s = link.delay_s + PICTURE / RATE
+    ideal_s = link.delay_s + IMAGE / RATE
     assert warm[int(0.99 * len(warm))] < 1.1 * ideal_s
 
 
-def test_the_first_picture_leaves_without_waiting_for_a_second_round_trip() -> None:
+def test_the_first_image_leaves_without_waiting_for_a_second_round_trip() -> None:
     link = a_link()
-    camera = Camera(link, PICTURE, every_s=100.0)
+    camera = Camera(link, IMAGE, every_s=100.0)
     link.sim.run(1.0)
-    assert camera.arrived[0] < 4.5 * link.delay_s + PICTURE / RATE
+    assert camera.arrived[0] < 4.5 * link.delay_s + IMAGE / RATE
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_link_that_halves_is_followed_within_a_second() -> None:
 
 def test_jitter_does_not_collapse_the_rate() -> None:
     link = a_link(jitter_s=0.01)
-    camera = Camera(link, PICTURE, every_s=0.1)
+    camera = Camera(link, IMAGE, every_s=0.1)
     link.sim.run(5.0)
     assert camera.rate.pacing_rate > 0.5 * RATE
 
@@ -134,10 +134,10 @@ def test_a_small_sender_is_not_slowed_by_a_tcp_flow_that_fills_the_queue() -> No
     link = a_link(rate=RATE / 2, queue=50_000)
     other = Cubic(link)
     link.sim.run(3.0)
-    camera = Camera(link, PICTURE, every_s=0.2)
+    camera = Camera(link, IMAGE, every_s=0.2)
     link.sim.run(10.0)
     warm = [left for number, left in camera.left.items() if camera.started[number] > 5.0]
-    assert max(warm) < PICTURE / link.rate
+    assert max(warm) < IMAGE / link.rate
     assert other.delivered > 0.5 * 10.0 * link.rate
 
 
@@ -170,7 +170,7 @@ def test_silence_opens_the_circuit_breaker_and_a_report_closes_it() -> None:
 
 def test_heavy_loss_of_reports_does_not_open_the_circuit_breaker() -> None:
     link = a_link(0.5)
-    camera = Camera(link, PICTURE, every_s=0.1)
+    camera = Camera(link, IMAGE, every_s=0.1)
     slowest = math.inf
     for tick in range(90):
         link.sim.run(1.0 + 0.1 * tick)
@@ -181,7 +181,7 @@ def test_heavy_loss_of_reports_does_not_open_the_circuit_breaker() -> None:
 def test_a_round_trip_that_outgrows_the_timeout_is_measured_all_the_same() -> None:
     """Else everything is given up before it is reported, and nothing is ever learned again."""
     link = a_link()
-    camera = Camera(link, PICTURE, every_s=0.1)
+    camera = Camera(link, IMAGE, every_s=0.1)
     link.sim.run(2.0)
     link.delay_s = 0.2
     link.sim.run(6.0)
@@ -199,24 +199,24 @@ def test_the_first_round_trip_raises_the_rate_to_one_initial_window_in_that_time
 
 def test_what_may_leave_at_once_takes_the_links_time_and_more_takes_the_rates() -> None:
     link = a_link()
-    camera = Camera(link, PICTURE, every_s=0.2)
+    camera = Camera(link, IMAGE, every_s=0.2)
     link.sim.run(2.15)
     control, now = camera.rate, link.sim.now
     assert control.path.trains.speed is not None
-    assert control.transmission_s(PICTURE, now) == pytest.approx(PICTURE / control.path.trains.speed)
+    assert control.transmission_s(IMAGE, now) == pytest.approx(IMAGE / control.path.trains.speed)
     while control.release_at(1_200, now) <= now:
         control.on_packet_sent(1_200, now)
-    assert control.transmission_s(PICTURE, now) == pytest.approx(PICTURE / control.pacing_rate, rel=0.2)
+    assert control.transmission_s(IMAGE, now) == pytest.approx(IMAGE / control.pacing_rate, rel=0.2)
 
 
-def test_a_link_that_became_far_slower_is_seen_before_a_whole_picture_is_through() -> None:
+def test_a_link_that_became_far_slower_is_seen_before_a_whole_image_is_through() -> None:
     link = a_link()
-    camera = Camera(link, PICTURE, every_s=0.2)
+    camera = Camera(link, IMAGE, every_s=0.2)
     link.sim.run(2.15)
-    before = camera.rate.transmission_s(PICTURE, link.sim.now)
+    before = camera.rate.transmission_s(IMAGE, link.sim.now)
     link.rate = RATE / 10
-    link.sim.run(2.2 + link.delay_s * 2 + 0.3 * PICTURE / link.rate + 0.02)
-    assert camera.rate.transmission_s(PICTURE, link.sim.now) > 5 * before
+    link.sim.run(2.2 + link.delay_s * 2 + 0.3 * IMAGE / link.rate + 0.02)
+    assert camera.rate.transmission_s(IMAGE, link.sim.now) > 5 * before
 
 
 def test_a_round_trip_that_has_just_grown_counts_at_once() -> None:
@@ -229,9 +229,9 @@ def test_a_round_trip_that_has_just_grown_counts_at_once() -> None:
     assert control.rtt_s < 0.03
 
 
-def test_tokens_gather_to_one_picture_at_most() -> None:
+def test_tokens_gather_to_one_image_at_most() -> None:
     link = a_link(rate=50 * RATE)
-    camera = Camera(link, PICTURE, every_s=0.1)
+    camera = Camera(link, IMAGE, every_s=0.1)
     link.sim.run(2.05)
     left = 0
     while camera.rate.release_at(1_200, link.sim.now) <= link.sim.now:
@@ -244,7 +244,7 @@ def test_tokens_gather_to_one_picture_at_most() -> None:
 def test_ratio_and_burst_of_losses_are_estimated(ratio: float, burst: float) -> None:
     link = a_link()
     link.loss = Gilbert(ratio, burst, random.Random(4)) if burst > 1.0 else Independent(ratio, random.Random(4))
-    camera = Camera(link, PICTURE, every_s=0.05)
+    camera = Camera(link, IMAGE, every_s=0.05)
     ratios, bursts = [], []
     for second in range(2, 22):
         link.sim.run(float(second))

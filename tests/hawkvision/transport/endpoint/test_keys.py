@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hawkvision.core.errors import Unauthorized
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import NOBODY_ASKED, Caller, Keys, prove
-from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.session import Incoming
@@ -23,10 +23,10 @@ from tests.hawkvision.transport.peers import IDENTITY, LOOPBACK, connected, serv
 from tests.hawkvision.transport.session import coded
 
 KEY = "a-key-of-some-length"
-PICTURE = coded(k=4, n=6)
+IMAGE = coded(k=4, n=6)
 
 
-class Saying(LossyClient):
+class Saying(DatagramClient):
     """A client that says a hello of the test's choice."""
 
     hello: Hello
@@ -66,7 +66,7 @@ def test_a_wrong_key_is_unauthorized(given: str | None) -> None:
 def test_the_right_key_lets_in_whatever_ends_its_line(given: str) -> None:
     async def scenario() -> None:
         async with serving(keys=Keys(KEY)) as server, connected(server.port, api_key=given) as client:
-            assert await client.ask(b"cats", PICTURE) == (Status.OK, b"cats ")
+            assert await client.ask(b"cats", IMAGE) == (Status.OK, b"cats ")
 
     asyncio.run(scenario())
 
@@ -74,7 +74,7 @@ def test_the_right_key_lets_in_whatever_ends_its_line(given: str) -> None:
 def test_a_key_is_no_hindrance_where_none_is_asked_for() -> None:
     async def scenario() -> None:
         async with serving() as server, connected(server.port, api_key=KEY) as client:
-            assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+            assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
 
     asyncio.run(scenario())
 
@@ -92,7 +92,7 @@ def test_each_key_of_a_file_is_known_by_its_name_and_one_that_may_not_infer_is_r
         async with serving(handler, keys=Keys(KEY, file)) as server:
             for key in (KEY, camera):
                 async with connected(server.port, api_key=key) as client:
-                    await client.ask(b"", PICTURE)
+                    await client.ask(b"", IMAGE)
             with pytest.raises(Unauthorized, match="'monitor' lacks the scope 'infer'"):
                 async with connected(server.port, api_key=monitor):
                     pass

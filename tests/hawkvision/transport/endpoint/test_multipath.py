@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.server import DatagramListener
 from hawkvision.transport.endpoint.udp import Route
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
@@ -16,12 +16,12 @@ from tests.hawkvision.transport.peers import connected, serving
 from tests.hawkvision.transport.session import coded
 from tests.waiting import until
 
-PICTURE = coded(k=4, n=8)
+IMAGE = coded(k=4, n=8)
 DELAY = LinkSpec.parse("delay=5ms")
 
 
 @contextlib.asynccontextmanager
-async def two_paths(link: LinkSpec = DELAY) -> AsyncIterator[tuple[LossyServer, LossyClient, list[UdpRelay]]]:
+async def two_paths(link: LinkSpec = DELAY) -> AsyncIterator[tuple[DatagramListener, DatagramClient, list[UdpRelay]]]:
     """A client that reaches its server through a relay on each of two addresses; QUIC begins on the first."""
     async with (
         serving() as server,
@@ -40,7 +40,7 @@ def test_fragments_are_spread_over_both() -> None:
     async def scenario() -> None:
         async with two_paths() as (_, client, relays):
             for _ in range(10):
-                assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+                assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
             assert all(passed(relay) >= 30 for relay in relays)
 
     asyncio.run(scenario())
@@ -53,13 +53,13 @@ def test_each_of_them_may_die_and_return_and_no_answer_is_lost() -> None:
             loop = asyncio.get_running_loop()
             for relay, path in ((relays[0], paths[0]), (relays[1], paths[1])):
                 relay.blackhole(True)
-                answers = [await client.ask(b"cats", PICTURE) for _ in range(20)]
+                answers = [await client.ask(b"cats", IMAGE) for _ in range(20)]
                 assert {status for status, _ in answers} == {Status.OK}
                 assert path.dead(loop.time())
                 relay.blackhole(False)
                 await until(lambda path=path: not path.dead(loop.time()))  # type: ignore[misc]
                 before = path.next_sequence
-                assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+                assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
                 assert path.next_sequence - before >= 3
 
     asyncio.run(scenario())
@@ -68,10 +68,10 @@ def test_each_of_them_may_die_and_return_and_no_answer_is_lost() -> None:
 def test_quic_moves_to_the_living_path_and_new_requests_are_understood() -> None:
     async def scenario() -> None:
         async with two_paths() as (_, client, relays):
-            await client.ask(b"cats", PICTURE)
+            await client.ask(b"cats", IMAGE)
             relays[0].blackhole(True)
             for number in range(20):  # each a template of its own, which only the stream carries
-                assert await client.ask(b"kind %d" % number, PICTURE) == (Status.OK, b"kind %d " % number)
+                assert await client.ask(b"kind %d" % number, IMAGE) == (Status.OK, b"kind %d " % number)
 
     asyncio.run(scenario())
 
@@ -79,10 +79,10 @@ def test_quic_moves_to_the_living_path_and_new_requests_are_understood() -> None
 def test_the_connection_outlives_the_path_it_was_made_over() -> None:
     async def scenario() -> None:
         async with two_paths() as (server, client, relays):
-            await client.ask(b"cats", PICTURE)
+            await client.ask(b"cats", IMAGE)
             relays[0].blackhole(True)
             assert client._protocol is not None
-            await asyncio.gather(*(client.ask(b"cats", PICTURE) for _ in range(5)))
+            await asyncio.gather(*(client.ask(b"cats", IMAGE) for _ in range(5)))
             await asyncio.wait_for(client._protocol.ping(), 60.0)
             assert client.lost is None
             assert len(server.sessions) == 1
@@ -93,14 +93,14 @@ def test_the_connection_outlives_the_path_it_was_made_over() -> None:
 def test_paths_whose_nat_forgets_them_go_on_from_another_port() -> None:
     async def scenario() -> None:
         async with two_paths() as (server, client, relays):
-            await client.ask(b"cats", PICTURE)
+            await client.ask(b"cats", IMAGE)
             (session,) = server.sessions.values()
             paths = session.receiver.channel.paths
             await until(lambda: len(paths) == 2 and all(path.proven for path in paths.values()))
             for relay, path in zip(relays, (paths[0], paths[1]), strict=True):
                 before = path.where.used.address
                 relay.forget()
-                answers = [await client.ask(b"kind of %d" % n, PICTURE) for n in range(5)]
+                answers = [await client.ask(b"kind of %d" % n, IMAGE) for n in range(5)]
                 assert {status for status, _ in answers} == {Status.OK}
                 await until(lambda path=path, before=before: path.where.used.address != before)  # type: ignore[misc]
                 assert (path.where.used.address[0], path.proven, path.where.claim) == (before[0], True, None)

@@ -20,7 +20,7 @@ from hawkvision.transport.endpoint.receiver import (
     MAX_SESSION_BYTES,
     UNTOLD_S,
     Budget,
-    Picture,
+    Image,
     Receiver,
     ReceiveTimeouts,
     Status,
@@ -35,7 +35,7 @@ from hawkvision.transport.protocol.frames import (
     Report,
     fragment_room,
 )
-from hawkvision.transport.protocol.image_format import Kind, PictureFormat
+from hawkvision.transport.protocol.image_format import ImageFormat, Kind
 from hawkvision.transport.protocol.wire import Drop, WireError
 from tests.hawkvision.transport.coding.test_image_coding import scene
 from tests.hawkvision.transport.protocol.test_frames import fragments as any_fragments
@@ -44,14 +44,14 @@ from tests.hawkvision.transport.session import BEGIN, PLENTY, Peer, coded, fragm
 SCENE = encode(scene(64, 128), Plan(50, 0.5), 300)
 
 
-def give(end: Receiver, peer: Peer, *frames: Fragment | Cancel | Ping, now: float = BEGIN) -> list[Picture]:
+def give(end: Receiver, peer: Peer, *frames: Fragment | Cancel | Ping, now: float = BEGIN) -> list[Image]:
     """Let frames arrive, each in its datagram; what is handed over at once."""
     for frame in frames:
         end.receive(*peer.seal(frame), now)
     return handed(end, peer, now)
 
 
-def handed(end: Receiver, peer: Peer, now: float) -> list[Picture]:
+def handed(end: Receiver, peer: Peer, now: float) -> list[Image]:
     peer.open(list(end.poll(now)))
     events = list(end.events)
     end.events.clear()
@@ -67,13 +67,13 @@ def confirm(end: Receiver, peer: Peer, sent: int, now: float) -> None:
     end.receive(*peer.seal(Report(0, 0, 0, 0, (0.0,) * sent)), now)
 
 
-def test_a_picture_is_handed_over_once_when_k_fragments_came_in_any_order() -> None:
-    end, peer, picture = server(), Peer(), coded(k=4, n=6)
-    some = fragments(picture, meta=b"m")
+def test_an_image_is_handed_over_once_when_k_fragments_came_in_any_order() -> None:
+    end, peer, image = server(), Peer(), coded(k=4, n=6)
+    some = fragments(image, meta=b"m")
     assert give(end, peer, *[some[n] for n in (5, 0, 3)]) == []
     (event,) = give(end, peer, some[1])
     assert event.final
-    assert event.arrived == Complete(b"".join(picture.symbols[:4]), None)
+    assert event.arrived == Complete(b"".join(image.symbols[:4]), None)
     assert (event.number, event.template, event.meta) == (0, b"quality=fast", b"m")
     assert give(end, peer, *some) == []
 
@@ -85,13 +85,13 @@ def test_duplicates_do_not_count_twice() -> None:
 
 
 def test_the_first_of_two_conflicting_fragments_counts() -> None:
-    end, peer, picture = server(), Peer(), coded(k=2, n=3)
-    good = fragments(picture)
-    other_bytes = Fragment(0, 0, picture.format, 0, 0, 0, b"", b"\xff" * len(picture.symbols[0]))
+    end, peer, image = server(), Peer(), coded(k=2, n=3)
+    good = fragments(image)
+    other_bytes = Fragment(0, 0, image.format, 0, 0, 0, b"", b"\xff" * len(image.symbols[0]))
     other_format = fragments(coded(k=3, n=5))[1]
-    other_template = fragments(picture, template=1)[1]
+    other_template = fragments(image, template=1)[1]
     (event,) = give(end, peer, good[0], other_bytes, other_format, other_template, good[1])
-    assert event.arrived == Complete(b"".join(picture.symbols[:2]), None)
+    assert event.arrived == Complete(b"".join(image.symbols[:2]), None)
     assert end.channel.drops == {Drop.MALFORMED: 2}
 
 
@@ -121,7 +121,7 @@ def test_at_a_deadline_a_part_is_handed_over_for_good() -> None:
     assert give(end, peer, *fragments(SCENE, left_ms=5), now=BEGIN + 0.015) == []
 
 
-def test_of_a_deadline_the_ways_of_the_picture_and_of_the_answer_are_taken() -> None:
+def test_of_a_deadline_the_ways_of_the_image_and_of_the_answer_are_taken() -> None:
     end, peer, rtt_s = server(), Peer(), 0.06
     give(end, peer, *fragments(coded()))
     end.answer(0, Status.OK, b"an answer", BEGIN)
@@ -144,7 +144,7 @@ def test_deadlines_are_those_of_the_latest_round_trip_where_there_are_few() -> N
     assert event.deadline.at == pytest.approx(BEGIN + 3 + 0.1 - 0.02, abs=0.005)
 
 
-def test_a_picture_whose_deadline_is_over_may_be_let_come_in_all_the_same() -> None:
+def test_an_image_whose_deadline_is_over_may_be_let_come_in_all_the_same() -> None:
     end, peer = server(), Peer()
     end.timeouts = ReceiveTimeouts(grace_s=0.015)
     first, *rest = fragments(SCENE, left_ms=1)
@@ -156,7 +156,7 @@ def test_a_picture_whose_deadline_is_over_may_be_let_come_in_all_the_same() -> N
     assert isinstance(event.arrived, Partial)
 
 
-def test_a_picture_that_is_all_or_nothing_may_be_held_for_a_late_answer() -> None:
+def test_an_image_that_is_all_or_nothing_may_be_held_for_a_late_answer() -> None:
     end, peer = server(), Peer()
     end.timeouts = ReceiveTimeouts(hold_s=0.05)
     first, *rest = (replace(each, rest_ms=40) for each in fragments(coded(), left_ms=20))
@@ -167,7 +167,7 @@ def test_a_picture_that_is_all_or_nothing_may_be_held_for_a_late_answer() -> Non
     assert isinstance(event.arrived, Complete)
 
 
-def test_a_picture_is_held_no_longer_than_that() -> None:
+def test_an_image_is_held_no_longer_than_that() -> None:
     end, peer = server(), Peer()
     end.timeouts = ReceiveTimeouts(hold_s=0.05)
     give(end, peer, replace(fragments(coded(), left_ms=20)[0], rest_ms=200))
@@ -198,7 +198,7 @@ def test_what_is_too_little_to_look_at_is_not_decoded(parity: float) -> None:
         give(end, peer, *fragments(large, number, left_ms=1)[:came])
         assert bool(handed(end, peer, BEGIN + 0.2)) == offered, "while the rest is asked for"
         parts = answers(end, peer, BEGIN + 1.001)
-        assert {part.status for part in parts if part.picture == number} == ({status} if status else set())
+        assert {part.status for part in parts if part.image == number} == ({status} if status else set())
         assert [event.final for event in end.events] == ([] if status else [True])
         end.events.clear()
 
@@ -231,7 +231,7 @@ def test_without_a_deadline_it_is_asked_a_few_times_and_then_given_up() -> None:
     assert parts == {Status.EXPIRED}
 
 
-def test_a_picture_that_is_all_or_nothing_is_waited_for_when_asking_for_it_has_ended() -> None:
+def test_an_image_that_is_all_or_nothing_is_waited_for_when_asking_for_it_has_ended() -> None:
     """Its sender repairs it by itself, too, and there are seconds left."""
     end, peer, now, nacks = server(), Peer(), BEGIN, 0
     some = fragments(coded(), left_ms=5000)
@@ -247,17 +247,17 @@ def test_a_picture_that_is_all_or_nothing_is_waited_for_when_asking_for_it_has_e
 
 
 def test_an_unknown_template_waits_for_the_control_stream_and_then_is_refused() -> None:
-    end, peer, picture = server(), Peer(), coded()
-    assert give(end, peer, *fragments(picture, 1, template=9), *fragments(picture, 2, 50, template=8)) == []
+    end, peer, image = server(), Peer(), coded()
+    assert give(end, peer, *fragments(image, 1, template=9), *fragments(image, 2, 50, template=8)) == []
     end.register_template(9, b"late")
     (event,) = handed(end, peer, BEGIN + 0.02)
     assert (event.number, event.template) == (1, b"late")
     assert answers(end, peer, BEGIN + 0.06) == [], "its deadline is over, but what it asks may be told any moment"
     expected = {(2, Status.NO_TEMPLATE)}
-    assert {(part.picture, part.status) for part in answers(end, peer, BEGIN + UNTOLD_S + 0.001)} == expected
+    assert {(part.image, part.status) for part in answers(end, peer, BEGIN + UNTOLD_S + 0.001)} == expected
 
 
-def test_a_picture_whose_question_comes_late_is_handed_over_late() -> None:
+def test_an_image_whose_question_comes_late_is_handed_over_late() -> None:
     end, peer = server(), Peer()
     assert give(end, peer, *fragments(coded(), 1, 50, template=9)) == []
     end.register_template(9, b"late")
@@ -287,7 +287,7 @@ def test_templates_and_headers_are_bounded_and_given_back() -> None:
     assert budget.used == 0
 
 
-def test_a_cancelled_picture_is_over_whatever_still_arrives_of_it() -> None:
+def test_a_cancelled_image_is_over_whatever_still_arrives_of_it() -> None:
     end, peer = server(), Peer()
     some = fragments(coded())
     give(end, peer, some[0], Cancel(0))
@@ -296,7 +296,7 @@ def test_a_cancelled_picture_is_over_whatever_still_arrives_of_it() -> None:
     assert not answers(end, peer, BEGIN + 20)
 
 
-def test_a_picture_cancelled_before_it_arrives_is_not_begun() -> None:
+def test_an_image_cancelled_before_it_arrives_is_not_begun() -> None:
     end, peer = server(), Peer()
     assert give(end, peer, Cancel(0), *fragments(coded())) == []
     assert not end.cancelled
@@ -321,7 +321,7 @@ def test_an_answer_too_long_says_so() -> None:
     assert b"too long" in part.body
 
 
-def test_ten_thousand_unfinished_pictures_hold_no_more_than_is_allowed() -> None:
+def test_ten_thousand_unfinished_images_hold_no_more_than_is_allowed() -> None:
     budget = Budget(PLENTY)
     end, peer = server(budget), Peer()
     refused = set[int]()
@@ -329,7 +329,7 @@ def test_ten_thousand_unfinished_pictures_hold_no_more_than_is_allowed() -> None
         now = BEGIN + number * 1e-4
         end.receive(*peer.seal(fragments(coded(), number)[0]), now)
         if number % 50 == 0:
-            refused |= {part.picture for part in answers(end, peer, now)}
+            refused |= {part.image for part in answers(end, peer, now)}
         assert len(end._assembling) <= MAX_ASSEMBLING
         assert len(end._responses._answers) <= MAX_ANSWERS
     assert budget.used <= MAX_SESSION_BYTES
@@ -345,12 +345,12 @@ def test_a_session_that_fills_the_common_budget_is_refused_and_the_other_goes_on
     greedy, other, peer, another = server(budget), server(budget), Peer(), Peer()
     for number in range(3):
         greedy.receive(*peer.seal(fragments(coded(size=300), number)[0]), BEGIN)
-    assert {(part.picture, part.status) for part in answers(greedy, peer, BEGIN)} == {(2, Status.OVERLOADED)}
+    assert {(part.image, part.status) for part in answers(greedy, peer, BEGIN)} == {(2, Status.OVERLOADED)}
     greedy.close()
     assert len(give(other, another, *fragments(coded(size=100)))) == 1
 
 
-def test_whoever_waits_for_the_rest_of_a_picture_is_told_when_it_is_refused() -> None:
+def test_whoever_waits_for_the_rest_of_an_image_is_told_when_it_is_refused() -> None:
     some = fragments(SCENE)
     budget = Budget(10_000_000)
     end, peer = server(budget), Peer()
@@ -366,7 +366,7 @@ def test_one_symbol_that_holds_all_segments_is_handed_over_once() -> None:
     end, peer = server(), Peer()
     whole = encode(scene(32, 64), Plan(30, 0.0), 1100)
     assert whole.format.k == 1
-    two = PictureFormat(Kind.SEGMENTS, 64, 32, 30, whole.format.interval, k=2, n=2)
+    two = ImageFormat(Kind.SEGMENTS, 64, 32, 30, whole.format.interval, k=2, n=2)
     frames = [Fragment(0, 0, two, index, 0, 0, b"", whole.symbols[0]) for index in (0, 1)]
     give(end, peer, frames[0])
     (event,) = handed(end, peer, BEGIN + 0.1)
@@ -376,8 +376,8 @@ def test_one_symbol_that_holds_all_segments_is_handed_over_once() -> None:
 
 def test_broken_symbols_are_answered_as_broken() -> None:
     end, peer = server(), Peer()
-    picture = coded(k=2, n=3)
-    frames = [Fragment(0, 0, picture.format, index, 0, 0, b"", bytes(7 + index)) for index in range(2)]
+    image = coded(k=2, n=3)
+    frames = [Fragment(0, 0, image.format, index, 0, 0, b"", bytes(7 + index)) for index in range(2)]
     assert give(end, peer, *frames) == []
     assert {part.status for part in answers(end, peer, BEGIN + 0.5)} == {Status.BROKEN}
 
@@ -386,7 +386,7 @@ hostile = st.one_of(
     any_fragments(),
     st.builds(
         Fragment, st.integers(0, 3), st.just(0),
-        st.builds(PictureFormat, st.just(Kind.SEGMENTS), st.just(64), st.just(48), st.just(50), st.just(4), st.just(3),
+        st.builds(ImageFormat, st.just(Kind.SEGMENTS), st.just(64), st.just(48), st.just(50), st.just(4), st.just(3),
                   st.integers(3, 6), st.integers(0, 2)),
         st.integers(0, 2), st.integers(0, 99), st.just(0), st.just(b""),
         st.binary(min_size=1, max_size=fragment_room(b"")),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hawkvision.core.clock import Deadline
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.endpoint.sender import (
-    MAX_PICTURES,
+    MAX_IMAGES,
     MAX_RESENDS,
     MAX_ROUNDS,
     Answered,
@@ -28,12 +28,12 @@ from hawkvision.transport.protocol.frames import (
     Report,
     fragment_room,
 )
-from hawkvision.transport.protocol.image_format import PictureFormat
+from hawkvision.transport.protocol.image_format import ImageFormat
 from hawkvision.transport.protocol.wire import WireError
 from tests.hawkvision.transport.protocol.test_frames import answer_parts, reports
 from tests.hawkvision.transport.session import BEGIN, CLIENT, SERVER, Peer, client, coded
 
-PICTURE = coded(k=4, n=6)
+IMAGE = coded(k=4, n=6)
 
 
 def peer_of() -> Peer:
@@ -57,20 +57,20 @@ def until(end: Sender, peer: Peer, begin: float, end_at: float) -> list[int]:
     return indices
 
 
-def test_a_picture_leaves_as_all_its_fragments() -> None:
+def test_an_image_leaves_as_all_its_fragments() -> None:
     end, peer = client(), peer_of()
-    number = end.submit(3, PICTURE, Deadline(BEGIN + 0.25), b"meta", BEGIN)
+    number = end.submit(3, IMAGE, Deadline(BEGIN + 0.25), b"meta", BEGIN)
     frames = out(end, peer, BEGIN)
     assert [frame.index for frame in frames if isinstance(frame, Fragment)] == list(range(6))
     first = frames[0]
     assert isinstance(first, Fragment)
-    assert (first.picture, first.template, first.meta) == (number, 3, b"meta")
-    assert (first.left_ms, first.symbol, first.format) == (250, PICTURE.symbols[0], PICTURE.format)
+    assert (first.image, first.template, first.meta) == (number, 3, b"meta")
+    assert (first.left_ms, first.symbol, first.format) == (250, IMAGE.symbols[0], IMAGE.format)
 
 
 def test_parts_of_an_answer_become_one_event_however_often_they_come() -> None:
     end, peer = client(), peer_of()
-    end.submit(0, PICTURE, None, b"", BEGIN)
+    end.submit(0, IMAGE, None, b"", BEGIN)
     parts = [AnswerPart(0, 1, 1, 2, b"at"), AnswerPart(0, 1, 0, 2, b"c")]
     for part in (*parts, *parts):
         end.receive(*peer.seal(part), BEGIN)
@@ -79,7 +79,7 @@ def test_parts_of_an_answer_become_one_event_however_often_they_come() -> None:
 
 def test_an_answer_by_the_stream_and_by_datagrams_counts_once() -> None:
     end, peer = client(), peer_of()
-    end.submit(0, PICTURE, None, b"", BEGIN)
+    end.submit(0, IMAGE, None, b"", BEGIN)
     end.answer(0, 0, b"cat")
     end.receive(*peer.seal(AnswerPart(0, 0, 0, 1, b"dog")), BEGIN)
     end.answer(0, 0, b"dog")
@@ -88,7 +88,7 @@ def test_an_answer_by_the_stream_and_by_datagrams_counts_once() -> None:
 
 def test_parts_that_contradict_the_first_are_ignored() -> None:
     end, peer = client(), peer_of()
-    end.submit(0, PICTURE, None, b"", BEGIN)
+    end.submit(0, IMAGE, None, b"", BEGIN)
     for part in (AnswerPart(0, 0, 0, 2, b"c"), AnswerPart(0, 0, 1, 3, b"x"), AnswerPart(0, 1, 1, 2, b"x")):
         end.receive(*peer.seal(part), BEGIN)
     assert not end.answered
@@ -98,7 +98,7 @@ def test_parts_that_contradict_the_first_are_ignored() -> None:
 
 def test_what_is_said_before_the_answer_is_heard_once_and_in_order() -> None:
     end, peer = client(), peer_of()
-    end.submit(0, PICTURE, None, b"", BEGIN)
+    end.submit(0, IMAGE, None, b"", BEGIN)
     for interim in (Interim(0, 1, b"cat?"), Interim(0, 0, b"dog?"), Interim(0, 1, b"cat?"), Interim(9, 5, b"cow?")):
         end.receive(*peer.seal(interim), BEGIN)
     end.receive(*peer.seal(AnswerPart(0, 0, 0, 1, b"cat")), BEGIN)
@@ -108,7 +108,7 @@ def test_what_is_said_before_the_answer_is_heard_once_and_in_order() -> None:
 
 def test_a_nack_brings_the_fragments_again_but_not_at_once_twice() -> None:
     end, peer = client(), peer_of()
-    end.submit(0, PICTURE, None, b"", BEGIN)
+    end.submit(0, IMAGE, None, b"", BEGIN)
     sent(end, peer, BEGIN)
     end.receive(*peer.seal(Report(0, 0, 0, 0, (0.0,) * 6)), BEGIN + 0.04)
     for _ in range(2):
@@ -119,7 +119,7 @@ def test_a_nack_brings_the_fragments_again_but_not_at_once_twice() -> None:
 
 def test_a_fragment_is_sent_again_a_few_times_at_most_whoever_asks() -> None:
     end, peer = client(), peer_of()
-    end.submit(0, PICTURE, None, b"", BEGIN)
+    end.submit(0, IMAGE, None, b"", BEGIN)
     count = sent(end, peer, BEGIN).count(0)
     for step in range(1, 400):
         end.receive(*peer.seal(Nack(0, (0,))), BEGIN + step)
@@ -127,9 +127,9 @@ def test_a_fragment_is_sent_again_a_few_times_at_most_whoever_asks() -> None:
     assert count == 1 + MAX_RESENDS
 
 
-def test_without_any_report_the_picture_is_repaired_with_what_was_sent_least() -> None:
+def test_without_any_report_the_image_is_repaired_with_what_was_sent_least() -> None:
     end, peer = client(), peer_of()
-    end.submit(0, PICTURE, None, b"", BEGIN)
+    end.submit(0, IMAGE, None, b"", BEGIN)
     assert sent(end, peer, BEGIN) == [0, 1, 2, 3, 4, 5]
     again = until(end, peer, BEGIN, BEGIN + 600)
     counts = [again.count(index) for index in range(6)]
@@ -139,7 +139,7 @@ def test_without_any_report_the_picture_is_repaired_with_what_was_sent_least() -
 
 def test_k_delivered_fragments_need_no_repair() -> None:
     end, peer = client(), peer_of()
-    end.submit(0, PICTURE, None, b"", BEGIN)
+    end.submit(0, IMAGE, None, b"", BEGIN)
     sent(end, peer, BEGIN)
     end.receive(*peer.seal(Report(0, 0, 0, 0, (0.0, None, 0.0, 0.0, None, 0.0))), BEGIN + 0.04)
     assert until(end, peer, BEGIN, BEGIN + 60) == []
@@ -154,7 +154,7 @@ def test_nothing_is_sent_after_its_deadline() -> None:
     assert until(end, peer, BEGIN + 0.0101, BEGIN + 30) == []
 
 
-def test_a_picture_that_is_wanted_late_is_sent_after_its_deadline_and_not_for_ever() -> None:
+def test_an_image_that_is_wanted_late_is_sent_after_its_deadline_and_not_for_ever() -> None:
     end, peer = client(), peer_of()
     end.submit(0, coded(k=30, n=60, size=1000), Deadline(BEGIN), b"", BEGIN, late_s=0.5)
     assert sent(end, peer, BEGIN)
@@ -162,19 +162,19 @@ def test_a_picture_that_is_wanted_late_is_sent_after_its_deadline_and_not_for_ev
     assert until(end, peer, BEGIN + 0.5001, BEGIN + 30) == []
 
 
-def test_a_cancelled_picture_is_told_and_not_sent_on() -> None:
+def test_a_cancelled_image_is_told_and_not_sent_on() -> None:
     end, peer = client(), peer_of()
-    number = end.submit(0, PICTURE, None, b"", BEGIN)
+    number = end.submit(0, IMAGE, None, b"", BEGIN)
     end.cancel(number)
     end.cancel(number)
     assert out(end, peer, BEGIN) == [Cancel(number)]
 
 
-def test_so_many_pictures_may_wait_and_no_more() -> None:
+def test_so_many_images_may_wait_and_no_more() -> None:
     end = client()
-    for _ in range(MAX_PICTURES):
+    for _ in range(MAX_IMAGES):
         assert not end.full
-        end.submit(0, PICTURE, None, b"", BEGIN)
+        end.submit(0, IMAGE, None, b"", BEGIN)
     assert end.full
     end.answer(5, 0, b"")
     assert not end.full
@@ -182,7 +182,7 @@ def test_so_many_pictures_may_wait_and_no_more() -> None:
 
 @pytest.mark.parametrize(("meta", "size"), [(bytes(MAX_META + 1), 10), (b"m", fragment_room(b"")), (b"", 1200)])
 def test_what_does_not_fit_a_datagram_is_refused_at_once(meta: bytes, size: int) -> None:
-    whole = PictureFormat(PICTURE.format.kind, 0, size, 0, 1, 1, 1)
+    whole = ImageFormat(IMAGE.format.kind, 0, size, 0, 1, 1, 1)
     with pytest.raises(WireError, match="expected at most"):
         client().submit(0, Coded(whole, (bytes(size),)), None, meta, BEGIN)
 
@@ -212,16 +212,16 @@ hostile = st.one_of(
 def test_authentic_frames_of_any_content_answer_nothing_twice(received: list[tuple[Frame, int, int]]) -> None:
     end, peer, now = client(), peer_of(), BEGIN
     for _ in range(4):
-        end.submit(0, PICTURE, Deadline(BEGIN + 2), b"", BEGIN)
+        end.submit(0, IMAGE, Deadline(BEGIN + 2), b"", BEGIN)
     count = len(sent(end, peer, now))
     for frame, path, wait_ms in received:
         now += wait_ms * 1e-3
         end.receive(*peer.seal(frame, path=path), now)
         count += len(sent(end, peer, now))
-        assert {interims.picture for interims in end.interims} <= set(range(4))
-        assert len(end.interims) <= MAX_PICTURES
-    numbers = [answer.picture for answer in end.answered]
+        assert {interims.image for interims in end.interims} <= set(range(4))
+        assert len(end.interims) <= MAX_IMAGES
+    numbers = [answer.image for answer in end.answered]
     assert len(numbers) == len(set(numbers))
     assert set(numbers) <= set(range(4))
     assert count <= 4 * 6 * (1 + MAX_RESENDS)
-    assert all(len(picture.parts) <= MAX_ANSWER_PARTS for picture in end._pictures.values())
+    assert all(len(image.parts) <= MAX_ANSWER_PARTS for image in end._images.values())

@@ -19,10 +19,10 @@ from hawkvision.core.errors import ConfigError, Overloaded
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.congestion.controller import CongestionController
 from hawkvision.transport.congestion.registry import CONTROLLERS
-from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, LossyServer
+from hawkvision.transport.endpoint.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, DatagramListener
 from hawkvision.transport.endpoint.session import MAX_UNACKNOWLEDGED, Incoming
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import Fragment, Ping, encode
@@ -35,13 +35,13 @@ from tests.hawkvision.transport.peers import IDENTITY, connected, echo, serving
 from tests.hawkvision.transport.session import coded
 from tests.waiting import until
 
-PICTURE = coded(k=4, n=6)
+IMAGE = coded(k=4, n=6)
 
 
-def test_a_picture_is_asked_and_answered() -> None:
+def test_an_image_is_asked_and_answered() -> None:
     async def scenario() -> None:
         async with serving() as server, connected(server.port) as client:
-            assert await client.ask(b"cats", PICTURE, meta=b"7") == (Status.OK, b"cats 7")
+            assert await client.ask(b"cats", IMAGE, meta=b"7") == (Status.OK, b"cats 7")
             assert client.useful_side == 256
             assert client.loss().ratio == 0.0
 
@@ -82,20 +82,20 @@ def test_what_arrives_is_what_was_sent() -> None:
 
     async def scenario() -> None:
         async with serving(handler) as server, connected(server.port) as client:
-            await client.ask(b"cats", PICTURE, deadline_s=2.0)
+            await client.ask(b"cats", IMAGE, deadline_s=2.0)
 
     asyncio.run(scenario())
-    assert [incoming.arrived for incoming in seen] == [Complete(b"".join(PICTURE.symbols[:4]), None)]
+    assert [incoming.arrived for incoming in seen] == [Complete(b"".join(IMAGE.symbols[:4]), None)]
     assert seen[0].deadline is not None
     assert 1.5 < seen[0].deadline.remaining_s(seen[0].started) <= 2.0
 
 
-def test_many_clients_ask_many_pictures_at_once() -> None:
+def test_many_clients_ask_many_images_at_once() -> None:
     async def scenario() -> None:
         async with serving() as server, contextlib.AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(connected(server.port)) for _ in range(8)]
             pairs = [(n, m) for n in range(8) for m in range(20)]
-            answers = await asyncio.gather(*(clients[n].ask(b"c%d" % n, PICTURE, meta=b"%d" % m) for n, m in pairs))
+            answers = await asyncio.gather(*(clients[n].ask(b"c%d" % n, IMAGE, meta=b"%d" % m) for n, m in pairs))
             assert answers == [(Status.OK, b"c%d %d" % pair) for pair in pairs]
             assert len(server.sessions) == 8
             for client in clients:
@@ -115,11 +115,11 @@ def test_the_handlers_refusal_is_the_callers_and_its_defect_is_nobody_elses() ->
 
     async def scenario() -> None:
         async with serving(handler) as server, connected(server.port) as client:
-            status, body = await client.ask(b"full", PICTURE)
+            status, body = await client.ask(b"full", IMAGE)
             assert (status, b"no room" in body) == (Status.REFUSED, True)
-            status, body = await client.ask(b"defect", PICTURE)
+            status, body = await client.ask(b"defect", IMAGE)
             assert (status, b"ZeroDivision" in body) == (Status.REFUSED, False)
-            assert await client.ask(b"other", PICTURE) == (Status.OK, b"fine")
+            assert await client.ask(b"other", IMAGE) == (Status.OK, b"fine")
 
     asyncio.run(scenario())
 
@@ -133,7 +133,7 @@ def test_a_handshake_gets_through_a_fifth_of_loss() -> None:
                 UdpRelay(("127.0.0.1", server.port), link) as relay,
                 connected(relay.address[1], timeout_s=20.0) as client,
             ):
-                assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+                assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
 
     asyncio.run(scenario())
 
@@ -154,7 +154,7 @@ def test_a_port_in_use_says_so() -> None:
     async def scenario() -> None:
         async with serving() as server:
             with pytest.raises(ConfigError, match=str(server.port)):
-                await LossyServer.start("127.0.0.1", server.port, IDENTITY, echo)
+                await DatagramListener.start("127.0.0.1", server.port, IDENTITY, echo)
 
     asyncio.run(scenario())
 
@@ -166,7 +166,7 @@ def test_who_waits_for_an_answer_is_told_when_the_server_stops() -> None:
 
     async def scenario() -> None:
         async with serving(never) as server, connected(server.port) as client:
-            asked = [asyncio.create_task(client.ask(b"cats", PICTURE)) for _ in range(70)]  # six wait for room
+            asked = [asyncio.create_task(client.ask(b"cats", IMAGE)) for _ in range(70)]  # six wait for room
             await until(lambda: sum(len(s._tasks) for s in server.sessions.values()) > 0)
             await server.close()
             results = await asyncio.gather(*asked, return_exceptions=True)
@@ -180,9 +180,9 @@ def test_a_restarted_server_takes_clients_that_connect_anew() -> None:
         async with serving() as first:
             port = first.port
             async with connected(port) as client:
-                assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+                assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
         async with serving(port=port), connected(port) as again:
-            assert await again.ask(b"cats", PICTURE) == (Status.OK, b"cats ")
+            assert await again.ask(b"cats", IMAGE) == (Status.OK, b"cats ")
 
     asyncio.run(scenario())
 
@@ -198,7 +198,7 @@ def test_what_a_handler_says_before_its_answer_is_heard_before_it() -> None:
 
     async def scenario() -> tuple[Status, bytes]:
         async with serving(handler) as server, connected(server.port) as client:
-            asking = asyncio.create_task(client.ask(b"cats", PICTURE, on_interim=heard.append))
+            asking = asyncio.create_task(client.ask(b"cats", IMAGE, on_interim=heard.append))
             await until(lambda: bool(heard))
             assert not asking.done()
             go_on.set()
@@ -221,7 +221,7 @@ def test_an_asker_that_gives_up_ends_the_handlers_work() -> None:
     async def scenario() -> None:
         async with serving(slow) as server, connected(server.port) as client:
             with pytest.raises(TimeoutError):
-                await client.ask(b"cats", PICTURE, timeout_s=0.2)
+                await client.ask(b"cats", IMAGE, timeout_s=0.2)
             await asyncio.wait_for(cancelled.wait(), 60.0)
             (session,) = server.sessions.values()
             assert not session._tasks
@@ -261,13 +261,13 @@ def test_an_exhausted_key_ends_the_connection_and_says_so() -> None:
         async with serving() as server, connected(server.port) as client:
             client.sender.channel._sealer.sealed = MAX_SEALED - 1000
             with pytest.raises(ConnectionLost, match="sealed all it may"):
-                await client.ask(b"cats", PICTURE)
+                await client.ask(b"cats", IMAGE)
             await until(lambda: not server.sessions, 20.0)  # QUIC would be idle for longer
         async with serving() as server, connected(server.port) as client:
             (session,) = server.sessions.values()
             session.receiver.channel._sealer.sealed = MAX_SEALED - 1000
             with contextlib.suppress(ConnectionLost):
-                await client.ask(b"cats", PICTURE)
+                await client.ask(b"cats", IMAGE)
             await until(lambda: client.lost == "the key has sealed all it may")
 
     asyncio.run(scenario())
@@ -278,7 +278,7 @@ def test_symbols_too_long_for_a_datagram_are_refused_before_anything_is_sent() -
         async with serving() as server, connected(server.port) as client:
             with pytest.raises(WireError, match="expected at most"):
                 await client.ask(b"cats", coded(size=1150), meta=bytes(40))
-            assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+            assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
 
     asyncio.run(scenario())
 
@@ -300,7 +300,7 @@ def test_garbage_from_many_addresses_harms_nobody() -> None:
             for _ in range(20):
                 for each in sockets:
                     each.sendto(garbage(rng, session), ("127.0.0.1", server.port))
-                assert await client.ask(b"cats", PICTURE) == (Status.OK, b"cats ")
+                assert await client.ask(b"cats", IMAGE) == (Status.OK, b"cats ")
             for each in sockets:
                 each.close()
             assert len(server.sessions) == 1
@@ -401,9 +401,9 @@ def test_while_strangers_flood_those_inside_are_answered_and_new_ones_get_in() -
             try:
                 await until(lambda: server.traffic().drops[Drop.NO_SESSION] > 50)
                 for _ in range(20):
-                    assert (await inside.ask(b"cats", PICTURE))[0] is Status.OK
+                    assert (await inside.ask(b"cats", IMAGE))[0] is Status.OK
                 async with connected(server.port, timeout_s=20.0) as new:
-                    assert (await new.ask(b"cats", PICTURE))[0] is Status.OK
+                    assert (await new.ask(b"cats", IMAGE))[0] is Status.OK
                 assert server.half_open == 0
             finally:
                 stop.set()
@@ -422,11 +422,11 @@ def test_handshakes_of_one_network_beyond_its_share_wait_and_others_do_not() -> 
             while gate.may_begin("127.0.0.1", loop.time() + 0.5):
                 pass
             async with connected(server.port, routes=[Route("127.0.0.3", "127.0.0.1")]) as other:
-                assert (await other.ask(b"cats", PICTURE))[0] is Status.OK
+                assert (await other.ask(b"cats", IMAGE))[0] is Status.OK
             while gate.may_begin("127.0.0.1", loop.time() + 0.5):
                 pass
             async with connected(server.port) as late:
-                assert (await late.ask(b"cats", PICTURE))[0] is Status.OK
+                assert (await late.ask(b"cats", IMAGE))[0] is Status.OK
             assert server.traffic().drops[Drop.CROWDED] > 0
 
     asyncio.run(scenario())
@@ -435,11 +435,11 @@ def test_handshakes_of_one_network_beyond_its_share_wait_and_others_do_not() -> 
 def test_forged_and_replayed_datagrams_of_a_session_change_nothing_of_it() -> None:
     async def scenario() -> None:
         async with serving() as server, connected(server.port) as client:
-            await client.ask(b"cats", PICTURE)
+            await client.ask(b"cats", IMAGE)
             (session,) = server.sessions.values()
             before = session.receiver.channel.paths[0].where.used.address
             forger = Sealer(session.number, type(session.secrets[0]).random())
-            fragment = encode(Fragment(99, 0, PICTURE.format, 0, 0, 0, b"", PICTURE.symbols[0]))
+            fragment = encode(Fragment(99, 0, IMAGE.format, 0, 0, 0, b"", IMAGE.symbols[0]))
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
                 for sequence in range(100):
                     stranger.sendto(forger.seal(0, 1000 + sequence, fragment), ("127.0.0.1", server.port))
@@ -454,12 +454,12 @@ def test_forged_and_replayed_datagrams_of_a_session_change_nothing_of_it() -> No
 def test_an_overtaken_datagram_from_elsewhere_does_not_move_the_session() -> None:
     async def scenario() -> None:
         async with serving() as server, connected(server.port) as client:
-            await client.ask(b"cats", PICTURE)
+            await client.ask(b"cats", IMAGE)
             (session,) = server.sessions.values()
             channel, where = session.receiver.channel, session.receiver.channel.paths[0].where
             await until(lambda: where.used.proven)
             late = client.sender.channel.send_unreported(client.sender.channel.paths[0], encode(Ping()))
-            await client.ask(b"cats", PICTURE)  # overtakes it
+            await client.ask(b"cats", IMAGE)  # overtakes it
             received = channel.paths[0].received
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as elsewhere:
                 elsewhere.sendto(late, ("127.0.0.1", server.port))
@@ -475,14 +475,14 @@ def test_an_unproven_address_gets_at_most_three_times_what_it_sent() -> None:
 
     async def scenario() -> None:
         async with serving() as server, connected(server.port) as client:
-            await client.ask(b"cats", PICTURE)
+            await client.ask(b"cats", IMAGE)
             (session,) = server.sessions.values()
             sent = received = 0
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as victim:
                 victim.setblocking(False)
                 for number in range(40):
                     for index in range(2):
-                        fragment = Fragment(1000 + number, 0, PICTURE.format, index, 60, 0, b"", PICTURE.symbols[index])
+                        fragment = Fragment(1000 + number, 0, IMAGE.format, index, 60, 0, b"", IMAGE.symbols[index])
                         channel = client.sender.channel
                         datagram = channel.send(channel.paths[0], encode(fragment), time.monotonic())
                         sent += victim.sendto(datagram, ("127.0.0.1", server.port))
@@ -497,12 +497,12 @@ def test_an_unproven_address_gets_at_most_three_times_what_it_sent() -> None:
                             received += len(victim.recv(2000))
             assert 0 < received <= 3 * sent
             assert where.used.address[1] == client._sockets[0].transport.get_extra_info("sockname")[1]
-            assert await client.ask(b"cats", PICTURE) == (Status.OK, b"cats ")
+            assert await client.ask(b"cats", IMAGE) == (Status.OK, b"cats ")
 
     asyncio.run(scenario())
 
 
-async def flood(server: LossyServer, addresses: Sequence[str], client: LossyClient) -> list[socket.socket]:
+async def flood(server: DatagramListener, addresses: Sequence[str], client: DatagramClient) -> list[socket.socket]:
     """Half-open connections from these addresses, which hold the sockets open; `client` goes on meanwhile."""
     from aioquic.quic.configuration import QuicConfiguration
     from aioquic.quic.connection import QuicConnection
@@ -524,7 +524,7 @@ async def flood(server: LossyServer, addresses: Sequence[str], client: LossyClie
             await asyncio.sleep(0.001)
             with contextlib.suppress(BlockingIOError):
                 quic.receive_datagram(way.recv(2000), ("127.0.0.1", server.port), now=loop.time())
-        assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+        assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
     return [way for _, way in floods]
 
 
@@ -538,7 +538,7 @@ def test_a_flood_of_half_open_connections_is_bounded_and_those_inside_go_on() ->
                 way.close()
             await until(lambda: server.half_open == 0, 30.0)
             async with connected(server.port) as later:
-                assert (await later.ask(b"cats", PICTURE))[0] is Status.OK
+                assert (await later.ask(b"cats", IMAGE))[0] is Status.OK
 
     asyncio.run(scenario())
 
@@ -549,7 +549,7 @@ def test_who_holds_many_connections_half_open_keeps_nobody_else_out() -> None:
             ways = await flood(server, ["127.0.1.1"] * (MAX_HALF_OPEN_EACH + 40), client)
             assert MAX_HALF_OPEN_EACH // 2 < server.half_open <= MAX_HALF_OPEN_EACH
             async with connected(server.port, timeout_s=4.0) as other:
-                assert (await other.ask(b"cats", PICTURE))[0] is Status.OK
+                assert (await other.ask(b"cats", IMAGE))[0] is Status.OK
             for way in ways:
                 way.close()
             await until(lambda: not server.is_full("127.0.1.1"), 30.0)
@@ -581,12 +581,12 @@ def test_answers_that_a_client_does_not_take_do_not_gather() -> None:
 
     async def scenario() -> None:
         async with serving(handler) as server, connected(server.port) as client:
-            assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+            assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
             (session,) = server.sessions.values()
             quic = client._protocol._quic  # type: ignore[union-attr]
             quic._write_connection_limits = quic._write_stream_limits = lambda *_, **__: None  # type: ignore[method-assign]
             client.sender.receive = lambda *_: False  # type: ignore[method-assign]
-            asking = [asyncio.ensure_future(client.ask(b"cats", PICTURE, timeout_s=60.0)) for _ in range(20)]
+            asking = [asyncio.ensure_future(client.ask(b"cats", IMAGE, timeout_s=60.0)) for _ in range(20)]
             answers = session.receiver._responses._answers
             told = len(asking)
             await until(lambda: sum(answer.by_stream for answer in answers.values()) == told, 9.0)  # none is given up
@@ -602,7 +602,7 @@ def test_answers_that_a_client_does_not_take_do_not_gather() -> None:
 def test_a_session_that_was_closed_sets_no_timer_again() -> None:
     async def scenario() -> None:
         async with serving() as server, connected(server.port) as client:
-            await client.ask(b"cats", PICTURE)
+            await client.ask(b"cats", IMAGE)
             (session,) = server.sessions.values()
             await server.close()
             session.schedule_flush()
@@ -623,7 +623,7 @@ def test_random_control_bytes_close_the_connection_and_nothing_else() -> None:
                     assert bad._protocol is not None
                     bad._protocol._quic.send_stream_data(0, rng.randbytes(rng.randrange(1, 3000)) + os.urandom(8))
                     bad._protocol.transmit()
-                    assert (await good.ask(b"cats", PICTURE))[0] is Status.OK
+                    assert (await good.ask(b"cats", IMAGE))[0] is Status.OK
             await until(lambda: len(server.sessions) == 1)
 
     asyncio.run(scenario())

@@ -12,8 +12,8 @@ from hawkvision.transport.coding.image_coding import Plan
 from hawkvision.transport.protocol.wire import OVERHEAD
 from tests.bench.inference.lossy_accuracy import (
     BURST,
+    DatagramLink,
     LossCell,
-    LossyLink,
     Sender,
     cost,
     cut_at_first_loss,
@@ -32,7 +32,7 @@ def scene() -> Pixels:
 
 
 @pytest.mark.parametrize("plan", [Plan(0, 0.2), Plan(0, 2.0), Plan(0, 0.25, base=True)])
-def test_fitted_pictures_take_no_more_than_the_budget_and_nearly_all_of_it(plan: Plan) -> None:
+def test_fitted_images_take_no_more_than_the_budget_and_nearly_all_of_it(plan: Plan) -> None:
     sent = Sender(scene(), 20_000).fitted(plan, NOTHING_LOST)
     assert 0.9 < sent.bytes_ratio <= 1.0
     assert sent.fraction == 1.0
@@ -47,14 +47,14 @@ def test_cost_counts_every_header() -> None:
 @pytest.mark.parametrize("loss", [0.1, 0.5, 0.7])
 @pytest.mark.parametrize("bursty", [False, True])
 def test_losses_are_as_frequent_and_as_long_as_they_claim(loss: float, bursty: bool) -> None:
-    link = LossyLink(loss, bursty)
+    link = DatagramLink(loss, bursty)
     lost = link.pattern(3, 200_000)
     runs = np.count_nonzero(np.diff(lost.astype(int)) == 1)
     assert lost.mean() == pytest.approx(loss, abs=0.02)
     assert lost.sum() / runs == pytest.approx(BURST if bursty else 1 / (1 - loss), rel=0.05)
 
 
-def test_plain_pictures_end_at_the_first_loss() -> None:
+def test_plain_images_end_at_the_first_loss() -> None:
     body = simplejpeg.encode_jpeg(scene(), 85, "RGB", "420")
     slices = [body[start : start + 1180] for start in range(0, len(body), 1180)]
     assert cut_at_first_loss(slices, NOTHING_LOST).body == body

@@ -1,20 +1,20 @@
-"""`python -m tests.bench.cascade.lossy_certificates --data PICTURES`: is a picture that lost something answered
-within its promise?
+"""`python -m tests.bench.cascade.datagram_certificates --data IMAGES`: is an image that lost something answered
+within its guarantee?
 
-Held-out pictures, on which nothing was fitted or certified, cross an emulated link of every loss rate, fragment by
-fragment or in bursts of four, and go through policy and rungs as in a node. Each link is met in two ways: `planned`,
+Held-out images, on which nothing was fitted or certified, cross an emulated link of every loss rate, fragment by
+fragment or in bursts of four, and go through policy and stages as in a node. Each link is met in two ways: `planned`,
 with the quality and parity that `redundancy.choose` takes for it, and `surprised`, with those of a link that loses
-nothing, where most pictures arrive in part.
+nothing, where most images arrive in part.
 
     gate     route(target, received): condition, temperature and threshold of what was received
-    naive    the threshold certified for whole pictures, at their temperature, whatever was received
+    naive    the threshold certified for whole images, at their temperature, whatever was received
 
-Drops are below the best rung on the whole original picture, in points per arrived picture. Two things are tested for
+Drops are below the reference stage on the whole original image, in points per arrived image. Two things are tested for
 each link and target, by an exact paired test of E ℓ ≤ bound, with the chance of one false alarm in all of them at 5 %:
 
-    kept     answers whose promise is held give up, with what their escalations give up, no more than it says
-    short    answers without a promise that were accepted give up no more than the target allows against the best
-             rung on the same received picture
+    kept     answers whose guarantee is held give up, with what their escalations give up, no more than it says
+    short    answers without a guarantee that were accepted give up no more than the target allows against the best
+             stage on the same received image
 
 Exit status 1 if one is broken. Accepted drops of the naive rule are tested against the target in the same way, for
 comparison.
@@ -40,11 +40,11 @@ from hawkvision.cascade.certification.profile import load_profile_of
 from hawkvision.cascade.policy import Policy, Route
 from hawkvision.cascade.scores import Score, score, softmax
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.core.types import Logits, MaxAccuracyDrop, PromiseStatus, Quality, Received, Target
+from hawkvision.core.types import AccuracyStatus, Logits, MaxAccuracyDrop, Quality, Received, Target
 from hawkvision.model_zoo.calibration.loss_simulation import decoded, transcoded
 from hawkvision.model_zoo.calibration.model_runner import look
-from hawkvision.model_zoo.calibration.splits import split_pictures
-from hawkvision.models.datasets import LabelledPictures, read_pictures
+from hawkvision.model_zoo.calibration.splits import split_images
+from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.transport.coding.image_coding import Coded, Plan
 from hawkvision.transport.coding.rate_fec_control import LinkState, choose
@@ -87,23 +87,23 @@ class CertificateLink:
 
 @dataclass(frozen=True, slots=True)
 class Crossed:
-    """What came of the pictures that arrived over one link, in their order."""
+    """What came of the images that arrived over one link, in their order."""
 
     link: CertificateLink
     share: float
-    """Of the pictures that were sent, that arrived at all."""
+    """Of the images that were sent, that arrived at all."""
     received: tuple[Received, ...]
     edge: Logits
     edge_right: Flags
     best_right: Flags
-    """The best rung, on the pictures as received."""
+    """The reference stage, on the images as received."""
     reference_right: Flags
-    """The best rung, on the whole originals."""
+    """The reference stage, on the whole originals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Answers against a reference: how many were lost and gained, of how many pictures."""
+    """Answers against a reference: how many were lost and gained, of how many images."""
 
     lost: int
     gained: int
@@ -120,7 +120,7 @@ class Loss:
         return float(np.sqrt(max(0.0, (self.lost + self.gained) / self.n - self.drop**2) / self.n)) if self.n else 0.0
 
     def excess_p(self, bound: float) -> float:
-        """p-value of H0: E ℓ ≤ bound, exact given the rate of discordant pictures, whose supremum is taken."""
+        """p-value of H0: E ℓ ≤ bound, exact given the rate of discordant images, whose supremum is taken."""
         if self.n == 0 or self.drop <= bound:
             return 1.0
         discordant = (self.lost + self.gained) / self.n
@@ -143,18 +143,18 @@ class CertificateCell:
     arrived: float
     fraction: float
     held: float
-    """Share of arrived pictures whose promise is held."""
+    """Share of arrived images whose guarantee is held."""
     accepted: float
     accuracy: float
     accepted_loss: Loss
-    """Of accepted answers against the best rung on the originals, per arrived picture."""
+    """Of accepted answers against the reference stage on the originals, per arrived image."""
     kept_loss: Loss
-    """Of all answers whose promise is held, escalations included."""
+    """Of all answers whose guarantee is held, escalations included."""
     kept_bound: float
     overall_loss: Loss
     """Of all answers, escalations included."""
     short_loss: Loss
-    """Of accepted answers without a promise, against the best rung on the same picture."""
+    """Of accepted answers without a guarantee, against the reference stage on the same image."""
     allowed: float | None
     """What the target allows; None for `fast`, which says what it gives up instead."""
     naive_accepted: float
@@ -167,10 +167,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--task", default="imagenet")
-    parser.add_argument("--edge", help="default: the ladder's")
+    parser.add_argument("--edge", help="default: the cascade's")
     parser.add_argument("--profile", type=Path, help="default: the task's")
     parser.add_argument(
-        "--spare", type=float, help="times the plain picture that the link has room for; default: unknown"
+        "--spare", type=float, help="times the plain image that the link has room for; default: unknown"
     )
     parser.add_argument("--out", type=Path, help="also write the table here")
     chosen = parser.parse_args()
@@ -207,46 +207,46 @@ def measure(
     """Every target on every link."""
     models, cache = models_dir(), cache_dir()
     manifest = load_manifest(task, models)
-    pictures = read_pictures(data, load_labels(manifest, models))
+    images = read_images(data, load_labels(manifest, models))
     profile = load_profile_of(manifest, models, profile_path)
-    edge = edge or manifest.ladder.default_edge
+    edge = edge or manifest.cascade.default_edge
     policy = Policy(profile, edge, manifest.best)
-    held_out = split_pictures(manifest, pictures, profile.data.seed).held_out
-    before = look(manifest, (manifest.best,), pictures, cache=cache, chosen=held_out)
-    reference = before.logits(manifest.best).argmax(axis=1) == pictures.labels
+    held_out = split_images(manifest, images, profile.data.seed).held_out
+    before = look(manifest, (manifest.best,), images, cache=cache, chosen=held_out)
+    reference = before.logits(manifest.best).argmax(axis=1) == images.labels
     cells: list[CertificateCell] = []
     for place, link in enumerate(links(spare)):
-        there, received = over(link, pictures, held_out, place)
+        there, received = over(link, images, held_out, place)
         numbers = np.array([*received], np.intp)
         looks = look(manifest, (edge, manifest.best), there, cache=cache, chosen=numbers, name=str(link))
         logits, best = looks.logits(edge)[numbers], looks.logits(manifest.best)[numbers].argmax(axis=1)
-        labels = pictures.labels[numbers]
+        labels = images.labels[numbers]
         crossed = Crossed(
             link, len(numbers) / len(held_out), tuple(received.values()), logits, logits.argmax(axis=1) == labels,
             best == labels, reference[numbers],
         )  # fmt: skip
-        cells += [judged(policy, profile.rung(edge).temperature, crossed, target) for target in TARGETS]
+        cells += [judged(policy, profile.stage(edge).temperature, crossed, target) for target in TARGETS]
     return cells
 
 
 def over(
-    link: CertificateLink, pictures: LabelledPictures, chosen: NDArray[np.intp], place: int
-) -> tuple[LabelledPictures, dict[int, Received]]:
-    """The pictures as they arrive over a link, and what was received of those that do."""
-    bodies, received = list(pictures.bodies), {}
-    digest = hashlib.sha256(pictures.sha256.encode())
+    link: CertificateLink, images: LabelledImages, chosen: NDArray[np.intp], place: int
+) -> tuple[LabelledImages, dict[int, Received]]:
+    """The images as they arrive over a link, and what was received of those that do."""
+    bodies, received = list(images.bodies), {}
+    digest = hashlib.sha256(images.sha256.encode())
     for number in chosen.tolist():
-        coded: Coded = transcoded(pictures.bodies[number], link.plan)
+        coded: Coded = transcoded(images.bodies[number], link.plan)
         found = decoded(coded, link.kept(coded.format.n, np.random.default_rng((SEED, place, number))))
         if found is not None:
             bodies[number] = found[0]
             received[number] = Received(found[1], link.plan.quality)
             digest.update(hashlib.sha256(found[0]).digest())
-    return replace(pictures, bodies=bodies, sha256=digest.hexdigest()), received
+    return replace(images, bodies=bodies, sha256=digest.hexdigest()), received
 
 
 def judged(policy: Policy, temperature: float, crossed: Crossed, target: Target) -> CertificateCell:
-    """What gate and naive rule make of the pictures of one link."""
+    """What gate and naive rule make of the images of one link."""
     routes = [policy.route(target, received) for received in crossed.received]
     accepted = np.array(
         [
@@ -254,12 +254,12 @@ def judged(policy: Policy, temperature: float, crossed: Crossed, target: Target)
             for i, route in enumerate(routes)
         ]
     )
-    held = np.array([route.promise.status is PromiseStatus.HELD for route in routes])
+    held = np.array([route.guarantee.status is AccuracyStatus.CERTIFIED for route in routes])
     short = np.array([route.short for route in routes])
     whole: Route = policy.route(target)
     naive = np.array([scored(logits, policy.pair.score, temperature) >= whole.threshold for logits in crossed.edge])
     served = np.where(accepted, crossed.edge_right, crossed.best_right)
-    bounds = [route.promise.max_drop or 0.0 for route, kept in zip(routes, held, strict=True) if kept]
+    bounds = [route.guarantee.max_drop or 0.0 for route, kept in zip(routes, held, strict=True) if kept]
     reference, everything = crossed.reference_right, np.ones_like(held)
     return CertificateCell(
         crossed.link,
@@ -282,7 +282,7 @@ def judged(policy: Policy, temperature: float, crossed: Crossed, target: Target)
 
 
 def scored(logits: Logits, kind: Score, temperature: float) -> float:
-    """The edge's score of one picture (classes,), as a node computes it."""
+    """The edge's score of one image (classes,), as a node computes it."""
     return float(score(softmax(logits[np.newaxis], temperature), kind)[0])
 
 
@@ -292,12 +292,12 @@ def share(right: Flags, where: Flags) -> float:
 
 
 def loss(reference: Flags, said: Flags, where: Flags, among: Flags) -> Loss:
-    """Answers given `where` against the reference's, per picture `among`."""
+    """Answers given `where` against the reference's, per image `among`."""
     return Loss(int((where & reference & ~said).sum()), int((where & said & ~reference).sum()), int(among.sum()))
 
 
 def violations(cells: Sequence[CertificateCell]) -> list[str]:
-    """Promises that were broken beyond chance."""
+    """Guarantees that were broken beyond chance."""
     tests = [(cell, "kept", cell.kept_loss, cell.kept_bound) for cell in cells if cell.kept_loss.n]
     tests += [(c, "short", c.short_loss, c.allowed) for c in cells if c.short_loss.n and c.allowed is not None]
     return [
@@ -310,7 +310,7 @@ def violations(cells: Sequence[CertificateCell]) -> list[str]:
 def table(cells: Sequence[CertificateCell]) -> Table:
     """One line for each link and target; drops in points."""
     made = Table(box=None, pad_edge=False, header_style="bold", caption="drops in points ± one standard error")
-    for title in ("loss", "q, parity", "target", "arrived", "fraction", "held", "accepted", "right", "drop of accepted",
+    for title in ("loss", "q, parity", "target", "arrived", "fraction", "certified", "accepted", "right", "drop of accepted",
                   "kept: drop", "≤", "overall drop", "naive: accepted", "right", "drop of accepted"):  # fmt: skip
         made.add_column(title, justify="left" if title in ("loss", "target") else "right")
     for cell in cells:
@@ -337,7 +337,7 @@ def verdict(cells: Sequence[CertificateCell], broken: Sequence[str]) -> list[str
     return [
         f"gate: drop of accepted answers {beyond([(cell.accepted_loss, cell.allowed) for cell in asked])}",
         f"naive: drop of accepted answers {beyond([(cell.naive_loss, cell.allowed) for cell in asked])}",
-        f"promises broken beyond chance: {len(broken)}",
+        f"guarantees broken beyond chance: {len(broken)}",
         *broken,
     ]
 

@@ -1,6 +1,6 @@
-"""Coverage-guided fuzzing of everything that reads a stranger's bytes in the lossy transport.
+"""Coverage-guided fuzzing of everything that reads a stranger's bytes in the datagram transport.
 
-    python -m tests.fuzz.lossy_parsers [-max_total_time=60] [CORPUS]
+    python -m tests.fuzz.datagram_parsers [-max_total_time=60] [CORPUS]
 
 libFuzzer by way of atheris; its options are passed on. Without a corpus it begins with what our own ends send. A parser
 may give what it read or raise the error that its contract names. Anything else ends the run with the input that did it.
@@ -21,7 +21,7 @@ import numpy as np
 
 with atheris.instrument_imports(include=["hawkvision.transport", "hawkvision.core.escalation_api"]):
     from hawkvision.core.errors import HawkVisionError
-    from hawkvision.core.escalation_api import HopRequest, parse_hop_datagram
+    from hawkvision.core.escalation_api import EscalationRequest, parse_escalation_datagram
     from hawkvision.transport.coding.image_coding import Plan, decode, encode, reframe
     from hawkvision.transport.coding.jpeg_header import cut, parse_header
     from hawkvision.transport.protocol import frames
@@ -34,7 +34,7 @@ from hawkvision.core.trace import start_trace
 
 
 def _frames(data: bytes) -> None:
-    """Frames, and the pictures that their fragments make."""
+    """Frames, and the images that their fragments make."""
     symbols: dict[int, bytes] = {}
     for frame in frames.decode(data):
         if isinstance(frame, Fragment):
@@ -50,12 +50,20 @@ def _reframed(data: bytes) -> None:
     reframe(data, 0.5, fragment_room(b""))
 
 
-def _hop(data: bytes) -> None:
+def _escalation(data: bytes) -> None:
     at = data[0] if data else 0
-    parse_hop_datagram(data[1 : 1 + at], data[1 + at :])
+    parse_escalation_datagram(data[1 : 1 + at], data[1 + at :])
 
 
-PARSERS: Final[tuple[Callable[[bytes], object], ...]] = (peek, _frames, _messages, cut, parse_header, _reframed, _hop)
+PARSERS: Final[tuple[Callable[[bytes], object], ...]] = (
+    peek,
+    _frames,
+    _messages,
+    cut,
+    parse_header,
+    _reframed,
+    _escalation,
+)
 
 
 def one(data: bytes) -> None:
@@ -72,8 +80,8 @@ def seeds() -> list[bytes]:
     coded = encode(pixels, Plan(50, 0.5), fragment_room(b""))
     fragment = frames.encode(Fragment(1, 0, coded.format, 0, 100, 0, b"", coded.symbols[0]))
     body = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_RST_INTERVAL, 4])[1].tobytes()
-    hop = HopRequest()
-    template = hop.template()
+    escalation = EscalationRequest()
+    template = escalation.template()
     found = (
         b"\x11" + bytes(40),
         fragment,
@@ -81,7 +89,7 @@ def seeds() -> list[bytes]:
         body,
         body[: body.index(b"\xff\xda") + 14],
         body,
-        bytes([len(template)]) + template + hop.meta(start_trace()),
+        bytes([len(template)]) + template + escalation.meta(start_trace()),
     )
     return [bytes([number]) + each for number, each in enumerate(found)]
 

@@ -1,4 +1,4 @@
-"""The gate's judge: links lose what they say, and a broken promise is seen."""
+"""The gate's judge: links lose what they say, and a broken guarantee is seen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.types import MaxAccuracyDrop, Received
 from hawkvision.transport.coding.image_coding import Plan
-from tests.bench.cascade.lossy_certificates import (
+from tests.bench.cascade.datagram_certificates import (
     RATES,
     TARGETS,
     CertificateLink,
@@ -66,7 +66,7 @@ def test_the_test_of_excess_keeps_its_level(rate: float, bound: float) -> None:
     assert rejected < 0.08
 
 
-def test_promises_that_are_kept_are_no_violations() -> None:
+def test_guarantees_that_are_kept_are_no_violations() -> None:
     cells = [
         judged(POLICY, 1.0, crossed(HARM[place], Received(place[1], place[0])), target)
         for place in ((80, 1.0), (80, 0.75), (27, 1.0))
