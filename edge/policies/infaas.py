@@ -197,7 +197,7 @@ class InfaasCall(FallbackCall):
         chosen = self._choose(self._worker.elsewhere(self.node))
         if chosen.local:
             return await self._answered_by(chosen.name)
-        reason, self.stage = Reason.TARGET, chosen.name
+        reason, self.asked_stage = Reason.TARGET, chosen.name
         if self.falls_back:
             return await self._with_standby(reason)
         self.request = replace(self.request, on_miss=OnMiss.WAIT)

@@ -110,7 +110,7 @@ def all_edge(policy: Policy) -> Rule:
 
 
 def split(policy: Policy) -> Rule:
-    """To the edge what its registered accuracy meets, all else to the reference stage; nobody looks at an image first."""
+    """To the edge what its registered accuracy meets, all else to the reference stage, without looking first."""
     accuracies = registered(policy)
     return lambda target: to_best(target) if accuracies.missed_by(accuracies.edge, target) else to_edge(target)
 

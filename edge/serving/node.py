@@ -2,7 +2,7 @@
 
     bytes ─ probe ─ route(target) ─┬─ worker: decode, resize, infer, score ─ decide ─┬─ accept ──────────────► answer
                                    │                                                └─ escalate ─┐
-                                   └─ direct (target only the reference stage can meet) ───────────────┴─ uplink ─► answer
+                                   └─ direct (target only the reference stage can meet) ────────────┴─ uplink ─► answer
                                                                                                     │ late, down
                                                                                                     └─ degraded ► answer
 
@@ -240,10 +240,10 @@ class EdgeNode:
         """
         stage = self.stage
         for name, fingerprint in ((stage.name, stage.fingerprint), (stage.first.name, stage.first_fingerprint)):
-            stage = found.versions.stages.get(name)
-            if fingerprint is not None and stage is not None and stage != parts_of(fingerprint)[0]:
+            certified = found.versions.stages.get(name)
+            if fingerprint is not None and certified is not None and certified != parts_of(fingerprint)[0]:
                 raise ManifestError(
-                    f"the profile is about {name} with fingerprint {stage}, but loaded is "
+                    f"the profile is about {name} with fingerprint {certified}, but loaded is "
                     f"{parts_of(fingerprint)[0]}: restart the node to load other models"
                 )
         self.stage = replace(stage, temperature=found.temperature, score=found.score)
@@ -365,7 +365,7 @@ class EdgeNode:
             DeadlineMissed: if the image cannot be decoded by the deadline, and nobody wants it late.
             RequestError: if the image is broken.
         """
-        stage = call.stage
+        stage = call.edge_stage
         look = Look(
             stage, call.body, call.header, call.request.top_k, self.max_pixels, self.clock, call.route.temperature,
             self.pool.alone, call.route.first_only, must_end, self.admission.rates, call.cost,

@@ -67,11 +67,11 @@ class Call:
         self.trace = trace
         self.hang_up = hang_up
         self.received = received
-        self.stage = node.stage
+        self.edge_stage = node.stage
         """The edge stage, as certified when the request came."""
         self.versions = node.versions
         """That were in force then."""
-        self.stage = node.best
+        self.asked_stage = node.best
         """Who is asked in the datacenter, unless an intermediate stage looks first."""
         self.deadline = None if request.deadline_ms is None else started + request.deadline_ms * 1e-3
 
@@ -218,7 +218,11 @@ class Call:
     def _is_in_vain(self, cutoff_ms: float | None) -> bool:
         """Whether a reply is too unlikely to be waited for; who can have the edge's answer no sooner waits anyway."""
         node = self.node
-        if node.uplink is None or cutoff_ms is None or node.uplink.admits(min(cutoff_ms, node.datacenter_timeout_s * 1e3)):
+        if (
+            node.uplink is None
+            or cutoff_ms is None
+            or node.uplink.admits(min(cutoff_ms, node.datacenter_timeout_s * 1e3))
+        ):
             return False
         return self.request.on_miss is OnMiss.FAIL or node.pool.predicted_wait_ms() < cutoff_ms
 
@@ -294,11 +298,11 @@ class Call:
     def _escalation_request(
         self, reason: Reason, edge: Looked | None, wanted_ms: float | None, *, exact: bool
     ) -> EscalationRequest:
-        """What is asked; an intermediate stage only about an image's very bytes, the only ones its certificate knows."""
+        """What is asked; an intermediate stage only about the caller's own bytes, which its certificate covers."""
         intermediate = self._intermediate(edge) if exact and reason is not Reason.EDGE_BUSY else None
         return EscalationRequest(
             task=self.node.task,
-            variant=self.stage
+            variant=self.asked_stage
             if intermediate is None or self.route.intermediate is None
             else self.route.intermediate.stage,
             deadline_ms=wanted_ms,

@@ -72,7 +72,7 @@ class ReceivedRoutes:
         self._known = functools.lru_cache(KNOWN_ROUTES)(self._make)
 
     def route(self, target: Target, received: Received) -> Route:
-        """What the target means for an image received so; for targets that the reference stage reaches on whole ones."""
+        """What a target that the reference stage reaches on whole images means for an image received so."""
         condition = self._pair.condition(received)
         if condition is None:
             return _unbelieved(target)

@@ -310,7 +310,7 @@ class Policy:
                 certificate.intermediate_watch,
             )
             if certified and math.isfinite(bar):
-                between = terms("intermediate", self._models, certificate, bar, watch, pair.intermediate.curve)
+                between = terms("middle", self._models, certificate, bar, watch, pair.intermediate.curve)
             if certified:
                 # What reaches it depends on the edge's threshold, so each certificate's images are others.
                 stage = f"{pair.intermediate.name} from {bar}, after {threshold}"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Watch
+from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Watch, in_first_words
 from hawkvision.cascade.drift.monitor import Claims
 from hawkvision.cascade.drift.online import Terms
 from hawkvision.cascade.scores import Score
@@ -107,7 +107,7 @@ def guaranteed(target: Target, certificate: Certificate) -> AccuracyGuarantee:
 
 def certificates_name(models: Any, certificates: Any, curve: ScoreCurve) -> str:
     """Names what the claims of a stage were made from: the same as long as models, certificates and curve are."""
-    facts = [models, msgspec.to_builtins(certificates), msgspec.to_builtins(curve)]
+    facts = in_first_words([models, msgspec.to_builtins(certificates), msgspec.to_builtins(curve)])
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32]
 
 
@@ -115,7 +115,7 @@ def terms(
     place: str, models: Any, certificate: Certificate, threshold: float, watch: Watch, curve: ScoreCurve
 ) -> Terms:
     """What a controller is to keep; its key is the same as long as place, models, certificate and curve are."""
-    facts = [place, models, msgspec.to_builtins(certificate), msgspec.to_builtins(curve)]
+    facts = in_first_words([place, models, msgspec.to_builtins(certificate), msgspec.to_builtins(curve)])
     return Terms(
         key=hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32],
         threshold=threshold,

@@ -26,7 +26,7 @@ def models_build(
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Fetch weights, check them, and build the cascade's ONNX files; compile the kernels that run the quantised ones."""
+    """Fetch and check weights, build the cascade's ONNX files, and compile the kernels that run the quantised ones."""
     from hawkvision.inference.int8.library import why_not
     from hawkvision.models import manifest
 

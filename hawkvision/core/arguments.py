@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from hawkvision.core.config import RENAMED, ConfigT, load_config, read_words, section_of, structs_of
+from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings import Setting, settings_of
 
 LONGEST_METAVAR: Final = 20
@@ -102,6 +103,7 @@ class ServerCommand:
 
     def _with_values(self, words: Sequence[str]) -> list[str]:
         """The words, with `true` behind each switch that is given without a value."""
+        _refuse_old_options(words)
         switches = {setting.option for setting in self._settings if setting.kind == "BOOL"}
         written: list[str] = []
         for place, word in enumerate(words):
@@ -110,6 +112,14 @@ class ServerCommand:
             if word in switches and following.startswith("-"):
                 written.append("true")
         return written
+
+
+def _refuse_old_options(words: Sequence[str]) -> None:
+    options = {f"--{old.replace('_', '-')}": f"--{new.replace('_', '-')}" for old, new in RENAMED.items()}
+    for word in words:
+        option = word.partition("=")[0]
+        if option in options:
+            raise ConfigError(f"{option} is not an option any more; use {options[option]}")
 
 
 def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequence[str]) -> ConfigT:

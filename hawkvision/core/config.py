@@ -352,7 +352,10 @@ def load_config(
     if isinstance(config, EdgeConfig) and config.datacenter_url is not None:
         _check_origin(f"{section}.datacenter_url", config.datacenter_url)
     if isinstance(config, EdgeConfig) and config.datacenter_transport != "tcp" and config.datacenter_url is None:
-        raise ConfigError(f"{section}.datacenter_transport = {config.datacenter_transport!r}: missing {section}.datacenter_url to send to")
+        raise ConfigError(
+            f"{section}.datacenter_transport = {config.datacenter_transport!r}: missing {section}.datacenter_url to "
+            "send to"
+        )
     if isinstance(config, EdgeConfig):
         _check_policy(config)
     for group in settings_groups(section):
@@ -396,7 +399,9 @@ def _check_datacenter_tls(config: EdgeConfig) -> None:
     together("edge", "datacenter_certificate", config.datacenter_certificate, "datacenter_key", config.datacenter_key)
     for key in ("datacenter_ca", "datacenter_certificate"):
         if getattr(config, key) is not None and not (config.datacenter_url or "").lower().startswith("https:"):
-            raise ConfigError(f"edge.{key} belongs to an edge.datacenter_url of https://HOST[:PORT], got {config.datacenter_url!r}")
+            raise ConfigError(
+                f"edge.{key} belongs to an edge.datacenter_url of https://HOST[:PORT], got {config.datacenter_url!r}"
+            )
 
 
 def section_of(kind: type[EdgeConfig] | type[DatacenterConfig]) -> tuple[Section, str]:
@@ -453,9 +458,7 @@ def _file_section(path: Path, section: str) -> dict[str, Any]:
 def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
     for old, new in RENAMED.items():
         if old in values:
-            raise ConfigError(
-                f"{where}: {old} is no longer a setting; its place is taken by {new}, see `edge/README.md`"
-            )
+            raise ConfigError(f"{where}: {old} is not a setting any more; use {new}")
     if "features" in values:
         raise ConfigError(f"{where}: Object contains unknown field `features`")
     _check_choices(kind, values, where)

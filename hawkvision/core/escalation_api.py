@@ -84,6 +84,8 @@ from hawkvision.core.types import Score
 
 INFER_PATH: Final = "/v1/infer"
 STAGES_PATH: Final = "/v1/stages"
+PREVIOUS_STAGES_PATH: Final = "/v1/rungs"
+"""Where edge nodes before 0.2 ask for the stages; answered until 0.3."""
 TRANSPORT_PATH: Final = "/v1/transport"
 TASK_HEADER: Final = "X-HawkVision-Task"
 VARIANT_HEADER: Final = "X-HawkVision-Variant"
@@ -269,6 +271,19 @@ class Stages(msgspec.Struct, frozen=True):
     stages: tuple[Stage, ...]
 
 
+class PreviousStages(msgspec.Struct, frozen=True):
+    """The reply to `GET /v1/rungs`: `Stages` as edge nodes before 0.2 read it."""
+
+    task: str
+    best: str
+    rungs: tuple[Stage, ...]
+
+    @classmethod
+    def of(cls, listing: Stages) -> PreviousStages:
+        """The same listing in the words of before."""
+        return cls(listing.task, listing.best, listing.stages)
+
+
 class DatagramEndpoint(msgspec.Struct, frozen=True):
     """Where the datagram transport listens, at the host of the document that says so."""
 
@@ -286,6 +301,13 @@ class Transports(msgspec.Struct, frozen=True):
     """The reply to `GET /v1/transport`."""
 
     datagram: DatagramEndpoint | None = None
+    lossy: DatagramEndpoint | None = None
+    """The same, for callers and edge nodes before 0.2; until 0.3."""
+
+    @classmethod
+    def of(cls, endpoint: DatagramEndpoint | None) -> Transports:
+        """What a server with that datagram endpoint replies."""
+        return cls(endpoint, endpoint)
 
 
 def parse_escalation_headers(headers: Mapping[str, str]) -> EscalationRequest:

@@ -3,7 +3,7 @@
     server ── EscalationRequest ──► visit ─┬─ unknown stage, not ready, too late, full ──► error
                                   └─ Visit ── image ──► inside ─┬─ full ──► error
                                                                   └─ look ─┬─► EscalationReply
-                                                                           └─► EscalationReply so far, … (progressive requests)
+                                                                           └─► replies so far, … (progressive requests)
 
 A visit counts against `max_in_flight` once its image is there, so that callers whose images do not come keep nobody
 out; what of these is in memory has a bound of its own (`hawkvision.servers.bodies`).

@@ -87,9 +87,7 @@ def datacenter(
         if isinstance(error.reason, ssl.SSLError):
             advice = "set edge.datacenter_ca to the authority that certified the datacenter, and mind the clocks"
         else:
-            advice = (
-                "start it; mind the address in edge.datacenter_url, firewalls and routes (curl -v shows the step that fails)"
-            )
+            advice = "start it; mind edge.datacenter_url, firewalls and routes (curl -v shows the step that fails)"
         yield problem("datacenter", f"{url} cannot be reached: {error.reason}", advice)
         return
     except (OSError, http.client.HTTPException) as error:

@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +25,10 @@ Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_.-]*$", max_leng
 Precision: TypeAlias = Literal["fp32", "int8", "w2a8", "w3a8", "w4a8", "w5a8", "w6a8", "w7a8", "w8a8"]
 """`w4a8` and its like are integer networks of so many bits a weight and an activation, which an FPGA can run."""
 Interpolation: TypeAlias = Literal["bilinear", "bicubic", "area"]
+
+
+_RENAMED_KEYS: Final = {"ladder": "cascade", "committees": "ensembles", "pictures": "images"}
+"""Keys of manifests before 0.2."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -213,11 +217,12 @@ def model_fingerprint(
 ) -> str:
     """See `Manifest.fingerprint`; of each member the name, the file's SHA-256, its input and its temperature.
 
-    `temperature` is that of the average, None where there is none.
+    `temperature` is that of the average, None where there is none. The keys of what is hashed never change, whatever a
+    field is called later.
     """
     facts: dict[str, Any] = {"members": members, "horizontal_flip": horizontal_flip, "temperature": temperature}
     if accept_confidence is not None:
-        facts["accept_confidence"] = accept_confidence
+        facts["sure_from"] = accept_confidence
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
 
 
@@ -228,7 +233,9 @@ def parse_manifest(text: str, where: str) -> Manifest:
         ManifestError: naming the key, what was expected and what was found.
     """
     try:
-        manifest = msgspec.convert(_with_source_kinds(tomllib.loads(text), where), Manifest)
+        document = tomllib.loads(text)
+        _refuse_old_words(document, where)
+        manifest = msgspec.convert(_with_source_kinds(document, where), Manifest)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ManifestError(f"{where}: {error}") from None
     names = [v.name for v in manifest.variants] + [c.name for c in manifest.ensembles]
@@ -285,6 +292,20 @@ def _with_source_kinds(document: dict[str, Any], where: str) -> dict[str, Any]:
             raise ManifestError(f"{place}: unknown field `kind`; `file` or `package` says which kind it is")
         source["kind"] = "file" if "file" in source else "package"
     return document
+
+
+def _refuse_old_words(document: dict[str, Any], where: str) -> None:
+    """Raises: ManifestError for a key of releases before 0.2, naming the present one."""
+    tables = {where: document}
+    for key in ("training", "cascade"):
+        if isinstance(document.get(key), dict):
+            tables[f"{where}: [{key}]"] = document[key]
+    for place, table in tables.items():
+        for old in table.keys() & _RENAMED_KEYS.keys():
+            raise ManifestError(f"{place}: {old} is called {_RENAMED_KEYS[old]} since 0.2")
+    for each in document.get("ensembles", ()):
+        if isinstance(each, dict) and "sure_from" in each:
+            raise ManifestError(f"{where}: [[ensembles]]: sure_from is called accept_confidence since 0.2")
 
 
 def models_dir(override: Path | None = None) -> Path:

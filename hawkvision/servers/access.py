@@ -108,5 +108,11 @@ def datacenter_certificates(settings: Escalating) -> Certificates | None:
     """
     if settings.datacenter_ca is None and settings.datacenter_certificate is None:
         return None
-    files = TlsFiles("edge.dc_", settings.datacenter_certificate, settings.datacenter_key, settings.datacenter_ca, authorities_name="ca")
+    files = TlsFiles(
+        "edge.dc_",
+        settings.datacenter_certificate,
+        settings.datacenter_key,
+        settings.datacenter_ca,
+        authorities_name="ca",
+    )
     return Certificates(files, server=False)

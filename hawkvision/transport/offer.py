@@ -29,7 +29,7 @@ class Offered:
 
     def transports(self) -> Transports:
         """What `GET /v1/transport` says now."""
-        return Transports(self.offer)
+        return Transports.of(self.offer)
 
     def reload(self) -> None:
         """Show what the operator's files hold now to new callers, and offer that; callers inside notice nothing.

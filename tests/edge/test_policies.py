@@ -287,7 +287,10 @@ def test_baselines_take_an_image_with_holes_for_an_image(large: Peer) -> None:
         ({"policy": "all-dc"}, "missing edge.datacenter_url"),
         ({"policy": "split"}, "missing edge.datacenter_url"),
         ({"static_threshold": "0.5"}, "edge.static_threshold belongs to edge.policy = 'static'"),
-        ({"policy": "static", "resident_memory_mb": "5", "datacenter_url": "http://h"}, "belongs to edge.policy = 'infaas'"),
+        (
+            {"policy": "static", "resident_memory_mb": "5", "datacenter_url": "http://h"},
+            "belongs to edge.policy = 'infaas'",
+        ),
         ({"policy": "static", "static_threshold": "1.5"}, r"\$\.static_threshold"),
         ({"deadline_fallback": "true"}, "edge.deadline_fallback belongs to other policies than 'hawkvision'"),
         ({"policy": "infaas", "resident_memory_mb": "0"}, r"\$\.resident_memory_mb"),
@@ -300,7 +303,18 @@ def test_settings_that_contradict_the_policy_are_refused(settings: dict[str, str
 
 def test_a_node_says_under_which_policy_it_runs(peer: Peer) -> None:
     peer.delay_s, peer.status, peer.garbage = 0.0, 200, False
-    words = ("--port", "0", "--backend", "noop", "--datacenter-url", peer.url, "--policy", "static", "--static-threshold", "1")
+    words = (
+        "--port",
+        "0",
+        "--backend",
+        "noop",
+        "--datacenter-url",
+        peer.url,
+        "--policy",
+        "static",
+        "--static-threshold",
+        "1",
+    )
     with running("edge", *words) as node:
         caller = Caller(node)
         listed = caller.get("/v1/targets").json

@@ -1,4 +1,4 @@
-"""What a `DatagramLink` makes of links that change, by seed: callers who take a late answer get one, and most get all."""
+"""What a `DatagramLink` makes of links that change, by seed: callers who take a late answer get one."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a stage below the best said on a sample: scores (n,), and whether it was right and differed from the best."""
+    """What a stage said on a sample: scores (n,), and whether it was right and differed from the reference stage."""
 
     scores: Floats
     right: Flags

@@ -183,10 +183,10 @@ def judged_of(
         conditions, images = site.pair(pair.edge, pair.best).conditions, site.data.sha256
     certificates = [c for each in conditions for c in (each.balanced, each.fast, *each.certificates)]
 
-    def one(stage: str, score: Score | None, values: Iterable[float]) -> Judged:
-        stage = profile.stage(stage)
+    def one(name: str, score: Score | None, values: Iterable[float]) -> Judged:
+        stage = profile.stage(name)
         thresholds = tuple(sorted({value for value in values if math.isfinite(value)}, reverse=True))
-        return Judged(stage, stage.fingerprint, stage.temperature, score, thresholds, images)
+        return Judged(name, stage.fingerprint, stage.temperature, score, thresholds, images)
 
     found = [
         one(pair.edge, pair.score, (threshold_value(c.threshold) for c in certificates)),

@@ -4,7 +4,8 @@ A profile is made by `hawkvision calibrate`, committed beside the manifest, and 
 came from and the models it holds for. A site's own certificates, made by `hawkvision certify` from images of that
 site, take the place of the profile's without touching it. Thresholds of ±∞ are written "always" (escalate) and "never".
 A pair has one condition for whole images, and one per class of quality and received fraction for those that crossed
-a lossy link. Format 3 added the latter, format 4 which images were used for what; older files say nothing of that. Format 5, and 2 of a site's certificates, only renamed
+a lossy link. Format 3 added the latter, format 4 which images were used for what; older files say nothing of that.
+Format 5, and 2 of a site's certificates, only renamed
 keys: older files are read.
 
 What a file guarantees must be what was measured. So the manifest pins the SHA-256 of the profile that comes with it,
@@ -64,6 +65,8 @@ _RENAMED_KEYS: Final = {
 }
 """Keys of formats up to 4 of a profile, and of format 1 of a site's certificates, and what they are called since."""
 
+_FIRST_KEYS: Final = {new: old for old, new in _RENAMED_KEYS.items()}
+
 EscalationThreshold: TypeAlias = Fraction | Literal["always", "never"]
 
 
@@ -107,7 +110,7 @@ class ImageUse(_Strict, frozen=True, kw_only=True):
 
 
 class StageProfile(_Strict, frozen=True):
-    """One stage as measured: hashes of the variants it runs, its temperature and its accuracy (certification images)."""
+    """One stage as measured: hashes of its variants, its temperature and its accuracy on certification images."""
 
     name: Name
     models: dict[str, Sha256]
@@ -549,6 +552,15 @@ def _in_present_words(content: Any) -> Any:
         return {_RENAMED_KEYS.get(key, key): _in_present_words(value) for key, value in content.items()}
     if isinstance(content, list):
         return [_in_present_words(each) for each in content]
+    return content
+
+
+def in_first_words(content: Any) -> Any:
+    """What is hashed to name certificates, under the keys of the first format: no certificate is voided by a word."""
+    if isinstance(content, dict):
+        return {_FIRST_KEYS.get(key, key): in_first_words(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [in_first_words(each) for each in content]
     return content
 
 

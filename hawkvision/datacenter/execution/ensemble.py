@@ -72,7 +72,7 @@ class Errand:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a stage saw: its probabilities (1, classes), what its members saw, and the answers that were asked for it."""
+    """What a stage found: its probabilities (1, classes), what its members found, and the answers that were used."""
 
     stage: ServedStage
     probabilities: Probabilities

@@ -34,6 +34,7 @@ from hawkvision.core.errors import (
 )
 from hawkvision.core.escalation_api import (
     INFER_PATH,
+    PREVIOUS_STAGES_PATH,
     PROGRESSIVE_TYPE,
     STAGES_PATH,
     TRACE_HEADER,
@@ -41,6 +42,7 @@ from hawkvision.core.escalation_api import (
     VARIANT_HEADER,
     EscalationReply,
     EscalationRequest,
+    PreviousStages,
     Transports,
     parse_escalation_headers,
 )
@@ -125,9 +127,10 @@ class HttpServer:
         if path == TRANSPORT_PATH:
             return _json(self.transports())
         self.keys.authorize(request.headers.get("authorization"), needed_scopes(method, path))
-        if path == STAGES_PATH:
+        if path in (STAGES_PATH, PREVIOUS_STAGES_PATH):
             self.tier.check_ready()
-            return _json(self.tier.listing())
+            listing = self.tier.listing()
+            return _json(listing if path == STAGES_PATH else PreviousStages.of(listing))
         if path == METRICS_PATH:
             metrics = self.tier.metrics
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
@@ -206,6 +209,7 @@ class HttpServer:
 _PATHS = {
     INFER_PATH: "POST",
     STAGES_PATH: "GET",
+    PREVIOUS_STAGES_PATH: "GET",
     TRANSPORT_PATH: "GET",
     METRICS_PATH: "GET",
     "/healthz": "GET",

@@ -243,7 +243,8 @@ class _Opened:
         """The certificates of whole images."""
         intermediate = None if pair.intermediate is None else self._looks.served(pair.intermediate.name)
         sample = make_sample(
-            self._looked(pair.edge), pair.score, self._looked(pair.best), self._images.labels, self._chosen, intermediate,
+            self._looked(pair.edge), pair.score, self._looked(pair.best), self._images.labels, self._chosen,
+            intermediate,
             None if pair.intermediate is None else pair.intermediate.score,
         )  # fmt: skip
         planned = pair.conditions[0].balanced

@@ -126,7 +126,7 @@ def _drift(
 
 
 def _calibrated(profile: Profile, looks: Looks, name: str) -> Looked:
-    """A stage as it was certified: intermediate stages with the manifest's temperature, all others with the profile's."""
+    """A stage as certified: intermediate stages with the manifest's temperature, all others with the profile's."""
     if any(pair.intermediate is not None and pair.intermediate.name == name for pair in profile.pairs):
         return looks.served(name)
     stage = profile.stage(name)

@@ -6,7 +6,7 @@ lower contrast, 8,000 clean again. The same stream goes through three nodes: one
 come what may, and two that control them online, in different ways:
 
     static      no control
-    written     what the product does: the larger of ε and the certified disagreement while the guarantee is held, ε after
+    written     what the product does: the larger of ε and the certified disagreement while the guarantee holds, ε after
     strict      ε at all times
 
 Targets are half the gap between edge and reference stage, and a quarter of it. Exit status 1 if under control the true

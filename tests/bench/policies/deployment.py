@@ -97,7 +97,15 @@ class Deployment:
         Raises:
             NotReady: if it does not start; carries what it said.
         """
-        given = ("--host", self.near.server_address, "--port", str(EDGE_PORT), "--datacenter-url", self._dc_url, *arguments)
+        given = (
+            "--host",
+            self.near.server_address,
+            "--port",
+            str(EDGE_PORT),
+            "--datacenter-url",
+            self._dc_url,
+            *arguments,
+        )
         env = {
             "HAWKVISION_EDGE_API_KEY": self.key,
             "HAWKVISION_EDGE_ALLOW_PLAIN_HTTP": "true",

@@ -81,9 +81,7 @@ def main() -> int:
         urls = [_start(host, given.variant, stack) for host in HOSTS]
         table = asyncio.run(_measure(urls, image, given.variant, given.rounds, given.requests))
     _say(f"{len(image)} byte JPEG, {os.cpu_count()} cores, {given.rounds} rounds of {given.requests}; milliseconds")
-    _say(
-        f"{'host':28}{'callers':>8}{'n':>7}{'wall P50':>10}{'wall P99':>10}{'escalation P50':>9}{'escalation P99':>9}{'req/s':>7}"
-    )
+    _say(f"{'host':28}{'callers':>8}{'n':>7}{'wall P50':>10}{'wall P99':>10}{'tier P50':>9}{'tier P99':>9}{'req/s':>7}")
     for (name, callers), samples in table.items():
         figures = [*np.percentile(samples.wall, (50, 99)), *np.percentile(samples.escalation, (50, 99))]
         n = len(samples.wall)

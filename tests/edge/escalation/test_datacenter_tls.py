@@ -61,7 +61,9 @@ def test_an_expired_certificate_is_said_in_the_log_and_answers_are_degraded(auth
         beside(peer, "--datacenter-ca", str(authority.path)) as (node, caller),
     ):
         assert not from_datacenter(caller)
-        until(lambda: "its certificate is not trusted: certificate has expired (edge.datacenter_ca says" in node.output())
+        until(
+            lambda: "its certificate is not trusted: certificate has expired (edge.datacenter_ca says" in node.output()
+        )
         assert not from_datacenter(caller)
         assert peer.bodies == []
 
@@ -80,7 +82,10 @@ def test_an_authority_that_is_put_right_is_trusted_without_a_restart(authority: 
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(Authority(tmp_path, "another authority").path.read_bytes())
     pair = authority.certify("datacenter")
-    with running_peer(tls=authority.server(pair)) as peer, beside(peer, "--datacenter-ca", str(trusted)) as (node, caller):
+    with (
+        running_peer(tls=authority.server(pair)) as peer,
+        beside(peer, "--datacenter-ca", str(trusted)) as (node, caller),
+    ):
         assert not from_datacenter(caller)
         until(lambda: "its certificate is not trusted: unable to get local issuer certificate" in node.output())
         replace(trusted, authority.path.read_bytes())

@@ -143,7 +143,9 @@ def test_a_datacenters_own_trouble_is_not_blamed_on_the_caller(
 def test_a_stop_that_cannot_wait_any_longer_says_so() -> None:
     with (
         running_peer(delay_s=30.0) as slow,
-        running("edge", "--port", "0", "--backend", "noop", "--datacenter-url", slow.url, "--drain-timeout-s", "1") as node,
+        running(
+            "edge", "--port", "0", "--backend", "noop", "--datacenter-url", slow.url, "--drain-timeout-s", "1"
+        ) as node,
         ThreadPoolExecutor(1) as pool,
     ):
         caller = Caller(node)

@@ -1,4 +1,4 @@
-"""The escalation over HTTP where answers are late: connections stay open, nobody waits for that, nothing is left over."""
+"""Escalation over HTTP where answers are late: connections stay open, nobody waits, nothing is left over."""
 
 from __future__ import annotations
 

@@ -77,7 +77,12 @@ def test_a_target_that_the_edge_cannot_keep_is_answered_by_the_datacenter(caller
     peer.bodies.clear()
     reply = infer(caller, encoded(seed=5), encoded(seed=6), parameters={"quality": "best"})
     said = reply.json["parameters"]
-    assert (said["tier"], said["variant"], said["escalated"], said["reason"]) == ("datacenter", "committee", True, "target")
+    assert (said["tier"], said["variant"], said["escalated"], said["reason"]) == (
+        "datacenter",
+        "committee",
+        True,
+        "target",
+    )
     assert sorted(peer.bodies) == sorted([encoded(seed=5), encoded(seed=6)])
 
 

@@ -60,7 +60,9 @@ def lines(node: ServerProcess) -> list[dict[str, object]]:
 def test_lines_about_a_request_carry_its_id_and_all_lines_are_json_if_that_is_set() -> None:
     with (
         running_peer(status=415, error_code="unsupported_media") as peer,
-        running("edge", "--port", "0", "--backend", "noop", "--datacenter-url", peer.url, "--log-format", "json") as node,
+        running(
+            "edge", "--port", "0", "--backend", "noop", "--datacenter-url", peer.url, "--log-format", "json"
+        ) as node,
     ):
         caller = Caller(node)
         caller.classify(encoded(), "quality=balanced", **{"X-Request-Id": "mine", "traceparent": TRACEPARENT})

@@ -38,7 +38,12 @@ def test_a_busy_edge_sends_what_it_could_not_answer_in_time(large: Peer) -> None
             return answer
 
     answer = run(scenario)
-    assert (answer.tier, answer.reason, answer.escalated, answer.degraded) == (Tier.DATACENTER, Reason.EDGE_BUSY, True, False)
+    assert (answer.tier, answer.reason, answer.escalated, answer.degraded) == (
+        Tier.DATACENTER,
+        Reason.EDGE_BUSY,
+        True,
+        False,
+    )
 
 
 def test_a_busy_edge_whose_datacenter_fails_answers_itself_and_says_that_it_asked(large: Peer) -> None:
@@ -231,7 +236,9 @@ def test_who_could_have_both_accuracy_and_deadline_gets_both_however_little_is_l
             return [await it.ask(target=Quality.BEST, deadline_ms=1_600.0) for _ in range(6)]
 
     answers = run(scenario)
-    assert {(answer.tier, answer.degraded, answer.deadline_met) for answer in answers} == {(Tier.DATACENTER, False, True)}
+    assert {(answer.tier, answer.degraded, answer.deadline_met) for answer in answers} == {
+        (Tier.DATACENTER, False, True)
+    }
 
 
 def test_three_callers_wait_in_vain_for_a_link_that_is_always_late_and_none_after_them(large: Peer) -> None:

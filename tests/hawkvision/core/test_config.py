@@ -86,7 +86,9 @@ def test_paths_begin_at_home_where_they_say_so(tmp_path: Path) -> None:
         load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PROFILE": "~nobody-of-that-name/x"})
 
 
-@pytest.mark.parametrize("key", ["cache_dir", "models_dir", "profile", "variant", "datacenter_url", "datacenter_api_key"])
+@pytest.mark.parametrize(
+    "key", ["cache_dir", "models_dir", "profile", "variant", "datacenter_url", "datacenter_api_key"]
+)
 def test_a_setting_left_empty_in_a_template_is_a_mistake_not_a_value(key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{key.upper()}": ""})

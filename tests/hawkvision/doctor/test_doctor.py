@@ -255,7 +255,12 @@ def test_a_datacenter_with_other_models_and_without_a_stage(peer: Peer) -> None:
 
 
 def test_a_datacenter_that_is_not_there_or_something_else(peer: Peer) -> None:
-    told(only(network.datacenter("http://127.0.0.1:1", None, {})), Level.PROBLEM, "cannot be reached", "edge.datacenter_url")
+    told(
+        only(network.datacenter("http://127.0.0.1:1", None, {})),
+        Level.PROBLEM,
+        "cannot be reached",
+        "edge.datacenter_url",
+    )
     told(only(network.datacenter(f"{peer.url}/no", None, {})), Level.PROBLEM, "HTTP 404")
     told(only(network.datacenter(peer.url.replace("http:", "https:"), None, {})), Level.PROBLEM, "cannot be reached")
 

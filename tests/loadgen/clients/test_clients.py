@@ -186,7 +186,8 @@ def test_oip_logits_mean_their_largest(logits: list[float], binary: bool) -> Non
 
 def test_oip_parameters_tell_of_the_guarantee() -> None:
     said: dict[str, object] = {
-        "tier": "datacenter", "model": "b", "escalated": True, "degraded": False, "status": "certified", "max_drop": 0.01,
+        "tier": "datacenter", "model": "b", "escalated": True, "degraded": False, "status": "certified",
+        "max_drop": 0.01,
         "received_fraction": 0.9,
     }  # fmt: skip
     replied = read_reply(oip([("index", "INT64", [1])], said), 1)

@@ -1,4 +1,4 @@
-"""The server's own part, in memory: which members it asks, what it makes of their answers, and how two looks are told."""
+"""The server's own part, in memory: which members it asks, and what it makes of their answers."""
 
 from __future__ import annotations
 

@@ -147,7 +147,16 @@ def test_keys_and_certificates_are_renewed_under_an_open_connection(tier: Guarde
 def test_a_node_with_a_certificate_escalates_and_one_without_says_what_is_missing(tier: Guarded, models: Path) -> None:
     """The node serves another task than the tier does, so what shows that it came through is the tier's own count."""
     env = {"HAWKVISION_EDGE_DATACENTER_API_KEY": tier.edge + "\n"}
-    common = ("--port", "0", "--backend", "noop", "--datacenter-url", tier.url, "--datacenter-ca", str(tier.authority.path))
+    common = (
+        "--port",
+        "0",
+        "--backend",
+        "noop",
+        "--datacenter-url",
+        tier.url,
+        "--datacenter-ca",
+        str(tier.authority.path),
+    )
     shows = ("--datacenter-certificate", str(tier.own.certificate), "--datacenter-key", str(tier.own.key))
 
     def asked() -> str:

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.cascade.datagram_certificates --data IMAGES`: is an image that lost something answered
+"""`python -m tests.bench.cascade.lossy_certificates --data IMAGES`: is an image that lost something answered
 within its guarantee?
 
 Held-out images, on which nothing was fitted or certified, cross an emulated link of every loss rate, fragment by
@@ -310,8 +310,9 @@ def violations(cells: Sequence[CertificateCell]) -> list[str]:
 def table(cells: Sequence[CertificateCell]) -> Table:
     """One line for each link and target; drops in points."""
     made = Table(box=None, pad_edge=False, header_style="bold", caption="drops in points ± one standard error")
-    for title in ("loss", "q, parity", "target", "arrived", "fraction", "certified", "accepted", "right", "drop of accepted",
-                  "kept: drop", "≤", "overall drop", "naive: accepted", "right", "drop of accepted"):  # fmt: skip
+    for title in ("loss", "q, parity", "target", "arrived", "fraction", "certified", "accepted", "right",
+                  "drop of accepted", "kept: drop", "≤", "overall drop", "naive: accepted", "right",
+                  "drop of accepted"):  # fmt: skip
         made.add_column(title, justify="left" if title in ("loss", "target") else "right")
     for cell in cells:
         kept = cell.kept_loss

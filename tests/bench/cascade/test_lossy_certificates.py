@@ -8,7 +8,7 @@ import pytest
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.types import MaxAccuracyDrop, Received
 from hawkvision.transport.coding.image_coding import Plan
-from tests.bench.cascade.datagram_certificates import (
+from tests.bench.cascade.lossy_certificates import (
     RATES,
     TARGETS,
     CertificateLink,
