@@ -32,7 +32,7 @@ test-fast: $(VENV)/.test
 
 # Parity against torch and torchvision: a second environment, because torch takes 5 GB that nobody else needs.
 test-models: $(MODELS_VENV)/.models
-	$(MODELS_VENV)/bin/pytest -m models tests/hawkvision/zoo
+	$(MODELS_VENV)/bin/pytest -m models tests/hawkvision/model_zoo
 
 # The oldest versions of everything that pyproject.toml allows, Ray's apart, which its own tests hold: a quick part of
 # the tests, in an environment of its own.

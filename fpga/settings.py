@@ -54,4 +54,4 @@ def _check(config: EdgeConfig, fpga: FpgaSettings) -> None:
 
 
 SETTINGS: Final = SettingsGroup(section="edge", kind=FpgaSettings, check=_check)
-"""Named by the entry point `fpga` of `hawkvision.core.settings`."""
+"""Named by the entry point `fpga` of `hawkvision.settings`."""

@@ -29,7 +29,7 @@ L1 = frozenset(
         "hawkvision.models.manifest",
         "hawkvision.core.arguments",
         "hawkvision.core.config",
-        "hawkvision.core.settings",
+        "hawkvision.settings",
         "hawkvision.core.feature_settings",
         "hawkvision.core.metrics",
         "hawkvision.core.trace",
@@ -53,7 +53,7 @@ L1 = frozenset(
         "hawkvision.system.opencv_env",
     }
 )
-L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
+L2 = frozenset({"hawkvision.inference", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
 CLIENT = frozenset({"hawkvision.client"})
 FPGA = L0 | L1 | {"hawkvision.integer", "hawkvision.inference.backend"}
 PROTOCOL, CONGESTION, CODING = (f"hawkvision.transport.{name}" for name in ("protocol", "congestion", "coding"))

@@ -1,6 +1,6 @@
 """Settings that a feature package adds to a server's own.
 
-A package names a `SettingsGroup` by an entry point of the group `hawkvision.core.settings`. `hawkvision.core.config`
+A package names a `SettingsGroup` by an entry point of the group `hawkvision.settings`. `hawkvision.core.config`
 reads its settings from the same places and under the same rules as the server's, and `--help` lists them.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 
 from hawkvision.core.errors import ConfigError
 
-ENTRY_POINTS: Final = "hawkvision.core.settings"
+ENTRY_POINTS: Final = "hawkvision.settings"
 
 Section: TypeAlias = Literal["edge", "dc"]
 ServerT = TypeVar("ServerT")

@@ -54,7 +54,7 @@ class DatacenterMetrics:
             "hawkvision_datacenter_answers", "Answers, by the stage that gave them", ("stage",), registry=self.registry
         )
         self.ensemble_runs = Counter(
-            "hawkvision_datacenter_second_looks",
+            "hawkvision_datacenter_ensemble_runs",
             "Images of which this stage was not sure enough, so that another answered",
             ("stage",),
             registry=self.registry,

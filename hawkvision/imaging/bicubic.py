@@ -29,7 +29,7 @@ from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Pixels
 from hawkvision.inference.int8 import library
 
-log = logging.getLogger("hawkvision.vision")
+log = logging.getLogger("hawkvision.imaging")
 
 NEEDS: Final = "avx512vbmi"
 """Of the processor, beyond what the library needs, as Linux calls it."""

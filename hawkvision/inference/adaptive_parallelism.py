@@ -26,7 +26,7 @@ import numpy as np
 
 from hawkvision.inference.backend import Backend
 
-log = logging.getLogger("hawkvision.vision")
+log = logging.getLogger("hawkvision.inference")
 
 TRIED: Final = (2, 4)
 """Threads. The networks of the cascades have some fifty layers of a tenth of a millisecond each."""

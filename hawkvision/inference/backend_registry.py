@@ -12,7 +12,7 @@ from hawkvision.inference.backend import Backend
 from hawkvision.models.fingerprints import Execution
 from hawkvision.models.manifest import InputSpec
 
-log = logging.getLogger("hawkvision.vision")
+log = logging.getLogger("hawkvision.inference")
 
 BackendKind: TypeAlias = Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"]
 """`auto` is `int8`, our own kernels, for what these can run on this machine, else `onnxruntime`: the same logits."""

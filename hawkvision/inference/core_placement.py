@@ -27,7 +27,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from hawkvision.inference.intra_op_threads import processor
 
-log = logging.getLogger("hawkvision.vision")
+log = logging.getLogger("hawkvision.inference")
 
 MOST: Final = 16
 """Threads. Each that is idle costs a system call when another begins or ends; and of many, most only wait for something

@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-log = logging.getLogger("hawkvision.vision")
+log = logging.getLogger("hawkvision.inference")
 
 _OWN: Final = Path("/proc/thread-self")
 _THREADS: Final = Path("/proc/self/task")

@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-log = logging.getLogger("hawkvision.vision")
+log = logging.getLogger("hawkvision.inference")
 
 _SIZE: Final = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _MAPS: Final = Path("/proc/self/maps")

@@ -267,7 +267,7 @@ def _check_conditional(manifest: Manifest, where: str) -> None:
         for stage in stages:
             ensemble = manifest.ensemble(stage)
             if ensemble is not None and (ensemble.accept_confidence is not None) is not conditional:
-                wanted = "committees with accept_confidence" if conditional else "committees without accept_confidence"
+                wanted = "ensembles with accept_confidence" if conditional else "ensembles without accept_confidence"
                 raise ManifestError(
                     f"{where}: cascade.{tier} names {stage!r}; {tier} runs single variants and {wanted}"
                 )

@@ -13,6 +13,7 @@ OPTIONS_OF: Final = {
     "calibrate": ("models_dir", "cache_dir"),
     "certify": ("profile", "models_dir", "cache_dir"),
     "models build": ("models_dir", "cache_dir"),
+    "models equivalence": ("profile", "models_dir", "cache_dir"),
 }
 """Which of what was given each command takes."""
 

@@ -40,4 +40,4 @@ def _check(section: Section, _: EdgeConfig | DatacenterConfig, datagrams: Datagr
 
 EDGE: Final = SettingsGroup(section="edge", kind=DatagramSettings, check=partial(_check, "edge"))
 DATACENTER: Final = SettingsGroup(section="dc", kind=DatagramSettings, check=partial(_check, "dc"))
-"""Named by entry points of `hawkvision.core.settings`."""
+"""Named by entry points of `hawkvision.settings`."""

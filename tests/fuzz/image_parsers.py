@@ -18,7 +18,7 @@ import atheris
 import cv2
 import numpy as np
 
-with atheris.instrument_imports(include=["hawkvision.vision"]):
+with atheris.instrument_imports(include=["hawkvision.imaging"]):
     from hawkvision.core.errors import RequestError
     from hawkvision.imaging.image_header import probe_begun
     from hawkvision.imaging.jpeg_repair import scans, taken_apart

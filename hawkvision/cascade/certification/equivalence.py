@@ -48,7 +48,7 @@ from hawkvision.core.types import Score
 from hawkvision.models.artifacts import sha256_of
 
 WHAT: Final = "equivalence checks"
-COMMAND: Final = "hawkvision models equivalence"
+COMMAND: Final = "models equivalence"
 
 
 @dataclass(frozen=True, slots=True)

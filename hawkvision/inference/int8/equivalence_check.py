@@ -23,7 +23,7 @@ from hawkvision.inference.int8.library import FOLDER, digest, library, tidy, tol
 from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.manifest import cache_dir
 
-log = logging.getLogger("hawkvision.vision")
+log = logging.getLogger("hawkvision.inference")
 
 KEPT: Final = 1024
 """Notes, of a byte each."""

@@ -22,7 +22,7 @@ from hawkvision.core.errors import BackendError, CompileError, HawkVisionError
 from hawkvision.models.manifest import cache_dir
 from hawkvision.system.native_build import Recipe, find_kept, make_library, open_library
 
-log = logging.getLogger("hawkvision.vision")
+log = logging.getLogger("hawkvision.inference")
 
 FOLDER: Final = Path(__file__).parent
 SOURCES: Final = ("network.cpp", "amx.h", "bicubic.h", "layers.h", "program.h", "ranking.h")

@@ -28,7 +28,7 @@ F32: TypeAlias = NDArray[np.float32]
 Pads: TypeAlias = tuple[int, int, int, int]
 """Top, left, bottom, right, as ONNX orders them."""
 
-PRODUCER = "hawkvision.zoo"
+PRODUCER = "hawkvision.zoo"  # part of the pinned bytes
 NO_PADS: Pads = (0, 0, 0, 0)
 
 Emitter: TypeAlias = Callable[["Weights", InputSpec], onnx.ModelProto]

@@ -67,7 +67,7 @@ def render(findings: Findings) -> str:
         ]
     )
     body = re.sub(r"(?<=\d) %", NARROW + "%", body)
-    style = files("hawkvision.zoo").joinpath("report.css").read_text(encoding="utf-8")
+    style = files("hawkvision.model_zoo.reports").joinpath("report.css").read_text(encoding="utf-8")
     return str(
         render_page(
             "hawkvision.reports",

@@ -24,7 +24,7 @@ def format_manifest(manifest: Manifest, header: str = "") -> str:
     for variant in fields["variants"]:
         del variant["source"]["kind"]  # its keys tell
         lines += ["", "[[variants]]", *_table(variant)]
-    for ensemble in fields["committees"]:
+    for ensemble in fields["ensembles"]:
         lines += ["", "[[ensembles]]", *_table(ensemble)]
     return "\n".join(lines) + "\n"
 

@@ -82,7 +82,7 @@ class Tables(msgspec.Struct, frozen=True, tag="tables"):
 class StreamAnswer(msgspec.Struct, frozen=True, tag="answer"):
     """An answer whose datagrams no report confirmed."""
 
-    image: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
+    image: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)] = msgspec.field(name="picture")
     status: Number
     body: bytes
 

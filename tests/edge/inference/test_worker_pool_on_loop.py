@@ -42,7 +42,14 @@ def test_the_loop_runs_jobs_itself_in_their_order_and_tells_of_each_before_the_n
         pool.close()
         return said
 
-    assert run(scenario) == ["soon ran", "soon heard", "middle ran", "middle heard", "late ran", "late heard"]
+    assert run(scenario) == [
+        "soon ran",
+        "soon heard",
+        "intermediate ran",
+        "intermediate heard",
+        "late ran",
+        "late heard",
+    ]
 
 
 def test_jobs_that_come_while_the_loop_runs_one_are_run_together_afterwards() -> None:

@@ -119,8 +119,8 @@ def test_a_form_that_is_cut_off_is_refused(cut: int) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (form(part('; name="image"; filename="x"', b"x")), "must be named 'image', got 'image'"),
-        (form(part("; name=\"image\"; filename*=utf-8''x", b"x")), "must be named 'image', got 'image'"),
+        (form(part('; name="photo"; filename="x"', b"x")), "must be named 'image', got 'photo'"),
+        (form(part("; name=\"photo\"; filename*=utf-8''x", b"x")), "must be named 'image', got 'photo'"),
         (form(part('; name="quality"', b"best")), "part named 'image'"),
         (form(part('; name="image"', b"")), "part named 'image'"),
         (form(part('; name="image"', b"x"), part('; name="image"; filename="y"', b"y")), "several"),

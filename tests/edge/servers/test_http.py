@@ -55,7 +55,7 @@ def test_fields_may_come_as_multipart(caller: Caller) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (part("image", b"x", "cat.jpg") + b"--b--\r\n", "must be named 'image'"),
+        (part("photo", b"x", "cat.jpg") + b"--b--\r\n", "must be named 'image'"),
         (part("quality", b"best") + b"--b--\r\n", "part named 'image'"),
         (part("image", b"x", "a") + part("image", b"y", "b") + b"--b--\r\n", "Too many files|several"),
         (b"--b\r\nnonsense", "multipart"),

@@ -309,6 +309,6 @@ def test_the_classification_extension_lists_classes() -> None:
 def test_parameters_say_how_each_image_was_answered_and_the_worst_of_what_is_guaranteed() -> None:
     answers = [answer(), answer(status=AccuracyStatus.SUSPENDED, tier=Tier.DATACENTER, model="large", degraded=True)]
     said = json.loads(encode_answers(parse_infer(TASK, *binary(b"x", b"y")), answers)[0])["parameters"]
-    assert (said["variant"], said["tier"]) == ("small,large", "edge,dc")
+    assert (said["variant"], said["tier"]) == ("small,large", "edge,datacenter")
     assert (said["degraded"], said["status"], said["max_drop"]) == (True, "suspended", 0.02)
     assert all(isinstance(value, str | bool | int | float) for value in said.values())

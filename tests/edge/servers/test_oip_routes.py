@@ -30,7 +30,7 @@ LENGTH = "Inference-Header-Content-Length"
 def request(*images: bytes, **more: Any) -> tuple[bytes, str]:
     """A request with its images in binary, and the length of its JSON."""
     data = b"".join(struct.pack("<I", len(image)) + image for image in images)
-    tensor = {"name": "image_tensor", "shape": [len(images), 1], "datatype": "BYTES"}
+    tensor = {"name": "image", "shape": [len(images), 1], "datatype": "BYTES"}
     head = {"inputs": [{**tensor, "parameters": {"binary_data_size": len(data)}}], **more}
     text = json.dumps(head).encode()
     return text + data, str(len(text))
@@ -62,7 +62,7 @@ def test_an_image_is_answered_as_by_classify(caller: Caller) -> None:
 
 def test_images_in_json_are_base64(caller: Caller) -> None:
     data = [base64.b64encode(encoded(seed=seed)).decode() for seed in range(3)]
-    tensor = {"name": "image_tensor", "shape": [3], "datatype": "BYTES", "data": data}
+    tensor = {"name": "image", "shape": [3], "datatype": "BYTES", "data": data}
     reply = caller.send("POST", f"{MODEL}/infer", json.dumps({"inputs": [tensor]}).encode())
     assert reply.status == 200, reply.body
     assert len(outputs(reply)["label"]) == 3
@@ -135,7 +135,7 @@ def test_inference_takes_only_post(caller: Caller) -> None:
         ("/v2/health/live", "live", True),
         ("/v2/health/ready", "ready", True),
         (MODEL, "versions", ["1"]),
-        (f"{MODEL}/versions/1", "inputs", [{"name": "image_tensor", "datatype": "BYTES", "shape": [-1]}]),
+        (f"{MODEL}/versions/1", "inputs", [{"name": "image", "datatype": "BYTES", "shape": [-1]}]),
         (f"{MODEL}/ready", "ready", True),
         (f"{MODEL}/versions/1/ready", "name", "imagenet"),
         (f"{MODEL}/config", "max_batch_size", 0),
@@ -208,7 +208,7 @@ def triton(edge: ServerProcess) -> Iterator[Any]:
 
 
 def image_tensor(*images: bytes, binary: bool = True) -> Any:
-    tensor = peers().InferInput("image_tensor", [len(images), 1], "BYTES")
+    tensor = peers().InferInput("image", [len(images), 1], "BYTES")
     data = np.array([base64.b64encode(p) if not binary else p for p in images], object).reshape(-1, 1)
     tensor.set_data_from_numpy(data, binary_data=binary)
     return tensor
@@ -254,7 +254,7 @@ def test_tritonclient_finds_the_server_and_its_model(triton: Any) -> None:
     assert triton.is_model_ready("imagenet")
     assert not triton.is_model_ready("dogs")
     assert "binary_tensor_data" in triton.get_server_metadata()["extensions"]
-    assert triton.get_model_metadata("imagenet")["inputs"][0]["name"] == "image_tensor"
+    assert triton.get_model_metadata("imagenet")["inputs"][0]["name"] == "image"
     assert triton.get_model_config("imagenet")["name"] == "imagenet"
 
 
@@ -331,7 +331,7 @@ def test_tritonclient_is_told_that_there_is_no_shared_memory(triton: Any) -> Non
         triton.get_system_shared_memory_status("r")
     with pytest.raises(refused, match="no shared memory with its callers"):
         triton.register_system_shared_memory("r", "/r", 100)
-    tensor = peers().InferInput("image_tensor", [1, 1], "BYTES")
+    tensor = peers().InferInput("image", [1, 1], "BYTES")
     tensor.set_shared_memory("r", 100)
     with pytest.raises(refused, match="no shared memory with its callers"):
         triton.infer("imagenet", [tensor])

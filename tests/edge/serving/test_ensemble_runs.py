@@ -19,11 +19,11 @@ def others(seconds: float = 0.0) -> Others:
     return found
 
 
-def test_second_looks_are_counted() -> None:
+def test_ensemble_runs_are_counted() -> None:
     async def scenario() -> None:
         async with bench(None, lead=UNSURE, others=others()) as there:
             await there.ask()
-            assert there.counted("second_looks_total") == 1.0
+            assert there.counted("ensemble_runs_total") == 1.0
 
     run(scenario)
 
@@ -35,7 +35,7 @@ def test_an_answer_in_haste_is_in_time_and_says_that_it_is_below_target_whatever
             answer = await there.ask(target=target, deadline_ms=5_000.0)
             assert (answer.degraded, answer.deadline_met) == (True, True)
             assert answer.accuracy.max_drop is None
-            assert there.counted("second_looks_total") == 0.0
+            assert there.counted("ensemble_runs_total") == 0.0
             assert there.counted("degraded_total") == 1.0
 
     run(scenario)
@@ -45,7 +45,7 @@ def test_who_would_rather_wait_gets_the_second_look() -> None:
     async def scenario() -> None:
         async with bench(None, lead=UNSURE, others=others(seconds=60.0)) as there:
             await there.ask(target=Quality.FAST, deadline_ms=5_000.0, on_miss=OnMiss.WAIT)
-            assert there.counted("second_looks_total") == 1.0
+            assert there.counted("ensemble_runs_total") == 1.0
 
     run(scenario)
 
@@ -57,7 +57,7 @@ def test_who_would_rather_wait_gets_the_second_look() -> None:
             EdgeConfig(variant="edge_committee", backend="fpga-ref"),
             "expected one of efficientnet_lite0_int8, efficient",
         ),
-        (EdgeConfig(variant="committee"), "committees with accept_confidence, and this ensemble has none"),
+        (EdgeConfig(variant="committee"), "ensembles with accept_confidence, and this ensemble has none"),
     ],
 )
 def test_who_runs_single_models_only_refuses_an_ensemble_and_names_its_members(config: EdgeConfig, says: str) -> None:

@@ -349,7 +349,7 @@ def test_who_waits_for_what_hardly_ever_comes_gets_the_edges_answer_early_and_th
             answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0)
             assert uplink._pending == 1, "it has not ended with the wait"
             await until(lambda: uplink._pending == 0)
-            assert it.counted("escalations_given_up_total") == it.counted("escalation_failures_total") == 1
+            assert it.counted("escalations_abandoned_total") == it.counted("escalation_failures_total") == 1
             return answer, uplink.link.times.worth_ms(8_000.0, it.clock.now())
 
     answer, worth_ms = run(scenario)

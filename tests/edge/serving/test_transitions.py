@@ -183,4 +183,4 @@ def test_a_change_of_transport_is_said_once(caplog: pytest.LogCaptureFixture) ->
         asyncio.run(scenario(peer))
     assert len(peer.datagrams) == 3
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("images go to")]
-    assert [text.split(",")[0] for text in said] == [f"images go to {peer.url} over lossy"]
+    assert [text.split(",")[0] for text in said] == [f"images go to {peer.url} over datagram"]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from hawkvision.core.arguments import DC_UP, EDGE_UP, parse_arguments
-from hawkvision.core.config import DatacenterConfig, EdgeConfig, is_loopback, load_config, structs_of
+from hawkvision.core.config import RENAMED, DatacenterConfig, EdgeConfig, is_loopback, load_config, structs_of
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings import settings_of, topics_of
 from hawkvision.system.service_links import without_service_links
@@ -24,7 +24,7 @@ def test_defaults_listen_on_loopback_only() -> None:
 
 
 def test_file_then_environment_then_command_line(tmp_path: Path) -> None:
-    path = write(tmp_path, "[edge]\nport = 1\nworkers = 1\nqueue_limit = 1\n[dc]\nport = 9\n")
+    path = write(tmp_path, "[edge]\nport = 1\nworkers = 1\nmax_queue = 1\n[dc]\nport = 9\n")
     config = load_config(
         EdgeConfig,
         path,
@@ -184,7 +184,7 @@ KUBERNETES = {
 
 
 def test_what_kubernetes_sets_for_a_service_is_passed_over_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    config = load_config(EdgeConfig, environ={**KUBERNETES, "HAWKVISION_EDGE_QUEUE_LIMIT": "7"})
+    config = load_config(EdgeConfig, environ={**KUBERNETES, "HAWKVISION_EDGE_MAX_QUEUE": "7"})
     assert config == EdgeConfig(max_queue=7)
     assert f"{', '.join(sorted(KUBERNETES))}: passed over, Kubernetes sets them for a service" in caplog.text
 
@@ -204,10 +204,9 @@ def test_no_setting_has_a_name_that_kubernetes_uses(kind: type) -> None:
 
 
 def test_a_setting_of_another_release_is_refused_by_what_took_its_place() -> None:
-    said = r"give_up_below is no longer a setting; its place is taken by min_on_time_probability"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=r"give_up_below is not a setting any more; use min_on_time_prob"):
         load_config(EdgeConfig, environ={"HAWKVISION_EDGE_GIVE_UP_BELOW": "0.25"})
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=r"--give-up-below is not an option any more; use --min-on-time-prob"):
         parse_arguments(EdgeConfig, "edge", "a node", ["--give-up-below", "0.25"])
 
 
@@ -243,3 +242,9 @@ def test_an_unknown_option_is_a_wrong_command_line(capsys: pytest.CaptureFixture
         parse_arguments(EdgeConfig, *EDGE_UP, ["--prot", "1"])
     assert ended.value.code == 2
     assert "No such option: --prot" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_settings_of_releases_before_name_their_successors(old: str, new: str) -> None:
+    with pytest.raises(ConfigError, match=f"{old} is not a setting any more; use {new}"):
+        load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{old.upper()}": "1"})

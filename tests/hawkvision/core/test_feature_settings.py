@@ -36,7 +36,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Installs a distribution with these entry points of `hawkvision.core.settings`, for one test."""
+    """Installs a distribution with these entry points of `hawkvision.settings`, for one test."""
     (tmp_path / "lamp_feature.py").write_text(FEATURE)
     info = tmp_path / "lamp-1.0.dist-info"
     info.mkdir()

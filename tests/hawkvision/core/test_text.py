@@ -41,7 +41,7 @@ def test_lines_end_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", sorted(MARKS))
 def test_settings_saved_by_a_windows_editor_are_read(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "edge.toml"
-    file.write_bytes(MARKS[encoding] + "[edge]\r\nqueue_limit = 128\r\n".encode(encoding))
+    file.write_bytes(MARKS[encoding] + "[edge]\r\nmax_queue = 128\r\n".encode(encoding))
     assert load_config(EdgeConfig, file, environ={}).max_queue == 128
 
 

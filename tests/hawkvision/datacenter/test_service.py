@@ -214,7 +214,7 @@ def test_metrics_count_second_looks_and_answers_by_the_stage_that_gave_them(serv
     for accept_score in ("0", "1", "1"):
         ask(service, image(), **{**INTERMEDIATE, "accept_score": accept_score})
     after = series(service)
-    names = ['answers_total{stage="medium"}', 'answers_total{stage="committee"}', 'second_looks_total{stage="medium"}']
+    names = ['answers_total{stage="medium"}', 'answers_total{stage="committee"}', 'ensemble_runs_total{stage="medium"}']
     grown = [after[f"hawkvision_datacenter_{n}"] - before.get(f"hawkvision_datacenter_{n}", 0.0) for n in names]
     assert grown == [1.0, 2.0, 2.0]
 

@@ -124,7 +124,7 @@ def test_where_a_thread_cannot_be_moved_work_goes_on_and_all_are_left_alone(capl
         pass
     with joined(apart):
         pass  # it ends without leaving
-    with caplog.at_level(logging.WARNING, "hawkvision.vision"), at_work(threads, 2):
+    with caplog.at_level(logging.WARNING, "hawkvision.inference"), at_work(threads, 2):
         for thread in (first.thread, second.thread):
             assert os.sched_getaffinity(thread) == everywhere()
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [

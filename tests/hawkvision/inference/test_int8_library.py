@@ -164,7 +164,7 @@ def test_an_images_builder_compiles_it_beside_its_source(tmp_path: Path) -> None
         [sys.executable, "-m", "hawkvision.inference.int8"], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     made = Path(done.stdout.strip())
-    assert made.parent == package / "vision" / "int8"
+    assert made.parent == package / "inference" / "int8"
     assert is_sound(made)
 
 
@@ -201,7 +201,7 @@ def test_where_no_code_may_run_nothing_is_compiled_and_the_log_says_why_once(tmp
         "auto", tmp_path / "cache", model=tmp_path / "model.onnx", prefix=mounted(tmp_path / "cache", "noexec")
     )
     assert done.stdout.split()[0] == "OnnxRuntimeBackend", done.stderr
-    assert done.stderr.count("WARNING:hawkvision.vision:int8: the kernels cannot be used: ") == 1
+    assert done.stderr.count("WARNING:hawkvision.inference:int8: the kernels cannot be used: ") == 1
     assert "its file system is mounted noexec" in done.stderr
     assert "compiling" not in done.stderr
 

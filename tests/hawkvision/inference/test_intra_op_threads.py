@@ -109,7 +109,7 @@ def test_here_it_can_be_done_and_changes_nothing_of_who_asks() -> None:
 
 
 def test_helpers_that_are_not_all_found_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "hawkvision.vision"), helpers_started(2) as helpers:
+    with caplog.at_level(logging.WARNING, "hawkvision.inference"), helpers_started(2) as helpers:
         session = opened(1)
     assert helpers.threads == ()
     assert "0 threads that help with inference were found, not 1" in caplog.text
@@ -138,7 +138,7 @@ def test_helper_that_cannot_be_moved_is_said_once_and_all_may_run_everywhere_aga
 ) -> None:
     everywhere = sorted(os.sched_getaffinity(0))
     helpers = Helpers((*sleepers.ids, NOBODY))
-    with caplog.at_level(logging.WARNING, "hawkvision.vision"), confined_to(everywhere[0]):
+    with caplog.at_level(logging.WARNING, "hawkvision.inference"), confined_to(everywhere[0]):
         helpers.step_aside()
         helpers.step_aside()
     assert [os.sched_getaffinity(helper) for helper in sleepers.ids] == [set(everywhere)] * 2

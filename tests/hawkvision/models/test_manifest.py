@@ -176,7 +176,7 @@ def test_mixed_or_malformed_sources_are_refused(source: str, says: str) -> None:
 
 def test_training_images_are_part_of_a_manifest() -> None:
     training = f'training = {{ data_sha256 = "{"d" * 64}", images = 42000, seed = 7 }}\n'
-    manifest = parse_manifest(GOOD.replace("committees =", training + "committees ="), "here")
+    manifest = parse_manifest(GOOD.replace("ensembles =", training + "ensembles ="), "here")
     assert manifest.training == Training(data_sha256="d" * 64, images=42000, seed=7)
     assert parse_manifest(GOOD, "here").training is None
 

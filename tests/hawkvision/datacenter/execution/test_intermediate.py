@@ -188,10 +188,10 @@ def test_replies_and_the_listing_say_what_the_replicas_have_loaded_and_run(tier:
         assert (passed.fingerprint, passed.passed_over.fingerprint) == (expected["committee"], expected["medium"])
 
 
-def test_second_looks_are_counted(tier: Tier) -> None:
+def test_ensemble_runs_are_counted(tier: Tier) -> None:
     def count() -> float:
         lines = tier.get("/metrics").decode().splitlines()
-        name = 'hawkvision_datacenter_second_looks_total{stage="medium"} '
+        name = 'hawkvision_datacenter_ensemble_runs_total{stage="medium"} '
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
     before = count()
