@@ -40,9 +40,10 @@ NOTES: Final = (
     "“Right and in time” (effective accuracy) is the share of all requests that were answered right within the "
     "deadline. “Accuracy” is the share of the answers that are right, whenever they came.",
     "An answer is flagged when it does not claim to keep its accuracy target: its guarantee is not “certified”, or it "
-    "is degraded. From servers that guarantee nothing, every answer is. A target is “missed silently” when the "
-    "answers that do claim it fall short by more than their 95 % interval, “never claimed” when there are no such "
-    "answers, “within error” when chance explains what is missing, and “kept, not shown” when chance could explain that nothing is.",
+    "is degraded. From servers that guarantee nothing, every answer is. A target is “missed silently” when the answers "
+    "that claim it fall short by more than their 95 % interval, “never claimed” when there are no such answers, "
+    "“within error” when chance explains what is missing, and “kept, not shown” when chance could explain that "
+    "nothing is.",
     "Intervals hold 95 %. Latencies and shares in time: circular block bootstrap, stretches of neighbouring requests "
     "drawn together, as long as Politis and White’s rule finds them alike. Accuracies: Clopper and Pearson’s exact "
     "interval, widened where the same image was sent several times. Drops: paired with the reference stage on the same "
