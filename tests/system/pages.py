@@ -22,7 +22,6 @@ RUN_PAGES: Final = ("README.md", "docs/quickstart.md", "docs/operations/*.md")
 RUN_LANGUAGES: Final = frozenset({"console", "sh", "bash", "python"})
 SERVE: Final = "hawkvision up"
 """The command that serves in one terminal while the other blocks are run in a second."""
-DEFAULT_URL: Final = "http://127.0.0.1:8080"
 COMMAND_LIMIT_S: Final = 120.0
 
 _FENCE: Final = re.compile(r"^```(\w*)$")
