@@ -109,6 +109,11 @@ class Terminal:
         self._port = self._servers.enter_context(server).port
 
 
+@pytest.mark.parametrize("page", pages.PAGES, ids=name_of)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    assert pages.broken_links(page) == []
+
+
 def test_pages_that_are_run_hold_commands() -> None:
     assert {block.page.name for block in COMMAND_BLOCKS if block.is_run} >= {"README.md", "quickstart.md"}
 
