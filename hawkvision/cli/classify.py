@@ -86,7 +86,7 @@ def classify(
     ] = None,
     datagram: Annotated[
         bool,
-        typer.Option("--lossy", help="Send images as datagrams, for links that lose some.", rich_help_panel=NODE),
+        typer.Option("--datagram", help="Send images as datagrams, for links that lose some.", rich_help_panel=NODE),
     ] = False,
     concurrency: Annotated[
         int, typer.Option(min=1, max=256, help="Images under way at once.", rich_help_panel=NODE)

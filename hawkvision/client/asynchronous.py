@@ -120,9 +120,11 @@ class AsyncClient:
         """
         self.url = _checked_url(url)
         if transport not in ("http", "datagram"):
-            raise ConfigError(f"transport: expected 'http' or 'lossy', got {transport!r}")
+            raise ConfigError(f"transport: expected 'http' or 'datagram', got {transport!r}")
         if paths and transport != "datagram":
-            raise ConfigError("paths: only transport='lossy' uses several; HTTP goes the way the system chooses")
+            raise ConfigError(
+                "paths: only transport='datagram' uses several; HTTP goes the way that the system chooses"
+            )
         self._datagram = transport == "datagram"
         self._paths = tuple(paths)
         self._tls: ssl.SSLContext | Literal[True] = True

@@ -33,7 +33,7 @@ DEPLOY = ROOT / "edge" / "deploy"
 SETTINGS = {f"HAWKVISION_EDGE_{f.name.upper()}" for f in msgspec.structs.fields(EdgeConfig)} | {
     f"HAWKVISION_DC_{f.name.upper()}" for f in msgspec.structs.fields(DatacenterConfig)
 }
-FILES = sorted(path for path in [*DEPLOY.iterdir(), ROOT / "edge" / "README.md"] if path.is_file())
+FILES = sorted(path for path in [*DEPLOY.iterdir(), *(ROOT / "docs" / "operations").glob("*.md")] if path.is_file())
 KNOWN_INSTRUCTIONS = {
     "ARG", "CMD", "COPY", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
 }  # fmt: skip
@@ -86,8 +86,8 @@ def test_the_files_name_settings_at_all() -> None:
     """The test above would pass on files that were renamed away."""
     assert {
         "Dockerfile",
-        "README.md",
         "compose.yaml",
+        "deployment.md",
         "edge.toml",
         "hawkvision-edge.service",
         "k3s.yaml",

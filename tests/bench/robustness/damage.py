@@ -249,7 +249,7 @@ async def _answers(url: str, image: bytes, expected: str, start: Start) -> tuple
 async def _answer_by_datagrams(url: str, image: bytes, expected: str, start: Start) -> tuple[str, bool]:
     script = (
         "import sys; from hawkvision import Client\n"
-        f"with Client({url!r}, transport='lossy', timeout_s=20) as client:\n"
+        f"with Client({url!r}, transport='datagram', timeout_s=20) as client:\n"
         "    print(client.classify(sys.stdin.buffer.read(), quality='fast').label)"
     )
     asking = await asyncio.create_subprocess_exec(
