@@ -32,6 +32,7 @@ COMMAND_BLOCKS = [
 ]
 RUN_HERE = sorted({block.page for block in COMMAND_BLOCKS if block.is_run} - {pages.ROOT / "README.md"})
 """README's blocks are run by test_first_screen.py."""
+PAGES_ABOUT_THE_CODE = [page for page in pages.PAGES if page.name != "CHANGELOG.md" and "benchmarks" not in page.parts]
 
 
 def name_of(page: Path) -> str:
@@ -109,6 +110,11 @@ class Terminal:
         self._port = self._servers.enter_context(server).port
 
 
+@pytest.mark.parametrize("page", pages.PAGES, ids=name_of)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    assert pages.broken_links(page) == []
+
+
 def test_pages_that_are_run_hold_commands() -> None:
     assert {block.page.name for block in COMMAND_BLOCKS if block.is_run} >= {"README.md", "quickstart.md"}
 
@@ -128,3 +134,9 @@ def test_blocks_of_a_page_run_in_their_order(page: Path, port: int, tmp_path: Pa
         for block in pages.blocks(page):
             if block.is_run:
                 terminal.run(block)
+
+
+@pytest.mark.parametrize("page", PAGES_ABOUT_THE_CODE, ids=name_of)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(r"`((?:hawkvision|edge|fpga|loadgen|tests)/[\w/]*\.py)`", page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (pages.ROOT / path).exists()] == []

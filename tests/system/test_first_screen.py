@@ -1,4 +1,4 @@
-"""README's first screen, run as it stands; its picture; and the demonstration."""
+"""README's first screen, run as it stands; its figure; and the demonstration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.system import pages
 README = pages.ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 BLOCKS = pages.blocks(README)
-PICTURE = pages.ROOT / "docs" / "images" / "session.svg"
+FIGURE = pages.ROOT / "docs" / "images" / "session.svg"
 MOST_LINES = 150
 MOST_WORDS = 1_000
 
@@ -29,9 +29,9 @@ def columns(row: str) -> list[str]:
     return [cell for cell in cells if not re.fullmatch(r"\d+\.\d", cell)]
 
 
-def pictured_lines() -> list[str]:
-    """The lines of the terminal that the picture shows."""
-    texts = re.findall(r'<text [^>]*x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>', PICTURE.read_text(encoding="utf-8"))
+def figure_lines() -> list[str]:
+    """The lines of the terminal that the figure shows."""
+    texts = re.findall(r'<text [^>]*x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>', FIGURE.read_text(encoding="utf-8"))
     lines: dict[float, list[tuple[float, str]]] = {}
     for x, y, text in texts:
         lines.setdefault(float(y), []).append((float(x), html.unescape(text).replace("\xa0", " ")))
@@ -70,7 +70,7 @@ def test_make_demo_answers_everything_and_leaves_nothing_behind(cascade: None) -
 
 
 @pytest.mark.slow
-def test_commands_program_and_picture_of_the_first_screen_are_as_shown(cascade: None, tmp_path: Path) -> None:
+def test_commands_program_and_figure_of_the_first_screen_are_as_shown(cascade: None, tmp_path: Path) -> None:
     """`up` serves in one terminal until the other commands, typed at once in a second, are done."""
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed (apt-get install curl)")
@@ -78,8 +78,8 @@ def test_commands_program_and_picture_of_the_first_screen_are_as_shown(cascade: 
     asked = [command for block in BLOCKS if block.is_run for command in block.commands() if command != pages.SERVE]
     (program,) = (block for block in BLOCKS if block.language == "python")
     (shown,) = (block for block in BLOCKS if block.language == "text")
-    pictured = pictured_lines()
-    commands = [line.removeprefix("$ ") for line in pictured if line.startswith("$ hawkvision classify ")]
+    in_figure = figure_lines()
+    commands = [line.removeprefix("$ ") for line in in_figure if line.startswith("$ hawkvision classify ")]
     with subprocess.Popen(
         pages.SERVE.split(), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as up:
@@ -95,4 +95,4 @@ def test_commands_program_and_picture_of_the_first_screen_are_as_shown(cascade: 
             up.send_signal(signal.SIGINT)
             assert ended(up) == 0
     assert len(commands) == 2
-    assert answers(printed.splitlines()) == answers(pictured)
+    assert answers(printed.splitlines()) == answers(in_figure)

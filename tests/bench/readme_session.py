@@ -1,6 +1,6 @@
-"""Draws README's picture: a real session of `hawkvision up` and `hawkvision classify`, as an SVG of the terminal.
+"""Draws README's figure: a real session of `hawkvision up` and `hawkvision classify`, as an SVG of the terminal.
 
-    python -m tests.bench.readme_picture
+    python -m tests.bench.readme_session
 
 It starts both tiers at their default ports, writes docs/images/session.svg, and stops them. The images are photographs
 of scikit-image (`hawkvision[demo]`).
@@ -28,7 +28,7 @@ from rich.text import Text
 from hawkvision.models.sample_images import photographs
 from hawkvision.system.process import ended, stop_with_parent
 
-PICTURE: Final = Path(__file__).resolve().parents[2] / "docs" / "images" / "session.svg"
+FIGURE: Final = Path(__file__).resolve().parents[2] / "docs" / "images" / "session.svg"
 COLUMNS: Final = 88
 READY: Final = "ready; Ctrl-C stops both"
 CLASSIFY: Final = (
@@ -77,13 +77,13 @@ def answered(command: str, folder: Path) -> str:
 
 
 def session() -> Iterator[Text]:
-    """The lines of the picture."""
+    """The lines of the figure."""
     images = photographs()
     if not images:
         sys.exit("no images: pip install 'hawkvision[demo]'")
     with both_tiers() as printed:
         yield prompt("hawkvision up")
-        # Of its request and answer as JSON, which are too wide for a picture, README shows the first.
+        # Of its request and answer as JSON, which are too wide for a figure, README shows the first.
         example = next(place for place, line in enumerate(printed) if line.startswith("$ "))
         yield from map(Text, [*printed[:example], "…", READY, ""])
         for command in CLASSIFY:
@@ -98,7 +98,7 @@ def prompt(command: str) -> Text:
 
 
 def drawn() -> str:
-    """The picture, without fonts from elsewhere, which viewers would load or refuse."""
+    """The figure, without fonts from elsewhere, which viewers would load or refuse."""
     console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
     for line in session():
         console.print(line, no_wrap=True, overflow="ellipsis")
@@ -107,9 +107,9 @@ def drawn() -> str:
 
 
 def main() -> int:
-    """Write the picture."""
+    """Write the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=PICTURE, help="the SVG file")
+    parser.add_argument("--out", type=Path, default=FIGURE, help="the SVG file")
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(drawn() + "\n", encoding="utf-8")
