@@ -109,11 +109,11 @@ class DatacenterMetrics:
 
     def watch_tls(self, read: Callable[[], TlsState]) -> None:
         """Have the state of the server's TLS on the page."""
-        self.registry.register(Tls("hawkvision_dc", read))
+        self.registry.register(Tls("hawkvision_datacenter", read))
 
     def describe(self, task: str, backend: str) -> None:
         """Say what the tier runs, once that is known."""
-        describe_process(self.registry, "hawkvision_dc", "What the tier is and runs", task, backend)
+        describe_process(self.registry, "hawkvision_datacenter", "What the tier is and runs", task, backend)
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

@@ -98,7 +98,7 @@ class DatagramServer:
         """See `Instrumented`."""
         assert self._server is not None, "made by open"
         server = self._server
-        return (DatagramServerCounts("hawkvision_dc", lambda: server.counts({})),)
+        return (DatagramServerCounts("hawkvision_datacenter", lambda: server.counts({})),)
 
     @property
     def offer(self) -> DatagramEndpoint:
