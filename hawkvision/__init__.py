@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 import hawkvision.system.telemetry  # noqa: F401  before any library that would report to its maker
+from hawkvision.core.version import __version__
 
 if TYPE_CHECKING:
     from hawkvision.client import AsyncClient, Client, Health
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     )
     from hawkvision.core.types import AccuracyGuarantee, Answer, OnMiss, Prediction, Quality, Tier, Timing
 
-__version__ = "0.1.0"
 
 _FROM: Final = {
     "hawkvision.client": ("AsyncClient", "Client", "Health"),
