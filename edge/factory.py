@@ -33,9 +33,9 @@ from edge.serving.admission import Admission
 from edge.serving.node import EdgeNode
 from hawkvision.cascade.scores import Ranking, most_probable
 from hawkvision.core.clock import Clock, MonotonicClock
-from hawkvision.core.config import EdgeConfig, default_state_file
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig, default_state_file
 from hawkvision.core.types import Score
 from hawkvision.imaging.decoding_cost import Rates, Scales
 from hawkvision.imaging.downscale import Reducer

@@ -28,13 +28,14 @@ from edge.servers.fast_path import bounded_express
 from edge.servers.http import EdgeApp
 from edge.serving.node import EdgeNode
 from hawkvision.core import logs
-from hawkvision.core.arguments import EDGE_UP, parse_arguments
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.config import EdgeConfig, is_loopback
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.servers.access import datacenter_certificates, server_certificates
+from hawkvision.core.settings.access import is_loopback
+from hawkvision.core.settings.arguments import EDGE_UP, parse_arguments
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.servers.bodies import bodies_limit
+from hawkvision.servers.certificates import datacenter_certificates, server_certificates
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys

@@ -22,16 +22,14 @@ L0 = frozenset(
         "hawkvision.core.version",
         "hawkvision.system.telemetry",
         "hawkvision.core.text",
-        "hawkvision.system.advice",
+        "hawkvision.core.advice",
     }
 )
 L1 = frozenset(
     {
         "hawkvision.models.manifest",
-        "hawkvision.core.arguments",
-        "hawkvision.core.config",
-        "hawkvision.settings",
-        "hawkvision.core.feature_settings",
+        "hawkvision.core.settings",
+        "hawkvision.core.key_text",
         "hawkvision.core.metrics",
         "hawkvision.core.trace",
         "hawkvision.core.logs",
@@ -46,7 +44,6 @@ L1 = frozenset(
         "hawkvision.models.idx_reader",
         "hawkvision.system.process",
         "hawkvision.reports",
-        "hawkvision.system.service_links",
         "hawkvision.system.terminal",
         "hawkvision.servers",
         "hawkvision.models.onnx_graph",

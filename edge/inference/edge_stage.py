@@ -25,6 +25,7 @@ from hawkvision.cascade.scores import (
     most_probable,
     softmax,
 )
+from hawkvision.core.advice import advise
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Logits, Pixels
@@ -32,7 +33,6 @@ from hawkvision.imaging.decoding_cost import SMALL, Cost, Rates
 from hawkvision.imaging.preprocessing import ImageHeader, load_inputs
 from hawkvision.inference.backend import Backend, Expectant
 from hawkvision.models.manifest import InputSpec, Manifest
-from hawkvision.system.advice import advise
 
 
 @dataclass(frozen=True, slots=True)

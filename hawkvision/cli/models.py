@@ -63,9 +63,9 @@ def models_train(
     from rich.console import Console
     from rich.table import Table
 
+    from hawkvision.core.advice import advise
     from hawkvision.model_zoo.training.train_cascade import train_cascade
     from hawkvision.models import manifest
-    from hawkvision.system.advice import advise
 
     models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
     trained = train_cascade(task, data, models=models, cache=cache, only=only or (), epochs=epochs, out=out)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from hawkvision.client import Client
-from hawkvision.core.config import DatacenterConfig, EdgeConfig, load_config
 from hawkvision.core.errors import ArtifactError, BackendError, ConfigError, NotReady
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.core.types import Answer, Tier
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir

@@ -38,8 +38,8 @@ from hawkvision.client.response import (
 )
 from hawkvision.core.errors import ConfigError, DeadlineMissed, NotReady
 from hawkvision.core.escalation_api import TRANSPORT_PATH
+from hawkvision.core.key_text import clean_key
 from hawkvision.core.types import Answer, Pixels
-from hawkvision.servers.key_text import clean_key
 
 if TYPE_CHECKING:
     from hawkvision.client.datagram import DatagramWay

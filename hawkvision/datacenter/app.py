@@ -24,9 +24,10 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hawkvision.core.config import DatacenterConfig, load_config
 from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady, Overloaded
 from hawkvision.core.logs import LogFormat, LogLevel, adopt, current_request
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
 from hawkvision.datacenter.execution.ensemble import Errand, VariantAnswer
 from hawkvision.datacenter.execution.replica import GroupSettings, Replica, settings_of

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.escalation_api import Stage, StageMember, Stages
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.inference.backend_registry import ON_THE_CPU
 from hawkvision.models.fingerprints import stage_fingerprint
 from hawkvision.models.manifest import Manifest, Variant, load_manifest, models_dir

@@ -43,8 +43,8 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import uvicorn
 
 from hawkvision.core import logs
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import BackendError, ConfigError, DeadlineMissed
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.datacenter.execution.ensemble import errands_of
 from hawkvision.datacenter.launch.messages import ALIVE, BEAT_S, LEAVING, LISTENING, RAY_DIED, READY
@@ -56,7 +56,7 @@ from hawkvision.datacenter.servers.local_socket import Replicas
 from hawkvision.datacenter.service import Tier
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir
-from hawkvision.servers.access import server_certificates
+from hawkvision.servers.certificates import server_certificates
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, bounded, connections_for, raise_open_files
 from hawkvision.servers.reload import Reloads

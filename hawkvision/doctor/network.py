@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 
 from hawkvision.cascade.versions import CertifiedVersions
+from hawkvision.core.advice import advise
 from hawkvision.core.escalation_api import INFER_PATH, STAGES_PATH, Stages
 from hawkvision.doctor.findings import Finding, ok, problem, warning
-from hawkvision.system.advice import advise
 
 TIMEOUT_S: Final = 5.0
 MAX_LISTING_BYTES: Final = 2**20

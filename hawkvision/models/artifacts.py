@@ -11,9 +11,9 @@ import stat
 import tempfile
 from pathlib import Path
 
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ArtifactError, BackendError, ConfigError
 from hawkvision.models.manifest import Variant, artifact_path, cache_dir
-from hawkvision.system.advice import advise
 
 
 def sha256_of(data: bytes) -> str:

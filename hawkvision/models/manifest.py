@@ -1,7 +1,7 @@
 """The zoo's manifests: what each variant of a task is, read from TOML into frozen values.
 
 A manifest states facts about models (where their weights come from, what they take in, how right they were measured
-to be) and the default cascade. Which machine runs what is deployment, and lives in `hawkvision.core.config`.
+to be) and the default cascade. Which machine runs what is deployment, and lives in `hawkvision.core.settings.config`.
 """
 
 from __future__ import annotations

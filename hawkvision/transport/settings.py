@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.core.config import DatacenterConfig, EdgeConfig, Port, Word
-from hawkvision.core.feature_settings import Section, SettingsGroup
-from hawkvision.servers.access import together
+from hawkvision.core.settings.access import together
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig, Port, Word
+from hawkvision.core.settings.features import Section, SettingsGroup
 
 
 class DatagramSettings(

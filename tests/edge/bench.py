@@ -27,8 +27,8 @@ from edge.serving.node import EdgeNode
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
 from hawkvision.imaging.decoding_cost import Rates, Scales

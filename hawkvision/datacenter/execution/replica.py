@@ -29,9 +29,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError, Overloaded, RequestError, TooLarge
 from hawkvision.core.logs import About, LogFormat, LogLevel, resume
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Pixels
 from hawkvision.datacenter.catalog import Catalog, Group
 from hawkvision.datacenter.execution.ensemble import Errand, Seen, VariantAnswer, Views, enough, likely_enough

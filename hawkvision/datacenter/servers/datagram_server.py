@@ -17,7 +17,6 @@ from typing import Final
 import msgspec
 from prometheus_client.registry import Collector
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import HawkVisionError, InternalError, TooLarge
 from hawkvision.core.escalation_api import (
     DatagramEndpoint,
@@ -26,6 +25,7 @@ from hawkvision.core.escalation_api import (
     parse_escalation_datagram,
 )
 from hawkvision.core.logs import about
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.trace import start_trace
 from hawkvision.datacenter.catalog import Catalog
 from hawkvision.datacenter.service import Tier

@@ -21,7 +21,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import (
     HawkVisionError,
     InternalError,
@@ -47,6 +46,7 @@ from hawkvision.core.escalation_api import (
     parse_escalation_headers,
 )
 from hawkvision.core.logs import REQUEST_ID_HEADER, about
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.trace import parse_traceparent, start_trace
 from hawkvision.datacenter.catalog import Catalog
 from hawkvision.datacenter.service import Tier

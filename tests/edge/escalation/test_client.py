@@ -10,9 +10,9 @@ import pytest
 from edge.escalation.client import Uplink
 from edge.escalation.reply_validation import Escalated
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest, Intermediate, IntermediateResult
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Score
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY

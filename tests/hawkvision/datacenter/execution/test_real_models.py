@@ -18,9 +18,9 @@ from scipy.special import softmax
 
 from hawkvision.cascade import scores
 from hawkvision.cascade.scores import Floats, Score, decided, score
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import NotFound
 from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, Intermediate
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Pixels
 from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.imaging.preprocessing import load_input

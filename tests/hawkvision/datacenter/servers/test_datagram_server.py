@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from cryptography import x509
 
-from hawkvision.core.config import DatacenterConfig, load_config
 from hawkvision.core.errors import ConfigError, Unauthorized
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Intermediate
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Score
 from hawkvision.datacenter.app import application

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from hawkvision.core.config import RENAMED, ConfigT, load_config, read_words, section_of, structs_of
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.settings import Setting, settings_of
+from hawkvision.core.settings.descriptions import Setting, settings_of
+from hawkvision.core.settings.load import RENAMED, ConfigT, load_config, read_words, section_of, structs_of
 
 LONGEST_METAVAR: Final = 20
 """Letters; more make the descriptions narrow."""

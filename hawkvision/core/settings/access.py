@@ -1,12 +1,15 @@
-"""The settings that say who may come in, and over what: the same of both servers, checked before anything listens."""
+"""The settings that say who may call a server and over what. Both servers have them; they are checked at the start."""
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.servers.tls import Certificates, MinimumVersion, TlsFiles
+
+MinimumVersion: TypeAlias = Literal["1.2", "1.3"]
+"""The oldest TLS version that a server accepts."""
 
 
 class Access(Protocol):
@@ -82,37 +85,11 @@ def together(section: str, one: str, first: object, other: str, second: object) 
         raise ConfigError(f"{section}.{one} and {section}.{other} belong together: both or neither")
 
 
-def server_certificates(settings: Access, section: str) -> Certificates | None:
-    """The certificate of a server that speaks TLS; None of one that does not.
-
-    Raises:
-        ConfigError: if its files cannot be used.
-    """
-    if settings.tls_certificate is None:
-        return None
-    files = TlsFiles(
-        f"{section}.tls_",
-        settings.tls_certificate,
-        settings.tls_key,
-        settings.tls_client_ca,
-        settings.tls_minimum_version,
-    )
-    return Certificates(files, server=True)
-
-
-def datacenter_certificates(settings: Escalating) -> Certificates | None:
-    """Whom an edge node trusts to be its datacenter, and who it says it is; None where the system's trust will do.
-
-    Raises:
-        ConfigError: if its files cannot be used.
-    """
-    if settings.datacenter_ca is None and settings.datacenter_certificate is None:
-        return None
-    files = TlsFiles(
-        "edge.dc_",
-        settings.datacenter_certificate,
-        settings.datacenter_key,
-        settings.datacenter_ca,
-        authorities_name="ca",
-    )
-    return Certificates(files, server=False)
+def is_loopback(host: str) -> bool:
+    """Whether a listening address stays on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
