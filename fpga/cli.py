@@ -25,9 +25,9 @@ from hawkvision.core.types import Pixels
 from hawkvision.integer.artifact import graph_of
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import planes
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import artifact_path, cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.system.files import write_atomic
 
 app = typer.Typer(no_args_is_help=True, help="Quantised networks on an FPGA: fold, estimate, build, report.")
 

@@ -37,6 +37,7 @@ L1 = frozenset(
         "hawkvision.models.fingerprints",
         "hawkvision.core.escalation_api",
         "hawkvision.models.artifacts",
+        "hawkvision.system.files",
         "hawkvision.system.memory",
         "hawkvision.system.subprocess_runner",
         "hawkvision.system.native_build",

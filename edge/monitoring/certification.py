@@ -27,8 +27,8 @@ from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.errors import HawkVisionError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import Score
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
+from hawkvision.system.files import sha256_of
 
 if TYPE_CHECKING:
     from edge.serving.node import EdgeNode

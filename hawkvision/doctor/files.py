@@ -16,8 +16,9 @@ from hawkvision.core.advice import advise
 from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.doctor.findings import Finding, ok, problem, warning
-from hawkvision.models.artifacts import check_writable, load_variant
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import Manifest, Variant
+from hawkvision.system.files import check_writable
 
 
 def models(task: str, variants: Iterable[Variant], cache: Path) -> Iterator[Finding]:

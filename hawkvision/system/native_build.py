@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from hawkvision.core.errors import ArtifactError, CompileError
-from hawkvision.models.artifacts import check_ours, sha256_of, write_atomic
+from hawkvision.system.files import check_ours, sha256_of, write_atomic
 from hawkvision.system.subprocess_runner import run
 
 log = logging.getLogger("hawkvision.system.native_build")

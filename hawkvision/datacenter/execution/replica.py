@@ -43,9 +43,10 @@ from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable
 from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import BackendKind, backend_name, execution_of, open_backend
 from hawkvision.inference.core_placement import Apart, ApartThreads
-from hawkvision.models.artifacts import load_variant, sha256_of
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, statement
 from hawkvision.models.manifest import InputSpec, Variant, cache_dir
+from hawkvision.system.files import sha256_of
 from hawkvision.system.memory import Budget, divided, give_back_at_once, to_the_end
 
 log = logging.getLogger("hawkvision.datacenter")

@@ -20,8 +20,8 @@ from hawkvision.core.errors import ArtifactError, ConfigError
 from hawkvision.core.types import Pixels
 from hawkvision.inference.backend import Backend
 from hawkvision.inference.int8.library import FOLDER, digest, library, tidy, told
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.manifest import cache_dir
+from hawkvision.system.files import write_atomic
 
 log = logging.getLogger("hawkvision.inference")
 

@@ -23,9 +23,9 @@ from hawkvision.model_zoo.calibration.model_runner import Looks, look
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.model_zoo.reports.metrics import Drift, pair_findings, reliability, replay_drift
 from hawkvision.model_zoo.reports.page import Findings, render
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import SUFFIXES, LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
+from hawkvision.system.files import write_atomic
 
 MOST_DRIFT_IMAGES: Final = 3_000
 """Held-out images that are run again corrupted: enough for a drop of a tenth of a point, and minutes not hours."""

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hawkvision.core.version import __version__
-from hawkvision.models.artifacts import write_atomic
+from hawkvision.system.files import write_atomic
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
 from loadgen.workload.record import Origin
 from tests.bench.servers import results, tables
