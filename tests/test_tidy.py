@@ -47,6 +47,7 @@ L1 = frozenset(
         "hawkvision.reports",
         "hawkvision.system.terminal",
         "hawkvision.servers",
+        "hawkvision.native",
         "hawkvision.models.onnx_graph",
         "hawkvision.system.onnx_runtime",
         "hawkvision.system.opencv_env",
@@ -73,7 +74,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision.client": L0 | L1 | {"hawkvision.transport"},
     # The quantised IR, which the zoo writes and `fpga` compiles.
     "hawkvision.integer": L0 | L1,
-    "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
     "hawkvision.datacenter": L0 | L1 | L2,
     "hawkvision.zoo": L0 | L1 | L2 | {"hawkvision.integer"},
     "fpga": FPGA,
@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "loadgen.reports": L0 | L1 | {"loadgen.analysis", "loadgen.host", "loadgen.workload"},
     "loadgen.commands": L0 | L1 | CLIENT | {"loadgen"},
     "loadgen.__main__": L0 | L1 | {"loadgen.commands", "loadgen.host"},
-    "edge": L0 | L1 | L2 | {"hawkvision.control"},
+    "edge": L0 | L1 | L2,
     # The only module that loads a backend by name.
     "edge.factory": L0 | L1 | L2 | {"edge", "fpga"},
     "hawkvision.testing": L0 | L1 | {"hawkvision.inference.backend"},

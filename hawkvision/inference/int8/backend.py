@@ -17,10 +17,10 @@ import numpy as np
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.inference.backend import check_batch, check_open
-from hawkvision.inference.int8 import library
 from hawkvision.inference.int8.graph import Network, Unsupported, read
 from hawkvision.inference.int8.plan import Program, plan
 from hawkvision.inference.intra_op_threads import Helpers, can_step_aside
+from hawkvision.native import library
 
 
 class Int8Backend:
@@ -42,9 +42,9 @@ class Int8Backend:
         network = read_network(model, where)
         self._shape, self._classes = network.image, network.classes
         helpers = threads - 1 if can_step_aside(threads) else 0
-        if tiles and not library.tiles():
+        if tiles and not library.has_tiles():
             raise BackendError("int8: tiles were asked for; this machine has none (Intel AMX, and Linux 5.16 or later)")
-        by_tiles = library.tiles() if tiles is None else tiles
+        by_tiles = library.has_tiles() if tiles is None else tiles
         self.way = f"{'tiles' if by_tiles else 'vectors'}, {1 + helpers} threads"
         """How it runs the model, which its logits do not tell."""
         self._network: _Open | None = _Open(network, helpers, by_tiles, where)
