@@ -41,8 +41,8 @@ from hawkvision.imaging.decoding_cost import Rates, Scales
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import least_side
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import backend_name, execution_of, open_backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.inference.int8 import ranking
 from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.inference.large_pages import take_large_pages

@@ -55,7 +55,7 @@ L1 = frozenset(
 )
 L2 = frozenset({"hawkvision.inference", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
 CLIENT = frozenset({"hawkvision.client"})
-FPGA = L0 | L1 | {"hawkvision.integer", "hawkvision.inference.backend"}
+FPGA = L0 | L1 | {"hawkvision.integer", "hawkvision.inference.backends.interface"}
 PROTOCOL, CONGESTION, CODING = (f"hawkvision.transport.{name}" for name in ("protocol", "congestion", "coding"))
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "edge": L0 | L1 | L2,
     # The only module that loads a backend by name.
     "edge.factory": L0 | L1 | L2 | {"edge", "fpga"},
-    "hawkvision.testing": L0 | L1 | {"hawkvision.inference.backend"},
+    "hawkvision.testing": L0 | L1 | {"hawkvision.inference.backends.interface"},
     "hawkvision.cli.answer_table": L0,
     "hawkvision.models.sample_images": L0 | L1,
     "hawkvision.cli.up": L0 | L1 | CLIENT | {"hawkvision.models.sample_images", "hawkvision.zoo"},
@@ -114,7 +114,7 @@ ONLY_IMPORTERS_OF = {
     # The first forbids reports before it imports; the second does the same in other servers' environments.
     "onnxruntime": ("hawkvision.system.onnx_runtime", "tests.bench.servers.handlers.work"),
     # It keeps the reports out that the package would make.
-    "openvino": ("hawkvision.inference.openvino_backend",),
+    "openvino": ("hawkvision.inference.backends.openvino_backend",),
 }
 
 

@@ -31,7 +31,7 @@ from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.imaging.decoding_cost import SMALL, Cost, Rates
 from hawkvision.imaging.preprocessing import ImageHeader, load_inputs
-from hawkvision.inference.backend import Backend, Expectant
+from hawkvision.inference.backends.interface import Backend, Expectant
 from hawkvision.models.manifest import InputSpec, Manifest
 
 

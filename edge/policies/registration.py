@@ -19,7 +19,7 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.manifest import Manifest, MeasuredAccuracy, artifact_path
 
 RESIDENT_MEMORY_MB: Final = 16.0

@@ -22,7 +22,7 @@ from fpga.offload.cost_model import CpuWork, LinkModel
 from fpga.offload.queueing import ServiceTime
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.text import decode_text
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.system.files import write_atomic
 
 BATCHES: Final = (1, 4)

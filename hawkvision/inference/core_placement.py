@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, ParamSpec, TypeVar
 
-from hawkvision.inference.intra_op_threads import processor
+from hawkvision.inference.backends.intra_op_threads import processor
 
 log = logging.getLogger("hawkvision.inference")
 

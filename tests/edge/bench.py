@@ -33,7 +33,7 @@ from hawkvision.core.trace import start_trace
 from hawkvision.core.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
 from hawkvision.imaging.decoding_cost import Rates, Scales
 from hawkvision.imaging.downscale import Reducer
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.manifest import InputSpec
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.system.memory import divided

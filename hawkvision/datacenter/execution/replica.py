@@ -40,8 +40,8 @@ from hawkvision.datacenter.servers.local_socket import Address, Reported, report
 from hawkvision.imaging.decoding_cost import Cost, Rates, Scales
 from hawkvision.imaging.preprocessing import ImageHeader, load_inputs, probe
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import BackendKind, backend_name, execution_of, open_backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.inference.core_placement import Apart, ApartThreads
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, statement

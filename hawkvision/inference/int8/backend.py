@@ -16,10 +16,10 @@ import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import check_batch, check_open
+from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.inference.backends.intra_op_threads import Helpers, can_step_aside
 from hawkvision.inference.int8.graph import Network, Unsupported, read
 from hawkvision.inference.int8.plan import Program, plan
-from hawkvision.inference.intra_op_threads import Helpers, can_step_aside
 from hawkvision.native import library
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from hawkvision.core.errors import ArtifactError, ConfigError
 from hawkvision.core.types import Pixels
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.manifest import cache_dir
 from hawkvision.native.library import cpuinfo, digest, library, tidy
 from hawkvision.system.files import write_atomic
@@ -44,7 +44,9 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
     with suppress(OSError, ConfigError):  # a cache that may not even be looked into, or none
         if (cache_dir() / "int8" / name).is_file():
             return True
-    from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend  # memory that a node may do without
+    from hawkvision.inference.backends.onnxruntime_backend import (
+        OnnxRuntimeBackend,  # memory that a node may do without
+    )
 
     reference = OnnxRuntimeBackend(data)
     try:

@@ -24,8 +24,8 @@ from rich.table import Table
 
 from hawkvision.core.types import Pixels
 from hawkvision.inference.adaptive_parallelism import usable_cores
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.inference.core_placement import Apart, ApartThreads
-from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
 from loadgen.host.idle_prevention import prevented
 
 

@@ -15,8 +15,8 @@ from contextlib import ExitStack, closing
 import numpy as np
 
 from hawkvision.inference.adaptive_parallelism import usable_cores
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import open_backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from hawkvision.inference.adaptive_parallelism import usable_cores
+from hawkvision.inference.backends.intra_op_threads import processor
 from hawkvision.inference.core_placement import MOST, Apart, ApartThreads
-from hawkvision.inference.intra_op_threads import processor
 from tests.processors import confined_to_one
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits
 from hawkvision.inference.adaptive_parallelism import usable_cores
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.inference.int8.graph import Unsupported, read
-from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.models.manifest import cache_dir
 from hawkvision.native import library
 from hawkvision.testing import BackendConformance, random_images

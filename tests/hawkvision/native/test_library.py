@@ -15,11 +15,11 @@ import pytest
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import open_backend
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.inference.int8.equivalence_check import agrees
-from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.models.manifest import InputSpec
 from hawkvision.native import library
 from hawkvision.system.native_build import is_sound

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from hawkvision.core.errors import BackendError
-from hawkvision.inference.numpy_backend import Graph
-from hawkvision.inference.numpy_ops import OPERATORS
+from hawkvision.inference.backends.numpy_backend import Graph
+from hawkvision.inference.backends.numpy_ops import OPERATORS
 from hawkvision.system.onnx_runtime import ort
 from tests.hawkvision.inference.graphs import Array, model
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import check_batch, check_open
-from hawkvision.inference.numpy_ops import DTYPES, OPERATORS, Operator, Tensor
+from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.inference.backends.numpy_ops import DTYPES, OPERATORS, Operator, Tensor
 
 
 @dataclass(frozen=True, slots=True)

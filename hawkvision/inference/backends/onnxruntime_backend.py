@@ -16,9 +16,9 @@ import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import check_batch, check_open
-from hawkvision.inference.devices import processor_of
-from hawkvision.inference.intra_op_threads import Helpers, can_step_aside, helpers_started
+from hawkvision.inference.backends.devices import processor_of
+from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.inference.backends.intra_op_threads import Helpers, can_step_aside, helpers_started
 from hawkvision.models.fingerprints import Execution
 from hawkvision.system.onnx_runtime import ort
 

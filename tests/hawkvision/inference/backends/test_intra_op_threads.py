@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from hawkvision.inference.adaptive_parallelism import usable_cores
-from hawkvision.inference.intra_op_threads import Helpers, can_step_aside, helpers_started
-from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.inference.backends.intra_op_threads import Helpers, can_step_aside, helpers_started
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.testing import random_images
 from tests.hawkvision.inference.graphs import tiny_classifier
