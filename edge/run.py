@@ -36,10 +36,10 @@ from hawkvision.core.settings.arguments import EDGE_UP, parse_arguments
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.servers.bodies import bodies_limit
 from hawkvision.servers.certificates import datacenter_certificates, server_certificates
+from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys
-from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.reload import Reloads
 from hawkvision.servers.tls import Certificates
 from hawkvision.system.telemetry import warn_if_allowed

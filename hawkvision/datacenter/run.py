@@ -57,8 +57,9 @@ from hawkvision.datacenter.service import Tier
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir
 from hawkvision.servers.certificates import server_certificates
+from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.handshake import behind_tls
-from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, bounded, connections_for, raise_open_files
+from hawkvision.servers.protocol import bounded
 from hawkvision.servers.reload import Reloads
 from hawkvision.servers.tls import Certificates
 from hawkvision.system.log_relay import relaying

@@ -10,7 +10,7 @@ from typing import Final
 
 from hawkvision.doctor.findings import Finding, ok, problem, warning
 from hawkvision.native.library import TILES, cpuinfo, unavailable_reason, unsupported_reason
-from hawkvision.servers.protocol import MIN_CONNECTIONS, RESERVED_FILES
+from hawkvision.servers.connections import MIN_CONNECTIONS, RESERVED_FILES
 from hawkvision.system.memory import Room, room
 
 OLDEST_LINUX: Final = (4, 18)

@@ -18,7 +18,8 @@ import socket
 import time
 from typing import Any, Final, cast
 
-from hawkvision.servers.protocol import MAX_LEAVING, BoundedProtocol
+from hawkvision.servers.connections import MAX_LEAVING
+from hawkvision.servers.protocol import BoundedProtocol
 from hawkvision.servers.tls import Certificates, ServerContext
 
 log = logging.getLogger("hawkvision.tls")
@@ -101,7 +102,7 @@ class Handshake(asyncio.Protocol):
                 self,
                 context,
                 server_side=True,
-                ssl_handshake_timeout=inner.book.limits.head_s,
+                ssl_handshake_timeout=inner.registry.limits.head_s,
                 ssl_shutdown_timeout=GOODBYE_S,
             )
         )

@@ -42,7 +42,7 @@ from hawkvision.core.types import (
     Tier,
     Timing,
 )
-from hawkvision.servers.protocol import KEEP_ALIVE_S
+from hawkvision.servers.connections import KEEP_ALIVE_S
 from tests.hawkvision.client.client_node import ANSWER, Reply, Start, ok, refusal
 from tests.images import encoded
 

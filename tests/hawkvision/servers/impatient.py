@@ -20,8 +20,9 @@ from starlette.types import Receive, Scope, Send
 
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.servers.bodies import Bodies, Body, CallerGone, Pace
+from hawkvision.servers.connections import Limits
 from hawkvision.servers.handshake import behind_tls
-from hawkvision.servers.protocol import Limits, bounded
+from hawkvision.servers.protocol import bounded
 from hawkvision.servers.tls import Certificates, TlsFiles
 
 PER_ADDRESS = 8
