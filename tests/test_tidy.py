@@ -105,7 +105,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"hawkvision.cli.answer_table", "hawkvision.models.sample_images", "hawkvision.cli.up", "hawkvision.zoo"},
     "hawkvision.doctor": L0 | L1 | L2 | {"edge", "hawkvision.datacenter"},
     "hawkvision.cli": frozenset({*PACKAGES}),
-    "hawkvision": L0 | CLIENT,
+    "hawkvision": L0 | CLIENT | {"hawkvision.renamed"},
 }
 ONLY_IMPORTERS_OF = {
     "ray": ("hawkvision.datacenter",),

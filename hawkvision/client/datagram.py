@@ -31,7 +31,7 @@ Over a simulated LTE link, with a deadline of 100 ms, a quarter more bytes come,
 longer 73."""
 
 
-class DatagramWay:
+class DatagramTransport:
     """One node, over a link that belongs to the running loop; close it."""
 
     def __init__(
