@@ -37,7 +37,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig, default_state_file
 from hawkvision.core.types import Score
-from hawkvision.imaging.decoding_cost import Rates, Scales
+from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import least_side
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
@@ -239,8 +239,8 @@ async def open_node(
     limit = config.max_streams
     state = _open_state(config, metrics)
     workers = config.workers or usable_cores() + waiting_workers(config)
-    rates = await asyncio.to_thread(Rates)
-    scales = Scales(loaded.inputs, rates, config.max_pixels, config.max_pixels_whole)
+    rates = await asyncio.to_thread(DecodingRates)
+    scales = DecodingScales(loaded.inputs, rates, config.max_pixels, config.max_pixels_whole)
     admission = Admission(scales, rates, metrics, workers, config.decode_limit_s)
     congestion = controller_class(config.feature(DatagramSettings).congestion_control)
     uplink = (

@@ -40,7 +40,7 @@ from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys
-from hawkvision.servers.reload import Reloads
+from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls import Certificates
 from hawkvision.system.telemetry import warn_if_allowed
 from hawkvision.transport.settings import DatagramSettings
@@ -79,7 +79,7 @@ async def serve(config: EdgeConfig) -> bool:
     app = EdgeApp(metrics, clock, keys, config.max_body_bytes)
     if certificates is not None:
         metrics.watch_tls(certificates.state)
-    reloads = Reloads.of(keys, certificates, datacenter)
+    reloads = FileWatcher.of(keys, certificates, datacenter)
     listener = _listen(config.host, config.port)
     limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
     server = _server(app, limits, config, certificates)

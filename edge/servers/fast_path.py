@@ -24,7 +24,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.servers.bodies import Bodies, Body, CallerGone, some
+from hawkvision.servers.bodies import Bodies, Body, CallerGone, nonempty
 from hawkvision.servers.connections import ConnectionRegistry, Limits
 from hawkvision.servers.protocol import BoundedProtocol
 
@@ -103,7 +103,7 @@ class WholeBody(Body):
         if data is None:
             raise CallerGone
         self.take(len(data), self._most)
-        return some(data)
+        return nonempty(data)
 
     async def arrived(self) -> bool:
         """See `Body.arrived`."""

@@ -41,7 +41,7 @@ def up(
     from hawkvision.cli import up as both
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by a signal or by Ctrl-C: the same
-    options = both.Options(config, host, port, dc_port, task, models_dir, cache_dir, profile)
+    options = both.UpOptions(config, host, port, dc_port, task, models_dir, cache_dir, profile)
     raise typer.Exit(both.run(options, os.environ, typer.echo))
 
 

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 from hawkvision.client.batch import Outcome, in_order
 from hawkvision.client.http import HttpTransport
 from hawkvision.client.request import (
-    ArrayForm,
     ClassifyFields,
     Color,
     Encoding,
     Image,
+    PixelFormat,
     TimeLimit,
     datagram_request,
     query_fields,
@@ -160,7 +160,7 @@ class AsyncClient:
             OSError: if the path cannot be read.
         """
         query = query_fields(**fields)
-        form = ArrayForm(encoding, color)
+        form = PixelFormat(encoding, color)
         form.check(image)
         deadline_ms = None if waits_beyond_deadline(fields) else fields.get("deadline_ms")
         budget_s = self._retry_budget_s if deadline_ms is None else min(self._retry_budget_s, deadline_ms / 1e3)

@@ -60,7 +60,7 @@ from hawkvision.servers.certificates import server_certificates
 from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.protocol import bounded
-from hawkvision.servers.reload import Reloads
+from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls import Certificates
 from hawkvision.system.log_relay import relaying
 from hawkvision.system.telemetry import SILENCED
@@ -166,7 +166,7 @@ async def _serve(
     if port is not None:
         datagram = await DatagramServer.open(config, port, http_server.tier, http_server.keys, sockets.datagrams)
         http_server.transports = datagram.offered.transports
-    reloads = Reloads.of(http_server.keys, certificates)
+    reloads = FileWatcher.of(http_server.keys, certificates)
     if datagram is not None:
         reloads.add("dc.datagram_certificate", datagram.offered.files, datagram.offered.reload)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)

@@ -11,7 +11,7 @@ from typing import Final
 from hawkvision.doctor.findings import Finding, ok, problem, warning
 from hawkvision.native.library import TILES, cpuinfo, unavailable_reason, unsupported_reason
 from hawkvision.servers.connections import MIN_CONNECTIONS, RESERVED_FILES
-from hawkvision.system.memory import Room, room
+from hawkvision.system.memory import MemoryRoom, room
 
 OLDEST_LINUX: Final = (4, 18)
 """Of those that are still maintained anywhere (RHEL 8)."""
@@ -83,7 +83,7 @@ def open_files(limits: tuple[int, int] | None = None) -> Finding:
     return ok("open files", shown)
 
 
-def memory(wanted: int, found: Room | None = None) -> Finding:
+def memory(wanted: int, found: MemoryRoom | None = None) -> Finding:
     """Whether there is as much as the server takes up; None asks this machine, control groups' limits included."""
     found = found or room()
     shown = f"{found.free_bytes / 2**20:.0f} MiB free, by {found.limited_by}"

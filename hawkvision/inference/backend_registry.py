@@ -78,7 +78,7 @@ def open_backend(
 
 
 @runtime_checkable
-class Stated(Protocol):
+class ReportsExecution(Protocol):
     """A backend that knows better than its name what runs its network."""
 
     @property
@@ -89,7 +89,7 @@ class Stated(Protocol):
 
 def execution_of(asked: str, backend: Backend) -> str:
     """What runs a variant that was opened as `asked` in the settings: the text of its `Execution`."""
-    return str(backend.execution if isinstance(backend, Stated) else Execution(backend_name(asked, backend)))
+    return str(backend.execution if isinstance(backend, ReportsExecution) else Execution(backend_name(asked, backend)))
 
 
 def backend_name(asked: str, backend: Backend) -> str:

@@ -20,7 +20,7 @@ from typing import Final
 
 from hawkvision.core.errors import BackendError, CompileError, HawkVisionError
 from hawkvision.models.manifest import cache_dir
-from hawkvision.system.native_build import Recipe, find_kept, make_library, open_library
+from hawkvision.system.native_build import LibraryRecipe, find_kept, make_library, open_library
 
 log = logging.getLogger("hawkvision.inference")
 
@@ -80,7 +80,7 @@ def cpuinfo(field: str) -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "")
 
 
-RECIPE: Final = Recipe(
+RECIPE: Final = LibraryRecipe(
     name="kernel",
     language="C++",
     source=FOLDER / SOURCES[0],

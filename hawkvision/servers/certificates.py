@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hawkvision.core.settings.access import Access, Escalating
+from hawkvision.core.settings.access import AccessSettings, EscalationSettings
 from hawkvision.servers.tls import Certificates, TlsFiles
 
 
-def server_certificates(settings: Access, section: str) -> Certificates | None:
+def server_certificates(settings: AccessSettings, section: str) -> Certificates | None:
     """The certificate of a server that speaks TLS; None of one that does not.
 
     Raises:
@@ -24,7 +24,7 @@ def server_certificates(settings: Access, section: str) -> Certificates | None:
     return Certificates(files, server=True)
 
 
-def datacenter_certificates(settings: Escalating) -> Certificates | None:
+def datacenter_certificates(settings: EscalationSettings) -> Certificates | None:
     """Whom an edge node trusts to be its datacenter, and who it says it is; None where the system's trust will do.
 
     Raises:

@@ -12,7 +12,7 @@ MinimumVersion: TypeAlias = Literal["1.2", "1.3"]
 """The oldest TLS version that a server accepts."""
 
 
-class Access(Protocol):
+class AccessSettings(Protocol):
     """What the settings of a server have in common."""
 
     @property
@@ -33,7 +33,7 @@ class Access(Protocol):
     def allow_plain_http(self) -> bool: ...  # noqa: D102
 
 
-class Escalating(Protocol):
+class EscalationSettings(Protocol):
     """The settings of a node that may have a datacenter."""
 
     @property
@@ -44,7 +44,7 @@ class Escalating(Protocol):
     def datacenter_key(self) -> Path | None: ...  # noqa: D102
 
 
-def check_access(settings: Access, section: str, prefix: str, *, loopback: bool) -> None:
+def check_access(settings: AccessSettings, section: str, prefix: str, *, loopback: bool) -> None:
     """Refuse what would let strangers in, or keys out.
 
     Args:
@@ -56,7 +56,7 @@ def check_access(settings: Access, section: str, prefix: str, *, loopback: bool)
     Raises:
         ConfigError: naming what to set.
     """
-    together(section, "tls_certificate", settings.tls_certificate, "tls_key", settings.tls_key)
+    check_both_or_neither(section, "tls_certificate", settings.tls_certificate, "tls_key", settings.tls_key)
     if settings.tls_client_ca is not None and settings.tls_certificate is None:
         raise ConfigError(f"{section}.tls_client_ca: missing {section}.tls_certificate and {section}.tls_key")
     if loopback:
@@ -75,7 +75,7 @@ def check_access(settings: Access, section: str, prefix: str, *, loopback: bool)
         )
 
 
-def together(section: str, one: str, first: object, other: str, second: object) -> None:
+def check_both_or_neither(section: str, one: str, first: object, other: str, second: object) -> None:
     """Refuse one of two settings that belong together.
 
     Raises:

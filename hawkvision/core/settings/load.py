@@ -20,7 +20,7 @@ import msgspec
 from hawkvision.core.advice import remember
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.key_text import clean_key, own_key
-from hawkvision.core.settings.access import check_access, is_loopback, together
+from hawkvision.core.settings.access import check_access, check_both_or_neither, is_loopback
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.features import Section, ServerSettings, settings_groups
 from hawkvision.core.settings.service_links import without_service_links
@@ -132,7 +132,9 @@ def _check_datacenter_tls(config: EdgeConfig) -> None:
     Raises:
         ConfigError: naming both.
     """
-    together("edge", "datacenter_certificate", config.datacenter_certificate, "datacenter_key", config.datacenter_key)
+    check_both_or_neither(
+        "edge", "datacenter_certificate", config.datacenter_certificate, "datacenter_key", config.datacenter_key
+    )
     for key in ("datacenter_ca", "datacenter_certificate"):
         if getattr(config, key) is not None and not (config.datacenter_url or "").lower().startswith("https:"):
             raise ConfigError(

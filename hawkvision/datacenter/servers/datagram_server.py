@@ -24,7 +24,7 @@ from hawkvision.core.escalation_api import (
     EscalationRequest,
     parse_escalation_datagram,
 )
-from hawkvision.core.logs import about
+from hawkvision.core.logs import bind_request
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.trace import start_trace
 from hawkvision.datacenter.catalog import Catalog
@@ -116,7 +116,7 @@ class DatagramServer:
         try:
             self._keys.admit(incoming.caller, INFER)
             asked, trace = parse_escalation_datagram(incoming.template, incoming.meta)
-            about(None, trace or start_trace())
+            bind_request(None, trace or start_trace())
             variant = asked.variant
             best = await _at_its_best(incoming)
             reply = await self._look(best, asked)
