@@ -152,7 +152,7 @@ class HttpTransport:
             url: of the ingress.
             api_key: of the ingress.
             connections: open at once at most.
-            run_out_s: how long an exchange may go on for the sake of its connection, see `send`.
+            drain_s: how long an exchange may go on for the sake of its connection, see `send`.
             tls: for https; None trusts whom the system trusts.
             ended: called when a connection is closed, by either end.
         """

@@ -152,7 +152,7 @@ def test_a_large_image_with_a_deadline_is_coded_anew_and_the_reply_says_so(peer:
     assert len(peer.datagrams[0][1]) < len(LARGE)
 
 
-@pytest.mark.parametrize(("request_", "exact"), [(HURRIED, True), (EscalationRequest(variant="committee"), False)])
+@pytest.mark.parametrize(("request_", "lossless"), [(HURRIED, True), (EscalationRequest(variant="committee"), False)])
 def test_the_very_bytes_arrive_where_asked_for_and_where_nobody_is_in_a_hurry(
     peer: Peer, request_: EscalationRequest, lossless: bool
 ) -> None:
