@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from edge.escalation.client import DatacenterClient
+from edge.inference.admission import Admission
 from edge.inference.edge_stage import (
     ConditionalEnsemble,
     EdgeStage,
@@ -36,7 +37,6 @@ from edge.monitoring.state_store import StateError, StateFile
 from edge.monitoring.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.policies.registration import Registration, register
 from edge.policies.selection import open_baseline, rule_of
-from edge.serving.admission import Admission
 from edge.serving.node import EdgeNode
 from hawkvision.cascade.scores import Ranking, most_probable
 from hawkvision.core.clock import Clock, MonotonicClock
