@@ -170,8 +170,8 @@ def test_an_image_that_does_not_fit_datagrams_goes_over_tcp(peer: Peer) -> None:
     ("behaviour", "body", "error", "says"),
     [
         ({"status": 429}, IMAGE, EscalationFailed, "refused with HTTP 429"),
-        ({"garbage": True}, IMAGE, EscalationFailed, "sent a reply that is none"),
-        ({"model": "another"}, IMAGE, EscalationFailed, "sent a reply that cannot be"),
+        ({"garbage": True}, IMAGE, EscalationFailed, "sent a malformed reply"),
+        ({"model": "another"}, IMAGE, EscalationFailed, "sent an impossible reply"),
         ({"delay_s": 10.0}, IMAGE, EscalationFailed, "had not answered"),
         ({}, IMAGE[:20], BadImage, "JPEG"),
     ],
