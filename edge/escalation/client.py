@@ -11,7 +11,6 @@ fault that the datacenter finds in the image. Every reply is checked before it i
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -27,9 +26,10 @@ from edge.escalation.pending_request import PendingRequest
 from edge.escalation.probes import Probes
 from edge.escalation.reply_validation import Escalated
 from edge.escalation.transport_selector import TransportSelector, Wanted
+from edge.escalation.wait_cutoff import Waits
 from edge.inference.admission import Admission
 from hawkvision.core.clock import Clock
-from hawkvision.core.errors import EscalationFailed, RequestError
+from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest, Stages
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import TraceContext
@@ -41,19 +41,10 @@ from hawkvision.network.transport_choice import Transport
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 
-log = logging.getLogger("hawkvision.edge")
-
 WAITING_PER_CONNECTION: Final = 4
 """Escalations that may wait for each connection; a further one fails at once, because it would wait even longer."""
 UNMEASURED_MS: Final = 40.0
 """Round trip that `/v1/targets` shows before the first is measured; no decision depends on it."""
-RETURN_MARGIN_S: Final = 0.01
-"""A caller with an interim answer stops waiting this long before its timeout, because timers fire late on a busy
-machine."""
-
-
-class WaitAbandoned(EscalationFailed):
-    """Too few replies that take so long arrive in time, so the edge's own answer is given."""
 
 
 class DatacenterClient:
@@ -112,8 +103,7 @@ class DatacenterClient:
         self._max_pending = connections * (1 + WAITING_PER_CONNECTION)
         self._pending = 0
         self._probes = Probes(self._send, self.report, clock, metrics)
-        self._abandoned: set[asyncio.Task[Escalated]] = set()
-        """Requests that no caller waits for any more; they count as pending, which bounds them."""
+        self._waits = Waits(clock)
         self._closed = False
         self._metrics = metrics
         if metrics is not None:
@@ -231,7 +221,7 @@ class DatacenterClient:
         """
         pending = PendingRequest(body, request, trace, timeout_s, lossless, probe=False)
         reply = self._send(pending)
-        return await (reply if wait_full_deadline else self._while_likely(reply, self._selector.carrier, pending))
+        return await (reply if wait_full_deadline else self._waits.while_likely(reply, self._selector.carrier, pending))
 
     def probe_with(
         self,
@@ -276,10 +266,7 @@ class DatacenterClient:
         self._closed = True
         self._report.close()
         await self._probes.close()
-        background = list(self._abandoned)
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        await self._waits.close()
         await self._selector.close()
 
     def _send(self, pending: PendingRequest) -> Coroutine[Any, Any, Escalated]:
@@ -301,43 +288,6 @@ class DatacenterClient:
         finally:
             self._pending -= 1
             self.report()
-
-    async def _while_likely(
-        self, reply: Coroutine[Any, Any, Escalated], carrier: EscalationTransport, pending: PendingRequest
-    ) -> Escalated:
-        """The reply, or the latest interim answer once a better one on time is too unlikely.
-
-        Raises:
-            WaitAbandoned: if there is no interim answer either.
-        """
-        parts, times = pending.parts, carrier.breaker.times
-        worth_ms = times.worth_ms(pending.timeout_s * 1e3, self._clock.now())
-        task, first = asyncio.create_task(reply), asyncio.create_task(parts.arrived.wait())
-        try:
-            await asyncio.wait({task, first}, timeout=worth_ms * 1e-3, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and parts.first_ms is not None:
-                left_ms = max(0.0, (pending.timeout_s - RETURN_MARGIN_S) * 1e3 - parts.first_ms)
-                rest_ms = carrier.rest.worth_ms(left_ms, self._clock.now())
-                await asyncio.wait({task}, timeout=rest_ms * 1e-3)
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            raise
-        finally:
-            first.cancel()
-        if task.done():
-            return task.result()
-        self._abandoned.add(task)
-        task.add_done_callback(self._abandoned_ended)
-        if parts.latest is not None:
-            return parts.latest
-        raise WaitAbandoned(f"there is no answer after {worth_ms:.0f} ms; few of those that take so long come in time")
-
-    def _abandoned_ended(self, task: asyncio.Task[Escalated]) -> None:
-        self._abandoned.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, (EscalationFailed, RequestError)):
-            log.error("an abandoned escalation broke off", exc_info=error)
 
     # --------------------------------------------------------------------------------------------- the link
 

@@ -12,8 +12,8 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from edge.escalation.client import WaitAbandoned
 from edge.escalation.reply_validation import Escalated
+from edge.escalation.wait_cutoff import WaitAbandoned
 from edge.inference.admission import Admitted, Turns
 from edge.inference.edge_stage import EdgePrediction
 from edge.monitoring.audits import Accepted
