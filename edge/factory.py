@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from edge.escalation.client import Uplink
+from edge.inference.admission import Admission
 from edge.inference.edge_stage import EdgeResult, Look, Model, Others, Stage, check_stage
 from edge.inference.warm_up import look_at_samples
 from edge.inference.worker_pool import MAX_TOGETHER, WorkerPool
@@ -29,7 +30,6 @@ from edge.monitoring.state_store import StateError, StateFile
 from edge.monitoring.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.policies.registration import Registration, register
 from edge.policies.selection import open_baseline, rule_of
-from edge.serving.admission import Admission
 from edge.serving.node import EdgeNode
 from hawkvision.cascade.scores import Ranking, most_probable
 from hawkvision.core.clock import Clock, MonotonicClock

@@ -35,7 +35,7 @@ from edge.escalation.pending_request import Question
 from edge.escalation.probes import Probes
 from edge.escalation.reply_validation import Escalated, checked, refused
 from edge.escalation.transport_selector import Wanted, Ways
-from edge.serving.admission import Admission
+from edge.inference.admission import Admission
 from hawkvision.core import errors
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import DeadlineMissed, EscalationFailed, Overloaded, RequestError

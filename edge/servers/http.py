@@ -19,6 +19,7 @@ import msgspec
 from prometheus_client import Counter, Histogram
 from starlette.types import Message, Receive, Scope, Send
 
+from edge.inference.admission import WorkFull
 from edge.monitoring.streams import caller_of
 from edge.servers import oip_routes
 from edge.servers.fast_path import LOCAL, Headers, Reply, WholeBody
@@ -27,7 +28,6 @@ from edge.servers.oip_codec import encode_answers
 from edge.servers.oip_extensions import extension_routes
 from edge.servers.request_fields import parse_request, read_headers, read_query, read_request
 from edge.servers.routes import CALLER, pages
-from edge.serving.admission import WorkFull
 from edge.serving.node import EdgeNode
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import (

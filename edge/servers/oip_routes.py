@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from edge.inference.admission import Turns
 from edge.servers import oip_codec
 from edge.servers.request_fields import Source
-from edge.serving.admission import Turns
 from edge.serving.node import EdgeNode
 from hawkvision.core.errors import BadField, BadImage, NotFound, TooLarge, UnsupportedMedia
 from hawkvision.core.trace import TraceContext

@@ -23,13 +23,13 @@ from dataclasses import replace
 from typing import Final
 
 from edge.escalation.client import Uplink
+from edge.inference.admission import Admission, Turns
 from edge.inference.edge_stage import EdgeResult, Look, Looked, Stage
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.certification import Certification, Source
 from edge.monitoring.streams import Streams, Watched
 from edge.policies.baseline import BaselinePolicy
-from edge.serving.admission import Admission, Turns
 from edge.serving.request_handler import Call
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
 from hawkvision.cascade.policy import Policy, Route, uncertified, unmonitored, weakened

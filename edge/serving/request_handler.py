@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from edge.escalation.client import WaitAbandoned
 from edge.escalation.reply_validation import Escalated
+from edge.inference.admission import Admitted, Turns
 from edge.inference.edge_stage import Looked
 from edge.monitoring.audits import Accepted
 from edge.monitoring.streams import StageScore, Watched
-from edge.serving.admission import Admitted, Turns
 from edge.serving.response import from_datacenter, from_edge
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
 from hawkvision.core.errors import DeadlineMissed, EscalationFailed, RequestError

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from edge.escalation.client import Uplink
+from edge.inference.admission import Admission
 from edge.inference.edge_stage import EdgeResult, Model, Others, Stage
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
@@ -22,7 +23,6 @@ from edge.monitoring.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.policies.registration import Registration
 from edge.policies.routes import BaselinePolicyName
 from edge.policies.selection import open_baseline, rule_of
-from edge.serving.admission import Admission
 from edge.serving.node import EdgeNode
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
