@@ -19,9 +19,16 @@ from typing import Final
 
 import numpy as np
 
-from edge.escalation.client import Uplink
+from edge.escalation.client import DatacenterClient
 from edge.inference.admission import Admission
-from edge.inference.edge_stage import EdgeResult, Look, Model, Others, Stage, check_stage
+from edge.inference.edge_stage import (
+    ConditionalEnsemble,
+    EdgeStage,
+    InferenceJob,
+    LoadedModel,
+    StagePrediction,
+    check_stage,
+)
 from edge.inference.warm_up import look_at_samples
 from edge.inference.worker_pool import MAX_TOGETHER, WorkerPool
 from edge.monitoring.audits import Auditor
@@ -63,7 +70,7 @@ BRIEF_PIXELS: Final = 2**20
 class Loaded:
     """What a node is made of, as far as it comes from files."""
 
-    stage: Stage
+    stage: EdgeStage
     certification: Certification
     labels: tuple[str, ...]
     best: str
@@ -118,13 +125,13 @@ def _load_stage(
     given_up: Future[None] | None,
     *,
     known: bool = False,
-) -> Stage:
+) -> EdgeStage:
     """The edge stage with all its models; `temperature` and `score` are the profile's. `known`: see `open_wide`."""
-    models: list[Model] = []
+    models: list[LoadedModel] = []
     for variant in manifest.members(name):
         backend = _open(config, manifest, cache, variant, given_up)
         models.append(
-            Model(
+            LoadedModel(
                 variant.name, backend, variant.input, _open_wide(config, manifest, cache, variant, backend, known=known)
             )
         )
@@ -132,14 +139,14 @@ def _load_stage(
     if ensemble is not None:
         assert ensemble.accept_confidence is not None, "no other ensemble is taken for an edge stage"
         temperatures = tuple(variant.temperature for variant in manifest.members(name))
-        others = Others(tuple(models[1:]), temperatures, ensemble.temperature, ensemble.accept_confidence)
+        others = ConditionalEnsemble(tuple(models[1:]), temperatures, ensemble.temperature, ensemble.accept_confidence)
     runs = [
         VariantRun(variant.name, None if config.backend == "noop" else variant.sha256, variant.input,
                    variant.temperature, _executions(config, model))
         for variant, model in zip(manifest.members(name), models, strict=True)
     ]  # fmt: skip
     stated, members = statement(runs), tuple(run.name for run in runs)
-    return Stage(
+    return EdgeStage(
         name,
         models[0],
         temperature,
@@ -156,7 +163,7 @@ def _load_stage(
     )
 
 
-def _executions(config: EdgeConfig, model: Model) -> str:
+def _executions(config: EdgeConfig, model: LoadedModel) -> str:
     """What runs a loaded model; `load_variant` has verified that its bytes have the manifest's hash."""
     both = [model.backend] if model.wide is None else [model.backend, model.wide]
     return BETWEEN.join(dict.fromkeys(execution_of(config.backend, each) for each in both))
@@ -209,7 +216,7 @@ def _open_wide(
     )
 
 
-def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -> Stage:
+def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -> EdgeStage:
     """A variant or conditional ensemble as the manifest has it, ready for its first image."""
     temperature = 1.0 if manifest.ensemble(name) is not None else manifest.variant(name).temperature
     stage = _load_stage(config, manifest, cache, name, temperature, Score.TOP1, None, known=True)
@@ -243,8 +250,8 @@ async def open_node(
     scales = Scales(loaded.inputs, rates, config.max_pixels, config.max_pixels_whole)
     admission = Admission(scales, rates, metrics, workers, config.decode_limit_s)
     congestion = controller_class(config.feature(DatagramSettings).congestion_control)
-    uplink = (
-        Uplink(
+    datacenter = (
+        DatacenterClient(
             config.datacenter_url,
             config.datacenter_api_key,
             config.datacenter_connections,
@@ -263,8 +270,8 @@ async def open_node(
     )
     # Our own kernels run images one by one anyway.
     together = 1 if isinstance(stage.first.backend, Int8Backend) else MAX_TOGETHER
-    pool: WorkerPool[EdgeResult] = WorkerPool(
-        workers, config.max_queue, on_loop(config, uplink), most_together=together, memory=admission.memory
+    pool: WorkerPool[StagePrediction] = WorkerPool(
+        workers, config.max_queue, on_loop(config, datacenter), most_together=together, memory=admission.memory
     )
     for model in stage.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))
@@ -286,7 +293,7 @@ async def open_node(
         versions=loaded.certification.versions,
         source=loaded.certification.source,
         pool=pool,
-        uplink=uplink,
+        datacenter=datacenter,
         clock=clock,
         metrics=metrics,
         max_pixels=config.max_pixels,
@@ -296,7 +303,7 @@ async def open_node(
         auditor=Auditor(
             config.task,
             best,
-            uplink,
+            datacenter,
             metrics,
             random.Random(),  # noqa: S311
             config.datacenter_timeout_s,
@@ -351,7 +358,9 @@ def _made_state_file(config: EdgeConfig) -> Path | None:
     return None
 
 
-def on_loop(config: EdgeConfig, uplink: Uplink | None) -> Callable[[Callable[[], EdgeResult]], bool] | None:
+def on_loop(
+    config: EdgeConfig, datacenter: DatacenterClient | None
+) -> Callable[[Callable[[], StagePrediction]], bool] | None:
     """Whether the event loop may look at an image itself; None where it may at none: with datagrams, or a device.
 
     It may where nothing else wants it on time: no datagrams, no escalation under way, and no image that takes long to
@@ -361,8 +370,12 @@ def on_loop(config: EdgeConfig, uplink: Uplink | None) -> Callable[[Callable[[],
     if config.feature(DatagramSettings).port is not None or not computes:
         return None
 
-    def may(job: Callable[[], EdgeResult]) -> bool:
-        return isinstance(job, Look) and job.header.pixels <= BRIEF_PIXELS and (uplink is None or uplink.quiet)
+    def may(job: Callable[[], StagePrediction]) -> bool:
+        return (
+            isinstance(job, InferenceJob)
+            and job.header.pixels <= BRIEF_PIXELS
+            and (datacenter is None or datacenter.quiet)
+        )
 
     return may
 
@@ -376,13 +389,13 @@ def waiting_workers(config: EdgeConfig) -> int:
     return PLACES
 
 
-def _looked(looking: Callable[[], None]) -> EdgeResult:
+def _looked(looking: Callable[[], None]) -> StagePrediction:
     looking()
-    return EdgeResult((0,), (1.0,), 1.0, 0.0, 0.0)
+    return StagePrediction((0,), (1.0,), 1.0, 0.0, 0.0)
 
 
-def warm_up(backend: Backend, together: int = 1) -> EdgeResult:
+def warm_up(backend: Backend, together: int = 1) -> StagePrediction:
     """Run blank images, up to so many at once, so that the first callers do not pay for lazy allocation."""
     for size in (1, *range(1, together + 1)):
         backend.infer(np.zeros((size, *backend.input_shape), np.uint8))
-    return EdgeResult((0,), (1.0,), 1.0, 0.0, 0.0)
+    return StagePrediction((0,), (1.0,), 1.0, 0.0, 0.0)

@@ -24,7 +24,7 @@ from edge.factory import load_parts, open_node
 from edge.inference.loading import Loading
 from edge.monitoring.certification import CertificationReload, files_of
 from edge.servers.datagram import DatagramServer
-from edge.servers.fast_path import bounded_express
+from edge.servers.fast_path import fast_path_protocol
 from edge.servers.http import EdgeApp
 from edge.serving.node import EdgeNode
 from hawkvision.core import logs
@@ -143,7 +143,7 @@ async def serve(config: EdgeConfig) -> bool:
 
 def _server(app: EdgeApp, limits: Limits, config: EdgeConfig, certificates: Certificates | None) -> _Server:
     """The server of the HTTP server; it does not listen by itself."""
-    protocol = bounded_express(limits, app, answers_pages=not config.cors_origins)
+    protocol = fast_path_protocol(limits, app, answers_pages=not config.cors_origins)
     if certificates is not None:
         protocol = behind_tls(protocol, certificates)
     return _Server(

@@ -31,10 +31,10 @@ from edge.escalation.http_transport import (
     TransportBroken,
 )
 from edge.escalation.link_report import LinkReport, LinkState
-from edge.escalation.pending_request import Question
+from edge.escalation.pending_request import PendingRequest
 from edge.escalation.probes import Probes
 from edge.escalation.reply_validation import Escalated, checked, refused
-from edge.escalation.transport_selector import Wanted, Ways
+from edge.escalation.transport_selector import TransportSelector, Wanted
 from edge.inference.admission import Admission
 from hawkvision.core import errors
 from hawkvision.core.clock import Clock
@@ -70,7 +70,7 @@ class WaitAbandoned(EscalationFailed):
     """Too few answers that take so long come in time; the edge's own is given instead."""
 
 
-class Uplink:
+class DatacenterClient:
     """One datacenter ingress. Escalations under way are bounded; those beyond a connection each wait for one."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Uplink:
             connections: HTTP connections.
             classes: what a reply's indices must stay below.
             clock: for round trips.
-            transport: how images travel, see `Ways`.
+            transport: how images travel, see `TransportSelector`.
             min_on_time_probability: how likely a reply on time must be to be waited for, see `ResponseTimes`.
             reducer: makes images as small as the stages that are asked look at them; None sends them as they are.
             metrics: where to count.
@@ -109,11 +109,13 @@ class Uplink:
         self._key_refused: str | None = None
         """What the datacenter says against our key; None if it takes it, as far as is known."""
         http = HttpTransport(self.url, api_key, connections, tls=tls, ended=self._connection_ended)
-        self._ways = Ways(http, api_key, transport, clock, self._switched, self._probed, metrics, congestion)
-        escalation_transports: tuple[EscalationTransport | None, ...] = (http, self._ways.datagram)
-        for escalation_transport in escalation_transports:
-            if escalation_transport is not None:
-                for times in (escalation_transport.breaker.times, escalation_transport.rest):
+        self._selector = TransportSelector(
+            http, api_key, transport, clock, self._switched, self._probed, metrics, congestion
+        )
+        carriers: tuple[EscalationTransport | None, ...] = (http, self._selector.datagram)
+        for carrier in carriers:
+            if carrier is not None:
+                for times in (carrier.breaker.times, carrier.rest):
                     times.min_on_time_probability = min_on_time_probability
         self._reducer = reducer
         self._admission = admission
@@ -138,12 +140,12 @@ class Uplink:
     @property
     def transport(self) -> Transport:
         """What the next image goes over."""
-        return self._ways.transport
+        return self._selector.transport
 
     @property
     def link(self) -> CircuitBreaker:
         """The HTTP connections' breaker. Whoever watches the datacenter over HTTP tells it what came of that."""
-        return self._ways.http.breaker
+        return self._selector.http.breaker
 
     @property
     def up(self) -> bool:
@@ -167,7 +169,7 @@ class Uplink:
 
     @property
     def _breaker(self) -> CircuitBreaker:
-        return self._ways.escalation_transport.breaker
+        return self._selector.carrier.breaker
 
     def _is(self, state: State) -> float:
         return float(self.state is state)
@@ -184,7 +186,7 @@ class Uplink:
     @property
     def idle(self) -> bool:
         """Whether the link is up and a connection is free: whoever sends now lets nobody wait."""
-        return self.up and self._pending + self._ways.http.running_out < self._connections
+        return self.up and self._pending + self._selector.http.draining < self._connections
 
     @property
     def quiet(self) -> bool:
@@ -194,12 +196,12 @@ class Uplink:
     @property
     def loss(self) -> float | None:
         """Share of datagrams that the link loses; None while that is not known, or nobody measures it."""
-        return self._ways.loss
+        return self._selector.loss
 
     @property
     def rtt_s(self) -> float | None:
         """The link's own round trip, without the datacenter's work; None as for `loss`."""
-        return self._ways.rtt_s
+        return self._selector.rtt_s
 
     def bound_ms(self) -> float | None:
         """What a first answer would hardly take longer than; None while the datacenter is left alone, having failed."""
@@ -207,15 +209,15 @@ class Uplink:
         return None if not self.up else UNMEASURED_MS if bound_ms is None else bound_ms
 
     def admits(self, within_ms: float) -> bool:
-        """Whether a reply within that time is likely enough to be waited for; else `try_out` finds out more."""
+        """Whether a reply within that time is likely enough to be waited for; else `probe_with` finds out more."""
         return self._key_refused is None and self._breaker.admits(within_ms, self._clock.now())
 
     @property
-    def trial_s(self) -> float:
+    def probe_timeout_s(self) -> float:
         """How long a trial is waited for: the longest of recent callers' times."""
         return self._breaker.longest_ms * 1e-3
 
-    async def as_sent(self, body: bytes, header: ImageHeader, until: float = math.inf) -> bytes:
+    async def prepare_image(self, body: bytes, header: ImageHeader, until: float = math.inf) -> bytes:
         """What an image travels as: itself, or where that is much larger than anybody looks at it, a smaller one.
 
         Formats that not every tier reads are left behind.
@@ -241,13 +243,13 @@ class Uplink:
         except (Overloaded, DeadlineMissed) as error:
             raise EscalationFailed(f"the image could not be made smaller: {error}") from None
 
-    def carries_whole(self, body: bytes, deadline_s: float, *, surely: bool = False) -> bool:
+    def fits_lossless(self, body: bytes, deadline_s: float, *, strict: bool = False) -> bool:
         """Whether an image travels as it is in any case; over a lossy link it need not, see `DatagramLink`."""
-        datagram = self._ways.datagram
+        datagram = self._selector.datagram
         return (
             datagram is None
-            or self._ways.escalation_transport is not datagram
-            or datagram.carries_whole(body, deadline_s, surely=surely)
+            or self._selector.carrier is not datagram
+            or datagram.fits_lossless(body, deadline_s, strict=strict)
         )
 
     def mean_ms(self, stage: str) -> float:
@@ -262,26 +264,26 @@ class Uplink:
         trace: TraceContext,
         timeout_s: float,
         *,
-        exact: bool = False,
-        patient: bool = True,
+        lossless: bool = False,
+        wait_full_deadline: bool = True,
     ) -> Escalated:
-        """Ask the datacenter about an image, whose bytes are sent; `as_sent` makes them fewer.
+        """Ask the datacenter about an image, whose bytes are sent; `prepare_image` makes them fewer.
 
         With `request.middle`, the reply's `model` says which stage answered.
-        Over a lossy link it may look at less than `body`, and the reply says so; `exact` forbids that, at the price of
-        more datagrams and more time. Who is not `patient` waits only while a reply is likely enough (`ResponseTimes`),
-        and the escalation itself goes on, and is learned from, until `timeout_s`. A progressive request ends with what
-        has come by then, if anything has.
+        Over a lossy link it may look at less than `body`, and the reply says so; `lossless` forbids that, at the price
+        of more datagrams and more time. Who is not `wait_full_deadline` waits only while a reply is likely enough
+        (`ResponseTimes`), and the escalation itself goes on, and is learned from, until `timeout_s`. A progressive
+        request ends with what has come by then, if anything has.
 
         Raises:
             RequestError: what the datacenter found wrong with the image.
             EscalationFailed: for everything else, a timeout included.
         """
-        question = Question(body, request, trace, timeout_s, exact, probe=False)
-        asking = self._ask(question)
-        return await (asking if patient else self._while_likely(asking, self._ways.escalation_transport, question))
+        pending = PendingRequest(body, request, trace, timeout_s, lossless, probe=False)
+        asking = self._ask(pending)
+        return await (asking if wait_full_deadline else self._while_likely(asking, self._selector.carrier, pending))
 
-    def _ask(self, question: Question) -> Coroutine[Any, Any, Escalated]:
+    def _ask(self, pending: PendingRequest) -> Coroutine[Any, Any, Escalated]:
         """It counts as pending at once, and until it is over.
 
         Raises:
@@ -291,35 +293,35 @@ class Uplink:
             raise EscalationFailed(f"{self._pending} escalations are already on their way")
         self._pending += 1
         if self._metrics is not None:
-            self._metrics.uplink_bytes.inc(len(question.body))
-        return self._asked(self._ways.escalation_transport, question)
+            self._metrics.uplink_bytes.inc(len(pending.body))
+        return self._asked(self._selector.carrier, pending)
 
-    async def _asked(self, escalation_transport: EscalationTransport, question: Question) -> Escalated:
+    async def _asked(self, carrier: EscalationTransport, pending: PendingRequest) -> Escalated:
         try:
             try:
-                return await self._infer(escalation_transport, question)
+                return await self._infer(carrier, pending)
             except TooLargeForDatagrams:
-                return await self._infer(self._ways.http, question)
+                return await self._infer(self._selector.http, pending)
         finally:
             self._pending -= 1
             self.report()
 
     async def _while_likely(
-        self, asking: Coroutine[Any, Any, Escalated], escalation_transport: EscalationTransport, question: Question
+        self, asking: Coroutine[Any, Any, Escalated], carrier: EscalationTransport, pending: PendingRequest
     ) -> Escalated:
         """Its outcome if that comes while it is likely enough, or what has come by then; it goes on alone.
 
         Raises:
             WaitAbandoned: if nothing has.
         """
-        parts, times = question.parts, escalation_transport.breaker.times
-        worth_ms = times.worth_ms(question.timeout_s * 1e3, self._clock.now())
+        parts, times = pending.parts, carrier.breaker.times
+        worth_ms = times.worth_ms(pending.timeout_s * 1e3, self._clock.now())
         task, first = asyncio.create_task(asking), asyncio.create_task(parts.came.wait())
         try:
             await asyncio.wait({task, first}, timeout=worth_ms * 1e-3, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and parts.first_ms is not None:
-                left_ms = max(0.0, (question.timeout_s - SPARED_S) * 1e3 - parts.first_ms)
-                rest_ms = escalation_transport.rest.worth_ms(left_ms, self._clock.now())
+                left_ms = max(0.0, (pending.timeout_s - SPARED_S) * 1e3 - parts.first_ms)
+                rest_ms = carrier.rest.worth_ms(left_ms, self._clock.now())
                 await asyncio.wait({task}, timeout=rest_ms * 1e-3)
         except asyncio.CancelledError:
             task.cancel()
@@ -341,7 +343,7 @@ class Uplink:
         if error is not None and not isinstance(error, (EscalationFailed, RequestError)):
             log.error("an escalation that was given up broke off", exc_info=error)
 
-    def try_out(
+    def probe_with(
         self,
         body: bytes,
         header: ImageHeader,
@@ -352,23 +354,25 @@ class Uplink:
 
         One at a time, and only while a connection is free. `asked` is told whether the image travels as it is.
         """
-        timeout_s = self.trial_s
+        timeout_s = self.probe_timeout_s
 
-        async def sent() -> Question:
-            reduced = await self.as_sent(body, header)
-            exact = self.carries_whole(reduced, timeout_s)
-            return Question(reduced, asked(exact), trace, timeout_s, exact, probe=True)
+        async def sent() -> PendingRequest:
+            reduced = await self.prepare_image(body, header)
+            lossless = self.fits_lossless(reduced, timeout_s)
+            return PendingRequest(reduced, asked(lossless), trace, timeout_s, lossless, probe=True)
 
         return self._probe(sent)
 
-    def _probe(self, made: Callable[[], Awaitable[Question]]) -> bool:
+    def _probe(self, made: Callable[[], Awaitable[PendingRequest]]) -> bool:
         """Begin to ask what is `made`, behind everybody's back, if that is due; whether it has begun."""
         return not self._closed and self.idle and self._probes.begin(self._breaker, made)
 
-    async def _again(self, question: Question) -> Question:
+    async def _again(self, pending: PendingRequest) -> PendingRequest:
         """A copy of what was asked, to be waited for as long as a trial is."""
-        request = msgspec.structs.replace(question.request, deadline_ms=self._breaker.longest_ms)
-        return Question(question.body, request, question.trace.child(), self.trial_s, question.exact, probe=True)
+        request = msgspec.structs.replace(pending.request, deadline_ms=self._breaker.longest_ms)
+        return PendingRequest(
+            pending.body, request, pending.trace.child(), self.probe_timeout_s, pending.lossless, probe=True
+        )
 
     async def stages(self) -> Stages:
         """What the datacenter serves. Once it has refused our key, it must also show that it takes it by now.
@@ -377,9 +381,9 @@ class Uplink:
             EscalationFailed: if it does not say, or still refuses the key.
         """
         try:
-            served = await self._ways.http.stages()
+            served = await self._selector.http.stages()
             if self._key_refused is not None:
-                await self._ways.http.check_key()
+                await self._selector.http.check_key()
         except KeyRefused as error:
             self._key_refused = str(error)
             raise
@@ -395,7 +399,7 @@ class Uplink:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        await self._ways.close()
+        await self._selector.close()
 
     # ----------------------------------------------------------------------------------------- escalations
 
@@ -403,10 +407,10 @@ class Uplink:
         self._probes.cancel()
         self.report()
 
-    async def _infer(self, escalation_transport: EscalationTransport, question: Question) -> Escalated:
-        request, timeout_s, times = question.request, question.timeout_s, escalation_transport.breaker.times
+    async def _infer(self, carrier: EscalationTransport, pending: PendingRequest) -> Escalated:
+        request, timeout_s, times = pending.request, pending.timeout_s, carrier.breaker.times
         started = self._clock.now()
-        self._ways.asked(started)
+        self._selector.asked(started)
         bound_ms = times.bound_ms()
         early = bound_ms is not None and bound_ms <= timeout_s * 1e3
         under_way = times.sent(started)
@@ -415,97 +419,91 @@ class Uplink:
             reply = checked(payload, request, self._classes, self.url)
             return Escalated(reply, (self._clock.now() - started) * 1e3)
 
-        def hear(payload: bytes) -> None:
+        def on_interim(payload: bytes) -> None:
             with suppress(EscalationFailed):  # if the last one is no better, that says so
-                question.parts.add(escalated(payload))
+                pending.parts.add(escalated(payload))
 
         try:
-            status, payload = await escalation_transport.send(
-                question.body, request, question.trace, timeout_s, exact=question.exact, hear=hear
+            status, payload = await carrier.send(
+                pending.body, request, pending.trace, timeout_s, lossless=pending.lossless, on_interim=on_interim
             )
             if status != 200:
-                raise self._refusal(escalation_transport, question, status, payload, under_way)
+                raise self._refusal(carrier, pending, status, payload, under_way)
             answer = escalated(payload)
         except ReplyLate:
-            if question.parts.latest is None:
-                self._was_late(escalation_transport, question, under_way, early=early)
+            if pending.parts.latest is None:
+                self._was_late(carrier, pending, under_way, early=early)
                 raise
-            answer = question.parts.latest
+            answer = pending.parts.latest
         except TransportBroken:
-            self._failed(escalation_transport)
-            if question.parts.latest is None:
+            self._failed(carrier)
+            if pending.parts.latest is None:
                 raise
-            return question.parts.latest
+            return pending.parts.latest
         else:
             if answer.reply.complete:
-                self._learn_pace(escalation_transport, answer.reply, answer.round_trip_ms)
+                self._learn_pace(carrier, answer.reply, answer.round_trip_ms)
         finally:
             times.dropped(under_way)
-        self._was_answered(escalation_transport, question, answer, under_way, early=early)
+        self._was_answered(carrier, pending, answer, under_way, early=early)
         return answer
 
     def _was_answered(
         self,
-        escalation_transport: EscalationTransport,
-        question: Question,
+        carrier: EscalationTransport,
+        pending: PendingRequest,
         answer: Escalated,
         under_way: Request,
         *,
         early: bool,
     ) -> None:
         """Learn from it; `early`: it should have been in time. Who has no deadline asks for more, and tells nothing."""
-        if question.request.deadline_ms is None:
+        if pending.request.deadline_ms is None:
             return
-        now, first_ms = self._clock.now(), question.parts.first_ms
-        escalation_transport.breaker.times.answered(under_way, answer.until_first_ms, now)
+        now, first_ms = self._clock.now(), pending.parts.first_ms
+        carrier.breaker.times.answered(under_way, answer.until_first_ms, now)
         if first_ms is not None:
-            first = escalation_transport.rest.sent(under_way.sent + first_ms * 1e-3)
+            first = carrier.rest.sent(under_way.sent + first_ms * 1e-3)
             if answer.reply.complete:
-                escalation_transport.rest.answered(first, answer.round_trip_ms - first_ms, now)
+                carrier.rest.answered(first, answer.round_trip_ms - first_ms, now)
             else:
-                escalation_transport.rest.given_up(first, max(0.0, question.timeout_s * 1e3 - first_ms), now)
-        if escalation_transport is self._ways.http and early:
-            self._ways.over_tcp(late=False)
+                carrier.rest.given_up(first, max(0.0, pending.timeout_s * 1e3 - first_ms), now)
+        if carrier is self._selector.http and early:
+            self._selector.over_tcp(late=False)
 
-    def _learn_pace(
-        self, escalation_transport: EscalationTransport, reply: EscalationReply, round_trip_ms: float
-    ) -> None:
+    def _learn_pace(self, carrier: EscalationTransport, reply: EscalationReply, round_trip_ms: float) -> None:
         """Per transport and stage that answered; replies are checked, so a certificate names them all."""
-        key = Transport.TCP if escalation_transport is self._ways.http else Transport.DATAGRAM, reply.model
+        key = Transport.TCP if carrier is self._selector.http else Transport.DATAGRAM, reply.model
         before = self._pace_ms.get(key, round_trip_ms)
         self._pace_ms[key] = before + PACE_GAIN * (round_trip_ms - before)
         own_ms = reply.timing_ms.total
         self._dc_ms += PACE_GAIN * (own_ms - self._dc_ms) if self._dc_ms else own_ms
 
     def _was_late(
-        self, escalation_transport: EscalationTransport, question: Question, under_way: Request, *, early: bool
+        self, carrier: EscalationTransport, pending: PendingRequest, under_way: Request, *, early: bool
     ) -> None:
         """Learn from it; `early`: it should have been back long before."""
-        now, timeout_ms = self._clock.now(), question.timeout_s * 1e3
-        if question.request.deadline_ms is None:
-            self._failed(escalation_transport)  # nobody hurried it, and still it did not answer
+        now, timeout_ms = self._clock.now(), pending.timeout_s * 1e3
+        if pending.request.deadline_ms is None:
+            self._failed(carrier)  # nobody hurried it, and still it did not answer
             return
         # No longer than allowed, by however much the timer was late.
-        escalation_transport.breaker.times.given_up(
-            under_way, min((now - under_way.sent) * 1e3, timeout_ms), now, probe=question.probe
+        carrier.breaker.times.given_up(
+            under_way, min((now - under_way.sent) * 1e3, timeout_ms), now, probe=pending.probe
         )
-        if escalation_transport is self._ways.http and early:
-            self._ways.over_tcp(late=self._dc_ms <= OWN_SHARE * timeout_ms)
-        if (
-            escalation_transport is self._ways.escalation_transport
-            and not question.probe
-            and escalation_transport.breaker.state(now) is State.OPEN
-        ):
-            self._probe(partial(self._again, question))
+        if carrier is self._selector.http and early:
+            self._selector.over_tcp(late=self._dc_ms <= OWN_SHARE * timeout_ms)
+        if carrier is self._selector.carrier and not pending.probe and carrier.breaker.state(now) is State.OPEN:
+            self._probe(partial(self._again, pending))
 
-    def _failed(self, escalation_transport: EscalationTransport) -> None:
-        escalation_transport.breaker.connected = False
+    def _failed(self, carrier: EscalationTransport) -> None:
+        carrier.breaker.connected = False
         self._report.lost.set()
 
     def _refusal(
         self,
-        escalation_transport: EscalationTransport,
-        question: Question,
+        carrier: EscalationTransport,
+        pending: PendingRequest,
         status: int,
         payload: bytes,
         under_way: Request,
@@ -519,9 +517,7 @@ class Uplink:
         if status == errors.DeadlineMissed.status:
             # Alive but too busy. One that refused at once (429) has made nobody wait.
             now = self._clock.now()
-            escalation_transport.breaker.times.given_up(
-                under_way, (now - under_way.sent) * 1e3, now, probe=question.probe
-            )
+            carrier.breaker.times.given_up(under_way, (now - under_way.sent) * 1e3, now, probe=pending.probe)
         elif status not in (errors.Overloaded.status, errors.TooLarge.status):
-            self._failed(escalation_transport)
+            self._failed(carrier)
         return EscalationFailed(f"{self.url} refused with HTTP {status}: {said[:200]}")

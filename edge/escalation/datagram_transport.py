@@ -100,9 +100,9 @@ class DatagramTransport:
         view = self.view
         return view.connected and view.silent_s < SILENT_S
 
-    def carries_whole(self, body: bytes, deadline_s: float, *, surely: bool) -> bool:
-        """See `DatagramLink.carries_whole`."""
-        return self._datagram.carries_whole(body, deadline_s, surely=surely)
+    def fits_lossless(self, body: bytes, deadline_s: float, *, strict: bool) -> bool:
+        """See `DatagramLink.fits_lossless`."""
+        return self._datagram.fits_lossless(body, deadline_s, strict=strict)
 
     async def send(
         self,
@@ -111,8 +111,8 @@ class DatagramTransport:
         trace: TraceContext,
         timeout_s: float,
         *,
-        exact: bool,
-        hear: Callable[[bytes], None] = ignore_interim,
+        lossless: bool,
+        on_interim: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
         """See `EscalationTransport.send`. Without a deadline the very bytes are sent in any case: there is time to
         repair all losses.
@@ -127,8 +127,8 @@ class DatagramTransport:
             meta=request.meta(trace),
             deadline_s=deadline_s,
             timeout_s=timeout_s,
-            exact=exact or deadline_s is None,
-            on_interim=hear,
+            lossless=lossless or deadline_s is None,
+            on_interim=on_interim,
         )
         try:
             status, payload = await asking

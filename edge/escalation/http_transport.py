@@ -47,10 +47,10 @@ MAX_REPLY_BYTES: Final = 1024 * 1024
 """A reply with 1,000 classes is 45 KB."""
 LISTING_TIMEOUT_S: Final = 5.0
 KEY_REFUSED: Final = (Unauthorized.status, Forbidden.status)
-RUN_OUT_S: Final = 2.0
+DRAIN_S: Final = 2.0
 """How long an exchange goes on whose answer nobody waits for, so that its connection stays open; see
 `HttpTransport.send`."""
-RUN_OUT_BYTES: Final = 1024 * 1024
+DRAIN_BYTES: Final = 1024 * 1024
 """Of an image whose exchange may go on: the node's bound on memory no longer counts it."""
 
 ListingT = TypeVar("ListingT")
@@ -88,12 +88,12 @@ class EscalationTransport(Protocol):
         trace: TraceContext,
         timeout_s: float,
         *,
-        exact: bool,
-        hear: Callable[[bytes], None] = ignore_interim,
+        lossless: bool,
+        on_interim: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
-        """The answer's HTTP status and body; `exact` forbids sending anything but the image's very bytes.
+        """The answer's HTTP status and body; `lossless` forbids sending anything but the image's very bytes.
 
-        Of a progressive request that has several bodies, `hear` is told each as soon as it is there.
+        Of a progressive request that has several bodies, `on_interim` is told each as soon as it is there.
 
         Raises:
             TransportBroken, ReplyLate: as their names say.
@@ -142,7 +142,7 @@ class HttpTransport:
         api_key: str | None,
         connections: int,
         *,
-        run_out_s: float = RUN_OUT_S,
+        drain_s: float = DRAIN_S,
         tls: ssl.SSLContext | None = None,
         ended: Callable[[], None] | None = None,
     ) -> None:
@@ -161,10 +161,10 @@ class HttpTransport:
         self.rest = ResponseTimes()
         self._free = asyncio.Semaphore(connections)
         """As many as the connector has; but who waits here has sent nothing, and that must be known."""
-        self._run_out_s = run_out_s
-        self._most_running_out = connections // 2
+        self._drain_s = drain_s
+        self._max_draining = connections // 2
         self._exchanges: set[asyncio.Task[tuple[int, bytes]]] = set()
-        self._running_out: set[asyncio.Task[tuple[int, bytes]]] = set()
+        self._draining: set[asyncio.Task[tuple[int, bytes]]] = set()
         """Of those, the ones that nobody waits for any more."""
         self._closed = False
         self._tls_reason: str | None = None
@@ -183,9 +183,9 @@ class HttpTransport:
         """For what anybody may ask, over the same connections."""
 
     @property
-    def running_out(self) -> int:
+    def draining(self) -> int:
         """Connections that are busy with late answers, which nobody waits for."""
-        return len(self._running_out)
+        return len(self._draining)
 
     async def send(
         self,
@@ -194,12 +194,12 @@ class HttpTransport:
         trace: TraceContext,
         timeout_s: float,
         *,
-        exact: bool,  # noqa: ARG002  never anything else
-        hear: Callable[[bytes], None] = ignore_interim,
+        lossless: bool,  # noqa: ARG002  never anything else
+        on_interim: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
         """See `EscalationTransport.send`.
 
-        An answer that misses a deadline, or whose caller leaves, is let come, unheard, see `_let_run_out`: to break off
+        An answer that misses a deadline, or whose caller leaves, is let come, unheard, see `_let_drain`: to break off
         would close the connection, and the next image would wait for the round trip of a new one, be late for it, and
         close that too. The kernel sends the rest of the image in either case. The price is the tier's, which no
         longer sees the caller leave: it works on until the deadline that travels with the image.
@@ -211,15 +211,15 @@ class HttpTransport:
         if (about := current_request()) is not None:
             headers[REQUEST_ID_HEADER] = about.request_id
         begun = asyncio.Event()
-        exchange = asyncio.create_task(self._exchange(body, headers, begun, hear))
+        exchange = asyncio.create_task(self._exchange(body, headers, begun, on_interim))
         self._exchanges.add(exchange)
         exchange.add_done_callback(self._ended)
         try:
             done, _ = await asyncio.wait({exchange}, timeout=timeout_s)
         finally:
             if not exchange.done():  # it is late, or the caller is gone
-                if begun.is_set() and request.deadline_ms is not None and self._may_run_out(body):
-                    self._let_run_out(exchange)
+                if begun.is_set() and request.deadline_ms is not None and self._may_drain(body):
+                    self._let_drain(exchange)
                 else:
                     exchange.cancel()
         if not done:
@@ -234,7 +234,7 @@ class HttpTransport:
             raise TransportBroken(self._why_not(error)) from None
 
     async def _exchange(
-        self, body: bytes, headers: dict[str, str], begun: asyncio.Event, hear: Callable[[bytes], None]
+        self, body: bytes, headers: dict[str, str], begun: asyncio.Event, on_interim: Callable[[bytes], None]
     ) -> tuple[int, bytes]:
         """`begun` says that it need not wait for others: it has a connection, or makes one."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
@@ -244,7 +244,7 @@ class HttpTransport:
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
                 self._tls_reason = None
                 if response.content_type == PROGRESSIVE_TYPE:
-                    return response.status, await read_lines(response.content, hear)
+                    return response.status, await read_lines(response.content, on_interim)
                 return response.status, await _read(response)
 
     def _why_not(self, error: Exception) -> str:
@@ -258,18 +258,18 @@ class HttpTransport:
             self._tls_reason = reason
         return message
 
-    def _may_run_out(self, body: bytes) -> bool:
+    def _may_drain(self, body: bytes) -> bool:
         """On half of the connections at most, the smaller half, and with images that memory hardly notices."""
-        return len(self._running_out) < self._most_running_out and len(body) <= RUN_OUT_BYTES
+        return len(self._draining) < self._max_draining and len(body) <= DRAIN_BYTES
 
-    def _let_run_out(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
-        self._running_out.add(exchange)
-        ending = asyncio.get_running_loop().call_later(self._run_out_s, exchange.cancel)
+    def _let_drain(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
+        self._draining.add(exchange)
+        ending = asyncio.get_running_loop().call_later(self._drain_s, exchange.cancel)
         exchange.add_done_callback(lambda _: ending.cancel())
 
     def _ended(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
         self._exchanges.discard(exchange)
-        self._running_out.discard(exchange)
+        self._draining.discard(exchange)
         if not exchange.cancelled():
             exchange.exception()  # where nobody waits any more, nobody wants to know
 
@@ -339,7 +339,7 @@ class HttpTransport:
             raise EscalationFailed(f"{self.url}{path}: {str(error) or type(error).__name__}") from None
 
 
-async def read_lines(content: aiohttp.StreamReader, hear: Callable[[bytes], None]) -> bytes:
+async def read_lines(content: aiohttp.StreamReader, on_interim: Callable[[bytes], None]) -> bytes:
     """The last line of a body of at most `MAX_REPLY_BYTES`; every line is heard as soon as it is there."""
     last = rest = b""
     size = 0
@@ -347,7 +347,7 @@ async def read_lines(content: aiohttp.StreamReader, hear: Callable[[bytes], None
         size += len(chunk)
         *lines, rest = (rest + chunk).split(b"\n")
         for last in lines:
-            hear(last)
+            on_interim(last)
     return rest or last
 
 

@@ -11,7 +11,7 @@ from hawkvision.core.trace import TraceContext
 
 
 @dataclass(slots=True)
-class Parts:
+class PartialResults:
     """What has come of a progressive request while the last is still awaited."""
 
     latest: Escalated | None = None
@@ -26,13 +26,13 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """One escalation, as the arguments of `Uplink.infer` say."""
+class PendingRequest:
+    """One escalation, as the arguments of `DatacenterClient.infer` say."""
 
     body: bytes
     request: EscalationRequest
     trace: TraceContext
     timeout_s: float
-    exact: bool
+    lossless: bool
     probe: bool
-    parts: Parts = field(default_factory=Parts)
+    parts: PartialResults = field(default_factory=PartialResults)

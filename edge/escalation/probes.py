@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from edge.escalation.pending_request import Question
+from edge.escalation.pending_request import PendingRequest
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.metrics import EdgeMetrics
@@ -21,7 +21,7 @@ class Probes:
 
     def __init__(
         self,
-        send: Callable[[Question], Awaitable[object]],
+        send: Callable[[PendingRequest], Awaitable[object]],
         over: Callable[[], None],
         clock: Clock,
         metrics: EdgeMetrics | None,
@@ -33,7 +33,7 @@ class Probes:
         self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, breaker: CircuitBreaker, made: Callable[[], Awaitable[Question]]) -> bool:
+    def begin(self, breaker: CircuitBreaker, made: Callable[[], Awaitable[PendingRequest]]) -> bool:
         """Begin to ask what is `made`, if a probe is due; whether it has begun."""
         if not breaker.begin_probe(self._clock.now()):
             return False
@@ -52,12 +52,12 @@ class Probes:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _probe(self, breaker: CircuitBreaker, made: Callable[[], Awaitable[Question]]) -> None:
+    async def _probe(self, breaker: CircuitBreaker, made: Callable[[], Awaitable[PendingRequest]]) -> None:
         try:
-            question = await made()
+            pending = await made()
             if self._metrics is not None:
-                self._metrics.escalations.labels(question.request.task, Reason.TRIAL.value).inc()
-            await self._send(question)
+                self._metrics.escalations.labels(pending.request.task, Reason.TRIAL.value).inc()
+            await self._send(pending)
         except (EscalationFailed, RequestError) as error:
             log.debug("trial failed: %s", error)
         except Exception:  # nobody would hear of it

@@ -25,7 +25,7 @@ Wanted: TypeAlias = Literal["tcp", "datagram", "auto"]
 """How images are to travel; `datagram` and `auto` fall back to TCP where datagrams are not answered."""
 
 
-class Ways:
+class TransportSelector:
     """Both escalations, and the choice between them, which is made anew with every probe."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Ways:
         return self._choice.transport
 
     @property
-    def escalation_transport(self) -> EscalationTransport:
+    def carrier(self) -> EscalationTransport:
         """The way that the next image goes."""
         return self.http if self.datagram is None or self.transport is Transport.TCP else self.datagram
 
@@ -125,8 +125,8 @@ class Ways:
         if self._choice.transport is before.transport:
             return
         self._late.clear()
-        self.escalation_transport.breaker.times.forget()
-        self.escalation_transport.rest.forget()
+        self.carrier.breaker.times.forget()
+        self.carrier.rest.forget()
         self._switched()
         if self._metrics is not None:
             self._metrics.uplink_switches.labels(self.transport.value).inc()

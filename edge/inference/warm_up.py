@@ -13,7 +13,7 @@ from typing import Final
 import cv2
 import numpy as np
 
-from edge.inference.edge_stage import Look, Others, Pace, Stage
+from edge.inference.edge_stage import ConditionalEnsemble, DurationEstimate, EdgeStage, InferenceJob
 from hawkvision.core.clock import Clock
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import probe
@@ -35,7 +35,7 @@ def samples(side: int) -> tuple[bytes, ...]:
     return tuple(encoded)
 
 
-def look_at_samples(stage: Stage, max_pixels: int, clock: Clock) -> None:
+def look_at_samples(stage: EdgeStage, max_pixels: int, clock: Clock) -> None:
     """Have a stage look at each sample, once alone and once not. What it took teaches the stage nothing.
 
     Raises:
@@ -44,12 +44,14 @@ def look_at_samples(stage: Stage, max_pixels: int, clock: Clock) -> None:
     trial = replace(stage, others=None if stage.others is None else _all_look(stage.others))
     for body in _samples(max(stage.first.spec.height, stage.first.spec.width)):
         for alone in (True, False):
-            Look(trial, body, probe(body), 1, max(max_pixels, 2**24), clock, alone=functools.partial(bool, alone))()
+            InferenceJob(
+                trial, body, probe(body), 1, max(max_pixels, 2**24), clock, alone=functools.partial(bool, alone)
+            )()
 
 
-def _all_look(others: Others) -> Others:
+def _all_look(others: ConditionalEnsemble) -> ConditionalEnsemble:
     """The others of a conditional ensemble, who look however sure the first is."""
-    return replace(others, accept_confidence=np.inf, pace=Pace())
+    return replace(others, accept_confidence=np.inf, duration=DurationEstimate())
 
 
 _samples = functools.lru_cache(maxsize=4)(samples)

@@ -24,7 +24,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from edge.escalation.client import Uplink
+from edge.escalation.client import DatacenterClient
 from edge.monitoring.streams import Kept, StageScore, Watched
 from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
@@ -60,17 +60,17 @@ class Auditor:
         self,
         task: str,
         best: str,
-        uplink: Uplink | None,
+        datacenter: DatacenterClient | None,
         metrics: EdgeMetrics,
         draws: random.Random,
         timeout_s: float,
         share: float,
     ) -> None:
-        """Of the images that are scored, `share` are drawn; without `uplink` none of them can be audited."""
+        """Of the images that are scored, `share` are drawn; without `datacenter` none of them can be audited."""
         self._share = share
         self._task = task
         self._best = best
-        self._uplink = uplink
+        self._datacenter = datacenter
         self._metrics = metrics
         self._draws = draws
         self._timeout_s = min(timeout_s, PATIENCE_S)
@@ -104,9 +104,9 @@ class Auditor:
             accepted: the controller of the stage that gave the answer, if its threshold accepted it.
             received: what of the caller's image `body` is.
         """
-        uplink = self._uplink
+        datacenter = self._datacenter
         drawn = self._draws.random() < self._share
-        if uplink is None or not comparable or not uplink.up or not self._room(uplink, len(body)):
+        if datacenter is None or not comparable or not datacenter.up or not self._room(datacenter, len(body)):
             if drawn:
                 self._count("skipped")
                 watched.missed()
@@ -122,7 +122,7 @@ class Auditor:
             self._found(watched, scores, reference, accepted)
         else:
             # A task begins at the loop's next turn: the answer, which is not awaited in between, is written before.
-            audit = asyncio.create_task(self._audit(uplink, watched, scores, body, trace, accepted, received))
+            audit = asyncio.create_task(self._audit(datacenter, watched, scores, body, trace, accepted, received))
             self._under_way.add(audit)
             audit.add_done_callback(self._under_way.discard)
 
@@ -133,9 +133,9 @@ class Auditor:
             audit.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
-    def _room(self, uplink: Uplink, size: int) -> bool:
+    def _room(self, datacenter: DatacenterClient, size: int) -> bool:
         waiting = len(self._under_way)
-        return uplink.idle and (not waiting or (waiting < MOST_UNDER_WAY and self._held_bytes + size <= MOST_BYTES))
+        return datacenter.idle and (not waiting or (waiting < MOST_UNDER_WAY and self._held_bytes + size <= MOST_BYTES))
 
     def _found(self, watched: Watched, scores: Sequence[StageScore], reference: int, accepted: Accepted | None) -> None:
         self._count("differ" if any(score.answered != reference for score in scores) else "agree")
@@ -145,7 +145,7 @@ class Auditor:
 
     async def _audit(
         self,
-        uplink: Uplink,
+        datacenter: DatacenterClient,
         watched: Watched,
         scores: Sequence[StageScore],
         body: bytes,
@@ -159,11 +159,11 @@ class Auditor:
         request = EscalationRequest(task=self._task, variant=self._best, deadline_ms=self._timeout_s * 1e3, top_k=1)
         try:
             async with self._turns:
-                if uplink.idle:
+                if datacenter.idle:
                     self._metrics.escalations.labels(self._task, Reason.AUDIT.value).inc()
-                    body = await uplink.as_sent(body, probe(body))
+                    body = await datacenter.prepare_image(body, probe(body))
                     # Over a lossy link, too, the very image: an answer to another one says nothing about this one.
-                    reply = (await uplink.infer(body, request, trace.child(), self._timeout_s, exact=True)).reply
+                    reply = (await datacenter.infer(body, request, trace.child(), self._timeout_s, lossless=True)).reply
                     reference = reply.top_k[0].index if reply.whole and self.certified(reply, received) else None
                 else:
                     outcome = "skipped"

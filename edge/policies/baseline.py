@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from edge.escalation.reply_validation import Escalated
-from edge.inference.edge_stage import Looked
+from edge.inference.edge_stage import EdgePrediction
 from edge.serving.request_handler import Call
 from edge.serving.response import from_datacenter
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS
@@ -97,8 +97,8 @@ class FallbackCall(PatientCall):
         Raises:
             CallerGone: if the caller hung up meanwhile.
         """
-        slack_ms, uplink = self.slack_ms(), self.node.uplink
-        if slack_ms is None or slack_ms <= ANSWER_MARGIN_MS or uplink is None or not uplink.up:
+        slack_ms, datacenter = self.slack_ms(), self.node.datacenter
+        if slack_ms is None or slack_ms <= ANSWER_MARGIN_MS or datacenter is None or not datacenter.up:
             return None
         try:
             return await self._escalate(reason, slack_ms - ANSWER_MARGIN_MS)
@@ -107,7 +107,7 @@ class FallbackCall(PatientCall):
             return None
 
 
-async def ended(looking: asyncio.Future[Looked]) -> None:
+async def ended(looking: asyncio.Future[EdgePrediction]) -> None:
     """Give up a look that nobody wants any more, and retrieve what it raised, so that nothing is logged of it."""
     looking.cancel()
     await asyncio.gather(looking, return_exceptions=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from edge.inference.edge_stage import EdgeResult, Look, Looked, Stage
+from edge.inference.edge_stage import EdgePrediction, EdgeStage, InferenceJob, StagePrediction
 from edge.inference.worker_pool import WorkerPool
 from edge.policies.baseline import FallbackCall, ended
 from edge.policies.registration import Registration
@@ -87,7 +87,7 @@ class Worker:
         task: str,
         registration: Registration,
         accuracies: Registered,
-        first: Stage,
+        first: EdgeStage,
         waiting_limit: int,
         metrics: EdgeMetrics,
     ) -> None:
@@ -129,14 +129,14 @@ class Worker:
 
     def elsewhere(self, node: EdgeNode) -> list[Option]:
         """The datacenter's stages, if it can be reached: the best, and what else it is known to run as registered."""
-        uplink = node.uplink
-        predicted_ms = None if uplink is None else uplink.bound_ms()
-        if uplink is None or predicted_ms is None:
+        datacenter = node.datacenter
+        predicted_ms = None if datacenter is None else datacenter.bound_ms()
+        if datacenter is None or predicted_ms is None:
             return []
         found: list[Option] = []
         for name, accuracy in self._registration.remote.items():
             if name == node.best or node.serves(name):
-                mean_ms = uplink.mean_ms(name)
+                mean_ms = datacenter.mean_ms(name)
                 found.append(Option(name, accuracy, mean_ms, max(0.0, predicted_ms - mean_ms), local=False))
         return found
 
@@ -144,7 +144,7 @@ class Worker:
         """As registered, of one of the node's own variants."""
         return self._registration.variants[name].accuracy
 
-    async def look(self, name: str, call: Call) -> Looked:
+    async def look(self, name: str, call: Call) -> EdgePrediction:
         """What a variant says of a request's image, loaded first if need be; that wait counts as the queue's.
 
         Raises:
@@ -152,23 +152,23 @@ class Worker:
             RequestError: if the image is broken.
         """
         node = call.node
-        pool: WorkerPool[EdgeResult] = node.pool
+        pool: WorkerPool[StagePrediction] = node.pool
         asked = node.clock.now()
         async with self.residency.held(name) as stage:
             waited_ms = (node.clock.now() - asked) * 1e3
-            look = Look(
+            look = InferenceJob(
                 stage, call.body, call.header, call.request.top_k, node.max_pixels, node.clock, alone=pool.alone,
                 rates=node.admission.rates, cost=call.cost,
             )  # fmt: skip
             # Images that wait for the same variant share a run of it, as the node's own policy's do.
             result, queue_ms = await node.queued(call, look, stage)
-        if stage.others is None or result.again:  # else it is not the work that was profiled
+        if stage.others is None or result.full_ensemble:  # else it is not the work that was profiled
             infer_ms = self._registration.variants[name].infer_ms
             self._pace += GAIN * (result.infer_ms / infer_ms - self._pace)
         self._decode_ms += GAIN * (result.decode_ms - self._decode_ms)
         self._metrics.queue_duration.labels(self._task).observe((waited_ms + queue_ms) * 1e-3)
         self._metrics.inference_duration.labels(self._task, name).observe(result.infer_ms * 1e-3)
-        return Looked(result, waited_ms + queue_ms, name)
+        return EdgePrediction(result, waited_ms + queue_ms, name)
 
     async def close(self) -> None:
         """Unload everything."""
@@ -222,7 +222,7 @@ class InfaasCall(FallbackCall):
         self.request = replace(self.request, on_miss=OnMiss.WAIT)
         return self._said(name, await self._worker.look(name, self), reason)
 
-    def _said(self, name: str, edge: Looked, reason: Reason | None) -> Answer:
+    def _said(self, name: str, edge: EdgePrediction, reason: Reason | None) -> Answer:
         accuracies = self._worker.accuracies
         short = accuracies.missed_by(self._worker.accuracy(name), self.request.target)
         return from_edge(self, edge, degraded=short, reason=reason)

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from edge.inference.edge_stage import Stage
+from edge.inference.edge_stage import EdgeStage
 from edge.policies.routes import Registered, Rule, to_best, to_edge
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.config import EdgeConfig
@@ -57,7 +57,7 @@ class Registration:
     """Accuracies of the datacenter's stages, of `best` among them."""
     limit: int
     """Bytes that may be resident."""
-    load: Callable[[str], Stage]
+    load: Callable[[str], EdgeStage]
     """Gives a variant ready to be used; called on a thread."""
 
     @property
@@ -80,7 +80,7 @@ class Registration:
 
 
 def register(
-    config: EdgeConfig, manifest: Manifest, cache: Path, edge: str, load: Callable[[str], Stage]
+    config: EdgeConfig, manifest: Manifest, cache: Path, edge: str, load: Callable[[str], EdgeStage]
 ) -> Registration:
     """Load each variant that fits, and measure it. Blocks for some tenths of a second per variant.
 
@@ -144,7 +144,7 @@ def _file_size(manifest: Manifest, cache: Path, variant: str) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _profile(name: str, accuracy: MeasuredAccuracy, size: int, load: Callable[[str], Stage]) -> Profiled:
+def _profile(name: str, accuracy: MeasuredAccuracy, size: int, load: Callable[[str], EdgeStage]) -> Profiled:
     loads_ms: list[float] = []
     runs_ms: list[float] = []
     for _ in range(PROFILE_LOADS):

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from edge.inference.edge_stage import Stage
+from edge.inference.edge_stage import EdgeStage
 from hawkvision.core.errors import Overloaded
 
 
@@ -25,7 +25,7 @@ class _Place:
     """A model that is in memory, or on its way there."""
 
     size: int
-    loading: asyncio.Future[Stage]
+    loading: asyncio.Future[EdgeStage]
     users: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -47,10 +47,10 @@ class Residency:
 
     def __init__(
         self,
-        load: Callable[[str], Stage],
+        load: Callable[[str], EdgeStage],
         sizes: Mapping[str, int],
         limit: int,
-        first: Stage,
+        first: EdgeStage,
         waiting_limit: int,
         on_load: Callable[[str, float], None],
     ) -> None:
@@ -70,7 +70,7 @@ class Residency:
         self._limit = limit
         self._waiting_limit = waiting_limit
         self._on_load = on_load
-        present: asyncio.Future[Stage] = asyncio.get_running_loop().create_future()
+        present: asyncio.Future[EdgeStage] = asyncio.get_running_loop().create_future()
         present.set_result(first)
         self._places = OrderedDict({first.name: _Place(sizes[first.name], present)})
         self._used = sizes[first.name]
@@ -93,7 +93,7 @@ class Residency:
         return self._used
 
     @asynccontextmanager
-    async def held(self, name: str) -> AsyncIterator[Stage]:
+    async def held(self, name: str) -> AsyncIterator[EdgeStage]:
         """The model, loaded if need be, and in memory for as long as the block lasts.
 
         Raises:
@@ -136,7 +136,7 @@ class Residency:
         finally:
             self._waiting -= 1
 
-    async def _bring(self, name: str) -> Stage:
+    async def _bring(self, name: str) -> EdgeStage:
         arrived, size = False, self._sizes[name]
         try:
             async with self._turn:
@@ -162,7 +162,7 @@ class Residency:
         self._used -= place.size
 
 
-def _hear(loading: asyncio.Future[Stage]) -> None:
+def _hear(loading: asyncio.Future[EdgeStage]) -> None:
     """Those who wait for a load hear of its failure; if none does any more, nobody need."""
     if not loading.cancelled():
         loading.exception()

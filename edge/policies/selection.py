@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from edge.inference.edge_stage import Stage
+from edge.inference.edge_stage import EdgeStage
 from edge.policies import routes
 from edge.policies.baseline import BaselinePolicy, FallbackCall, PatientCall
 from edge.policies.infaas import InfaasCall, Worker
@@ -35,7 +35,7 @@ def rule_of(config: EdgeConfig, registration: Registration | None) -> Callable[[
 
 
 def open_baseline(
-    config: EdgeConfig, registration: Registration | None, policy: Policy, stage: Stage, metrics: EdgeMetrics
+    config: EdgeConfig, registration: Registration | None, policy: Policy, stage: EdgeStage, metrics: EdgeMetrics
 ) -> BaselinePolicy | None:
     """A baseline's part of a node on this event loop, with the edge stage loaded; None for HawkVision."""
     if config.policy == "hawkvision":

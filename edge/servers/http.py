@@ -60,8 +60,8 @@ _NOT_IMAGES: Final = ("application/json", "text/", "application/xml", "video/", 
 class EdgeApp:
     """One node's HTTP server. Serves health at once, and everything else after `mark_ready`."""
 
-    express_path: Final = CLASSIFY_PATH.encode()
-    """See `Express`."""
+    fast_path: Final = CLASSIFY_PATH.encode()
+    """See `FastPathApp`."""
 
     def __init__(self, metrics: EdgeMetrics, clock: Clock, keys: Keys, max_body_bytes: int) -> None:
         self._metrics = metrics
@@ -138,7 +138,7 @@ class EdgeApp:
         hang_up: Callable[[], Awaitable[object]],
         address: str,
     ) -> Reply | None:
-        """See `Express`."""
+        """See `FastPathApp`."""
         client = (address, 0)
         scope = {"method": "POST", "path": CLASSIFY_PATH, "query_string": query, "headers": headers, "client": client}
         return await self._answered(self._classify, scope, WholeBody(self.bodies, body, begun, hang_up))

@@ -22,9 +22,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from edge.escalation.client import Uplink
+from edge.escalation.client import DatacenterClient
 from edge.inference.admission import Admission, Turns
-from edge.inference.edge_stage import EdgeResult, Look, Looked, Stage
+from edge.inference.edge_stage import EdgePrediction, EdgeStage, InferenceJob, StagePrediction
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.certification import Certification, Source
@@ -82,12 +82,12 @@ class EdgeNode:
         *,
         task: str,
         labels: Sequence[str],
-        stage: Stage,
+        stage: EdgeStage,
         best: str,
         policy: Policy,
         versions: CertifiedVersions,
-        pool: WorkerPool[EdgeResult],
-        uplink: Uplink | None,
+        pool: WorkerPool[StagePrediction],
+        datacenter: DatacenterClient | None,
         clock: Clock,
         metrics: EdgeMetrics,
         max_pixels: int,
@@ -126,7 +126,7 @@ class EdgeNode:
         self.policy = policy
         self.versions = versions
         self.pool = pool
-        self.uplink = uplink
+        self.datacenter = datacenter
         self.metrics = metrics
         self.clock = clock
         self.max_pixels = max_pixels
@@ -145,7 +145,7 @@ class EdgeNode:
         """By stage of the datacenter, what its newest whole answer states that it was computed by."""
         self._verdicts: tuple[CertifiedVersions, dict[str | None, bool]] = (versions, {})
         """Of `references_certified`, by intermediate stage, until more is known."""
-        self._watcher = asyncio.create_task(self._watch_datacenter()) if uplink else None
+        self._watcher = asyncio.create_task(self._watch_datacenter()) if datacenter else None
         metrics.queue_length.set_function(lambda: pool.waiting)
         metrics.certificates_valid.labels(task).set_function(lambda: float(self.certificates_valid))
         self._guaranteed = {status: metrics.guarantees.labels(task, status.value) for status in AccuracyStatus}
@@ -355,7 +355,7 @@ class EdgeNode:
         with self.admission.admit([call.cost]) as call.admitted:
             return await call.answer()
 
-    async def at_edge(self, call: Call, must_end: float | None = None) -> Looked:
+    async def at_edge(self, call: Call, must_end: float | None = None) -> EdgePrediction:
         """What the edge stage says; on a worker, earliest deadline first, with others where images wait.
 
         Second looks are left out where they would end after `must_end`.
@@ -366,18 +366,18 @@ class EdgeNode:
             RequestError: if the image is broken.
         """
         stage = call.edge_stage
-        look = Look(
+        look = InferenceJob(
             stage, call.body, call.header, call.request.top_k, self.max_pixels, self.clock, call.route.temperature,
             self.pool.alone, call.route.first_only, must_end, self.admission.rates, call.cost,
         )  # fmt: skip
         result, queue_ms = await self.queued(call, look, stage)
         self._observe_queue(queue_ms * 1e-3)
         self._observe_infer(result.infer_ms * 1e-3)
-        if result.again:
+        if result.full_ensemble:
             self._count_ensemble_run()
-        return Looked(result, queue_ms, stage.first.name if call.route.first_only else stage.name)
+        return EdgePrediction(result, queue_ms, stage.first.name if call.route.first_only else stage.name)
 
-    async def queued(self, call: Call, look: Look, stage: Stage) -> tuple[EdgeResult, float]:
+    async def queued(self, call: Call, look: InferenceJob, stage: EdgeStage) -> tuple[StagePrediction, float]:
         """What came of a look, and how long it waited, in its request's turn.
 
         Raises:
@@ -388,13 +388,13 @@ class EdgeNode:
         async with call.turns.of(call.cost):
             return await self._in_line(call, look, stage)
 
-    async def _in_line(self, call: Call, look: Look, stage: Stage) -> tuple[EdgeResult, float]:
+    async def _in_line(self, call: Call, look: InferenceJob, stage: EdgeStage) -> tuple[StagePrediction, float]:
         cost, admission = call.cost, self.admission
         if not cost.heavy:
-            return await self.pool.submit(look, call.deadline, stage.look_together, cost)
+            return await self.pool.submit(look, call.deadline, stage.infer_batch, cost)
         useless = call.deadline is not None and call.request.on_miss is not OnMiss.WAIT
         admission.check_time(cost.heavy_s, call.slack_ms(), call.request.on_miss)
-        looking = self.pool.submit(look, call.deadline, stage.look_together, cost, late_is_useless=useless)
+        looking = self.pool.submit(look, call.deadline, stage.infer_batch, cost, late_is_useless=useless)
         try:
             return await looking
         except DeadlineMissed:
@@ -451,14 +451,14 @@ class EdgeNode:
 
     async def _watch_datacenter(self) -> None:
         """Know what the datacenter serves, and bring a lost link back; callers' requests are never the probes."""
-        assert self.uplink is not None
-        uplink, link, lost = self.uplink, self.uplink.link, self.uplink.lost
+        assert self.datacenter is not None
+        datacenter, link, lost = self.datacenter, self.datacenter.link, self.datacenter.lost
         down_since: float | None = None
         while True:
             lost.clear()
-            if await self._check_datacenter(uplink):
+            if await self._check_datacenter(datacenter):
                 link.connected = True
-                uplink.report()
+                datacenter.report()
                 down_since = None
                 # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
@@ -466,16 +466,16 @@ class EdgeNode:
                         await lost.wait()
             else:
                 link.connected = False
-                uplink.report()
+                datacenter.report()
             if not link.connected:
                 now = self.clock.now()
                 down_since = now if down_since is None else down_since
                 await asyncio.sleep(min(max(FIRST_PROBE_S, PROBE_SHARE * (now - down_since)), LONGEST_PROBE_S))
 
-    async def _check_datacenter(self, uplink: Uplink) -> bool:
+    async def _check_datacenter(self, datacenter: DatacenterClient) -> bool:
         """Whether it answered."""
         try:
-            served = await uplink.stages()
+            served = await datacenter.stages()
         except EscalationFailed as error:
             log.debug("datacenter: %s", error)
             return False
@@ -487,12 +487,12 @@ class EdgeNode:
     def _note(self, name: str) -> None:
         """Something about a stage of the datacenter may have changed: log it if certificates are about that."""
         self._verdicts = (self.versions, {})
-        if self.uplink is None or name not in self._stages:
+        if self.datacenter is None or name not in self._stages:
             return
         stage, models = (self._served or {}).get(name), self.versions.stages.get(name)
         if self._as_certified(name) or (name not in self._stated and self.serves(name)):
             message = "guarantees restored: %s serves %s as it was certified"
-            self._report.note(name, CERTIFIED, logging.INFO, message, self.uplink.url, name)
+            self._report.note(name, CERTIFIED, logging.INFO, message, self.datacenter.url, name)
             return
         listed = None if stage is None else stage.ran or stage.fingerprint
         states = self._stated.get(name, listed)
@@ -503,7 +503,7 @@ class EdgeNode:
         self._report.note(
             name, (states, listed), logging.WARNING,
             "guarantees suspended: certificates are about %s with fingerprint %s, %s serves %s",
-            name, models, self.uplink.url, found,
+            name, models, self.datacenter.url, found,
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -514,8 +514,8 @@ class EdgeNode:
                 await self._watcher
         await self.auditor.close()
         await asyncio.to_thread(self.pool.close)
-        if self.uplink:
-            await self.uplink.close()
+        if self.datacenter:
+            await self.datacenter.close()
         self.stage.close()
         if self.baseline is not None:
             await self.baseline.close()

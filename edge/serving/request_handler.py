@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from edge.escalation.client import WaitAbandoned
 from edge.escalation.reply_validation import Escalated
 from edge.inference.admission import Admitted, Turns
-from edge.inference.edge_stage import Looked
+from edge.inference.edge_stage import EdgePrediction
 from edge.monitoring.audits import Accepted
 from edge.monitoring.streams import StageScore, Watched
 from edge.serving.response import from_datacenter, from_edge
@@ -177,11 +177,11 @@ class Call:
             f"no answer meeting the target was possible within deadline_ms={self.request.deadline_ms:g}"
         )
 
-    def _score(self, edge: Looked) -> float:
+    def _score(self, edge: EdgePrediction) -> float:
         """How sure the edge is, as the target compares it."""
         return edge.result.confidences[0] if self.route.by_confidence else edge.result.score
 
-    def _falls_short(self, edge: Looked | None) -> bool:
+    def _falls_short(self, edge: EdgePrediction | None) -> bool:
         """Whether an edge answer is below the target; that debt asks for more does not make it so.
 
         One that was given in haste is, whatever the target: nobody measured what that costs.
@@ -191,14 +191,14 @@ class Call:
             return True
         return self._score(edge) < (self.route.threshold if control is None else control.control.bar)
 
-    def _decide(self, edge: Looked | None) -> Decision:
+    def _decide(self, edge: EdgePrediction | None) -> Decision:
         """What becomes of an edge result, or of an image that the edge did not look at."""
         control = self.watched.edge
         decision = decide(
             self.route,
             -math.inf if edge is None or edge.result.truncated else self._score(edge),
             slack_ms=self.slack_ms(),
-            reachable=self.node.uplink is not None and self.node.uplink.up,
+            reachable=self.node.datacenter is not None and self.node.datacenter.up,
             on_miss=self.request.on_miss,
             threshold=None if control is None else control.control.threshold,
         )
@@ -208,36 +208,36 @@ class Call:
 
     def _edge_is_too_busy(self) -> bool:
         """Whether the edge would be late and the datacenter would not; one who waits is better off in the queue."""
-        slack, uplink = self.slack_ms(), self.node.uplink
-        if slack is None or uplink is None or self.request.on_miss is OnMiss.WAIT:
+        slack, datacenter = self.slack_ms(), self.node.datacenter
+        if slack is None or datacenter is None or self.request.on_miss is OnMiss.WAIT:
             return False
         if self.node.pool.predicted_wait_ms() < slack:
             return False
-        return uplink.admits(slack - ANSWER_MARGIN_MS)
+        return datacenter.admits(slack - ANSWER_MARGIN_MS)
 
     def _is_in_vain(self, cutoff_ms: float | None) -> bool:
         """Whether a reply is too unlikely to be waited for; who can have the edge's answer no sooner waits anyway."""
         node = self.node
         if (
-            node.uplink is None
+            node.datacenter is None
             or cutoff_ms is None
-            or node.uplink.admits(min(cutoff_ms, node.datacenter_timeout_s * 1e3))
+            or node.datacenter.admits(min(cutoff_ms, node.datacenter_timeout_s * 1e3))
         ):
             return False
         return self.request.on_miss is OnMiss.FAIL or node.pool.predicted_wait_ms() < cutoff_ms
 
-    def _try_out(self, reason: Reason, edge: Looked | None) -> None:
+    def _try_out(self, reason: Reason, edge: EdgePrediction | None) -> None:
         """Nobody waits for this, but whoever comes next wants to know whether it would have paid."""
         node = self.node
-        assert node.uplink is not None
-        timeout_ms = node.uplink.trial_s * 1e3
+        assert node.datacenter is not None
+        timeout_ms = node.datacenter.probe_timeout_s * 1e3
 
-        def asked(exact: bool) -> EscalationRequest:
-            return self._escalation_request(reason, edge, timeout_ms, exact=exact)
+        def asked(lossless: bool) -> EscalationRequest:
+            return self._escalation_request(reason, edge, timeout_ms, lossless=lossless)
 
-        node.uplink.try_out(self.body, self.header, asked, self.trace.child())
+        node.datacenter.probe_with(self.body, self.header, asked, self.trace.child())
 
-    async def _at_edge(self) -> Looked:
+    async def _at_edge(self) -> EdgePrediction:
         must_end = None
         if self.deadline is not None and self.request.on_miss is OnMiss.DEGRADE:
             must_end = self.deadline - ANSWER_MARGIN_MS * 1e-3
@@ -251,7 +251,9 @@ class Call:
         except TimeoutError:
             raise self.missed() from None
 
-    async def _escalate(self, reason: Reason, cutoff_ms: float | None, edge: Looked | None = None) -> Escalated | None:
+    async def _escalate(
+        self, reason: Reason, cutoff_ms: float | None, edge: EdgePrediction | None = None
+    ) -> Escalated | None:
         """Ask the datacenter; None if it has not answered by the cutoff or cannot be reached.
 
         The controllers hear of its answer, compared with `edge` if that is given.
@@ -261,12 +263,12 @@ class Call:
             CallerGone: if the caller hung up meanwhile.
         """
         node, metrics = self.node, self.node.metrics
-        if node.uplink is None:
+        if node.datacenter is None:
             return None
         begun = node.clock.now()
         until = math.inf if cutoff_ms is None else begun + cutoff_ms * 1e-3
         try:
-            body = await node.uplink.as_sent(self.body, self.header, until)
+            body = await node.datacenter.prepare_image(self.body, self.header, until)
         except EscalationFailed as error:
             metrics.escalation_failures.labels(node.task).inc()
             log.info("escalation failed: %s", error)
@@ -278,12 +280,14 @@ class Call:
         metrics.escalations.labels(node.task, reason.value).inc()
         # With `wait`, a late answer is still wanted: the datacenter must not drop the image as expired.
         wanted_ms = None if self.request.on_miss is OnMiss.WAIT else self.slack_ms()
-        surely = self.request.on_miss is OnMiss.FAIL  # then no other answer will do
-        exact = wanted_ms is None or node.uplink.carries_whole(body, timeout_s, surely=surely)
-        request = self._escalation_request(reason, edge, wanted_ms, exact=exact)
+        strict = self.request.on_miss is OnMiss.FAIL  # then no other answer will do
+        lossless = wanted_ms is None or node.datacenter.fits_lossless(body, timeout_s, strict=strict)
+        request = self._escalation_request(reason, edge, wanted_ms, lossless=lossless)
         # An edge answer that lies ready serves a caller who takes it better than waiting for what hardly ever comes.
-        patient = edge is None or cutoff_ms is None or self.request.on_miss is not OnMiss.DEGRADE
-        asking = node.uplink.infer(body, request, self.trace.child(), timeout_s, exact=exact, patient=patient)
+        wait_full_deadline = edge is None or cutoff_ms is None or self.request.on_miss is not OnMiss.DEGRADE
+        asking = node.datacenter.infer(
+            body, request, self.trace.child(), timeout_s, lossless=lossless, wait_full_deadline=wait_full_deadline
+        )
         try:
             escalated = await self._unless_gone(asking)
         except EscalationFailed as error:
@@ -296,10 +300,10 @@ class Call:
         return escalated
 
     def _escalation_request(
-        self, reason: Reason, edge: Looked | None, wanted_ms: float | None, *, exact: bool
+        self, reason: Reason, edge: EdgePrediction | None, wanted_ms: float | None, *, lossless: bool
     ) -> EscalationRequest:
         """What is asked; an intermediate stage only about the caller's own bytes, which its certificate covers."""
-        intermediate = self._intermediate(edge) if exact and reason is not Reason.EDGE_BUSY else None
+        intermediate = self._intermediate(edge) if lossless and reason is not Reason.EDGE_BUSY else None
         return EscalationRequest(
             task=self.node.task,
             variant=self.asked_stage
@@ -311,7 +315,7 @@ class Call:
             progressive=wanted_ms is not None and self.request.on_miss is OnMiss.DEGRADE,
         )
 
-    def _intermediate(self, edge: Looked | None) -> Intermediate | None:
+    def _intermediate(self, edge: EdgePrediction | None) -> Intermediate | None:
         """On which terms the intermediate stage may answer; None sends the image to the reference stage.
 
         The certificate covers the intermediate stage's answers to images that the certified threshold escalates, and to
@@ -329,7 +333,7 @@ class Call:
             bar = math.inf
         return Intermediate(intermediate.score, bar, self.node.best)
 
-    def _learn(self, reply: EscalationReply, edge: Looked | None) -> None:
+    def _learn(self, reply: EscalationReply, edge: EdgePrediction | None) -> None:
         """Tell the controllers what the datacenter said."""
         node, watched = self.node, self.watched
         at_edge, in_intermediate = watched.edge, watched.intermediate
@@ -354,7 +358,7 @@ class Call:
             scores = (*scores, StageScore(watched.intermediate_claims, *between))
         self._consider(scores, index if by_best and comparable else None, accepted)
 
-    def _scores(self, edge: Looked | None) -> tuple[StageScore, ...]:
+    def _scores(self, edge: EdgePrediction | None) -> tuple[StageScore, ...]:
         """What the edge said, for its log; not if it was truncated, which is another stage that nobody certified."""
         claims = self.watched.edge_claims
         if claims is None or edge is None or edge.result.truncated:
@@ -387,13 +391,13 @@ class Call:
             answer.cancel()
             await asyncio.gather(answer, leaving, return_exceptions=True)
 
-    def _saw(self, edge: Looked) -> None:
+    def _saw(self, edge: EdgePrediction) -> None:
         """Nobody gets an answer, but the image was scored: leaving out what is escalated would distort the sample."""
         if self.watched.edge is not None:
             self.watched.edge.escalated(self._score(edge), None)
         self._consider(self._scores(edge))
 
-    def _at_last(self, edge: Looked, reason: Reason | None = None) -> Answer:
+    def _at_last(self, edge: EdgePrediction, reason: Reason | None = None) -> Answer:
         """The edge's answer counts: it is sure enough, or nothing better came (`reason`: of what was asked in vain).
 
         Raises:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from edge.escalation.reply_validation import Escalated
-from edge.inference.edge_stage import Looked
+from edge.inference.edge_stage import EdgePrediction
 from hawkvision.core.trace import random_hex
 from hawkvision.core.types import Answer, Prediction, Reason, Received, Tier, Timing
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edge.serving.request_handler import Call
 
 
-def from_edge(call: Call, edge: Looked, *, degraded: bool, reason: Reason | None = None) -> Answer:
+def from_edge(call: Call, edge: EdgePrediction, *, degraded: bool, reason: Reason | None = None) -> Answer:
     """The edge's answer; `reason` if the datacenter was asked in vain."""
     node = call.node
     degraded = degraded or call.route.short
@@ -46,7 +46,7 @@ def from_edge(call: Call, edge: Looked, *, degraded: bool, reason: Reason | None
     )
 
 
-def from_datacenter(call: Call, escalated: Escalated, reason: Reason, edge: Looked | None) -> Answer:
+def from_datacenter(call: Call, escalated: Escalated, reason: Reason, edge: EdgePrediction | None) -> Answer:
     """The datacenter's answer; `edge` is what the edge had thought before, if it had looked."""
     node, reply = call.node, escalated.reply
     received = _through_both(call.received, Received(reply.received_fraction, reply.quality))

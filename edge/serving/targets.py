@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.escalation.client import Uplink
+from edge.escalation.client import DatacenterClient
 from edge.serving.node import LISTED_TARGETS, EdgeNode
 from hawkvision.cascade.policy import Route
 from hawkvision.core.types import AccuracyStatus, Target, Tier, target_fields
@@ -25,7 +25,7 @@ def describe_targets(node: EdgeNode, caller: str = "") -> dict[str, Any]:
         "policy": "hawkvision" if node.baseline is None else node.baseline.name,
         "edge": {"variant": node.stage.name, "accuracy": _accuracy(policy.edge_accuracy)},
         "best": {"variant": node.best, "accuracy": _accuracy(policy.best_accuracy)},
-        "datacenter": None if node.uplink is None else _datacenter(node.uplink),
+        "datacenter": None if node.datacenter is None else _datacenter(node.datacenter),
         "certificates_valid": node.certificates_valid,
         "certificates": _certificates(node),
         "maximum_min_accuracy": policy.maximum_accuracy,
@@ -33,14 +33,14 @@ def describe_targets(node: EdgeNode, caller: str = "") -> dict[str, Any]:
     }
 
 
-def _datacenter(uplink: Uplink) -> dict[str, Any]:
+def _datacenter(datacenter: DatacenterClient) -> dict[str, Any]:
     """Where escalations go and over what; `loss` and `rtt_ms` are null where only TCP knows the link."""
-    rtt_s = uplink.rtt_s
+    rtt_s = datacenter.rtt_s
     return {
-        "url": uplink.url,
-        "up": uplink.up,
-        "transport": uplink.transport.value,
-        "loss": uplink.loss,
+        "url": datacenter.url,
+        "up": datacenter.up,
+        "transport": datacenter.transport.value,
+        "loss": datacenter.loss,
         "rtt_ms": None if rtt_s is None else round(rtt_s * 1e3, 3),
     }
 
@@ -59,7 +59,7 @@ def _certificates(node: EdgeNode) -> dict[str, Any]:
 def _target(node: EdgeNode, target: Target, caller: str) -> dict[str, Any]:
     route = node.policy.route(target)
     watched = node.watched(route, None, caller)
-    reachable = node.uplink is not None or route.escalation == 0.0
+    reachable = node.datacenter is not None or route.escalation == 0.0
     guarantee = node.guarantee(
         route,
         Tier.DATACENTER if route.direct else Tier.EDGE,
@@ -76,8 +76,8 @@ def _target(node: EdgeNode, target: Target, caller: str) -> dict[str, Any]:
         "basis": guarantee.basis.value,
         "delta": guarantee.delta,
         "n": guarantee.n,
-        "escalation": route.escalation if node.uplink else 0.0,
-        "to_best": route.to_best if node.uplink else 0.0,
+        "escalation": route.escalation if node.datacenter else 0.0,
+        "to_best": route.to_best if node.datacenter else 0.0,
         "intermediate": None if route.intermediate is None else route.intermediate.stage,
         "expected_latency_ms": _latency(node, route),
     }
@@ -91,15 +91,15 @@ def _min_accuracy(node: EdgeNode, max_drop: float | None) -> float | None:
 
 
 def _latency(node: EdgeNode, route: Route) -> float | None:
-    edge_ms, uplink = node.pool.service_ms, node.uplink
-    direct = route.direct and uplink is not None
+    edge_ms, datacenter = node.pool.service_ms, node.datacenter
+    direct = route.direct and datacenter is not None
     if not edge_ms and not direct:
         return None
     total_ms = 0.0 if direct else edge_ms
-    if uplink is not None:
-        total_ms += route.to_best * uplink.mean_ms(node.best)
+    if datacenter is not None:
+        total_ms += route.to_best * datacenter.mean_ms(node.best)
         if route.intermediate is not None:
-            total_ms += (route.escalation - route.to_best) * uplink.mean_ms(route.intermediate.stage)
+            total_ms += (route.escalation - route.to_best) * datacenter.mean_ms(route.intermediate.stage)
     return round(total_ms, 3)
 
 

@@ -136,16 +136,16 @@ class Connections:
             self._from[address] = self._from.get(address, 0) + 1
         return None
 
-    def works(self, connection: BoundedProtocol) -> None:
+    def mark_busy(self, connection: BoundedProtocol) -> None:
         """The connection has a request to answer."""
         self._idle.pop(connection, None)
         self._owing.pop(connection, None)
 
-    def idles(self, connection: BoundedProtocol) -> None:
+    def mark_idle(self, connection: BoundedProtocol) -> None:
         """The connection is kept alive and nothing is outstanding."""
         self._idle[connection] = None
 
-    def owes(self, connection: BoundedProtocol, within_s: float) -> None:
+    def mark_unsent(self, connection: BoundedProtocol, within_s: float) -> None:
         """The caller must send what is missing in time; a second call changes nothing."""
         self._idle.pop(connection, None)
         if connection not in self._owing:
@@ -159,9 +159,9 @@ class Connections:
             since, _ = self._owing[connection]
             self._owing[connection] = (since, connection.loop.time() + self.limits.drain_s)
 
-    def leaves(self, connection: BoundedProtocol) -> None:
+    def mark_closing(self, connection: BoundedProtocol) -> None:
         """The connection was refused and waits for its caller to hang up."""
-        self.works(connection)
+        self.mark_busy(connection)
         self._leaving[connection] = connection.loop.time() + self.limits.leave_s
         if len(self._leaving) > MAX_LEAVING:
             oldest, _ = self._leaving.popitem(last=False)
@@ -170,7 +170,7 @@ class Connections:
 
     def gone(self, connection: BoundedProtocol) -> None:
         """The connection is closed."""
-        self.works(connection)
+        self.mark_busy(connection)
         self._leaving.pop(connection, None)
         address = connection.address
         if address is not None:
@@ -280,7 +280,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Count the connection, which owes its first head from now on; else why not."""
         refusal = self.book.enters(self)
         if refusal is None:
-            self.book.owes(self, self.book.limits.head_s)
+            self.book.mark_unsent(self, self.book.limits.head_s)
         return refusal
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -320,7 +320,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if heads != self._heads or pieces != self._pieces or (in_body and not self._in_body):
             self._head_bytes = 0
             if self._begun and not self._answering():
-                self.book.owes(self, self.book.limits.head_s)
+                self.book.mark_unsent(self, self.book.limits.head_s)
             elif self._in_body and heads == self._heads and not self._answering() and not self.flow.write_paused:
                 self._drain(len(data))
             return
@@ -329,7 +329,7 @@ class BoundedProtocol(HttpToolsProtocol):
             part = "the trailers" if in_body else "the request line and headers"
             self._refuse(HeadersTooLarge(f"{part} exceed {MAX_HEAD_BYTES} bytes"))
         elif not in_body and not self._answering():
-            self.book.owes(self, self.book.limits.head_s)
+            self.book.mark_unsent(self, self.book.limits.head_s)
 
     def _decline(self, rest: memoryview) -> None:
         """Read the head that offers another protocol once more, without the offer, and go on with what follows.
@@ -402,7 +402,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._drained_bytes = 0
         self._heads += 1
         if not self.flow.write_paused:  # else it goes on owing us to read
-            self.book.works(self)
+            self.book.mark_busy(self)
 
     def begin(self) -> None:
         """Start to answer the request whose head is complete, or queue it."""
@@ -448,12 +448,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The caller does not read: it has some time to begin."""
         super().pause_writing()
-        self.book.owes(self, self.book.limits.unread_s)
+        self.book.mark_unsent(self, self.book.limits.unread_s)
 
     def resume_writing(self) -> None:
         """The caller reads again."""
         super().resume_writing()
-        self.book.works(self)
+        self.book.mark_busy(self)
         if not self._answering() and not self._closed_for_reading:
             self._rest()
 
@@ -464,13 +464,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def _rest(self) -> None:
         limits = self.book.limits
         if self.flow.write_paused or self.transport.is_closing():
-            self.book.owes(self, limits.unread_s)
+            self.book.mark_unsent(self, limits.unread_s)
         elif self._begun or self._head_bytes:
-            self.book.owes(self, limits.head_s)
+            self.book.mark_unsent(self, limits.head_s)
         elif self._in_body:
-            self.book.owes(self, limits.drain_s)
+            self.book.mark_unsent(self, limits.drain_s)
         else:
-            self.book.idles(self)
+            self.book.mark_idle(self)
 
     # ------------------------------------------------------------------------------------------------- refusing
 
@@ -530,7 +530,7 @@ class BoundedProtocol(HttpToolsProtocol):
         else:  # TLS ends both ways at once
             self.transport.close()
         self.flow.resume_reading()
-        self.book.leaves(self)
+        self.book.mark_closing(self)
 
 
 def bounded(limits: Limits) -> type[asyncio.Protocol]:

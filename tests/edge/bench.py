@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from edge.escalation.client import Uplink
+from edge.escalation.client import DatacenterClient
 from edge.inference.admission import Admission
-from edge.inference.edge_stage import EdgeResult, Model, Others, Stage
+from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel, StagePrediction
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.state_store import StateFile
@@ -142,7 +142,7 @@ async def bench(
     registration: Registration | None = None,
     wide: Backend | None = None,
     reducer: Reducer | None = None,
-    others: Others | None = None,
+    others: ConditionalEnsemble | None = None,
     max_pixels: int = 1_000_000,
 ) -> AsyncIterator[Bench]:
     """The node; `config` says under which policy, and `registration` what `infaas` may choose from.
@@ -158,17 +158,17 @@ async def bench(
         if rule is None
         else BaselinePolicyName(profile, "small", "large", rule, alone=peer is None)
     )
-    stage = Stage(
-        "small", Model("small", backend, SPEC, wide), 1.0, policy.pair.score, others, fingerprint=f"{SHA}/int8"
+    stage = EdgeStage(
+        "small", LoadedModel("small", backend, SPEC, wide), 1.0, policy.pair.score, others, fingerprint=f"{SHA}/int8"
     )
     rates = measured_rates()
     scales = Scales([SPEC], rates, max_pixels, max_pixels)
     admission = Admission(scales, rates, metrics, 1, config.decode_limit_s)
     admission.divide(divided(256 * 1024 * 1024, None))
-    pool: WorkerPool[EdgeResult] = WorkerPool(1, 64, memory=admission.memory)
-    uplink = None
+    pool: WorkerPool[StagePrediction] = WorkerPool(1, 64, memory=admission.memory)
+    datacenter = None
     if peer:
-        uplink = Uplink(
+        datacenter = DatacenterClient(
             peer.url, None, connections, 10, clock,
             transport=transport, reducer=reducer, metrics=metrics, admission=admission,
         )  # fmt: skip
@@ -181,14 +181,14 @@ async def bench(
         policy=policy,
         versions=CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA}),
         pool=pool,
-        uplink=uplink,
+        datacenter=datacenter,
         clock=clock,
         metrics=metrics,
         max_pixels=max_pixels,
         admission=admission,
         datacenter_timeout_s=10.0,
         streams=Streams("digits", max_streams, audit_share, metrics, file, policy.profiles),
-        auditor=Auditor("digits", "large", uplink, metrics, random.Random(1), 10.0, audit_share),
+        auditor=Auditor("digits", "large", datacenter, metrics, random.Random(1), 10.0, audit_share),
         baseline=open_baseline(config, registration, policy, stage, metrics),
     )
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge.inference.edge_stage import Model, Others
+from edge.inference.edge_stage import ConditionalEnsemble, LoadedModel
 from edge.monitoring.certification import stage_of
 from edge.policies import routes
 from edge.policies.routes import BaselinePolicyName, Registered, expected_escalation
@@ -230,7 +230,7 @@ def test_all_edge_with_a_fallback_still_asks_nobody_else(large: Peer) -> None:
 
 def test_a_baselines_edge_looks_twice_as_ours_does(large: Peer) -> None:
     second = GatedBackend(SURE)
-    others = Others((Model("second", second, SPEC),), (1.0, 1.0), 1.0, 0.9)
+    others = ConditionalEnsemble((LoadedModel("second", second, SPEC),), (1.0, 1.0), 1.0, 0.9)
 
     async def scenario() -> Answer:
         async with bench(large, UNSURE, config=EdgeConfig(policy="static"), others=others) as it:

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from edge.inference.edge_stage import Model as Loaded
-from edge.inference.edge_stage import Stage
+from edge.inference.edge_stage import EdgeStage
+from edge.inference.edge_stage import LoadedModel as Loaded
 from edge.policies.infaas import Option, Worker, choose
 from edge.policies.registration import Profiled, Registration, register
 from edge.policies.residency import Residency, first_to_leave
@@ -36,7 +36,7 @@ SIZES = {"small": 5, "mid": 6, "big": 8}
 INFAAS = EdgeConfig(policy="infaas", task="digits")
 
 
-class Model(GatedBackend):
+class LoadedModel(GatedBackend):
     """A variant that knows whether it was unloaded."""
 
     closed = False
@@ -53,18 +53,18 @@ class Store:
         self.gate = threading.Event()
         self.gate.set()
         self.loads: list[str] = []
-        self.models: dict[str, Model] = {}
+        self.models: dict[str, LoadedModel] = {}
         self.broken = False
 
-    def load(self, name: str) -> Stage:
+    def load(self, name: str) -> EdgeStage:
         self.loads.append(name)
         assert self.gate.wait(30)
         if self.broken:
             raise ArtifactError(f"{name}: gone")
-        self.models[name] = Model(SURE)
-        return Stage(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1)
+        self.models[name] = LoadedModel(SURE)
+        return EdgeStage(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1)
 
-    def first(self) -> Stage:
+    def first(self) -> EdgeStage:
         stage = self.load("small")
         self.loads.clear()
         return stage
@@ -238,7 +238,7 @@ def test_memory_has_its_limit_and_nobody_is_given_an_unloaded_model(rounds: list
     async def one(models: Residency, name: str) -> None:
         async with models.held(name) as stage:
             await asyncio.sleep(0)
-            assert isinstance(stage.first.backend, Model)
+            assert isinstance(stage.first.backend, LoadedModel)
             assert not stage.first.backend.closed
             assert stage.name == name
 
@@ -441,9 +441,9 @@ def test_what_slows_one_variant_is_expected_to_slow_all_alike(large: Peer) -> No
             return before, {each.name: each.latency_ms for each in worker.options(0.0)}
 
     before, after = run(scenario)
-    pace = (after["big"] - after["small"]) / (before["big"] - before["small"])
-    assert pace == pytest.approx((after["mid"] - after["small"]) / (before["mid"] - before["small"]))
-    assert pace < 1.0, "a blank backend is faster than what was registered"
+    duration = (after["big"] - after["small"]) / (before["big"] - before["small"])
+    assert duration == pytest.approx((after["mid"] - after["small"]) / (before["mid"] - before["small"]))
+    assert duration < 1.0, "a blank backend is faster than what was registered"
 
 
 # ----------------------------------------------------------------------------------------------------- processes

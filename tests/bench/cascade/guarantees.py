@@ -270,14 +270,14 @@ async def link_down(peer: Peer, target: Target) -> tuple[str, int]:
         await ask(it, target, 20)
         await until(lambda: not it.node.auditor._under_way)
         peer.stages_delay_s = 30.0
-        assert it.node.uplink is not None
+        assert it.node.datacenter is not None
         try:
-            it.node.uplink.link.connected = False
+            it.node.datacenter.link.connected = False
             wrong = held((await ask(it, target, 1_200))[100:])
         finally:
             peer.stages_delay_s = 0.0
-        it.node.uplink.lost.set()
-        await until(lambda: it.node.uplink is not None and it.node.uplink.up)
+        it.node.datacenter.lost.set()
+        await until(lambda: it.node.datacenter is not None and it.node.datacenter.up)
         asked, again = 0, False
         while not again and asked < 4_000:
             again, asked = held(await ask(it, target, 20)) > 0, asked + 20
@@ -287,7 +287,7 @@ async def link_down(peer: Peer, target: Target) -> tuple[str, int]:
         await until(lambda: not it.node.auditor._under_way)
         peer.differing, peer.stages_delay_s = 0.0, 30.0
         try:
-            it.node.uplink.link.connected = False
+            it.node.datacenter.link.connected = False
             wrong += held(await ask(it, target, 2_000))
         finally:
             peer.stages_delay_s = 0.0

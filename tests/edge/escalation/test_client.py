@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from edge.escalation.client import Uplink
+from edge.escalation.client import DatacenterClient
 from edge.escalation.reply_validation import Escalated
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.config import EdgeConfig
@@ -29,11 +29,11 @@ def peer() -> Iterator[Peer]:
 
 def infer(peer: Peer, behaviour: Mapping[str, object], request: EscalationRequest = REQUEST) -> Escalated:
     async def ask() -> Escalated:
-        uplink = Uplink(peer.url, None, connections=1, classes=10, clock=MonotonicClock())
+        datacenter = DatacenterClient(peer.url, None, connections=1, classes=10, clock=MonotonicClock())
         try:
-            return await uplink.infer(b"image", request, start_trace(), timeout_s=60.0)
+            return await datacenter.infer(b"image", request, start_trace(), timeout_s=60.0)
         finally:
-            await uplink.close()
+            await datacenter.close()
 
     peer.intermediate, peer.model, peer.intermediate_score, peer.knows_intermediate = "medium", "committee", 0.5, True
     for name, value in behaviour.items():

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from edge.factory import load_parts
-from edge.inference.edge_stage import Model, Others
+from edge.inference.edge_stage import ConditionalEnsemble, LoadedModel
 from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import OnMiss, Quality
 from tests.edge.bench import SPEC, SURE, UNSURE, GatedBackend, bench, run
 
 
-def others(seconds: float = 0.0) -> Others:
-    found = Others((Model("second", GatedBackend(SURE), SPEC),), (1.0, 1.0), 1.0, 0.99)
+def others(seconds: float = 0.0) -> ConditionalEnsemble:
+    found = ConditionalEnsemble((LoadedModel("second", GatedBackend(SURE), SPEC),), (1.0, 1.0), 1.0, 0.99)
     if seconds:
-        found.pace.took(seconds)
+        found.duration.took(seconds)
     return found
 
 

@@ -70,7 +70,7 @@ def test_what_a_replica_states_counts_and_not_what_the_tier_lists(
     async def scenario() -> list[Answer]:
         async with bench(peer, UNSURE, transport="datagram" if transport is Transport.DATAGRAM else "tcp") as it:
             await known(it.node)
-            await until(lambda: it.node.uplink is not None and it.node.uplink.transport is transport)
+            await until(lambda: it.node.datacenter is not None and it.node.datacenter.transport is transport)
             before = await it.ask(target=Quality.BEST)
             peer.states = states
             between = await it.ask(target=Quality.BEST)
