@@ -65,8 +65,21 @@ class Auditor:
         draws: random.Random,
         timeout_s: float,
         share: float,
+        certified: Callable[[EscalationReply, Received], bool],
     ) -> None:
-        """Of the images that are scored, `share` are drawn; without `datacenter` none of them can be audited."""
+        """Prepare.
+
+        Args:
+            task: whose answers are audited.
+            best: the reference stage.
+            datacenter: runs the reference stage; None audits nothing.
+            metrics: where to count.
+            draws: random numbers that choose the images.
+            timeout_s: longest wait for an audit, if it is less than `PATIENCE_S`.
+            share: of the images that stages score, 0..1.
+            certified: whether a reply was computed by the reference stage as certified.
+        """
+        self._certified = certified
         self._share = share
         self._task = task
         self._best = best
@@ -77,8 +90,6 @@ class Auditor:
         self._under_way: set[asyncio.Task[None]] = set()
         self._held_bytes = 0
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
-        self.certified: Callable[[EscalationReply, Received], bool] = lambda *_: False
-        """Whether a reply was computed by the reference stage as certified; the node says."""
 
     def consider(
         self,
@@ -164,7 +175,7 @@ class Auditor:
                     body = await datacenter.prepare_image(body, probe(body))
                     # Over a lossy link, too, the very image: an answer to another one says nothing about this one.
                     reply = (await datacenter.infer(body, request, trace.child(), self._timeout_s, lossless=True)).reply
-                    reference = reply.top_k[0].index if reply.whole and self.certified(reply, received) else None
+                    reference = reply.top_k[0].index if reply.whole and self._certified(reply, received) else None
                 else:
                     outcome = "skipped"
         except asyncio.CancelledError:

@@ -48,7 +48,7 @@ def balanced(it: Bench) -> dict[str, object]:
 
 def kept(it: Bench, stream: str | None = None) -> Kept:
     """The controller of `balanced` at the edge."""
-    found = it.node.watched(it.node.policy.route(Quality.BALANCED), stream, "127.0.0.1").edge
+    found = it.node.guarantees.watched(it.node.policy.route(Quality.BALANCED), stream, "127.0.0.1").edge
     assert found is not None
     return found
 
@@ -58,7 +58,7 @@ def state_of(it: Bench, stream: str | None = None) -> State:
 
 
 def suspended(it: Bench, stream: str | None = None, target: Target = Quality.BALANCED, caller: str = ME) -> bool:
-    return it.node.watched(it.node.policy.route(target), stream, caller).suspended
+    return it.node.guarantees.watched(it.node.policy.route(target), stream, caller).suspended
 
 
 # ------------------------------------------------------------------------------------------------------- audits
