@@ -19,9 +19,10 @@ from typing import Final
 from edge.escalation.client import DatacenterClient
 from edge.inference.admission import Admission
 from edge.inference.edge_stage import EdgeStage, InferenceJob, StagePrediction, check_stage
+from edge.inference.job_queue import MAX_BATCH
 from edge.inference.stage_loader import StageLoader
 from edge.inference.warm_up import look_at_samples, warm_up
-from edge.inference.worker_pool import MAX_TOGETHER, WorkerPool
+from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.certification import Certification, load_certification, stage_of
 from edge.monitoring.served_versions import ServedVersions
@@ -236,9 +237,9 @@ async def _warm_pool(
 ) -> WorkerPool[StagePrediction]:
     """The worker pool, each of whose workers has run each model."""
     # Our own kernels run images one by one anyway.
-    together = 1 if isinstance(stage.first.backend, Int8Backend) else MAX_TOGETHER
+    together = 1 if isinstance(stage.first.backend, Int8Backend) else MAX_BATCH
     pool: WorkerPool[StagePrediction] = WorkerPool(
-        workers, config.max_queue, on_loop(config, datacenter), most_together=together, memory=admission.memory
+        workers, config.max_queue, on_loop(config, datacenter), max_batch=together, memory=admission.memory
     )
     for model in stage.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))

@@ -1,4 +1,4 @@
-"""What is asked of the datacenter, and what has come of it."""
+"""One escalation under way, and the interim answers to it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from hawkvision.core.trace import TraceContext
 
 @dataclass(slots=True)
 class PartialResults:
-    """What has come of a progressive request while the last is still awaited."""
+    """The interim answers to a progressive request."""
 
     latest: Escalated | None = None
     first_ms: float | None = None
-    came: asyncio.Event = field(default_factory=asyncio.Event)
+    """Round trip of the first of them, in milliseconds."""
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set with the first."""
 
     def add(self, answer: Escalated) -> None:
-        """Another one, of more members."""
+        """Record an answer that more members of the ensemble agreed on than on the one before."""
         self.latest = answer
         self.first_ms = answer.round_trip_ms if self.first_ms is None else self.first_ms
-        self.came.set()
+        self.arrived.set()
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """One escalation, as the arguments of `DatacenterClient.infer` say."""
+    """One escalation; the fields are the arguments of `DatacenterClient.infer`."""
 
     body: bytes
     request: EscalationRequest
@@ -35,4 +37,5 @@ class PendingRequest:
     timeout_s: float
     lossless: bool
     probe: bool
+    """Whether no caller waits for it."""
     parts: PartialResults = field(default_factory=PartialResults)

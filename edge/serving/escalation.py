@@ -8,8 +8,8 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from edge.escalation.client import WaitAbandoned
 from edge.escalation.reply_validation import Escalated
+from edge.escalation.wait_cutoff import WaitAbandoned
 from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
 from edge.serving.evidence import score_of, update_controllers

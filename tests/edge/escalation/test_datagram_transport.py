@@ -152,7 +152,7 @@ def test_a_large_image_with_a_deadline_is_coded_anew_and_the_reply_says_so(peer:
     assert len(peer.datagrams[0][1]) < len(LARGE)
 
 
-@pytest.mark.parametrize(("request_", "exact"), [(HURRIED, True), (EscalationRequest(variant="committee"), False)])
+@pytest.mark.parametrize(("request_", "lossless"), [(HURRIED, True), (EscalationRequest(variant="committee"), False)])
 def test_the_very_bytes_arrive_where_asked_for_and_where_nobody_is_in_a_hurry(
     peer: Peer, request_: EscalationRequest, lossless: bool
 ) -> None:
@@ -170,8 +170,8 @@ def test_an_image_that_does_not_fit_datagrams_goes_over_tcp(peer: Peer) -> None:
     ("behaviour", "body", "error", "says"),
     [
         ({"status": 429}, IMAGE, EscalationFailed, "refused with HTTP 429"),
-        ({"garbage": True}, IMAGE, EscalationFailed, "sent a reply that is none"),
-        ({"model": "another"}, IMAGE, EscalationFailed, "sent a reply that cannot be"),
+        ({"garbage": True}, IMAGE, EscalationFailed, "sent a malformed reply"),
+        ({"model": "another"}, IMAGE, EscalationFailed, "sent an impossible reply"),
         ({"delay_s": 10.0}, IMAGE, EscalationFailed, "had not answered"),
         ({}, IMAGE[:20], BadImage, "JPEG"),
     ],

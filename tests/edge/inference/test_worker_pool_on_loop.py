@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from edge.inference.worker_pool import MOST_HERE_S, WorkerPool
+from edge.inference.worker_pool import MAX_ON_LOOP_S, WorkerPool
 from hawkvision.core.errors import BadImage, NotReady
 from tests.edge.batches import Batches
 from tests.edge.bench import run
@@ -83,12 +83,12 @@ def test_what_came_while_the_loop_ran_a_job_is_in_line_before_the_next() -> None
 
     async def scenario() -> None:
         pool, soon = here(), asyncio.get_running_loop().time() + 100.0
-        wait_full_deadline: list[asyncio.Future[Any]] = []
+        patient: list[asyncio.Future[Any]] = []
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readexactly(6)
             blocks = pool.submit(block, soon)
-            wait_full_deadline.append(pool.submit(lambda: order.append("patient"), soon + 2))
+            patient.append(pool.submit(lambda: order.append("patient"), soon + 2))
             urgent = (await reader.readexactly(6)).decode()
             await pool.submit(lambda: order.append(urgent), soon + 1)
             await blocks
@@ -96,7 +96,7 @@ def test_what_came_while_the_loop_ran_a_job_is_in_line_before_the_next() -> None
 
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             await asyncio.to_thread(call, server.sockets[0].getsockname()[1])
-            await asyncio.gather(*wait_full_deadline)
+            await asyncio.gather(*patient)
         pool.close()
 
     uvloop.run(scenario())
@@ -108,12 +108,12 @@ def test_the_thread_runs_what_the_loop_may_not_and_the_loop_what_comes_after() -
         allowed = [False]
         pool, begun, gate = here(lambda: allowed[0]), threading.Event(), threading.Event()
 
-        def wait_full_deadline() -> bool:
+        def patient() -> bool:
             begun.set()
             assert gate.wait(30)
             return on_the_loop()
 
-        first, second = pool.submit(wait_full_deadline), pool.submit(on_the_loop)
+        first, second = pool.submit(patient), pool.submit(on_the_loop)
         assert await asyncio.to_thread(begun.wait, 30)
         allowed[0] = True
         gate.set()
@@ -127,7 +127,7 @@ def test_the_thread_runs_what_the_loop_may_not_and_the_loop_what_comes_after() -
 def test_the_loop_leaves_jobs_to_the_thread_while_they_take_long() -> None:
     async def scenario() -> list[bool]:
         pool = here()
-        await pool.submit(lambda: threading.Event().wait(2 * MOST_HERE_S))
+        await pool.submit(lambda: threading.Event().wait(2 * MAX_ON_LOOP_S))
         ran_here = [(await pool.submit(on_the_loop))[0] for _ in range(20)]
         pool.close()
         return ran_here
@@ -146,7 +146,7 @@ def test_the_loop_leaves_jobs_to_the_thread_that_together_take_long() -> None:
     async def scenario() -> None:
         pool = here()
         pause = threading.Event()
-        await pool.submit(lambda: pause.wait(0.4 * MOST_HERE_S))  # as long as each takes, as far as the pool knows
+        await pool.submit(lambda: pause.wait(0.4 * MAX_ON_LOOP_S))  # as long as each takes, as far as the pool knows
         await asyncio.gather(*(pool.submit(lambda: 0, None, together) for _ in range(9)))
         pool.close()
 
