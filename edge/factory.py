@@ -31,7 +31,7 @@ from edge.policies.registration import Registration, register
 from edge.policies.selection import open_baseline, rule_of
 from edge.serving.admission import Admission
 from edge.serving.node import EdgeNode
-from hawkvision.cascade.scores import Ranking, most_probable
+from hawkvision.cascade.confidence.scores import Ranking, most_probable
 from hawkvision.core.clock import Clock, MonotonicClock
 from hawkvision.core.config import EdgeConfig, default_state_file
 from hawkvision.core.errors import ConfigError

@@ -44,8 +44,8 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import TraceContext
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import ImageHeader
-from hawkvision.network.circuit_breaker import CircuitBreaker, State
-from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY, Request
+from hawkvision.network.circuit_breaker import BreakerState, CircuitBreaker
+from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY, OutstandingRequest
 from hawkvision.network.transport_choice import Transport
 from hawkvision.system.memory import to_the_end
 from hawkvision.transport.congestion.controller import CongestionFactory
@@ -131,8 +131,8 @@ class Uplink:
         self._metrics = metrics
         if metrics is not None:
             metrics.datacenter_up.set_function(lambda: float(self.up))
-            metrics.datacenter_doubted.set_function(lambda: float(self.up and self.state is not State.CLOSED))
-            for state in State:
+            metrics.datacenter_doubted.set_function(lambda: float(self.up and self.state is not BreakerState.CLOSED))
+            for state in BreakerState:
                 metrics.circuit_breaker.labels(state.value).set_function(partial(self._is, state))
 
     @property
@@ -151,7 +151,7 @@ class Uplink:
         return self._breaker.connected and self._key_refused is None
 
     @property
-    def state(self) -> State:
+    def state(self) -> BreakerState:
         """Of the circuit breaker of the way that the next image goes."""
         return self._breaker.state(self._clock.now())
 
@@ -169,7 +169,7 @@ class Uplink:
     def _breaker(self) -> CircuitBreaker:
         return self._ways.escalation_transport.breaker
 
-    def _is(self, state: State) -> float:
+    def _is(self, state: BreakerState) -> float:
         return float(self.state is state)
 
     def _probed(self) -> None:
@@ -449,7 +449,7 @@ class Uplink:
         escalation_transport: EscalationTransport,
         question: Question,
         answer: Escalated,
-        under_way: Request,
+        under_way: OutstandingRequest,
         *,
         early: bool,
     ) -> None:
@@ -478,7 +478,12 @@ class Uplink:
         self._dc_ms += PACE_GAIN * (own_ms - self._dc_ms) if self._dc_ms else own_ms
 
     def _was_late(
-        self, escalation_transport: EscalationTransport, question: Question, under_way: Request, *, early: bool
+        self,
+        escalation_transport: EscalationTransport,
+        question: Question,
+        under_way: OutstandingRequest,
+        *,
+        early: bool,
     ) -> None:
         """Learn from it; `early`: it should have been back long before."""
         now, timeout_ms = self._clock.now(), question.timeout_s * 1e3
@@ -494,7 +499,7 @@ class Uplink:
         if (
             escalation_transport is self._ways.escalation_transport
             and not question.probe
-            and escalation_transport.breaker.state(now) is State.OPEN
+            and escalation_transport.breaker.state(now) is BreakerState.OPEN
         ):
             self._probe(partial(self._again, question))
 
@@ -508,7 +513,7 @@ class Uplink:
         question: Question,
         status: int,
         payload: bytes,
-        under_way: Request,
+        under_way: OutstandingRequest,
     ) -> RequestError | EscalationFailed:
         """What a reply other than 200 means here."""
         fault, said = refused(status, payload)

@@ -106,7 +106,7 @@ def all_dc(_: Policy) -> Rule:
 def all_edge(policy: Policy) -> Rule:
     """Every image to the edge stage."""
     accuracies = registered(policy)
-    return lambda target: to_edge(target, short=accuracies.missed_by(accuracies.edge, target))
+    return lambda target: to_edge(target, below_target=accuracies.missed_by(accuracies.edge, target))
 
 
 def split(policy: Policy) -> Rule:
@@ -131,12 +131,12 @@ def expected_escalation(pair: Pair, threshold: float) -> float:
 
 def to_best(target: Target, *, short: bool = False) -> Route:
     """Straight to the reference stage."""
-    return Route(math.inf, unguaranteed(target), 1.0, short=short)
+    return Route(math.inf, unguaranteed(target), 1.0, below_target=short)
 
 
 def to_edge(target: Target, *, short: bool = False) -> Route:
     """Answered at the edge, whatever it says."""
-    return Route(-math.inf, unguaranteed(target), 0.0, to_best=0.0, short=short)
+    return Route(-math.inf, unguaranteed(target), 0.0, to_best=0.0, below_target=short)
 
 
 def unguaranteed(target: Target) -> AccuracyGuarantee:

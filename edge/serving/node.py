@@ -32,7 +32,7 @@ from edge.policies.baseline import BaselinePolicy
 from edge.serving.admission import Admission, Turns
 from edge.serving.request_handler import Call
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
-from hawkvision.cascade.policy import Policy, Route, uncertified, unmonitored, weakened
+from hawkvision.cascade.policy import Policy, Route, uncertified, unmonitored, without_guarantee
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import DeadlineMissed, EscalationFailed, ManifestError, NotFound
@@ -422,13 +422,13 @@ class EdgeNode:
         """
         guarantee = route.guarantee
         if guarantee.max_drop is None and guarantee.status is not AccuracyStatus.CERTIFIED:
-            return weakened(guarantee) if degraded else guarantee  # nothing certified is claimed
+            return without_guarantee(guarantee) if degraded else guarantee  # nothing certified is claimed
         if watched.suspended:
-            return replace(weakened(guarantee), status=AccuracyStatus.SUSPENDED)
+            return replace(without_guarantee(guarantee), status=AccuracyStatus.SUSPENDED)
         if not version:
             return uncertified(guarantee)
         if degraded or (tier is Tier.DATACENTER and self._served is None):
-            return weakened(guarantee)
+            return without_guarantee(guarantee)
         if route.controls is not None and (self._served is None or not watched.monitored):
             return unmonitored(guarantee)
         return guarantee

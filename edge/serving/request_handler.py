@@ -112,7 +112,7 @@ class Call:
 
     async def early(self) -> Answer | None:
         """The edge's answer if nothing better is to be had by waiting; None where more of the image might be."""
-        if self.route.direct or self.route.short or self.cost.heavy:
+        if self.route.direct or self.route.below_target or self.cost.heavy:
             return None
         edge = await self._at_edge()
         if self._decide(edge) == Accept() and not self._falls_short(edge):
@@ -164,7 +164,7 @@ class Call:
     @property
     def cannot_meet_target(self) -> bool:
         """Whether the deadline left too little of the image for the target, and the caller asked to be told."""
-        part = self.route.short and self.received.fraction < 1.0
+        part = self.route.below_target and self.received.fraction < 1.0
         return part and self.deadline is not None and self.request.on_miss is OnMiss.FAIL
 
     def slack_ms(self) -> float | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def from_edge(call: Call, edge: Looked, *, degraded: bool, reason: Reason | None = None) -> Answer:
     """The edge's answer; `reason` if the datacenter was asked in vain."""
     node = call.node
-    degraded = degraded or call.route.short
+    degraded = degraded or call.route.below_target
     if degraded:
         node.metrics.degraded.labels(node.task).inc()
     total_ms = (node.clock.now() - call.started) * 1e3
@@ -51,7 +51,7 @@ def from_datacenter(call: Call, escalated: Escalated, reason: Reason, edge: Look
     node, reply = call.node, escalated.reply
     received = _through_both(call.received, Received(reply.received_fraction, reply.quality))
     route = call.route if received == call.received else node.policy.route(call.request.target, received)
-    short = route.short or not (reply.whole or reply.model == node.best) or not reply.complete
+    short = route.below_target or not (reply.whole or reply.model == node.best) or not reply.complete
     if not reply.complete:
         node.metrics.incomplete_answers.labels(node.task).inc()
     if short:
