@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel
 from edge.inference.warm_up import warm_up
-from hawkvision.cascade.scores import Ranking, most_probable
+from hawkvision.cascade.confidence.scores import Ranking, most_probable
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.config import EdgeConfig
 from hawkvision.core.types import Score

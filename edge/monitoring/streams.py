@@ -6,7 +6,7 @@
                            takes three callers (`hawkvision.cascade.drift.monitor`)
 
 A stream has one log of audited outcomes per stage (`Monitor`), and a controller per certificate that it uses
-(`StreamControl`). Where an alarm stands in any log of a stream, all of its targets are suspended.
+(`DriftController`). Where an alarm stands in any log of a stream, all of its targets are suspended.
 
 Names come from callers, so memory is bounded: they are hashed, and beyond `limit` streams the one that was used longest
 ago makes room. With a state file, what makes room is written to it and taken up again when its stream comes back. An
@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 
 from edge.monitoring.state_store import StateError, StateFile, StreamState, encode_state
 from hawkvision.cascade.drift.monitor import Claims, Coverage, Monitor
-from hawkvision.cascade.drift.online import StreamControl, Terms
+from hawkvision.cascade.drift.online import ControllerSpec, DriftController
 from hawkvision.cascade.route import Controls
 from hawkvision.core.logs import Transitions
 from hawkvision.core.metrics import EdgeMetrics
@@ -90,7 +90,7 @@ class Stream:
             _forget(state.monitors, profiles)
         self.coverage = Coverage()
         self.monitors: dict[str, Monitor] = {}
-        self.controls: dict[str, StreamControl] = {}
+        self.controls: dict[str, DriftController] = {}
         self.suspended = state.suspended
         """Whether an alarm stands in any of its logs."""
         self._kept = state
@@ -115,12 +115,12 @@ class Stream:
             self.update()
         return found
 
-    def control(self, terms: Terms, audit_share: float) -> StreamControl:
+    def control(self, spec: ControllerSpec, audit_share: float) -> DriftController:
         """The controller of a certificate."""
-        found = self.controls.get(terms.key)
+        found = self.controls.get(spec.key)
         if found is None:
-            found = self.controls[terms.key] = StreamControl(terms, audit_share)
-            kept = self._kept.controls.pop(terms.key, None)
+            found = self.controls[spec.key] = DriftController(spec, audit_share)
+            kept = self._kept.controls.pop(spec.key, None)
             if kept is not None:
                 found.restore(kept)
         return found
@@ -156,29 +156,29 @@ class Kept:
 
     __slots__ = ("_watched", "control")
 
-    def __init__(self, control: StreamControl, watched: Watched) -> None:
+    def __init__(self, control: DriftController, watched: Watched) -> None:
         self.control = control
         self._watched = watched
 
     def accepted(self, score: float, differs: bool | None) -> None:
-        """See `StreamControl.accepted`."""
+        """See `DriftController.accepted`."""
         self.control.follow(self._watched.suspended)
         self.control.accepted(score, self._watched.weight, differs)
         self._watched.changed()
 
     def unseen(self) -> None:
-        """See `StreamControl.unseen`."""
+        """See `DriftController.unseen`."""
         self.control.unseen()
         self._watched.changed()
 
     def escalated(self, score: float, differs: bool | None) -> None:
-        """See `StreamControl.escalated`."""
+        """See `DriftController.escalated`."""
         self.control.follow(self._watched.suspended)
         self.control.escalated(score, differs)
         self._watched.changed()
 
     def fell_short(self, score: float) -> None:
-        """See `StreamControl.fell_short`."""
+        """See `DriftController.fell_short`."""
         self.control.fell_short(score)
         self._watched.changed()
 

@@ -8,7 +8,7 @@ from edge.inference.edge_stage import EdgeStage
 from edge.monitoring.certification import Certification, Source
 from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.streams import Streams, Watched
-from hawkvision.cascade.policy import Policy, Route, uncertified, unmonitored, weakened
+from hawkvision.cascade.policy import Policy, Route, uncertified, unmonitored, without_guarantee
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.core.types import WHOLE, AccuracyGuarantee, AccuracyStatus, Received, Tier
@@ -116,13 +116,13 @@ class Guarantees:
         """
         guarantee = route.guarantee
         if guarantee.max_drop is None and guarantee.status is not AccuracyStatus.CERTIFIED:
-            return weakened(guarantee) if degraded else guarantee  # nothing certified is claimed
+            return without_guarantee(guarantee) if degraded else guarantee  # nothing certified is claimed
         if watched.suspended:
-            return replace(weakened(guarantee), status=AccuracyStatus.SUSPENDED)
+            return replace(without_guarantee(guarantee), status=AccuracyStatus.SUSPENDED)
         if not version:
             return uncertified(guarantee)
         if degraded or (tier is Tier.DATACENTER and not self.served.listed):
-            return weakened(guarantee)
+            return without_guarantee(guarantee)
         if route.controls is not None and (not self.served.listed or not watched.monitored):
             return unmonitored(guarantee)
         return guarantee

@@ -64,7 +64,7 @@ class RequestHandler:
 
     async def try_partial_image(self) -> Answer | None:
         """The edge's answer to a part of the image, if the target accepts it; None to wait for the rest."""
-        if self.image.route.direct or self.image.route.short or self.image.cost.heavy:
+        if self.image.route.direct or self.image.route.below_target or self.image.cost.heavy:
             return None
         edge = await self.run_edge()
         if self._decide(edge) == Accept() and not below_target(self.image, edge):
@@ -139,7 +139,7 @@ class RequestHandler:
     def cannot_meet_target(self) -> bool:
         """Whether too little of the image arrived for the target, and the caller asked for an error in that case."""
         image = self.image
-        partial = image.route.short and image.received.fraction < 1.0
+        partial = image.route.below_target and image.received.fraction < 1.0
         return partial and image.deadline is not None and image.on_miss is OnMiss.FAIL
 
     @property

@@ -25,7 +25,7 @@ def edge_answer(
         reason: of the escalation, if the datacenter was asked and gave no answer that could be used.
     """
     guarantees, labels, result = context.guarantees, context.labels, edge.result
-    degraded = degraded or image.route.short
+    degraded = degraded or image.route.below_target
     if degraded:
         context.metrics.degraded.labels(context.task).inc()
     total_ms = (context.clock.now() - image.started) * 1e3
@@ -68,7 +68,7 @@ def datacenter_answer(
     guarantees, reply = context.guarantees, escalated.reply
     received = _through_both(image.received, Received(reply.received_fraction, reply.quality))
     route = image.route if received == image.received else guarantees.policy.route(image.asked.target, received)
-    below_target = route.short or not (reply.whole or reply.model == context.best) or not reply.complete
+    below_target = route.below_target or not (reply.whole or reply.model == context.best) or not reply.complete
     if not reply.complete:
         context.metrics.incomplete_answers.labels(context.task).inc()
     if below_target:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from edge.monitoring.state_opening import open_state
 from edge.monitoring.state_store import APPLICATION_ID, StateError, StateFile, StreamState, decode_state, encode_state
 from hawkvision.cascade.drift.monitor import MonitorState
-from hawkvision.cascade.drift.online import State
+from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
@@ -27,7 +27,13 @@ POSITIVE = st.floats(1e-6, 1e9)
 COUNTS = st.integers(0, 2**53)
 NAMES = st.text(max_size=40)
 CONTROLS = st.builds(
-    State, key=NAMES, theta=FINITE, correction=POSITIVE, debt=POSITIVE, suspended=st.booleans(), requests=COUNTS
+    ControllerState,
+    key=NAMES,
+    theta=FINITE,
+    correction=POSITIVE,
+    debt=POSITIVE,
+    suspended=st.booleans(),
+    requests=COUNTS,
 )
 LOGS = st.builds(
     MonitorState,
@@ -47,7 +53,7 @@ STATES = st.builds(
 
 def state(theta: float = 0.5, *, suspended: bool = False) -> StreamState:
     failed, alarms = (0, 1) if suspended else (None, 0)
-    return StreamState({"c": MonitorState("c", failed=failed, alarms=alarms)}, {"c": State("c", theta)})
+    return StreamState({"c": MonitorState("c", failed=failed, alarms=alarms)}, {"c": ControllerState("c", theta)})
 
 
 def row(place: bytes, state: StreamState) -> tuple[bytes, bytes, bool]:
@@ -82,7 +88,7 @@ def test_any_bytes_are_a_state_or_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("change", [{"correction": -1.0}, {"debt": -1.0}, {"requests": -1}])
 def test_a_controller_that_cannot_be_is_refused(change: dict[str, object]) -> None:
-    control = msgspec.structs.replace(State("c", 0.5), **change)
+    control = msgspec.structs.replace(ControllerState("c", 0.5), **change)
     with pytest.raises(ValueError, match="none that a controller can have"):
         decode_state(encode_state(StreamState(controls={"c": control})))
 

@@ -11,7 +11,7 @@ import pytest
 from edge.monitoring.audits import MOST_AT_ONCE, MOST_UNDER_WAY
 from edge.monitoring.streams import Kept
 from edge.serving.targets import describe_targets
-from hawkvision.cascade.drift.online import State
+from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.escalation_api import parse_escalation_headers
 from hawkvision.core.types import (
@@ -53,7 +53,7 @@ def kept(it: Bench, stream: str | None = None) -> Kept:
     return found
 
 
-def state_of(it: Bench, stream: str | None = None) -> State:
+def state_of(it: Bench, stream: str | None = None) -> ControllerState:
     return kept(it, stream).control.state
 
 

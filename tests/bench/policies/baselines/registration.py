@@ -76,7 +76,9 @@ class Registration:
         reached = max(each.accuracy for each in self.variants.values())
         missed = accuracies.below_target
         return lambda target: (
-            to_best(target, short=missed(self.best_accuracy, target)) if missed(reached, target) else to_edge(target)
+            to_best(target, below_target=missed(self.best_accuracy, target))
+            if missed(reached, target)
+            else to_edge(target)
         )
 
 

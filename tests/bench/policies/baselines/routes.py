@@ -1,7 +1,7 @@
 """The baselines whose decision is a route: a pure function of the target and of registered accuracies.
 
-Nothing is certified, so every guarantee is `best_effort`. A route is `short` if the model that it names is registered
-with less accuracy than the target asks for; its answers then say that they are degraded.
+Nothing is certified, so every guarantee is `best_effort`. A route is `below_target` if the model that it names is
+registered with less accuracy than the target asks for; its answers then say that they are degraded.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def all_dc(_: Policy) -> Rule:
 def all_edge(policy: Policy) -> Rule:
     """Every image to the edge stage."""
     accuracies = registered(policy)
-    return lambda target: to_edge(target, short=accuracies.below_target(accuracies.edge, target))
+    return lambda target: to_edge(target, below_target=accuracies.below_target(accuracies.edge, target))
 
 
 def split(policy: Policy) -> Rule:
@@ -127,14 +127,14 @@ def expected_escalation(pair: Pair, threshold: float) -> float:
     return next((p.escalation for p in reversed(pair.path) if threshold_value(p.threshold) >= threshold), 1.0)
 
 
-def to_best(target: Target, *, short: bool = False) -> Route:
+def to_best(target: Target, *, below_target: bool = False) -> Route:
     """Straight to the reference stage."""
-    return Route(math.inf, unguaranteed(target), 1.0, short=short)
+    return Route(math.inf, unguaranteed(target), 1.0, below_target=below_target)
 
 
-def to_edge(target: Target, *, short: bool = False) -> Route:
+def to_edge(target: Target, *, below_target: bool = False) -> Route:
     """The edge's answer, whatever its score."""
-    return Route(-math.inf, unguaranteed(target), 0.0, to_best=0.0, short=short)
+    return Route(-math.inf, unguaranteed(target), 0.0, to_best=0.0, below_target=below_target)
 
 
 def unguaranteed(target: Target) -> AccuracyGuarantee:
