@@ -6,7 +6,8 @@ import logging
 from pathlib import Path
 
 from edge.monitoring.state_store import StateError, StateFile
-from edge.monitoring.streams import DEFAULT_STREAM, ROWS_PER_STREAM
+from edge.monitoring.stream_keys import DEFAULT_STREAM
+from edge.monitoring.streams import ROWS_PER_STREAM
 from hawkvision.core.config import EdgeConfig, default_state_file
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics

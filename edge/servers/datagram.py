@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 from prometheus_client.registry import Collector
 
-from edge.monitoring.streams import caller_of
+from edge.monitoring.stream_keys import caller_of
 from edge.servers.http import EdgeApp
 from edge.servers.request_fields import with_stream
 from edge.serving.node import EdgeNode

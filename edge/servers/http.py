@@ -20,7 +20,7 @@ from prometheus_client import Counter, Histogram
 from starlette.types import Message, Receive, Scope, Send
 
 from edge.inference.admission import WorkFull
-from edge.monitoring.streams import caller_of
+from edge.monitoring.stream_keys import caller_of
 from edge.servers import oip_routes
 from edge.servers.fast_path import LOCAL, Headers, Reply, WholeBody
 from edge.servers.forms import read_form

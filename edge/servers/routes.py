@@ -24,7 +24,7 @@ from hawkvision.core.escalation_api import TRANSPORT_PATH, Transports
 from hawkvision.core.metrics import EdgeMetrics
 
 CALLER: Final = "hawkvision.caller"
-"""In a request's scope: whose evidence the caller's requests are (`edge.monitoring.streams.caller_of`)."""
+"""In a request's scope: whose evidence the caller's requests are (`edge.monitoring.stream_keys.caller_of`)."""
 
 log = logging.getLogger("hawkvision.edge")
 

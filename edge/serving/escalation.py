@@ -138,14 +138,14 @@ def _intermediate(context: ServingContext, image: ImageRequest, edge: EdgePredic
     threshold, an accuracy debt or a busy edge adds. While the guarantee is suspended, the intermediate stage still
     scores images without answering: its log must show when traffic is as certified again.
     """
-    route, watched = image.route.intermediate, image.watched
+    route, controllers = image.route.intermediate, image.controllers
     if route is None or not context.served.serves(route.stage):
         return None
     if edge is not None and (edge.result.truncated or score_of(image, edge) >= image.route.threshold):
         return None
-    controller = watched.intermediate
+    controller = controllers.intermediate
     bar = max(0.0, route.threshold if controller is None else controller.control.threshold)
-    if watched.suspended:
+    if controllers.suspended:
         bar = math.inf
     return Intermediate(route.score, bar, context.best)
 

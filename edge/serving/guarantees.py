@@ -7,7 +7,8 @@ from dataclasses import replace
 from edge.inference.edge_stage import EdgeStage
 from edge.monitoring.certification import Certification, Source
 from edge.monitoring.served_versions import ServedVersions
-from edge.monitoring.streams import Streams, Watched
+from edge.monitoring.stream_controllers import StreamControllers
+from edge.monitoring.streams import Streams
 from hawkvision.cascade.policy import Policy, Route, uncertified, unmonitored, without_guarantee
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.escalation_api import EscalationReply
@@ -69,10 +70,12 @@ class Guarantees:
         intermediate = found.policy.pair.intermediate
         self.served.adopt(found.versions, None if intermediate is None else intermediate.name)
 
-    def watched(self, route: Route, stream: str | None, caller: str = "", received: Received = WHOLE) -> Watched:
+    def controllers(
+        self, route: Route, stream: str | None, caller: str = "", received: Received = WHOLE
+    ) -> StreamControllers:
         """A request's stream controllers; empty where no certificate stands behind it, or one for other versions."""
         controls = route.controls if self.edge_certified(route, received) else None
-        return self._streams.watched(stream, controls, caller)
+        return self._streams.controllers(stream, controls, caller)
 
     def edge_certified(self, route: Route, received: Received = WHOLE) -> bool:
         """Whether the edge stage runs as certified; true for a route that does not ask it."""
@@ -100,7 +103,7 @@ class Guarantees:
         return self.served.references_certified(None if route.intermediate is None else route.intermediate.stage)
 
     def of_answer(
-        self, route: Route, tier: Tier, watched: Watched, *, degraded: bool = False, version: bool = True
+        self, route: Route, tier: Tier, controllers: StreamControllers, *, degraded: bool = False, version: bool = True
     ) -> AccuracyGuarantee:
         """The guarantee of an answer, given what computed it and the traffic of its stream.
 
@@ -110,19 +113,19 @@ class Guarantees:
         Args:
             route: of the target.
             tier: the tier that answered.
-            watched: the request's stream controllers.
+            controllers: the request's stream controllers.
             degraded: whether the answer is below the target.
             version: whether certified versions computed it (`as_certified`).
         """
         guarantee = route.guarantee
         if guarantee.max_drop is None and guarantee.status is not AccuracyStatus.CERTIFIED:
             return without_guarantee(guarantee) if degraded else guarantee  # nothing certified is claimed
-        if watched.suspended:
+        if controllers.suspended:
             return replace(without_guarantee(guarantee), status=AccuracyStatus.SUSPENDED)
         if not version:
             return uncertified(guarantee)
         if degraded or (tier is Tier.DATACENTER and not self.served.listed):
             return without_guarantee(guarantee)
-        if route.controls is not None and (not self.served.listed or not watched.monitored):
+        if route.controls is not None and (not self.served.listed or not controllers.monitored):
             return unmonitored(guarantee)
         return guarantee

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edge.inference.admission import Admitted, Turns
 from edge.inference.edge_stage import EdgeStage
-from edge.monitoring.streams import Watched
+from edge.monitoring.stream_controllers import StreamControllers
 from hawkvision.cascade.policy import Route
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import Deadline
@@ -29,8 +29,8 @@ class ImageRequest:
     asked: ClassifyRequest
     on_miss: OnMiss
     route: Route
-    watched: Watched
-    """Its stream controllers."""
+    controllers: StreamControllers
+    """Of its streams."""
     stage: EdgeStage
     """The edge stage, with the certificates in force on arrival."""
     versions: CertifiedVersions

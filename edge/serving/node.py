@@ -207,7 +207,7 @@ class EdgeNode:
             request,
             request.on_miss,
             route,
-            guarantees.watched(route, request.stream, caller, received),
+            guarantees.controllers(route, request.stream, caller, received),
             guarantees.stage,
             self.context.served.versions,
             self.best,

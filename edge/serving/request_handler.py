@@ -201,7 +201,7 @@ class RequestHandler:
 
     def _decide(self, edge: EdgePrediction | None) -> Decision:
         """What to do with an edge prediction, or with an image that the edge stage did not run on."""
-        image, datacenter, controller = self.image, self.context.datacenter, self.image.watched.edge
+        image, datacenter, controller = self.image, self.context.datacenter, self.image.controllers.edge
         decision = decide(
             image.route,
             -math.inf if edge is None or edge.result.truncated else score_of(image, edge),

@@ -39,7 +39,7 @@ def edge_answer(
         accuracy=guarantees.of_answer(
             image.route,
             Tier.EDGE,
-            image.watched,
+            image.controllers,
             degraded=degraded,
             version=image.versions is context.served.versions and guarantees.as_certified(image.route, image.received),
         ),
@@ -89,7 +89,9 @@ def datacenter_answer(
         top_k=tuple(Prediction(context.labels[c.index], c.index, c.confidence) for c in reply.top_k),
         model=reply.model,
         tier=Tier.DATACENTER,
-        accuracy=guarantees.of_answer(route, Tier.DATACENTER, image.watched, degraded=below_target, version=certified),
+        accuracy=guarantees.of_answer(
+            route, Tier.DATACENTER, image.controllers, degraded=below_target, version=certified
+        ),
         escalated=True,
         reason=reason,
         degraded=below_target,

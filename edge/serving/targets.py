@@ -59,12 +59,12 @@ def _certificates(node: EdgeNode) -> dict[str, Any]:
 
 def _target(node: EdgeNode, target: Target, caller: str) -> dict[str, Any]:
     route = node.policy.route(target)
-    watched = node.guarantees.watched(route, None, caller)
+    controllers = node.guarantees.controllers(route, None, caller)
     reachable = node.datacenter is not None or route.escalation == 0.0
     guarantee = node.guarantees.of_answer(
         route,
         Tier.DATACENTER if route.direct else Tier.EDGE,
-        watched,
+        controllers,
         degraded=not reachable,
         version=node.guarantees.as_certified(route),
     )

@@ -21,7 +21,8 @@ from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedMode
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.certification import Certification, MakePolicy
 from edge.monitoring.state_store import StateFile
-from edge.monitoring.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
+from edge.monitoring.stream_keys import DEFAULT_STREAM
+from edge.monitoring.streams import ROWS_PER_STREAM, Streams
 from edge.serving.baseline import LoadedBaseline
 from edge.serving.node import EdgeNode
 from hawkvision.cascade.policy import Policy

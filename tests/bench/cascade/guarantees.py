@@ -338,7 +338,7 @@ async def restarted(peer: Peer, target: Target) -> tuple[str, int]:
 
 def outcomes(it: Bench) -> int:
     """Audited outcomes in all logs."""
-    return sum(m.state.audits for stream in it.node.streams._all() for m in stream.monitors.values())
+    return sum(m.state.audits for stream in it.node.streams.all() for m in stream.monitors.values())
 
 
 async def rolling_update(peer: Peer, target: Target) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge.monitoring.audits import MOST_AT_ONCE, MOST_UNDER_WAY
-from edge.monitoring.streams import Kept
+from edge.monitoring.stream_controllers import StreamController
 from edge.serving.targets import describe_targets
 from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.core.errors import DeadlineMissed
@@ -46,9 +46,9 @@ def balanced(it: Bench) -> dict[str, object]:
     return next(entry for entry in listed if entry["target"] == {"quality": "balanced"})
 
 
-def kept(it: Bench, stream: str | None = None) -> Kept:
+def kept(it: Bench, stream: str | None = None) -> StreamController:
     """The controller of `balanced` at the edge."""
-    found = it.node.guarantees.watched(it.node.policy.route(Quality.BALANCED), stream, "127.0.0.1").edge
+    found = it.node.guarantees.controllers(it.node.policy.route(Quality.BALANCED), stream, "127.0.0.1").edge
     assert found is not None
     return found
 
@@ -58,7 +58,7 @@ def state_of(it: Bench, stream: str | None = None) -> ControllerState:
 
 
 def suspended(it: Bench, stream: str | None = None, target: Target = Quality.BALANCED, caller: str = ME) -> bool:
-    return it.node.guarantees.watched(it.node.policy.route(target), stream, caller).suspended
+    return it.node.guarantees.controllers(it.node.policy.route(target), stream, caller).suspended
 
 
 # ------------------------------------------------------------------------------------------------------- audits

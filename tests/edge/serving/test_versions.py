@@ -12,7 +12,7 @@ import pytest
 
 from edge.monitoring.certification import Certification
 from edge.monitoring.state_store import StateFile
-from edge.monitoring.streams import DEFAULT_STREAM
+from edge.monitoring.stream_keys import DEFAULT_STREAM
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.errors import ManifestError
@@ -50,7 +50,7 @@ def of_answer(answer: Answer) -> tuple[AccuracyStatus, Basis]:
 
 def learned(it: Bench) -> int:
     """Audited outcomes in all logs of all streams."""
-    return sum(m.state.audits for stream in it.node.streams._all() for m in stream.monitors.values())
+    return sum(m.state.audits for stream in it.node.streams.all() for m in stream.monitors.values())
 
 
 @pytest.fixture(params=["tcp", "datagram"])
@@ -161,7 +161,7 @@ def test_an_intermediate_stage_of_another_version_enters_no_log_and_certifies_no
             large.intermediate_score = 1.0
             by_intermediate = await it.ask(target=THREE_LEVELS)
             await many(it, 40, target=THREE_LEVELS)
-            return passed_over, by_intermediate, {k for s in it.node.streams._all() for k in s.monitors}
+            return passed_over, by_intermediate, {k for s in it.node.streams.all() for k in s.monitors}
 
     passed_over, by_intermediate, logs = run(scenario)
     assert (passed_over.model, by_intermediate.model) == ("large", "medium")
@@ -290,7 +290,7 @@ def test_audits_under_way_enter_no_log_of_the_next_certificates(large: Peer, tmp
             assert status is not AccuracyStatus.SUSPENDED, "the alarm was about the certificates before"
             large.held = False
             await until(lambda: not it.node.auditor._under_way)
-            keys = {key for stream in it.node.streams._all() for key in stream.monitors}
+            keys = {key for stream in it.node.streams.all() for key in stream.monitors}
             return keys, it.node.policy.profiles
 
     keys, profiles = run(scenario)
