@@ -25,7 +25,8 @@ from edge.inference.loading import Loading
 from edge.monitoring.certification import CertificationReload, files_of
 from edge.servers.datagram import DatagramServer
 from edge.servers.fast_path import fast_path_protocol
-from edge.servers.http import EdgeApp
+from edge.servers.frontend import Frontend
+from edge.servers.http import HttpApp
 from edge.serving.node import EdgeNode
 from hawkvision.core import logs
 from hawkvision.core.arguments import EDGE_UP, parse_arguments
@@ -75,13 +76,13 @@ async def serve(config: EdgeConfig) -> bool:
     keys = Keys(config.api_key, config.keys_file, where="edge.api_key")
     certificates = server_certificates(config, "edge")
     datacenter = datacenter_certificates(config)
-    app = EdgeApp(metrics, clock, keys, config.max_body_bytes)
+    frontend = Frontend(metrics, clock, keys, config.max_body_bytes)
     if certificates is not None:
         metrics.watch_tls(certificates.state)
     reloads = Reloads.of(keys, certificates, datacenter)
     listener = _listen(config.host, config.port)
     limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
-    server = _server(app, limits, config, certificates)
+    server = _server(HttpApp(frontend), limits, config, certificates)
     datagram: DatagramServer | None = None
     node: EdgeNode | None = None
     certification: CertificationReload | None = None
@@ -111,11 +112,11 @@ async def serve(config: EdgeConfig) -> bool:
             reloads.add("certificates", files_of(config), certification.reload)
             reloads.start()
         if node.admission.parts is not None:
-            app.bodies.limit_bytes = bodies_limit(node.admission.parts)
+            frontend.bodies.limit_bytes = bodies_limit(node.admission.parts)
         port = config.feature(DatagramSettings).port
         if port is not None:
-            datagram = await DatagramServer.open(config, port, app, metrics, loaded.useful_side, keys)
-            app.transports = datagram.offered.transports
+            datagram = await DatagramServer.open(config, port, frontend, loaded.useful_side)
+            frontend.transports = datagram.offered.transports
             reloads.add("edge.datagram_certificate", datagram.offered.files, datagram.offered.reload)
             reloads.start()
         if server.should_exit:  # told to stop meanwhile; the socket is closed
@@ -123,7 +124,7 @@ async def serve(config: EdgeConfig) -> bool:
         # What is loaded by now lives as long as the process: keep it out of every later collection.
         gc.collect()
         gc.freeze()
-        app.mark_ready(node)
+        frontend.mark_ready(node)
         _announce(listener, node, datagram, tls=certificates is not None)
         await serving
         return True
@@ -135,13 +136,13 @@ async def serve(config: EdgeConfig) -> bool:
             await datagram.close(config.drain_timeout_s)
         if certification is not None:
             await certification.close()
-        app.start_draining()
+        frontend.start_draining()
         if node is not None:
             await node.close()
         listener.close()
 
 
-def _server(app: EdgeApp, limits: Limits, config: EdgeConfig, certificates: Certificates | None) -> _Server:
+def _server(app: HttpApp, limits: Limits, config: EdgeConfig, certificates: Certificates | None) -> _Server:
     """The server of the HTTP server; it does not listen by itself."""
     protocol = fast_path_protocol(limits, app, answers_pages=not config.cors_origins)
     if certificates is not None:

@@ -48,11 +48,11 @@ class Reply(NamedTuple):
 
 
 class FastPathApp(Protocol):
-    """An application that answers complete requests to one path."""
+    """An application that answers complete requests to some paths."""
 
     @property
-    def fast_path(self) -> bytes:
-        """The path; only POST requests are answered."""
+    def fast_paths(self) -> tuple[bytes, ...]:
+        """The paths; only POST requests are answered."""
         ...
 
     async def answer(
@@ -179,10 +179,10 @@ class FastPathProtocol(BoundedProtocol):
 
     def begin(self) -> None:
         """Hold the request if it is eligible for the fast path."""
-        parser, path = self.parser, self.fast_app.fast_path
+        parser, paths = self.parser, self.fast_app.fast_paths
         if (
-            self.url.startswith(path)
-            and (url := httptools.parse_url(self.url)).path == path
+            self.url.startswith(paths)
+            and (url := httptools.parse_url(self.url)).path in paths
             and not self._answering()
             and not self.expect_100_continue
             and parser.get_method() == b"POST"
