@@ -20,7 +20,7 @@ from typing import Final
 
 import uvicorn
 
-from edge.factory import load_parts, open_node
+from edge.factory import load_components, open_node
 from edge.inference.loading import Loading
 from edge.monitoring.certification import CertificationReload, files_of
 from edge.servers.datagram import DatagramServer
@@ -99,7 +99,7 @@ async def serve(config: EdgeConfig) -> bool:
         asyncio.get_running_loop().add_signal_handler(number, stop)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
     reloads.start()
-    loading = Loading(partial(load_parts, config))
+    loading = Loading(partial(load_components, config))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         loaded = await loading.result()
@@ -107,8 +107,8 @@ async def serve(config: EdgeConfig) -> bool:
             log.info("told to stop while models were loading")
             return not loading.left_behind()
         node = await open_node(config, loaded, metrics, clock, None if datacenter is None else datacenter.renewing())
-        if config.policy == "hawkvision":  # baselines certify nothing
-            certification = CertificationReload(config, node, loaded.certification)
+        if node.baseline is None:  # baselines certify nothing
+            certification = CertificationReload(config, node.guarantees.adopt, loaded.certification)
             reloads.add("certificates", files_of(config), certification.reload)
             reloads.start()
         if node.admission.parts is not None:

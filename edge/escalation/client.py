@@ -35,7 +35,7 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import TraceContext
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import ImageHeader
-from hawkvision.network.circuit_breaker import CircuitBreaker, State
+from hawkvision.network.circuit_breaker import BreakerState, CircuitBreaker
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
 from hawkvision.network.transport_choice import Transport
 from hawkvision.transport.congestion.controller import CongestionFactory
@@ -108,8 +108,8 @@ class DatacenterClient:
         self._metrics = metrics
         if metrics is not None:
             metrics.datacenter_up.set_function(lambda: float(self.up))
-            metrics.datacenter_doubted.set_function(lambda: float(self.up and self.state is not State.CLOSED))
-            for state in State:
+            metrics.datacenter_doubted.set_function(lambda: float(self.up and self.state is not BreakerState.CLOSED))
+            for state in BreakerState:
                 metrics.circuit_breaker.labels(state.value).set_function(partial(self._is, state))
 
     # ------------------------------------------------------------------------------------- state of the link
@@ -130,7 +130,7 @@ class DatacenterClient:
         return self._breaker.connected and self._exchanges.key_refused is None
 
     @property
-    def state(self) -> State:
+    def state(self) -> BreakerState:
         """State of the circuit breaker of the transport in use."""
         return self._breaker.state(self._clock.now())
 
@@ -295,7 +295,7 @@ class DatacenterClient:
     def _breaker(self) -> CircuitBreaker:
         return self._selector.carrier.breaker
 
-    def _is(self, state: State) -> float:
+    def _is(self, state: BreakerState) -> float:
         return float(self.state is state)
 
     def _probe(self, prepare: Callable[[], Awaitable[PendingRequest]]) -> bool:

@@ -15,8 +15,8 @@ from hawkvision.core import errors
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply
-from hawkvision.network.circuit_breaker import State
-from hawkvision.network.response_time import Request
+from hawkvision.network.circuit_breaker import BreakerState
+from hawkvision.network.response_time import OutstandingRequest
 from hawkvision.network.transport_choice import Transport
 
 MEAN_GAIN: Final = 0.05
@@ -116,7 +116,13 @@ class Exchanges:
         return answer
 
     def _record_answer(
-        self, carrier: EscalationTransport, pending: PendingRequest, answer: Escalated, sent: Request, *, expected: bool
+        self,
+        carrier: EscalationTransport,
+        pending: PendingRequest,
+        answer: Escalated,
+        sent: OutstandingRequest,
+        *,
+        expected: bool,
     ) -> None:
         """Record a reply; `expected`: it should have been on time.
 
@@ -144,7 +150,7 @@ class Exchanges:
         self._datacenter_ms += MEAN_GAIN * (own_ms - self._datacenter_ms) if self._datacenter_ms else own_ms
 
     def _record_late(
-        self, carrier: EscalationTransport, pending: PendingRequest, sent: Request, *, expected: bool
+        self, carrier: EscalationTransport, pending: PendingRequest, sent: OutstandingRequest, *, expected: bool
     ) -> None:
         """Record that no reply came in time; `expected`: one should have come long before."""
         now, timeout_ms = self._clock.now(), pending.timeout_s * 1e3
@@ -156,7 +162,7 @@ class Exchanges:
         carrier.breaker.times.given_up(sent, waited_ms, now, probe=pending.probe)
         if carrier is self._selector.http and expected:
             self._selector.record_tcp(late=self._datacenter_ms <= OWN_SHARE * timeout_ms)
-        if carrier is self._selector.carrier and not pending.probe and carrier.breaker.state(now) is State.OPEN:
+        if carrier is self._selector.carrier and not pending.probe and carrier.breaker.state(now) is BreakerState.OPEN:
             self._probe(pending)
 
     def _record_failure(self, carrier: EscalationTransport) -> None:
@@ -164,7 +170,12 @@ class Exchanges:
         self._on_failure()
 
     def _refusal(
-        self, carrier: EscalationTransport, pending: PendingRequest, status: int, payload: bytes, sent: Request
+        self,
+        carrier: EscalationTransport,
+        pending: PendingRequest,
+        status: int,
+        payload: bytes,
+        sent: OutstandingRequest,
     ) -> RequestError | EscalationFailed:
         """Record a reply other than 200, and translate it."""
         fault, said = refused(status, payload)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from hawkvision.core.clock import Clock
 from hawkvision.core.logs import Transitions
-from hawkvision.network.circuit_breaker import State
+from hawkvision.network.circuit_breaker import BreakerState
 from hawkvision.network.transport_choice import Transport
 
 log = logging.getLogger("hawkvision.edge")
@@ -23,7 +23,7 @@ class LinkState(NamedTuple):
 
     transport: Transport
     connected: bool
-    state: State
+    state: BreakerState
     key_refused: str | None
     """Why the datacenter refuses our key; None as long as it accepts it."""
 
@@ -63,13 +63,13 @@ class LinkReport:
             note("datacenter", False, bad, "datacenter lost: %s does not answer; circuit breaker open", url)
             return
         note("datacenter", True, good, "datacenter %s: %s answers", "reached" if before is None else "back", url)
-        if now.state is State.CLOSED:
+        if now.state is BreakerState.CLOSED:
             said = "datacenter trusted again: answers of %s are in time; circuit breaker closed"
             note("doubt", False, good, said, url)
         else:
             said = "datacenter doubted: too few answers of %s would be in time; circuit breaker open"
             note("doubt", True, bad, said, url)
-            if before is None or before.state is State.CLOSED:
+            if before is None or before.state is BreakerState.CLOSED:
                 self.lost.set()
 
     def connection_ended(self) -> None:

@@ -17,7 +17,7 @@ from edge.escalation.datagram_transport import ACTIVE_S, IDLE_PROBE_S, PROBE_S, 
 from edge.escalation.http_transport import EscalationTransport, HttpTransport
 from hawkvision.core.clock import Clock
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.network.transport_choice import LATE_AMONG, Choice, LinkReading, Transport
+from hawkvision.network.transport_choice import LATE_AMONG, LinkReading, Transport, TransportChoice
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 
@@ -58,7 +58,7 @@ class TransportSelector:
         self._switched = switched
         self._noticed = noticed
         self._metrics = metrics
-        self._choice = Choice()
+        self._choice = TransportChoice()
         self._late: deque[bool] = deque(maxlen=LATE_AMONG)
         """Of the last requests over TCP with a deadline: whether the link made the reply late."""
         self._used_at = -math.inf
@@ -118,7 +118,7 @@ class TransportSelector:
         before, view, now = self._choice, datagram.view, self._clock.now()
         if self._wanted == "datagram":
             wanted = Transport.DATAGRAM if datagram.available else Transport.TCP
-            self._choice = before if before.transport is wanted else Choice(wanted, now)
+            self._choice = before if before.transport is wanted else TransportChoice(wanted, now)
         else:
             loss = view.loss if view.known else None
             self._choice = before.next(LinkReading(datagram.available, loss, view.outcomes, sum(self._late)), now)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from hawkvision.cascade.certification.profile import StageProfile
-from hawkvision.cascade.scores import (
+from hawkvision.cascade.confidence.scores import (
     Probabilities,
     Ranking,
     Score,

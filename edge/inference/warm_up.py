@@ -13,12 +13,15 @@ from typing import Final
 import cv2
 import numpy as np
 
-from edge.inference.edge_stage import ConditionalEnsemble, DurationEstimate, EdgeStage, InferenceJob
+from edge.inference.edge_stage import ConditionalEnsemble, DurationEstimate, EdgeStage, InferenceJob, StagePrediction
 from hawkvision.core.clock import Clock
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import probe
+from hawkvision.inference.backend import Backend
 
 FORMATS: Final = (".jpg", ".png", ".webp")
+NO_PREDICTION: Final = StagePrediction((0,), (1.0,), 1.0, 0.0, 0.0)
+"""What a job that only warms a worker gives."""
 OVERSIZE: Final = 1.5
 """Of a sample's sides over the model's input: what is decoded is scaled, as most images are."""
 
@@ -35,7 +38,7 @@ def samples(side: int) -> tuple[bytes, ...]:
     return tuple(encoded)
 
 
-def look_at_samples(stage: EdgeStage, max_pixels: int, clock: Clock) -> None:
+def look_at_samples(stage: EdgeStage, max_pixels: int, clock: Clock) -> StagePrediction:
     """Have a stage look at each sample, once alone and once not. What it took teaches the stage nothing.
 
     Raises:
@@ -47,6 +50,7 @@ def look_at_samples(stage: EdgeStage, max_pixels: int, clock: Clock) -> None:
             InferenceJob(
                 trial, body, probe(body), 1, max(max_pixels, 2**24), clock, alone=functools.partial(bool, alone)
             )()
+    return NO_PREDICTION
 
 
 def _all_look(others: ConditionalEnsemble) -> ConditionalEnsemble:
@@ -55,3 +59,10 @@ def _all_look(others: ConditionalEnsemble) -> ConditionalEnsemble:
 
 
 _samples = functools.lru_cache(maxsize=4)(samples)
+
+
+def warm_up(backend: Backend, together: int = 1) -> StagePrediction:
+    """Run blank images, up to so many at once, so that the first callers do not pay for lazy allocation."""
+    for size in (1, *range(1, together + 1)):
+        backend.infer(np.zeros((size, *backend.input_shape), np.uint8))
+    return NO_PREDICTION

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from prometheus_client import Counter, Histogram
 
 from edge.inference.admission import WorkFull
-from edge.monitoring.streams import caller_of
+from edge.monitoring.stream_keys import caller_of
 from edge.serving.node import EdgeNode
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import HawkVisionError, InternalError, NotReady, Overloaded

@@ -22,7 +22,7 @@ from hawkvision.core.errors import BadField, HawkVisionError, MethodNotAllowed, 
 from hawkvision.core.escalation_api import TRANSPORT_PATH
 
 CALLER: Final = "hawkvision.caller"
-"""Key of the caller in a request's scope (`edge.monitoring.streams.caller_of`)."""
+"""Key of the caller in a request's scope (`edge.monitoring.stream_keys.caller_of`)."""
 
 
 def pages(frontend: Frontend) -> Starlette:

@@ -20,7 +20,14 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.feature_settings import Section, ServerSettings, settings_groups
+from hawkvision.core.feature_settings import (
+    HAWKVISION,
+    POLICY_ENTRY_POINTS,
+    Section,
+    ServerSettings,
+    policy_names,
+    settings_groups,
+)
 from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.core.text import read_text
 from hawkvision.servers.access import check_access, together
@@ -40,7 +47,6 @@ Memory: TypeAlias = Annotated[int, Meta(ge=32 * 1024 * 1024)]
 Word: TypeAlias = Annotated[str, Meta(min_length=1)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 Millis: TypeAlias = Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
-PolicyName: TypeAlias = Literal["hawkvision", "all-dc", "all-edge", "static", "split", "infaas"]
 
 
 class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -176,16 +182,10 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     max_streams: Count = 4096
     """Streams kept in memory, 1 to 10 KB each; the one used longest ago makes room."""
 
-    # == Baseline policies, for comparisons ==
-    policy: PolicyName = "hawkvision"
-    """Who decides where an image is answered. All but `hawkvision` are other systems' ways, to be compared with, and
-    guarantee nothing (`edge/POLICIES.md`)."""
-    static_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    """The score from which `static` accepts the edge's answer; none takes that of the profile's `balanced`."""
-    deadline_fallback: bool = False
-    """With any policy but `hawkvision`: the edge answers just before a deadline that the datacenter misses."""
-    resident_memory_mb: Annotated[float, Meta(gt=0.0, le=1_000_000.0)] | None = None
-    """Model files that `infaas` keeps loaded at once, in 10⁶ bytes; none means 16, three quantised networks of 5 MB."""
+    # == Policy ==
+    policy: Word = HAWKVISION
+    """The policy that decides where an image is answered. Others than `hawkvision` come with packages that name them
+    by an entry point of `hawkvision.policies`; they certify nothing."""
 
     # == Logs ==
     log_level: LogLevel = "info"
@@ -422,7 +422,7 @@ def default_state_file(config: EdgeConfig) -> Path | None:
     Raises:
         RuntimeError: if this user has no home.
     """
-    if config.policy != "hawkvision" or config.port == 0:
+    if config.policy != HAWKVISION or config.port == 0:
         return None
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return home / "hawkvision" / f"edge-{config.task}-{config.host.replace(':', '_')}-{config.port}.sqlite3"
@@ -500,18 +500,17 @@ def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -
 
 
 def _check_policy(config: EdgeConfig) -> None:
-    """Refuse settings that contradict the policy: a comparison must not run on others than its command line says.
+    """Refuse a policy that no installed package provides.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: naming those that there are.
     """
-    if config.policy in ("all-dc", "static", "split") and config.datacenter_url is None:
-        raise ConfigError(f"edge.policy = {config.policy!r}: missing edge.datacenter_url to send to")
-    for key, policy in (("static_threshold", "static"), ("resident_memory_mb", "infaas")):
-        if getattr(config, key) is not None and config.policy != policy:
-            raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")
-    if config.deadline_fallback and config.policy == "hawkvision":
-        raise ConfigError("edge.deadline_fallback belongs to other policies than 'hawkvision', which has its own")
+    known = policy_names()
+    if config.policy not in known:
+        raise ConfigError(
+            f"edge.policy: expected one of {', '.join(known)}, got {config.policy!r}; a package with an entry point of "
+            f"{POLICY_ENTRY_POINTS} provides another, and none that is installed has this one"
+        )
 
 
 def _path(kind: type, value: object) -> Path:

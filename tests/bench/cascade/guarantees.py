@@ -338,7 +338,7 @@ async def restarted(peer: Peer, target: Target) -> tuple[str, int]:
 
 def outcomes(it: Bench) -> int:
     """Audited outcomes in all logs."""
-    return sum(m.state.audits for stream in it.node.streams._all() for m in stream.monitors.values())
+    return sum(m.state.audits for stream in it.node.streams.all() for m in stream.monitors.values())
 
 
 async def rolling_update(peer: Peer, target: Target) -> tuple[str, int]:
@@ -376,15 +376,17 @@ async def other_provider(peer: Peer, target: Target) -> tuple[str, int]:
     async with bench(peer, SURE, audit_share=NODE_SHARE) as it:
         await known(it.node)
         node, certified = it.node, it.node.stage
-        node.stage = dataclasses.replace(certified, fingerprint=OTHER_PROVIDER)
+        node.guarantees.stage = dataclasses.replace(certified, fingerprint=OTHER_PROVIDER)
         wrong = held(await ask(it, target, 200)) + outcomes(it)
-        node.stage, peer.states = certified, OTHER_PROVIDER
+        node.guarantees.stage, peer.states = certified, OTHER_PROVIDER
         try:
             await it.ask(target=Quality.BEST)
             wrong += held(await ask(it, target, 200))
             await until(lambda: not node.auditor._under_way)
             wrong += outcomes(it)
-            node.versions = CertifiedVersions(node.versions.stages, {"large": [OTHER_PROVIDER]})
+            node.context.served.versions = CertifiedVersions(
+                node.context.served.versions.stages, {"large": [OTHER_PROVIDER]}
+            )
             again = held(await ask(it, target, 2_000))
         finally:
             peer.states = AS_LISTED

@@ -270,7 +270,7 @@ def escalated(peer: Peer, body: bytes, *, conditions: bool, deadline_ms: float |
         async with node(peer, conditions=conditions) as it:
             target = MaxAccuracyDrop(0.05)
             answer = await it.ask(body=body, target=target, deadline_ms=deadline_ms)
-            edge = it.node.watched(it.node.policy.route(target), None, "127.0.0.1").edge
+            edge = it.node.guarantees.controllers(it.node.policy.route(target), None, "127.0.0.1").edge
             assert edge is not None
             return answer, edge.control.state.correction != 1.0
 

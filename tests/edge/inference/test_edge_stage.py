@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, InferenceJob, LoadedModel, StagePrediction
-from hawkvision.cascade.scores import average, log_probabilities, softmax, tempered
+from hawkvision.cascade.confidence.scores import average, log_probabilities, softmax, tempered
 from hawkvision.core.clock import ManualClock, MonotonicClock
 from hawkvision.core.errors import BadImage
 from hawkvision.core.types import Logits, Pixels, Score

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge.monitoring.streams import caller_of
+from edge.monitoring.stream_keys import caller_of
 from edge.run import _listen, _server
 from edge.servers.frontend import Frontend
 from edge.servers.http import HttpApp

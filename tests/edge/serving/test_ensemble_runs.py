@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.factory import load_parts
+from edge.factory import load_components
 from edge.inference.edge_stage import ConditionalEnsemble, LoadedModel
 from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ManifestError
@@ -62,4 +62,4 @@ def test_who_would_rather_wait_gets_the_second_look() -> None:
 )
 def test_who_runs_single_models_only_refuses_an_ensemble_and_names_its_members(config: EdgeConfig, says: str) -> None:
     with pytest.raises(ManifestError, match=says):
-        load_parts(config)
+        load_components(config)

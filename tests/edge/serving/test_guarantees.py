@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from edge.monitoring.audits import MOST_AT_ONCE, MOST_UNDER_WAY
-from edge.monitoring.streams import Kept
+from edge.monitoring.stream_controllers import StreamController
 from edge.serving.targets import describe_targets
-from hawkvision.cascade.drift.online import State
+from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.escalation_api import parse_escalation_headers
 from hawkvision.core.types import (
@@ -46,19 +46,19 @@ def balanced(it: Bench) -> dict[str, object]:
     return next(entry for entry in listed if entry["target"] == {"quality": "balanced"})
 
 
-def kept(it: Bench, stream: str | None = None) -> Kept:
+def kept(it: Bench, stream: str | None = None) -> StreamController:
     """The controller of `balanced` at the edge."""
-    found = it.node.watched(it.node.policy.route(Quality.BALANCED), stream, "127.0.0.1").edge
+    found = it.node.guarantees.controllers(it.node.policy.route(Quality.BALANCED), stream, "127.0.0.1").edge
     assert found is not None
     return found
 
 
-def state_of(it: Bench, stream: str | None = None) -> State:
+def state_of(it: Bench, stream: str | None = None) -> ControllerState:
     return kept(it, stream).control.state
 
 
 def suspended(it: Bench, stream: str | None = None, target: Target = Quality.BALANCED, caller: str = ME) -> bool:
-    return it.node.watched(it.node.policy.route(target), stream, caller).suspended
+    return it.node.guarantees.controllers(it.node.policy.route(target), stream, caller).suspended
 
 
 # ------------------------------------------------------------------------------------------------------- audits

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edge.escalation.client import DatacenterClient
+from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.types import AccuracyStatus, Answer, Basis, MaxAccuracyDrop, OnMiss, Quality, Reason, Tier
 from hawkvision.servers.bodies import CallerGone
@@ -185,9 +186,8 @@ def test_replies_that_cannot_be_true_are_not_believed(large: Peer, reply: dict[s
 
 def test_a_hung_datacenter_is_marked_down_and_costs_only_the_first_caller(large: Peer) -> None:
     async def scenario() -> bool:
-        async with bench(large, UNSURE) as it:
+        async with bench(large, UNSURE, config=EdgeConfig(datacenter_timeout_s=0.2)) as it:
             await known(it.node)
-            it.node.datacenter_timeout_s = 0.2
             large.delay_s = 30.0
             assert (await it.ask(target=Quality.BEST)).degraded
             assert it.node.datacenter is not None

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from edge.serving import node as node_module
+from edge.monitoring import datacenter_watch
 from hawkvision.core.types import Answer, Quality, Tier
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import Peer, running_peer
@@ -37,7 +37,7 @@ def gauge(it: Bench, name: str) -> float | None:
 def test_a_datacenter_that_ends_is_missed_at_once_by_a_node_without_traffic_and_greeted_when_it_is_back(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "STAGES_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(datacenter_watch, "LIST_INTERVAL_S", 3600.0)
 
     async def scenario(it: Bench, url: str) -> None:
         await until(lambda: gauge(it, "datacenter_up") == 0.0)
@@ -85,8 +85,8 @@ def test_a_key_that_the_datacenter_refuses_is_said_once_with_the_reason_and_so_i
     caplog: pytest.LogCaptureFixture, large: Peer, monkeypatch: pytest.MonkeyPatch, listing_refused: bool
 ) -> None:
     """Whether it may see what is served, as a key that may only observe, or nothing at all."""
-    monkeypatch.setattr(node_module, "FIRST_PROBE_S", 0.01)
-    monkeypatch.setattr(node_module, "LONGEST_PROBE_S", 0.02)
+    monkeypatch.setattr(datacenter_watch, "FIRST_PROBE_S", 0.01)
+    monkeypatch.setattr(datacenter_watch, "LONGEST_PROBE_S", 0.02)
 
     async def scenario() -> None:
         async with bench(large, UNSURE) as it:

@@ -28,7 +28,7 @@ from hawkvision.cascade.certification.profile import (
     seal,
     threshold_value,
 )
-from hawkvision.cascade.scores import Score
+from hawkvision.cascade.confidence.scores import Score
 from hawkvision.core.errors import ManifestError
 from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import MeasuredAccuracy

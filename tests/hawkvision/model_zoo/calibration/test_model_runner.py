@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, InferenceJob, LoadedModel
-from hawkvision.cascade.scores import softmax
+from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Score
@@ -17,7 +17,7 @@ from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import build
-from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, Looks, look
+from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, CascadePredictions, run_stages
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import UnlabelledImages
 from hawkvision.models.manifest import Ensemble, Manifest, load_manifest, models_dir
@@ -35,9 +35,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def looks_at(bodies: list[bytes], cache: Path, manifest: Manifest = MANIFEST, stages: tuple[str, ...] = ()) -> Looks:
+def looks_at(
+    bodies: list[bytes], cache: Path, manifest: Manifest = MANIFEST, stages: tuple[str, ...] = ()
+) -> CascadePredictions:
     images = UnlabelledImages("images", f"{hash(tuple(bodies)):x}", bodies)
-    return look(manifest, stages or ("tiny", "committee"), images, cache=cache)
+    return run_stages(manifest, stages or ("tiny", "committee"), images, cache=cache)
 
 
 def as_sent(bodies: list[bytes]) -> list[bytes]:
