@@ -28,10 +28,10 @@ from hawkvision.cascade.certification.profile import (
     seal,
     threshold_value,
 )
-from hawkvision.cascade.scores import Score
+from hawkvision.cascade.confidence.scores import Score
 from hawkvision.core.errors import ManifestError
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import MeasuredAccuracy
+from hawkvision.system.files import sha256_of
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 
 FRACTIONS = st.floats(0.0, 1.0)
