@@ -33,16 +33,16 @@ from edge.serving.admission import Admission
 from edge.serving.node import EdgeNode
 from hawkvision.cascade.scores import Ranking, most_probable
 from hawkvision.core.clock import Clock, MonotonicClock
-from hawkvision.core.config import EdgeConfig, default_state_file
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig, default_state_file
 from hawkvision.core.types import Score
-from hawkvision.imaging.decoding_cost import Rates, Scales
+from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import least_side
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import backend_name, execution_of, open_backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.inference.int8 import ranking
 from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.inference.large_pages import take_large_pages
@@ -239,8 +239,8 @@ async def open_node(
     limit = config.max_streams
     state = _open_state(config, metrics)
     workers = config.workers or usable_cores() + waiting_workers(config)
-    rates = await asyncio.to_thread(Rates)
-    scales = Scales(loaded.inputs, rates, config.max_pixels, config.max_pixels_whole)
+    rates = await asyncio.to_thread(DecodingRates)
+    scales = DecodingScales(loaded.inputs, rates, config.max_pixels, config.max_pixels_whole)
     admission = Admission(scales, rates, metrics, workers, config.decode_limit_s)
     congestion = controller_class(config.feature(DatagramSettings).congestion_control)
     uplink = (

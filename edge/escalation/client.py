@@ -39,7 +39,7 @@ from edge.serving.admission import Admission
 from hawkvision.core import errors
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import DeadlineMissed, EscalationFailed, Overloaded, RequestError
-from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Stages
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, StageList
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import TraceContext
 from hawkvision.imaging.downscale import Reducer
@@ -370,7 +370,7 @@ class Uplink:
         request = msgspec.structs.replace(question.request, deadline_ms=self._breaker.longest_ms)
         return Question(question.body, request, question.trace.child(), self.trial_s, question.exact, probe=True)
 
-    async def stages(self) -> Stages:
+    async def stages(self) -> StageList:
         """What the datacenter serves. Once it has refused our key, it must also show that it takes it by now.
 
         Raises:

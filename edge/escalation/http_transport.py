@@ -26,7 +26,7 @@ from hawkvision.core.escalation_api import (
     TRACE_HEADER,
     TRANSPORT_PATH,
     EscalationRequest,
-    Stages,
+    StageList,
     Transports,
 )
 from hawkvision.core.logs import REQUEST_ID_HEADER, current_request
@@ -57,7 +57,7 @@ ListingT = TypeVar("ListingT")
 
 _LISTING_TIMEOUT: Final = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
 
-_stages_decoder = msgspec.json.Decoder(Stages)
+_stages_decoder = msgspec.json.Decoder(StageList)
 _transports_decoder = msgspec.json.Decoder(Transports)
 
 
@@ -273,7 +273,7 @@ class HttpTransport:
         if not exchange.cancelled():
             exchange.exception()  # where nobody waits any more, nobody wants to know
 
-    async def stages(self) -> Stages:
+    async def stages(self) -> StageList:
         """What the datacenter serves.
 
         Raises:

@@ -45,10 +45,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded
-from hawkvision.imaging.decoding_cost import Cost, Kind
+from hawkvision.imaging.decoding_cost import DecoderKind, DecodingCost
 from hawkvision.inference.adaptive_parallelism import usable_cores
-from hawkvision.inference.core_placement import Apart
-from hawkvision.system.memory import OVERTAKEN_MOST, Budget
+from hawkvision.inference.core_placement import CorePlacement
+from hawkvision.system.memory import OVERTAKEN_MOST, MemoryBudget
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ FEW: Final = 0.125
 """With several cores, how many others may be expected while the loop runs a job: they have to wait for it. Without this
 bound, at 60, 120 and 200 images a second, P50 was 9, 20 and 4 % below that of threads, and P99 8, 6 and 9 % above."""
 
-FREE: Final = Cost(0, 0.0, Kind.JPEG, 0)
+FREE: Final = DecodingCost(0, 0.0, DecoderKind.JPEG, 0)
 """Of a job that decodes nothing."""
 SEARCHED_MOST: Final = 8
 """Jobs that are looked at for one that needs no more memory than is free."""
@@ -95,7 +95,7 @@ class _Job(Generic[T]):
     future: asyncio.Future[tuple[T, float]] = field(compare=False)
     queued_at: float = field(compare=False)
     has_deadline: bool = field(compare=False)
-    cost: Cost = field(compare=False)
+    cost: DecodingCost = field(compare=False)
     late_is_useless: bool = field(compare=False)
     overtaken: int = field(compare=False, default=0)
     """How often others went before it, because its bytes were not free."""
@@ -111,7 +111,7 @@ class WorkerPool(Generic[T]):
         here: Callable[[Callable[[], T]], bool] | None = None,
         cores: int | None = None,
         most_together: int = MAX_TOGETHER,
-        memory: Budget | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         """Start the workers.
 
@@ -152,8 +152,8 @@ class WorkerPool(Generic[T]):
         """Whether a turn of the loop's is due, or one of the thread's, if they take turns, is not over."""
         self._numbers = 0
         self._running = 0
-        self._apart = Apart()
-        self._memory = Budget() if memory is None else memory
+        self._apart = CorePlacement()
+        self._memory = MemoryBudget() if memory is None else memory
         self._memory.when_freed(self._look_again)
         self._owed = 0
         """Turns that came to nothing, for no job's bytes were free."""
@@ -197,7 +197,7 @@ class WorkerPool(Generic[T]):
         run: Callable[[], T],
         deadline: float | None = None,
         together: Together[T] | None = None,
-        cost: Cost = FREE,
+        cost: DecodingCost = FREE,
         *,
         late_is_useless: bool = False,
     ) -> asyncio.Future[tuple[T, float]]:

@@ -24,11 +24,11 @@ from hawkvision.cascade.certification.equivalence import equivalences_path, load
 from hawkvision.cascade.certification.profile import Profile, load_profile_of, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import HawkVisionError, ManifestError
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import Score
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
+from hawkvision.system.files import sha256_of
 
 if TYPE_CHECKING:
     from edge.serving.node import EdgeNode

@@ -16,11 +16,11 @@ import numpy as np
 from edge.inference.edge_stage import Stage
 from edge.policies.routes import Registered, Rule, to_best, to_edge
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.config import EdgeConfig
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError
-from hawkvision.inference.backend import Backend
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.manifest import Manifest, MeasuredAccuracy, artifact_path
-from hawkvision.system.advice import advise
 
 RESIDENT_MEMORY_MB: Final = 16.0
 """Room for three quantised networks of 5 MB beside one another: more models than HawkVision keeps at the edge."""

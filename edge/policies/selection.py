@@ -12,8 +12,8 @@ from edge.policies.infaas import InfaasCall, Worker
 from edge.policies.registration import Registration
 from edge.policies.routes import Rule
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig
 
 
 def rule_of(config: EdgeConfig, registration: Registration | None) -> Callable[[Policy], Rule] | None:

@@ -26,11 +26,11 @@ from edge.monitoring.streams import caller_of
 from edge.servers.http import EdgeApp
 from edge.servers.request_fields import with_stream
 from edge.serving.node import EdgeNode
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import NotReady, Overloaded, TooLarge
 from hawkvision.core.escalation_api import DatagramEndpoint
-from hawkvision.core.logs import about
+from hawkvision.core.logs import bind_request
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace import TraceContext, start_trace
 from hawkvision.core.types import Answer, ClassifyRequest, Received
 from hawkvision.servers.keys import INFER, Keys
@@ -153,7 +153,7 @@ class DatagramServer:
 
     async def _classify(self, node: EdgeNode, incoming: Incoming, request: ClassifyRequest) -> Answer:
         trace = start_trace()
-        about(None, trace)
+        bind_request(None, trace)
         if incoming.better is not None:
             answer = await self._look_early(node, incoming, request, trace)
             if answer is not None:

@@ -41,7 +41,7 @@ from hawkvision.core.errors import (
     UnsupportedMedia,
 )
 from hawkvision.core.escalation_api import Transports
-from hawkvision.core.logs import about
+from hawkvision.core.logs import bind_request
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.core.types import Answer, ClassifyRequest, Tier, Timing
@@ -302,7 +302,7 @@ def _name(headers: Iterable[tuple[bytes, bytes]]) -> tuple[TraceContext, Headers
             given = value.decode("latin-1")
     caller = parse_traceparent(traceparent)
     trace = caller.child() if caller else start_trace()
-    request_id = about(given, trace)
+    request_id = bind_request(given, trace)
     return trace, [(b"traceparent", trace.header().encode()), (b"x-request-id", request_id.encode())]
 
 

@@ -25,7 +25,7 @@ from edge.serving.node import EdgeNode
 from hawkvision.core.errors import BadField, BadImage, NotFound, TooLarge, UnsupportedMedia
 from hawkvision.core.trace import TraceContext
 from hawkvision.core.types import Answer
-from hawkvision.imaging.decoding_cost import Cost
+from hawkvision.imaging.decoding_cost import DecodingCost
 from hawkvision.imaging.preprocessing import ImageHeader, probe
 
 _INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
@@ -145,7 +145,7 @@ async def classify_all(
             await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def _weighed(node: EdgeNode, number: int, image: bytes) -> tuple[ImageHeader, Cost]:
+def _weighed(node: EdgeNode, number: int, image: bytes) -> tuple[ImageHeader, DecodingCost]:
     with _numbered(number):
         header = probe(image)
         return header, node.admission.cost(image, header)

@@ -36,8 +36,7 @@ from hawkvision.cascade.policy import Policy, Route, uncertified, unmonitored, w
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import DeadlineMissed, EscalationFailed, ManifestError, NotFound
-from hawkvision.core.escalation_api import EscalationReply
-from hawkvision.core.escalation_api import Stage as ServedStage
+from hawkvision.core.escalation_api import EscalationReply, ListedStage
 from hawkvision.core.logs import Transitions
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import TraceContext
@@ -139,7 +138,7 @@ class EdgeNode:
         self.baseline = baseline
         self._calls = Call if baseline is None else baseline.calls
         self._report = Transitions(log, dict.fromkeys(self._stages, CERTIFIED))
-        self._served: dict[str, ServedStage] | None = None
+        self._served: dict[str, ListedStage] | None = None
         """By name, what the datacenter says that it serves; None before it has said so."""
         self._stated: dict[str, str | None] = {}
         """By stage of the datacenter, what its newest whole answer states that it was computed by."""

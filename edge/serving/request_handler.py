@@ -21,10 +21,10 @@ from edge.serving.admission import Admitted, Turns
 from edge.serving.response import from_datacenter, from_edge
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
 from hawkvision.core.errors import DeadlineMissed, EscalationFailed, RequestError
-from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Intermediate
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.trace import TraceContext
 from hawkvision.core.types import Answer, ClassifyRequest, OnMiss, Reason, Received
-from hawkvision.imaging.decoding_cost import Cost
+from hawkvision.imaging.decoding_cost import DecodingCost
 from hawkvision.imaging.preprocessing import ImageHeader
 from hawkvision.servers.bodies import CallerGone
 
@@ -42,7 +42,7 @@ class Call:
         node: EdgeNode,
         body: bytes,
         header: ImageHeader,
-        cost: Cost,
+        cost: DecodingCost,
         request: ClassifyRequest,
         route: Route,
         watched: Watched,
@@ -311,7 +311,7 @@ class Call:
             progressive=wanted_ms is not None and self.request.on_miss is OnMiss.DEGRADE,
         )
 
-    def _intermediate(self, edge: Looked | None) -> Intermediate | None:
+    def _intermediate(self, edge: Looked | None) -> IntermediateOffer | None:
         """On which terms the intermediate stage may answer; None sends the image to the reference stage.
 
         The certificate covers the intermediate stage's answers to images that the certified threshold escalates, and to
@@ -327,7 +327,7 @@ class Call:
         bar = max(0.0, intermediate.threshold if control is None else control.control.threshold)
         if self.watched.suspended:
             bar = math.inf
-        return Intermediate(intermediate.score, bar, self.node.best)
+        return IntermediateOffer(intermediate.score, bar, self.node.best)
 
     def _learn(self, reply: EscalationReply, edge: Looked | None) -> None:
         """Tell the controllers what the datacenter said."""

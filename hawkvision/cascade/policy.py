@@ -26,6 +26,7 @@ from hawkvision.cascade.route import Route as Route
 from hawkvision.cascade.route import uncertified as uncertified
 from hawkvision.cascade.route import unmonitored as unmonitored
 from hawkvision.cascade.route import weakened as weakened
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ManifestError, TargetUnreachable
 from hawkvision.core.types import (
     WHOLE,
@@ -41,7 +42,6 @@ from hawkvision.core.types import (
     Received,
     Target,
 )
-from hawkvision.system.advice import advise
 
 
 @dataclass(frozen=True, slots=True)

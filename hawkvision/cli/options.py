@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from hawkvision.system.advice import remember
+from hawkvision.core.advice import remember
 
 # Servers take one option per setting; their own parsers know them all, so they get the words unparsed.
 PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

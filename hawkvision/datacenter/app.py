@@ -24,15 +24,16 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hawkvision.core.config import DatacenterConfig, load_config
 from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady, Overloaded
 from hawkvision.core.logs import LogFormat, LogLevel, adopt, current_request
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
 from hawkvision.datacenter.execution.ensemble import Errand, VariantAnswer
 from hawkvision.datacenter.execution.replica import GroupSettings, Replica, settings_of
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.datacenter.servers.local_socket import PROBE_S, Address, HungUp, Question, Replicas, no_replica
-from hawkvision.servers.reload import Reloads
+from hawkvision.servers.reload import FileWatcher
 from hawkvision.system.log_relay import configure_worker
 from hawkvision.transport.settings import DatagramSettings
 
@@ -231,7 +232,7 @@ class Ingress:
         # A deployment that may go down to no replica is woken by its callers, and kept awake by questions like these.
         self._watches = config.min_replicas > 0
         self._variants = HandleVariants(catalog.groups, handles, self._presence if self._watches else None)
-        self._reloads = Reloads.of(self._server.keys)
+        self._reloads = FileWatcher.of(self._server.keys)
 
     async def __call__(self, request: Request) -> Response:
         """Any request to the application."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import ConfigError, ManifestError
-from hawkvision.core.escalation_api import Stage, StageMember, Stages
+from hawkvision.core.escalation_api import ListedStage, StageList, StageMember
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.inference.backend_registry import ON_THE_CPU
 from hawkvision.models.fingerprints import stage_fingerprint
 from hawkvision.models.manifest import Manifest, Variant, load_manifest, models_dir
@@ -73,11 +73,11 @@ class Catalog:
             parts.append((stage.name, members.union(*(its for _, its in joined))))
         return tuple(Group(name, tuple(v for v in self.variants if v.name in its)) for name, its in parts)
 
-    def listing(self, stated: Collection[str] = ()) -> Stages:
+    def listing(self, stated: Collection[str] = ()) -> StageList:
         """The reply to `GET /v1/stages`; `stated` is what replicas have stated, the newest first."""
         hashes = {v.name: v.sha256 if self.has_artifacts else None for v in self.variants}
         stages = tuple(
-            Stage(
+            ListedStage(
                 r.name,
                 tuple(StageMember(m, hashes[m]) for m in r.members),
                 r.fingerprint,
@@ -85,7 +85,7 @@ class Catalog:
             )
             for r in self.stages
         )
-        return Stages(self.task, self.best.name, stages)
+        return StageList(self.task, self.best.name, stages)
 
 
 def load_catalog(config: DatacenterConfig) -> Catalog:

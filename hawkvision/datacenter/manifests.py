@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from hawkvision.core.config import DatacenterConfig, is_loopback
 from hawkvision.core.errors import ConfigError
+from hawkvision.core.settings.access import is_loopback
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.datacenter.run import TUNING
 

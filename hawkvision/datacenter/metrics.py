@@ -23,8 +23,8 @@ from prometheus_client import (
 from hawkvision.core.metrics import (
     LATENCY_BUCKETS_S,
     Instrumented,
-    KeyRequests,
-    Tls,
+    KeyRequestsCollector,
+    TlsCollector,
     TlsState,
     describe_process,
 )
@@ -100,7 +100,7 @@ class DatacenterMetrics:
 
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Have the requests of each key on the page."""
-        self.registry.register(KeyRequests("hawkvision_datacenter_key_requests", read))
+        self.registry.register(KeyRequestsCollector("hawkvision_datacenter_key_requests", read))
 
     def watch(self, part: Instrumented) -> None:
         """Have the metrics of a part of the tier on the page."""
@@ -109,11 +109,11 @@ class DatacenterMetrics:
 
     def watch_tls(self, read: Callable[[], TlsState]) -> None:
         """Have the state of the server's TLS on the page."""
-        self.registry.register(Tls("hawkvision_dc", read))
+        self.registry.register(TlsCollector("hawkvision_datacenter", read))
 
     def describe(self, task: str, backend: str) -> None:
         """Say what the tier runs, once that is known."""
-        describe_process(self.registry, "hawkvision_dc", "What the tier is and runs", task, backend)
+        describe_process(self.registry, "hawkvision_datacenter", "What the tier is and runs", task, backend)
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

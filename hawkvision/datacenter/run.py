@@ -43,8 +43,8 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import uvicorn
 
 from hawkvision.core import logs
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import BackendError, ConfigError, DeadlineMissed
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.datacenter.execution.ensemble import errands_of
 from hawkvision.datacenter.launch.messages import ALIVE, BEAT_S, LEAVING, LISTENING, RAY_DIED, READY
@@ -56,10 +56,11 @@ from hawkvision.datacenter.servers.local_socket import Replicas
 from hawkvision.datacenter.service import Tier
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir
-from hawkvision.servers.access import server_certificates
+from hawkvision.servers.certificates import server_certificates
+from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.handshake import behind_tls
-from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, bounded, connections_for, raise_open_files
-from hawkvision.servers.reload import Reloads
+from hawkvision.servers.protocol import bounded
+from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls import Certificates
 from hawkvision.system.log_relay import relaying
 from hawkvision.system.telemetry import SILENCED
@@ -165,7 +166,7 @@ async def _serve(
     if port is not None:
         datagram = await DatagramServer.open(config, port, http_server.tier, http_server.keys, sockets.datagrams)
         http_server.transports = datagram.offered.transports
-    reloads = Reloads.of(http_server.keys, certificates)
+    reloads = FileWatcher.of(http_server.keys, certificates)
     if datagram is not None:
         reloads.add("dc.datagram_certificate", datagram.offered.files, datagram.offered.reload)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)

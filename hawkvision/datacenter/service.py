@@ -27,7 +27,7 @@ from hawkvision.core.escalation_api import (
     EscalationRequest,
     EscalationTiming,
     IntermediateResult,
-    Stages,
+    StageList,
 )
 from hawkvision.core.types import Score
 from hawkvision.datacenter.catalog import Catalog, ServedStage
@@ -85,7 +85,7 @@ class Tier:
         while len(self._stated) > _STATEMENTS:
             del self._stated[next(iter(self._stated))]
 
-    def listing(self) -> Stages:
+    def listing(self) -> StageList:
         """The reply to `GET /v1/stages`."""
         return self.catalog.listing(tuple(reversed(self._stated)))
 

@@ -21,8 +21,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from prometheus_client.parser import text_string_to_metric_families
 
-from hawkvision.core.config import DatacenterConfig, EdgeConfig, load_config
 from hawkvision.core.errors import ConfigError
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.system.process import ServerProcess, running
 from tests.authority import Authority
 

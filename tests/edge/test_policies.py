@@ -13,8 +13,9 @@ from edge.policies import routes
 from edge.policies.routes import BaselinePolicyName, Registered, expected_escalation
 from hawkvision.cascade.certification.profile import threshold_value
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.config import EdgeConfig, PolicyName, load_config
 from hawkvision.core.errors import ConfigError, DeadlineMissed, TargetUnreachable
+from hawkvision.core.settings.config import EdgeConfig, PolicyName
+from hawkvision.core.settings.load import load_config
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import (
     AccuracyStatus,

@@ -20,8 +20,8 @@ from edge.inference.edge_stage import Stage
 from edge.policies.infaas import Option, Worker, choose
 from edge.policies.registration import Profiled, Registration, register
 from edge.policies.residency import Residency, first_to_leave
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ArtifactError, ManifestError, NotReady, Overloaded
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, MinAccuracy, Quality, Reason, Score, Tier
 from hawkvision.models.manifest import artifact_path, load_manifest, models_dir
 from hawkvision.system.process import running

@@ -45,7 +45,7 @@ from hawkvision.cascade.certification.profile import (
 )
 from hawkvision.cascade.scores import Probabilities, score
 from hawkvision.core.types import Score
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.system.files import sha256_of
 
 WHAT: Final = "equivalence checks"
 COMMAND: Final = "models equivalence"

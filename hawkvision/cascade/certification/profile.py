@@ -25,12 +25,12 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.cascade.scores import Score
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import MALFORMED, ManifestError
 from hawkvision.core.text import decode_text
 from hawkvision.core.types import Received
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import Fraction, Manifest, MeasuredAccuracy, Name, Sha256
-from hawkvision.system.advice import advise
+from hawkvision.system.files import sha256_of
 
 CERTIFIED_DROPS = (
     0.0025,

@@ -13,7 +13,7 @@ from hawkvision.cascade.scores import Probabilities, average, softmax
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.datacenter.execution.batching import Batched, Batcher
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.fingerprints import VariantRun
 
 

@@ -29,24 +29,25 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError, Overloaded, RequestError, TooLarge
-from hawkvision.core.logs import About, LogFormat, LogLevel, resume
+from hawkvision.core.logs import LogFormat, LogLevel, RequestIds, resume
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Pixels
 from hawkvision.datacenter.catalog import Catalog, Group
 from hawkvision.datacenter.execution.ensemble import Errand, Seen, VariantAnswer, Views, enough, likely_enough
 from hawkvision.datacenter.execution.model import Model
 from hawkvision.datacenter.servers.local_socket import Address, Reported, report
-from hawkvision.imaging.decoding_cost import Cost, Rates, Scales
+from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales
 from hawkvision.imaging.preprocessing import ImageHeader, load_inputs, probe
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import BackendKind, backend_name, execution_of, open_backend
-from hawkvision.inference.core_placement import Apart, ApartThreads
-from hawkvision.models.artifacts import load_variant, sha256_of
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.core_placement import CorePlacement, PlaceableThreads
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, statement
 from hawkvision.models.manifest import InputSpec, Variant, cache_dir
-from hawkvision.system.memory import Budget, divided, give_back_at_once, to_the_end
+from hawkvision.system.files import sha256_of
+from hawkvision.system.memory import MemoryBudget, divided, give_back_at_once, to_the_end
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -118,10 +119,10 @@ class Replica:
         """
         self._settings = settings
         self._specs = {variant.name: variant.input for variant in settings.variants}
-        apart = Apart()
-        self._decoding = ApartThreads(_DECODE_THREADS, "decode", apart)
+        apart = CorePlacement()
+        self._decoding = PlaceableThreads(_DECODE_THREADS, "decode", apart)
         at_once = max(1, min(len(settings.variants), usable_cores()))
-        inferring = ApartThreads(at_once, "infer", apart)
+        inferring = PlaceableThreads(at_once, "infer", apart)
         # The largest first: the others fit beside and after it (Graham, 1969), and it is worth the most by itself.
         largest_first = sorted(settings.variants, key=lambda variant: -(variant.bytes or 0))
         self._models = {variant.name: _load(variant, settings, inferring) for variant in largest_first}
@@ -131,14 +132,14 @@ class Replica:
         self._backends = tuple(dict.fromkeys(model.backend for model in self._models.values()))
         log.info("replica ready: %s", ", ".join(f"{name} ({model.backend})" for name, model in self._models.items()))
         give_back_at_once()
-        self._rates = Rates()
+        self._rates = DecodingRates()
         inputs = self._specs.values()
-        self._scales = Scales(inputs, self._rates, settings.max_pixels, settings.max_pixels_whole)
+        self._scales = DecodingScales(inputs, self._rates, settings.max_pixels, settings.max_pixels_whole)
         self.parts = divided(settings.memory_bytes, settings.request_memory_bytes, settings.replicas)
         """Of memory, now that the models are loaded."""
         log.info("memory for decoding: %d MB, by %s", self.parts.decoding // 1_000_000, self.parts.basis)
-        self.memory = Budget(self.parts.decoding)
-        self._heavy = Budget(_DECODE_THREADS - 1)
+        self.memory = MemoryBudget(self.parts.decoding)
+        self._heavy = MemoryBudget(_DECODE_THREADS - 1)
         """Threads that heavy images may take."""
         self._inside = 0
         """Images."""
@@ -168,7 +169,7 @@ class Replica:
         return self.stated
 
     async def classify(
-        self, image: bytes, errands: Sequence[Errand], expires_at: float, request: About | None = None
+        self, image: bytes, errands: Sequence[Errand], expires_at: float, request: RequestIds | None = None
     ) -> tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError:
         """What the variants make of the image, errand by errand (`Errand` says when one ends), in parts.
 
@@ -184,7 +185,7 @@ class Replica:
             return error
 
     async def piecemeal(
-        self, image: bytes, errands: Sequence[Errand], expires_at: float, request: About | None = None
+        self, image: bytes, errands: Sequence[Errand], expires_at: float, request: RequestIds | None = None
     ) -> AsyncIterator[tuple[VariantAnswer, ...] | HawkVisionError]:
         """As `classify`, but in smaller parts (`_stages`), each told as soon as it is there; an error is the last.
 
@@ -268,7 +269,7 @@ class Replica:
             stage = _together([*stage.items(), *stages.popleft().items()])
         return {name: stage[name] for name in self._models if name in stage}
 
-    def _cost(self, image: bytes, header: ImageHeader) -> Cost:
+    def _cost(self, image: bytes, header: ImageHeader) -> DecodingCost:
         """Of decoding it for all variants.
 
         Raises:
@@ -283,7 +284,7 @@ class Replica:
         return cost
 
     @asynccontextmanager
-    async def _turn(self, cost: Cost, until: float) -> AsyncGenerator[None]:
+    async def _turn(self, cost: DecodingCost, until: float) -> AsyncGenerator[None]:
         """Of the decoding threads; `until` is the loop's clock.
 
         Raises:
@@ -299,7 +300,7 @@ class Replica:
                 )
             yield
 
-    def _prepare(self, inputs: Iterator[Pixels], names: Sequence[str], cost: Cost) -> dict[str, Pixels]:
+    def _prepare(self, inputs: Iterator[Pixels], names: Sequence[str], cost: DecodingCost) -> dict[str, Pixels]:
         """The next input for each: 0.1 ms beyond the first of a small image, less than to be woken for it anew."""
         begun = time.perf_counter()
         prepared = {name: next(inputs) for name in names}

@@ -17,7 +17,6 @@ from typing import Final
 import msgspec
 from prometheus_client.registry import Collector
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import HawkVisionError, InternalError, TooLarge
 from hawkvision.core.escalation_api import (
     DatagramEndpoint,
@@ -25,7 +24,8 @@ from hawkvision.core.escalation_api import (
     EscalationRequest,
     parse_escalation_datagram,
 )
-from hawkvision.core.logs import about
+from hawkvision.core.logs import bind_request
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.trace import start_trace
 from hawkvision.datacenter.catalog import Catalog
 from hawkvision.datacenter.service import Tier
@@ -98,7 +98,7 @@ class DatagramServer:
         """See `Instrumented`."""
         assert self._server is not None, "made by open"
         server = self._server
-        return (DatagramServerCounts("hawkvision_dc", lambda: server.counts({})),)
+        return (DatagramServerCounts("hawkvision_datacenter", lambda: server.counts({})),)
 
     @property
     def offer(self) -> DatagramEndpoint:
@@ -116,7 +116,7 @@ class DatagramServer:
         try:
             self._keys.admit(incoming.caller, INFER)
             asked, trace = parse_escalation_datagram(incoming.template, incoming.meta)
-            about(None, trace or start_trace())
+            bind_request(None, trace or start_trace())
             variant = asked.variant
             best = await _at_its_best(incoming)
             reply = await self._look(best, asked)

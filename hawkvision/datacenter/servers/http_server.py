@@ -21,7 +21,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import (
     HawkVisionError,
     InternalError,
@@ -46,7 +45,8 @@ from hawkvision.core.escalation_api import (
     Transports,
     parse_escalation_headers,
 )
-from hawkvision.core.logs import REQUEST_ID_HEADER, about
+from hawkvision.core.logs import REQUEST_ID_HEADER, bind_request
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.trace import parse_traceparent, start_trace
 from hawkvision.datacenter.catalog import Catalog
 from hawkvision.datacenter.service import Tier
@@ -89,7 +89,7 @@ class HttpServer:
         """The reply to one request; errors become their documented bodies and statuses."""
         trace = parse_traceparent(request.headers.get(TRACE_HEADER))
         span = trace.child() if trace else start_trace()
-        request_id = about(request.headers.get(REQUEST_ID_HEADER), span)
+        request_id = bind_request(request.headers.get(REQUEST_ID_HEADER), span)
         started = time.perf_counter()
         try:
             response = await self._route(request)

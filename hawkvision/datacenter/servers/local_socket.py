@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError, NotReady, Overloaded, RequestError
-from hawkvision.core.logs import About, resume
+from hawkvision.core.logs import RequestIds, resume
 from hawkvision.datacenter.execution.ensemble import Errand, VariantAnswer
 
 log = logging.getLogger("hawkvision.datacenter")
@@ -69,7 +69,7 @@ class Question:
     errands: tuple[Errand, ...]
     expires_at: float
     piecemeal: bool
-    request: About | None = None
+    request: RequestIds | None = None
     """Whose it is, for the log."""
 
 

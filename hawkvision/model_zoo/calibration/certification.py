@@ -43,16 +43,16 @@ from hawkvision.cascade.certification.profiling import (
 )
 from hawkvision.cascade.certification.profiling_received import ReceivedLooks, certify_received, uncertified
 from hawkvision.cascade.scores import Score, softmax
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.loss_simulation import Arrivals, arrivals
 from hawkvision.model_zoo.calibration.model_runner import Looks, look
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.model_zoo.training.manifest_writer import with_profile
-from hawkvision.models.artifacts import sha256_of, write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
-from hawkvision.system.advice import advise
+from hawkvision.system.files import sha256_of, write_atomic
 
 DELTA: Final = 0.05
 """Probability that a certificate is wrong, before anything is paid for."""

@@ -32,8 +32,8 @@ from hawkvision.cascade.policy import Route
 from hawkvision.cascade.scores import Floats
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.calibration.model_runner import Corruption
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.datasets import LabelledImages
+from hawkvision.system.files import sha256_of
 
 SEVERITIES: Final = range(1, 6)
 

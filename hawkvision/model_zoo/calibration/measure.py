@@ -26,9 +26,9 @@ from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import emit_variant, precision_of
 from hawkvision.model_zoo.calibration.model_runner import Looks, Seen, Views
 from hawkvision.model_zoo.training.recipe import Recipe
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import FileSource, InputSpec, Manifest, MeasuredAccuracy, Training, Variant
+from hawkvision.system.files import sha256_of
 
 BATCH: Final = 64
 """Images a run: more does not run faster on two cores."""

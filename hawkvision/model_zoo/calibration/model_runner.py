@@ -28,11 +28,12 @@ from hawkvision.core.errors import ConfigError, RequestError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import load_input, probe
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, open_backend
-from hawkvision.models.artifacts import load_variant, sha256_of
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import LabelledImages, UnlabelledImages
 from hawkvision.models.manifest import Ensemble, Manifest, Variant
+from hawkvision.system.files import sha256_of
 
 MAX_PIXELS: Final = 50_000_000
 BATCH: Final = 8

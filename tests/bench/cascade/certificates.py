@@ -57,9 +57,9 @@ from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.types import Logits
 from hawkvision.model_zoo.calibration.model_runner import look
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.system.files import write_atomic
 from tests.bench.cascade.threshold_rules import OTHERS, OURS, Goal, Pool, perfect_escalation, sweep_grid
 
 ROOT: Final = Path(__file__).resolve().parents[3]

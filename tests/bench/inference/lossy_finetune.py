@@ -42,9 +42,9 @@ from hawkvision.model_zoo.calibration.measure import input_spec, training_of, we
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_training
 from hawkvision.model_zoo.training.convnet import CONVNETS
 from hawkvision.model_zoo.training.recipe import Network, Recipe, load_recipe, recipe_labels, training_mask
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import InputSpec, cache_dir, models_dir
+from hawkvision.system.files import sha256_of
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode
 from hawkvision.transport.protocol.wire import OVERHEAD
 from tests.bench.inference.lossy_accuracy import DatagramLink

@@ -16,9 +16,9 @@ import pytest
 from edge.servers.datagram import DatagramServer
 from edge.servers.http import EdgeApp
 from hawkvision.core.clock import Deadline
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.escalation_api import DatagramEndpoint
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import OnMiss
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.datagram_client import DatagramLink

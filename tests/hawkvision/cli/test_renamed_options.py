@@ -1,4 +1,4 @@
-"""Options of earlier releases are refused with the name that they have now."""
+"""Options and commands of earlier releases are refused with the name that they have now."""
 
 from __future__ import annotations
 
@@ -32,3 +32,18 @@ def test_the_program_ends_with_the_status_of_a_wrong_command_line() -> None:
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 2
     assert ran.stderr == "error: --lossy: this option of `classify` is called --datagram since 0.2\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "now"),
+    [
+        ("behind", "link-proxy"),
+        ("rivals", "python -m tests.bench.policies"),
+        ("peers", "python -m tests.bench.servers"),
+    ],
+)
+def test_an_old_command_of_load_tests_is_answered_with_the_new_one(command: str, now: str) -> None:
+    ran = subprocess.run([sys.executable, "-m", "loadgen", command], capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"error: {command}: ")
+    assert now in ran.stderr

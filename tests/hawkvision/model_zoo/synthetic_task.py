@@ -16,10 +16,10 @@ from hawkvision.model_zoo.training.convnet import CONVNETS
 from hawkvision.model_zoo.training.manifest_writer import format_manifest
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
 from hawkvision.model_zoo.training.recipe import load_recipe
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.idx_reader import grey_png
 from hawkvision.models.manifest import InputSpec, Manifest
+from hawkvision.system.files import write_atomic
 from tests.hawkvision.integer.quantised_nets import random_net
 from tests.hawkvision.model_zoo.tiny_states import convnet_state
 

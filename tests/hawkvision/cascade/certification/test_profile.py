@@ -30,8 +30,8 @@ from hawkvision.cascade.certification.profile import (
 )
 from hawkvision.cascade.scores import Score
 from hawkvision.core.errors import ManifestError
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import MeasuredAccuracy
+from hawkvision.system.files import sha256_of
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 
 FRACTIONS = st.floats(0.0, 1.0)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from hawkvision.cascade.scores import Probabilities, Score, average
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import BadImage, DeadlineMissed, HawkVisionError, TooLarge, UnsupportedMedia
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.catalog import ServedStage, catalog_of
 from hawkvision.datacenter.execution.ensemble import Bar, Errand, VariantAnswer, Views, errands_of
 from hawkvision.datacenter.execution.replica import Replica, settings_of

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import BadImage, DeadlineMissed, NotReady, Overloaded, TargetUnreachable
 from hawkvision.core.escalation_api import INFER_PATH
-from hawkvision.core.logs import About, TextLine
+from hawkvision.core.logs import RequestIds, TextFormatter
 from hawkvision.datacenter.execution.ensemble import VariantAnswer, Views
 from hawkvision.datacenter.launch.listening import family
 from hawkvision.datacenter.servers.local_socket import Part, Question, Replicas, Reported, _Frames, report
@@ -174,7 +174,7 @@ def test_a_defect_of_the_replica_is_told_in_words_and_the_next_is_unharmed(caplo
 def test_what_a_replica_logs_about_an_image_names_the_request_that_it_is_of() -> None:
     written = io.StringIO()
     handler = logging.StreamHandler(written)
-    handler.setFormatter(TextLine())
+    handler.setFormatter(TextFormatter())
 
     async def answering(asked: Question) -> AsyncGenerator[Part]:
         yield part(1)
@@ -183,7 +183,7 @@ def test_what_a_replica_logs_about_an_image_names_the_request_that_it_is_of() ->
     async def scenario() -> None:
         direct = await connected(answering)
         for name in ("one", "two"):
-            asked = replace(question(), request=About(name, "0" * 32))
+            asked = replace(question(), request=RequestIds(name, "0" * 32))
             with pytest.raises(RuntimeError, match="at line 7"):
                 await told(direct, asked)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import ManifestError, NotFound
 from hawkvision.model_zoo.training.recipe import Images, Recipe, load_recipe, recipe_labels, training_mask
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import models_dir
+from hawkvision.system.files import sha256_of
 from tests.hawkvision.model_zoo.synthetic_task import RECIPE
 
 OURS = ("cifar10", "fashion_mnist")

@@ -16,8 +16,8 @@ import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import check_batch, check_open
-from hawkvision.inference.numpy_ops import DTYPES, OPERATORS, Operator, Tensor
+from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.inference.backends.numpy_ops import DTYPES, OPERATORS, Operator, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class _Value:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _NumpyNode:
     """One operation; an empty input name is an optional input left out."""
 
     label: str
@@ -40,7 +40,7 @@ class _Node:
     attributes: Mapping[str, Any]
 
 
-class Graph:
+class NumpyGraph:
     """An ONNX graph of one input and one output.
 
     Raises:
@@ -85,10 +85,10 @@ class Graph:
 
 
 class NumpyBackend:
-    """A `Backend` over `Graph`. Images are run one by one, which bounds memory and makes rows independent."""
+    """A `Backend` over `NumpyGraph`. Images are run one by one, which bounds memory and makes rows independent."""
 
     def __init__(self, model: Path | bytes) -> None:
-        graph = Graph(model)
+        graph = NumpyGraph(model)
         taken, given = graph.input, graph.output
         if (
             taken.element != 2
@@ -106,7 +106,7 @@ class NumpyBackend:
                 f"{graph.where}: output {given.name!r} has element type {given.element} and shape {given.shape}; "
                 "expected float32 (1) of (n, classes)"
             )
-        self._graph: Graph | None = graph
+        self._graph: NumpyGraph | None = graph
         self._shape = (taken.shape[1] or 0, taken.shape[2] or 0, 3)
         self._classes = given.shape[1]
 
@@ -168,7 +168,7 @@ def _value(info: Any) -> _Value:
     return _Value(info.name, tensor.elem_type, shape)
 
 
-def _node(node: Any, where: str, onnx: Any) -> _Node:
+def _node(node: Any, where: str, onnx: Any) -> _NumpyNode:
     label = f"node {node.name or node.output[0]!r} ({node.op_type})"
     operator = OPERATORS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     if operator is None:
@@ -181,4 +181,4 @@ def _node(node: Any, where: str, onnx: Any) -> _Node:
         raise BackendError(f"{where}: {label}: element type {attributes['to']} is not implemented")
     if len(node.output) != 1:
         raise BackendError(f"{where}: {label}: {len(node.output)} outputs; only one is implemented")
-    return _Node(label, operator, tuple(node.input), node.output[0], attributes)
+    return _NumpyNode(label, operator, tuple(node.input), node.output[0], attributes)

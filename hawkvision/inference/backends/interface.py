@@ -41,7 +41,7 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Expectant(Backend, Protocol):
+class Prefetching(Backend, Protocol):
     """A backend that can make use of the time until an image is ready for it."""
 
     def expect(self) -> None:

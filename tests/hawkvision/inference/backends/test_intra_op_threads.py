@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from hawkvision.inference.adaptive_parallelism import usable_cores
-from hawkvision.inference.intra_op_threads import Helpers, can_step_aside, helpers_started
-from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.inference.backends.intra_op_threads import HelperThreads, can_step_aside, helpers_started
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.testing import random_images
 from tests.hawkvision.inference.graphs import tiny_classifier
@@ -126,7 +126,7 @@ def test_one_thread_has_no_helpers_and_more_threads_than_cores_are_left_alone() 
 
 
 def test_helpers_may_run_everywhere_but_where_their_caller_does(sleepers: Sleepers) -> None:
-    everywhere, helpers = os.sched_getaffinity(0), Helpers(sleepers.ids)
+    everywhere, helpers = os.sched_getaffinity(0), HelperThreads(sleepers.ids)
     for here in sorted(everywhere) * 2:
         with confined_to(here):
             helpers.step_aside()
@@ -137,7 +137,7 @@ def test_helper_that_cannot_be_moved_is_said_once_and_all_may_run_everywhere_aga
     sleepers: Sleepers, caplog: pytest.LogCaptureFixture
 ) -> None:
     everywhere = sorted(os.sched_getaffinity(0))
-    helpers = Helpers((*sleepers.ids, NOBODY))
+    helpers = HelperThreads((*sleepers.ids, NOBODY))
     with caplog.at_level(logging.WARNING, "hawkvision.inference"), confined_to(everywhere[0]):
         helpers.step_aside()
         helpers.step_aside()

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from hawkvision.core.config import RENAMED, ConfigT, load_config, read_words, section_of, structs_of
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.settings import Setting, settings_of
+from hawkvision.core.settings.descriptions import Setting, settings_of
+from hawkvision.core.settings.load import RENAMED, ConfigT, load_config, read_words, section_of, structs_of
 
 LONGEST_METAVAR: Final = 20
 """Letters; more make the descriptions narrow."""
@@ -25,7 +25,7 @@ DC_CONFIG: Final = ("hawkvision dc config", "Print a Ray Serve config file, or a
 """How each command is called, and what it does."""
 
 
-class Parsed(NamedTuple):
+class ParsedArguments(NamedTuple):
     """The words of a command line."""
 
     config: Path | None
@@ -48,7 +48,7 @@ class ServerCommand:
             more: further options by name, each with what stands for its value and what it means.
         """
         self.prog = prog
-        self._parsed: list[Parsed] = []
+        self._parsed: list[ParsedArguments] = []
         self._settings = settings_of(*structs_of(kind))
         self._more = dict(more or {})
         section, prefix = section_of(kind)
@@ -67,7 +67,7 @@ class ServerCommand:
         assert isinstance(command, TyperCommand)
         self.command = command
 
-    def parse(self, words: Sequence[str]) -> Parsed:
+    def parse(self, words: Sequence[str]) -> ParsedArguments:
         """Read a command line.
 
         Raises:
@@ -96,10 +96,10 @@ class ServerCommand:
         ]
         return parameters
 
-    def _sorted(self, given: dict[str, Any]) -> Parsed:
+    def _sorted(self, given: dict[str, Any]) -> ParsedArguments:
         config = given.pop("config")
         more = {name: given.pop(name) for name in self._more}
-        return Parsed(config, given, more)
+        return ParsedArguments(config, given, more)
 
     def _with_values(self, words: Sequence[str]) -> list[str]:
         """The words, with `true` behind each switch that is given without a value."""
@@ -132,7 +132,7 @@ def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequ
     return configured(kind, ServerCommand(kind, prog, description).parse(argv))
 
 
-def configured(kind: type[ConfigT], parsed: Parsed) -> ConfigT:
+def configured(kind: type[ConfigT], parsed: ParsedArguments) -> ConfigT:
     """Settings from the words of a command line, the environment and a file.
 
     Raises:

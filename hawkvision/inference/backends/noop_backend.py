@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import check_batch, check_open
+from hawkvision.inference.backends.interface import check_batch, check_open
 
 
 class NoopBackend:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from hawkvision.core.errors import BackendError
-from hawkvision.inference.int8.library import FOLDER, build
+from hawkvision.native.library import FOLDER, build
 from hawkvision.system.process import exit_on_sigterm
 
 

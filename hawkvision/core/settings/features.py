@@ -1,7 +1,7 @@
 """Settings that a feature package adds to a server's own.
 
-A package names a `SettingsGroup` by an entry point of the group `hawkvision.settings`. `hawkvision.core.config`
-reads its settings from the same places and under the same rules as the server's, and `--help` lists them.
+A package names a `SettingsGroup` by an entry point of the group `hawkvision.settings`. Its settings are read from the
+same places and under the same rules as the server's own, and `--help` lists them.
 """
 
 from __future__ import annotations

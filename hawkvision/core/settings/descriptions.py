@@ -64,7 +64,7 @@ class Setting:
 
 @functools.cache
 def settings_of(*kinds: type[msgspec.Struct]) -> tuple[Setting, ...]:
-    """Every setting of these structs (`hawkvision.core.config.structs_of`), in the order of the declarations."""
+    """Every setting of these structs (see `structs_of`), in the order of their declarations."""
     return tuple(setting for kind in kinds for setting in _settings(kind))
 
 

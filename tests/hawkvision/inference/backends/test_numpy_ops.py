@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from hawkvision.core.errors import BackendError
-from hawkvision.inference.numpy_backend import Graph
-from hawkvision.inference.numpy_ops import OPERATORS
+from hawkvision.inference.backends.numpy_backend import NumpyGraph
+from hawkvision.inference.backends.numpy_ops import OPERATORS
 from hawkvision.system.onnx_runtime import ort
 from tests.hawkvision.inference.graphs import Array, model
 
@@ -40,7 +40,7 @@ def check(op: str, x: Array, constants: dict[str, Array] | None = None, atol: fl
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     (wanted,) = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})
-    found = Graph(data).run(x)
+    found = NumpyGraph(data).run(x)
     assert found.dtype == wanted.dtype
     assert found.shape == wanted.shape
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=atol)
@@ -193,11 +193,11 @@ def test_unknown_attribute_is_refused_and_not_ignored() -> None:
     nodes = [helper.make_node("Conv", ["x", "w"], ["y"], auto_pad="SAME_UPPER")]
     data = model(nodes, {"w": normal(0, 1, 1, 3, 3)}, ("x", 1, [1, 1, 5, 5]), ("y", 1, [1, 1, 5, 5]))
     with pytest.raises(BackendError, match="auto_pad"):
-        Graph(data).run(normal(0, 1, 1, 5, 5))
+        NumpyGraph(data).run(normal(0, 1, 1, 5, 5))
 
 
 def test_input_of_the_wrong_size_is_an_error_that_names_the_node() -> None:
     nodes = [helper.make_node("Conv", ["x", "w"], ["y"], name="first")]
     data = model(nodes, {"w": normal(0, 1, 2, 3, 3)}, ("x", 1, [1, 2, 5, 5]), ("y", 1, [1, 1, 3, 3]))
     with pytest.raises(BackendError, match="'first'"):
-        Graph(data).run(normal(0, 1, 3, 5, 5))
+        NumpyGraph(data).run(normal(0, 1, 3, 5, 5))

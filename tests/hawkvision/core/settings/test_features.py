@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.core.arguments import parse_arguments
-from hawkvision.core.config import DatacenterConfig, EdgeConfig, load_config
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.feature_settings import settings_groups
+from hawkvision.core.settings.arguments import parse_arguments
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
+from hawkvision.core.settings.features import settings_groups
+from hawkvision.core.settings.load import load_config
 
 FEATURE = """
 from typing import Literal
 import msgspec
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.feature_settings import SettingsGroup
+from hawkvision.core.settings.features import SettingsGroup
 
 class Lamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=lambda name: f"lamp_{name}"):
     colour: Literal["red", "green"] = "red"
@@ -44,7 +45,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
     def points(**named: str) -> None:
         lines = [f"{name} = lamp_feature:{value}" for name, value in named.items()]
-        (info / "entry_points.txt").write_text("\n".join(["[hawkvision.core.settings]", *lines, ""]))
+        (info / "entry_points.txt").write_text("\n".join(["[hawkvision.settings]", *lines, ""]))
         monkeypatch.syspath_prepend(tmp_path)
         settings_groups.cache_clear()
 

@@ -15,19 +15,21 @@ import pytest
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import open_backend
-from hawkvision.inference.int8 import library
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.inference.int8.equivalence_check import agrees
-from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.models.manifest import InputSpec
+from hawkvision.native import library
 from hawkvision.system.native_build import is_sound
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.hawkvision.inference.quantised import residual_network
 from tests.hawkvision.system.mounts import mounted
 
-runs = pytest.mark.skipif(library.unable() is not None, reason=f"this machine cannot: {library.unable()}")
+runs = pytest.mark.skipif(
+    library.unsupported_reason() is not None, reason=f"this machine cannot: {library.unsupported_reason()}"
+)
 SPEC = InputSpec(height=36, width=30, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
@@ -159,18 +161,18 @@ def test_the_kernel_is_compiled_once_and_onnx_runtime_is_not_even_loaded_afterwa
 
 def test_an_images_builder_compiles_it_beside_its_source(tmp_path: Path) -> None:
     package = tmp_path / "hawkvision"
-    shutil.copytree(Path(library.__file__).parents[2], package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copytree(Path(library.__file__).parents[1], package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     done = subprocess.run(
-        [sys.executable, "-m", "hawkvision.inference.int8"], capture_output=True, text=True, check=True, cwd=tmp_path
+        [sys.executable, "-m", "hawkvision.native"], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     made = Path(done.stdout.strip())
-    assert made.parent == package / "inference" / "int8"
+    assert made.parent == package / "native"
     assert is_sound(made)
 
 
 def test_a_builder_without_a_compiler_is_told(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "hawkvision.inference.int8"],
+        [sys.executable, "-m", "hawkvision.native"],
         capture_output=True,
         text=True,
         check=False,

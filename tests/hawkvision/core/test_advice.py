@@ -13,11 +13,12 @@ import typer
 
 from hawkvision.cascade.certification.profile import load_profile
 from hawkvision.cli import app
-from hawkvision.core.config import EdgeConfig, load_config
+from hawkvision.core import advice
 from hawkvision.core.errors import ArtifactError, ManifestError
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.models.artifacts import load_verified
 from hawkvision.models.manifest import artifact_path
-from hawkvision.system import advice
 
 
 def test_a_command_is_quoted_and_has_what_was_given() -> None:

@@ -1,6 +1,6 @@
 """The kernel as a shared library: compiled for this machine once, by whatever C++ compiler the system has.
 
-It lies beside its source if `python -m hawkvision.inference.int8` put it there, as when an image is built, else in
+It lies beside its source if `python -m hawkvision.native` put it there, as when an image is built, else in
 `<cache>/int8` (`hawkvision.system.native_build` says under which name). A process asks once: where the kernel cannot be
 had, it is not asked for again.
 """
@@ -20,7 +20,7 @@ from typing import Final
 
 from hawkvision.core.errors import BackendError, CompileError, HawkVisionError
 from hawkvision.models.manifest import cache_dir
-from hawkvision.system.native_build import Recipe, find_kept, make_library, open_library
+from hawkvision.system.native_build import LibraryRecipe, find_kept, make_library, open_library
 
 log = logging.getLogger("hawkvision.inference")
 
@@ -45,11 +45,11 @@ KEPT: Final = 4
 """Libraries in the cache: this version's, and those of others that run beside it."""
 
 
-def unable() -> str | None:
+def unsupported_reason() -> str | None:
     """What this machine's processor lacks; None if nothing."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"its processor is {platform.machine() or 'unknown'}, not x86-64"
-    has = set(told("flags").split())
+    has = set(cpuinfo("flags").split())
     if not has:
         return "what its processor can do is not told in /proc/cpuinfo"
     lacks = [feature for feature in NEEDS if feature.replace("vnni", "_vnni") not in has]
@@ -57,13 +57,13 @@ def unable() -> str | None:
 
 
 @functools.cache
-def tiles() -> bool:
+def has_tiles() -> bool:
     """Whether processor and system have tiles for this process (Intel AMX).
 
     Raises:
         BackendError: as `library`.
     """
-    if not set(TILES) <= set(told("flags").split()):
+    if not set(TILES) <= set(cpuinfo("flags").split()):
         return False
     refused = library().network_tiles()
     if refused:
@@ -71,7 +71,7 @@ def tiles() -> bool:
     return not refused
 
 
-def told(field: str) -> str:
+def cpuinfo(field: str) -> str:
     """What Linux tells of the first processor, such as its `flags` or `model name`; empty where it does not."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -80,7 +80,7 @@ def told(field: str) -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "")
 
 
-RECIPE: Final = Recipe(
+RECIPE: Final = LibraryRecipe(
     name="kernel",
     language="C++",
     source=FOLDER / SOURCES[0],
@@ -90,7 +90,7 @@ RECIPE: Final = Recipe(
 )
 
 
-def beside_source() -> Path | None:
+def packaged() -> Path | None:
     """The sound kernel that a package or an image brings; None if it brings none.
 
     Raises:
@@ -122,7 +122,7 @@ def _library() -> ctypes.CDLL | BackendError:
 
 @functools.cache
 def _opened() -> ctypes.CDLL | BackendError:
-    lacking = unable()
+    lacking = unsupported_reason()
     if lacking:
         return BackendError(f"int8: this machine cannot: {lacking}")
     try:
@@ -149,7 +149,7 @@ def _opened() -> ctypes.CDLL | BackendError:
 
 
 def _loaded() -> ctypes.CDLL:
-    beside = beside_source()
+    beside = packaged()
     if beside is not None:
         with suppress(OSError):  # one that was made on another system
             return ctypes.CDLL(str(beside))
@@ -168,7 +168,7 @@ def digest(loaded: ctypes.CDLL) -> str:
         raise BackendError(f"int8: {loaded._name}: {error.strerror}") from None
 
 
-def why_not() -> str | None:
+def unavailable_reason() -> str | None:
     """Why this machine cannot run the kernels, which are compiled if they have not been; None if it can."""
     try:
         library()

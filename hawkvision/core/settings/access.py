@@ -1,15 +1,18 @@
-"""The settings that say who may come in, and over what: the same of both servers, checked before anything listens."""
+"""The settings that say who may call a server and over what. Both servers have them; they are checked at the start."""
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.servers.tls import Certificates, MinimumVersion, TlsFiles
+
+MinimumVersion: TypeAlias = Literal["1.2", "1.3"]
+"""The oldest TLS version that a server accepts."""
 
 
-class Access(Protocol):
+class AccessSettings(Protocol):
     """What the settings of a server have in common."""
 
     @property
@@ -30,7 +33,7 @@ class Access(Protocol):
     def allow_plain_http(self) -> bool: ...  # noqa: D102
 
 
-class Escalating(Protocol):
+class EscalationSettings(Protocol):
     """The settings of a node that may have a datacenter."""
 
     @property
@@ -41,7 +44,7 @@ class Escalating(Protocol):
     def datacenter_key(self) -> Path | None: ...  # noqa: D102
 
 
-def check_access(settings: Access, section: str, prefix: str, *, loopback: bool) -> None:
+def check_access(settings: AccessSettings, section: str, prefix: str, *, loopback: bool) -> None:
     """Refuse what would let strangers in, or keys out.
 
     Args:
@@ -53,7 +56,7 @@ def check_access(settings: Access, section: str, prefix: str, *, loopback: bool)
     Raises:
         ConfigError: naming what to set.
     """
-    together(section, "tls_certificate", settings.tls_certificate, "tls_key", settings.tls_key)
+    check_both_or_neither(section, "tls_certificate", settings.tls_certificate, "tls_key", settings.tls_key)
     if settings.tls_client_ca is not None and settings.tls_certificate is None:
         raise ConfigError(f"{section}.tls_client_ca: missing {section}.tls_certificate and {section}.tls_key")
     if loopback:
@@ -72,7 +75,7 @@ def check_access(settings: Access, section: str, prefix: str, *, loopback: bool)
         )
 
 
-def together(section: str, one: str, first: object, other: str, second: object) -> None:
+def check_both_or_neither(section: str, one: str, first: object, other: str, second: object) -> None:
     """Refuse one of two settings that belong together.
 
     Raises:
@@ -82,37 +85,11 @@ def together(section: str, one: str, first: object, other: str, second: object) 
         raise ConfigError(f"{section}.{one} and {section}.{other} belong together: both or neither")
 
 
-def server_certificates(settings: Access, section: str) -> Certificates | None:
-    """The certificate of a server that speaks TLS; None of one that does not.
-
-    Raises:
-        ConfigError: if its files cannot be used.
-    """
-    if settings.tls_certificate is None:
-        return None
-    files = TlsFiles(
-        f"{section}.tls_",
-        settings.tls_certificate,
-        settings.tls_key,
-        settings.tls_client_ca,
-        settings.tls_minimum_version,
-    )
-    return Certificates(files, server=True)
-
-
-def datacenter_certificates(settings: Escalating) -> Certificates | None:
-    """Whom an edge node trusts to be its datacenter, and who it says it is; None where the system's trust will do.
-
-    Raises:
-        ConfigError: if its files cannot be used.
-    """
-    if settings.datacenter_ca is None and settings.datacenter_certificate is None:
-        return None
-    files = TlsFiles(
-        "edge.dc_",
-        settings.datacenter_certificate,
-        settings.datacenter_key,
-        settings.datacenter_ca,
-        authorities_name="ca",
-    )
-    return Certificates(files, server=False)
+def is_loopback(host: str) -> bool:
+    """Whether a listening address stays on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -17,8 +17,8 @@ import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import check_batch, check_open
-from hawkvision.inference.devices import processor_of
+from hawkvision.inference.backends.devices import processor_of
+from hawkvision.inference.backends.interface import check_batch, check_open
 from hawkvision.models.fingerprints import Execution
 
 DEVICE: Final = "CPU"

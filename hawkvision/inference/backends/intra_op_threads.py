@@ -53,7 +53,7 @@ def can_step_aside(threads: int) -> bool:
         return False
 
 
-class Helpers:
+class HelperThreads:
     """Threads, by their ids, that compute parts of what other threads ask for."""
 
     def __init__(self, threads: Iterable[int] = ()) -> None:
@@ -98,13 +98,13 @@ class Helpers:
 
 
 @contextmanager
-def helpers_started(threads: int) -> Iterator[Helpers]:
+def helpers_started(threads: int) -> Iterator[HelperThreads]:
     """Around what starts `threads - 1` helpers; those that this thread started meanwhile are they, afterwards.
 
     Threads inherit the name of the one that starts them, which here is one that no other thread has (and which `top -H`
     shows). There are none without `can_step_aside`, or if not all can be found.
     """
-    helpers = Helpers()
+    helpers = HelperThreads()
     if not can_step_aside(threads):
         yield helpers
         return

@@ -16,9 +16,9 @@ import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import check_batch, check_open
-from hawkvision.inference.devices import processor_of
-from hawkvision.inference.intra_op_threads import Helpers, can_step_aside, helpers_started
+from hawkvision.inference.backends.devices import processor_of
+from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.inference.backends.intra_op_threads import HelperThreads, can_step_aside, helpers_started
 from hawkvision.models.fingerprints import Execution
 from hawkvision.system.onnx_runtime import ort
 
@@ -134,7 +134,9 @@ _loading = threading.Lock()
 """Two sessions loading at once would double the peak of memory, which on an edge node is the peak of the process."""
 
 
-def _open_session(model: Path | bytes, where: str, providers: Sequence[Provider], threads: int) -> tuple[Any, Helpers]:
+def _open_session(
+    model: Path | bytes, where: str, providers: Sequence[Provider], threads: int
+) -> tuple[Any, HelperThreads]:
     wanted = [(p, {}) if isinstance(p, str) else (p[0], dict(p[1])) for p in providers]
     available = ort.get_available_providers()
     missing = [name for name, _ in wanted if name not in available]
@@ -160,7 +162,7 @@ def _open_session(model: Path | bytes, where: str, providers: Sequence[Provider]
 
 def _load(
     model: Path | bytes, providers: Sequence[tuple[str, Mapping[str, Any]]], threads: int, *, spins: bool
-) -> tuple[Any, Helpers]:
+) -> tuple[Any, HelperThreads]:
     with _loading, helpers_started(threads) as helpers:
         session = ort.InferenceSession(
             model if isinstance(model, bytes) else str(model),
