@@ -42,10 +42,6 @@ def _check(config: EdgeConfig, fpga: FpgaSettings) -> None:
         raise ConfigError(
             f"edge.fpga_device belongs to edge.backend = 'fpga-device' or 'fpga-offload', got {config.backend!r}"
         )
-    if config.backend.startswith("fpga-") and config.policy == "infaas":
-        raise ConfigError(
-            f"edge.backend = {config.backend!r} runs the quantised variants only, edge.policy = 'infaas' needs them all"
-        )
     for key in ("report", "folding", "clock_mhz"):
         if getattr(fpga, key) is not None and not config.backend.startswith("fpga-"):
             raise ConfigError(f"edge.fpga_{key} belongs to an FPGA backend, got edge.backend = {config.backend!r}")

@@ -21,11 +21,18 @@ from hawkvision.cascade.certification.profile import (
 )
 from hawkvision.cascade.degraded_input import ReceivedRoutes
 from hawkvision.cascade.drift.monitor import Claim, Claims, claims_of
-from hawkvision.cascade.route import INTERVAL_DELTA, Controls, IntermediateRoute, certificates_name, guaranteed, terms
+from hawkvision.cascade.route import (
+    INTERVAL_DELTA,
+    Controls,
+    IntermediateRoute,
+    certificates_name,
+    controller_spec,
+    guaranteed,
+)
 from hawkvision.cascade.route import Route as Route
 from hawkvision.cascade.route import uncertified as uncertified
 from hawkvision.cascade.route import unmonitored as unmonitored
-from hawkvision.cascade.route import weakened as weakened
+from hawkvision.cascade.route import without_guarantee as without_guarantee
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ManifestError, TargetUnreachable
 from hawkvision.core.types import (
@@ -223,7 +230,7 @@ class Policy:
                 maximum=measured.value,
             )
 
-    def held_accuracy(self, max_drop: float) -> float:
+    def certified_accuracy(self, max_drop: float) -> float:
         """The accuracy that a certified drop makes certain, counted from the lower end of the reference stage's
         interval.
         """
@@ -254,7 +261,7 @@ class Policy:
         if route is None or not held:
             # What would be certain leaves nothing to give up: aim for what was measured instead, and say so.
             route = self._drop(target, estimated)
-            held = self.accuracy_known and accuracy <= self.held_accuracy(route.guarantee.max_drop or 0.0)
+            held = self.accuracy_known and accuracy <= self.certified_accuracy(route.guarantee.max_drop or 0.0)
         guarantee = route.guarantee
         return replace(
             route,
@@ -303,14 +310,14 @@ class Policy:
         edge, between, claims = None, None, None
         certified = certificate.basis != "profile"  # what is only expected is neither claimed nor watched
         if certified and threshold < math.inf:
-            edge = terms("edge", self._models, certificate, threshold, certificate.edge_watch, pair.curve)
+            edge = controller_spec("edge", self._models, certificate, threshold, certificate.edge_watch, pair.curve)
         if pair.intermediate is not None and certificate.intermediate_watch is not None and bar < math.inf:
             intermediate, watch = (
                 IntermediateRoute(pair.intermediate.name, pair.intermediate.score, bar),
                 certificate.intermediate_watch,
             )
             if certified and math.isfinite(bar):
-                between = terms("middle", self._models, certificate, bar, watch, pair.intermediate.curve)
+                between = controller_spec("middle", self._models, certificate, bar, watch, pair.intermediate.curve)
             if certified:
                 # What reaches it depends on the edge's threshold, so each certificate's images are others.
                 stage = f"{pair.intermediate.name} from {bar}, after {threshold}"

@@ -116,15 +116,15 @@ class DatagramTransport:
         )
         if deadline_s is None:
             with contextlib.suppress(TooLarge):
-                return await ask(exact=True)
+                return await ask(lossless=True)
         return await ask(
-            exact=not question.fast and self._may_travel_whole(image, deadline_s, surely=not question.insist)
+            lossless=not question.fast and self._may_travel_whole(image, deadline_s, strict=not question.insist)
         )
 
-    def _may_travel_whole(self, image: bytes | Pixels, deadline_s: float | None, *, surely: bool) -> bool:
+    def _may_travel_whole(self, image: bytes | Pixels, deadline_s: float | None, *, strict: bool) -> bool:
         if deadline_s is None or not isinstance(image, bytes):
             return False
-        return self._link.carries_whole(image, deadline_s, surely=surely) and cut(image) is None
+        return self._link.fits_lossless(image, deadline_s, strict=strict) and cut(image) is None
 
     async def connect(self) -> None:
         """Connect now.

@@ -43,10 +43,11 @@ then taken in the tier, for the price of one round trip:
 never certified; an edge of before 0.2 ignores it, and goes by the fingerprint in `/v1/stages`, which follows from the
 tier's settings. `ran` there is what its replicas state.
 
-The score is `cascade.scores.score` of the stage's calibrated probabilities as served (the manifest's temperatures), in
-float32; the comparison widens it to float64, which is exact, and the header writes the threshold with as many digits
-as give the same float64 back. So the tier accepts exactly the images that a computation offline accepts. Scores
-reach 1.0, so an intermediate stage that is not to be believed at all, only to be watched, gets the Accept-Score `inf`.
+The score is `cascade.confidence.scores.score` of the stage's calibrated probabilities as served (the manifest's
+temperatures), in float32; the comparison widens it to float64, which is exact, and the header writes the
+threshold with as many digits as give the same float64 back. So the tier accepts exactly the images
+that a computation offline accepts. Scores reach 1.0, so an intermediate stage that is not to be believed at all,
+only to be watched, gets the Accept-Score `inf`.
 
 A caller who will not wait beyond its deadline, and would rather have the opinion of some members than none, asks for a
 progressive reply. Then the body may be several such objects, a line each (`application/jsonl`), each from more members

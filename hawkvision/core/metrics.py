@@ -142,7 +142,6 @@ class EdgeMetrics:
         self.state_kept = gauge(
             "state_kept", "1 while what is known of streams is kept in the state file, 0 if it cannot be", "task"
         )
-        self.model_loads = counter("model_loads", "Variants loaded while running, on demand", "task", "variant")
         self.incomplete_answers = counter(
             "incomplete_answers", "Of some of a committee's members, for there was no time for all", "task"
         )

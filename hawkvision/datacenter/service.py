@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, TypeVar
 
-from hawkvision.cascade.scores import top_classes
+from hawkvision.cascade.confidence.scores import top_classes
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError, NotFound, NotReady, Overloaded
 from hawkvision.core.escalation_api import (
     ClassScore,

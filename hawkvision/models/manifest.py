@@ -138,7 +138,7 @@ class Cascade(_ManifestStruct, frozen=True):
 
 class Training(_ManifestStruct, frozen=True):
     """Which images trained a cascade: `images` of a set, drawn by `seed`
-    (`hawkvision.model_zoo.training.recipe.training_mask`).
+    (`hawkvision.model_zoo.calibration.splits.training_mask`).
     """
 
     data_sha256: Sha256

@@ -33,7 +33,7 @@ class Answered:
     after_s: float
     status: Status
     arrived: Arrived | None
-    exact: bool
+    lossless: bool
 
 
 class Edge(LinkWorld):
@@ -61,9 +61,11 @@ class Edge(LinkWorld):
         """One image, sent as clients send it."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(after_s)
-        at, exact = loop.time(), link.carries_whole(IMAGE, DEADLINE_S, surely=not insist)
-        status, answer = await link.ask(b"", IMAGE, deadline_s=DEADLINE_S, timeout_s=10.0, exact=exact, insist=insist)
-        return Answered(at, loop.time() - at, status, self.arrived.get(answer), exact)
+        at, lossless = loop.time(), link.fits_lossless(IMAGE, DEADLINE_S, strict=not insist)
+        status, answer = await link.ask(
+            b"", IMAGE, deadline_s=DEADLINE_S, timeout_s=10.0, lossless=lossless, insist=insist
+        )
+        return Answered(at, loop.time() - at, status, self.arrived.get(answer), lossless)
 
 
 def callers(world: Edge, seconds: float) -> list[Answered]:
@@ -98,7 +100,7 @@ def test_over_a_link_that_is_mostly_good_most_images_arrive_as_they_were_sent() 
     later = [each for each in callers(world, 40.0) if each.at > 104.0]
     whole = [each for each in later if isinstance(each.arrived, Complete) and each.arrived.body == IMAGE]
     assert len(whole) > 0.6 * len(later)
-    assert len(whole) > 0.95 * sum(each.exact for each in later)
+    assert len(whole) > 0.95 * sum(each.lossless for each in later)
 
 
 def test_an_image_whose_link_is_held_is_answered_when_it_is_let_go() -> None:
@@ -155,7 +157,7 @@ def test_an_image_that_meets_a_slow_spell_is_answered_late_as_it_was_sent() -> N
 
     late = world.play(main)
     assert late.status is Status.OK
-    assert late.exact
+    assert late.lossless
     assert isinstance(late.arrived, Complete)
     assert late.arrived.body == IMAGE
     assert DEADLINE_S < late.after_s < 0.2
@@ -195,6 +197,6 @@ def test_an_image_of_which_too_little_came_is_asked_again_small() -> None:
 
     again = world.play(main)
     assert again.status is Status.OK
-    assert again.exact
+    assert again.lossless
     assert isinstance(again.arrived, Complete | Partial)
     assert again.after_s < 0.4

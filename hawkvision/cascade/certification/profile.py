@@ -24,7 +24,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from hawkvision.cascade.scores import Score
+from hawkvision.cascade.confidence.scores import Score
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import MALFORMED, ManifestError
 from hawkvision.core.text import decode_text

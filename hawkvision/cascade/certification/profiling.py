@@ -12,15 +12,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification import calibration
-from hawkvision.cascade.certification.bounds import drop_upper_bound
+from hawkvision.cascade.certification.bounds import clopper_pearson, drop_upper_bound
 from hawkvision.cascade.certification.certificate import (
     Flags,
     Method,
     Sample,
-    Stage,
-    Step,
+    StageOutcomes,
     Thresholds,
+    ThresholdStep,
     certify,
     sweep,
     threshold_grid,
@@ -48,7 +47,8 @@ from hawkvision.cascade.certification.threshold_search import (
     measure_curve,
     plan_paths,
 )
-from hawkvision.cascade.scores import Floats, Probabilities, Score, score, softmax
+from hawkvision.cascade.confidence import calibration
+from hawkvision.cascade.confidence.scores import Floats, Probabilities, Score, score, softmax
 from hawkvision.core.types import Logits
 from hawkvision.models.manifest import MeasuredAccuracy
 
@@ -107,14 +107,14 @@ def split_indices(groups: NDArray[np.str_], seed: int, shares: tuple[float, floa
 
 def measure_accuracy(correct: NDArray[np.bool_], data_sha256: str, delta: float = 0.05) -> MeasuredAccuracy:
     """Top-1 accuracy with its exact interval at confidence 1 − delta."""
-    low, high = calibration.clopper_pearson(int(correct.sum()), len(correct), delta)
+    low, high = clopper_pearson(int(correct.sum()), len(correct), delta)
     return MeasuredAccuracy(
         value=round(float(correct.mean()), 6), n=len(correct), low=round(low, 6), high=round(high, 6),
         data_sha256=data_sha256,
     )  # fmt: skip
 
 
-class Looked(msgspec.Struct, frozen=True):
+class StagePredictions(msgspec.Struct, frozen=True):
     """What a stage said of all images: calibrated probabilities (n, classes) exactly as it serves them."""
 
     name: str
@@ -141,11 +141,11 @@ def profile_stage(
     data_sha256: str,
     cost_ms: float,
     delta: float = 0.05,
-) -> tuple[StageProfile, Looked]:
+) -> tuple[StageProfile, StagePredictions]:
     """Fit one stage's temperature on the profile split and measure it on the certification split."""
     # Rounded before use, so that the scores certified here are, bit for bit, those of a node that reads the profile.
     temperature = round(calibration.fit_temperature(logits[split.profile], labels[split.profile]), 6)
-    looked = Looked(name, softmax(logits, temperature), round(cost_ms, 3))
+    looked = StagePredictions(name, softmax(logits, temperature), round(cost_ms, 3))
     right = looked.labels() == labels
     confidence = looked.scores(Score.TOP1)[split.certify]
     return StageProfile(
@@ -160,11 +160,11 @@ def profile_stage(
 
 
 def profile_pair(
-    edge: Looked,
-    best: Looked,
+    edge: StagePredictions,
+    best: StagePredictions,
     labels: NDArray[np.integer],
     split: Split,
-    intermediate: Looked | None = None,
+    intermediate: StagePredictions | None = None,
     delta: float = 0.05,
     escalation_ms: float = ESCALATION_MS,
     reused_ms: float = 0.0,
@@ -172,7 +172,7 @@ def profile_pair(
     """Certify a pair: scores, curves and path from the profile split, certificates from the certification split.
 
     `reused_ms` of the reference stage's cost are the intermediate stage's work
-    (`model_zoo.calibration.model_runner.Looks.reused_ms`).
+    (`model_zoo.calibration.model_runner.CascadePredictions.reused_ms`).
     """
     planned = split.profile
     kind = _choose_score(edge, best, labels, planned)
@@ -211,21 +211,21 @@ def profile_pair(
 
 
 def make_sample(
-    edge: Looked,
+    edge: StagePredictions,
     kind: Score,
-    best: Looked,
+    best: StagePredictions,
     labels: NDArray[np.integer] | None,
     chosen: NDArray[np.intp],
-    intermediate: Looked | None = None,
+    intermediate: StagePredictions | None = None,
     intermediate_kind: Score | None = None,
 ) -> Sample:
     """The images `chosen` as a sample; without labels nothing counts as right, and only agreement can certify."""
     truth = None if labels is None else labels[chosen]
     best_labels = best.labels()[chosen]
 
-    def stage(looked: Looked, kind: Score) -> Stage:
+    def stage(looked: StagePredictions, kind: Score) -> StageOutcomes:
         said = looked.labels()[chosen]
-        return Stage(looked.scores(kind)[chosen], _right(said, truth), said != best_labels)
+        return StageOutcomes(looked.scores(kind)[chosen], _right(said, truth), said != best_labels)
 
     between = None if intermediate is None or intermediate_kind is None else stage(intermediate, intermediate_kind)
     return Sample(stage(edge, kind), _right(best_labels, truth), between)
@@ -247,7 +247,7 @@ def certify_condition(
     """
     n = len(sample)
 
-    def cost(step: Step) -> float:
+    def cost(step: ThresholdStep) -> float:
         return expected_cost(costs, step)
 
     def certified(max_drop: float) -> Certificate:
@@ -257,7 +257,7 @@ def certify_condition(
 
     never = next(sweep(sample, (Thresholds(-math.inf),)))
     if method is Method.AGREEMENT:
-        bound = calibration.clopper_pearson(never.differing, n, 2 * delta)[1]
+        bound = clopper_pearson(never.differing, n, 2 * delta)[1]
     else:
         bound = drop_upper_bound(never.lost, never.gained, n, delta)
     kept = certified(balanced)
@@ -319,7 +319,9 @@ def _right(said: NDArray[np.intp], truth: NDArray[np.integer] | None) -> Flags:
     return np.zeros(len(said), np.bool_) if truth is None else np.asarray(said == truth)
 
 
-def _choose_score(looked: Looked, best: Looked, labels: NDArray[np.integer], chosen: NDArray[np.intp]) -> Score:
+def _choose_score(
+    looked: StagePredictions, best: StagePredictions, labels: NDArray[np.integer], chosen: NDArray[np.intp]
+) -> Score:
     """The score with the smaller area under its drop-against-escalation curve; top-1 when there is no difference."""
     area: dict[Score, float] = {}
     for kind in Score:
@@ -329,7 +331,9 @@ def _choose_score(looked: Looked, best: Looked, labels: NDArray[np.integer], cho
     return Score.MARGIN if area[Score.MARGIN] < area[Score.TOP1] else Score.TOP1
 
 
-def write_certificate(step: Step, max_drop: float, n: int, delta: float, method: Method = Method.EXACT) -> Certificate:
+def write_certificate(
+    step: ThresholdStep, max_drop: float, n: int, delta: float, method: Method = Method.EXACT
+) -> Certificate:
     """A certified step as profiles hold it."""
     agreement = method is Method.AGREEMENT
     return Certificate(
@@ -347,12 +351,12 @@ def write_certificate(step: Step, max_drop: float, n: int, delta: float, method:
     )
 
 
-def _edge_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch:
+def _edge_watch(step: ThresholdStep, max_drop: float, n: int, delta: float) -> Watch:
     share = 1.0 if step.thresholds.intermediate == math.inf else _share(step.edge_differing, step.differing)
     return _watch(max_drop * share, step.edge_differing, round(step.escalation * n), n, delta)
 
 
-def _intermediate_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch | None:
+def _intermediate_watch(step: ThresholdStep, max_drop: float, n: int, delta: float) -> Watch | None:
     escalated = round(step.escalation * n)
     if step.thresholds.intermediate == math.inf or not escalated:
         return None
@@ -369,12 +373,12 @@ def _share(part: int, whole: int) -> float:
 def _watch(max_drop: float, differing: int, passed_on: int, n: int, delta: float) -> Watch:
     return Watch(
         max_drop=round(min(1.0, max_drop), 6),
-        disagreement=round(calibration.clopper_pearson(differing, n, delta)[1], 6),
-        difficulty=round(calibration.clopper_pearson(passed_on, n, delta)[1], 6),
+        disagreement=round(clopper_pearson(differing, n, delta)[1], 6),
+        difficulty=round(clopper_pearson(passed_on, n, delta)[1], 6),
     )
 
 
-def _path_step(step: Step) -> PathStep:
+def _path_step(step: ThresholdStep) -> PathStep:
     return PathStep(
         threshold=written(step.thresholds.edge),
         intermediate_threshold=written(step.thresholds.intermediate),

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.core.settings.access import MinimumVersion
-from hawkvision.core.settings.features import ServerSettings
+from hawkvision.core.settings.features import HAWKVISION, ServerSettings
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -24,7 +24,6 @@ Memory: TypeAlias = Annotated[int, Meta(ge=32 * 1024 * 1024)]
 Word: TypeAlias = Annotated[str, Meta(min_length=1)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 Millis: TypeAlias = Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
-PolicyName: TypeAlias = Literal["hawkvision", "all-dc", "all-edge", "static", "split", "infaas"]
 
 
 class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -160,16 +159,10 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     max_streams: Count = 4096
     """Streams kept in memory, 1 to 10 KB each; the one used longest ago makes room."""
 
-    # == Baseline policies, for comparisons ==
-    policy: PolicyName = "hawkvision"
-    """Who decides where an image is answered. All but `hawkvision` are other systems' ways, to be compared with, and
-    guarantee nothing (`edge/POLICIES.md`)."""
-    static_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    """The score from which `static` accepts the edge's answer; none takes that of the profile's `balanced`."""
-    deadline_fallback: bool = False
-    """With any policy but `hawkvision`: the edge answers just before a deadline that the datacenter misses."""
-    resident_memory_mb: Annotated[float, Meta(gt=0.0, le=1_000_000.0)] | None = None
-    """Model files that `infaas` keeps loaded at once, in 10⁶ bytes; none means 16, three quantised networks of 5 MB."""
+    # == Policy ==
+    policy: Word = HAWKVISION
+    """The policy that decides where an image is answered. Others than `hawkvision` come with packages that name them
+    by an entry point of `hawkvision.policies`; they certify nothing."""
 
     # == Logs ==
     log_level: LogLevel = "info"
@@ -284,7 +277,7 @@ def default_state_file(config: EdgeConfig) -> Path | None:
     Raises:
         RuntimeError: if this user has no home.
     """
-    if config.policy != "hawkvision" or config.port == 0:
+    if config.policy != HAWKVISION or config.port == 0:
         return None
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return home / "hawkvision" / f"edge-{config.task}-{config.host.replace(':', '_')}-{config.port}.sqlite3"

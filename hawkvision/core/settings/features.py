@@ -17,6 +17,10 @@ import msgspec
 from hawkvision.core.errors import ConfigError
 
 ENTRY_POINTS: Final = "hawkvision.settings"
+POLICY_ENTRY_POINTS: Final = "hawkvision.policies"
+"""The group by which packages provide policies for edge nodes (`edge.serving.baseline`)."""
+HAWKVISION: Final = "hawkvision"
+"""The policy that is built in."""
 
 Section: TypeAlias = Literal["edge", "dc"]
 ServerT = TypeVar("ServerT")
@@ -74,3 +78,8 @@ def settings_groups(section: Section) -> tuple[SettingsGroup[Any, Any], ...]:
                 raise ConfigError(f"{where}: another feature declares {', '.join(sorted(twice))}")
             found.append(group)
     return tuple(found)
+
+
+def policy_names() -> tuple[str, ...]:
+    """The values of an edge node's setting `policy`: the built-in one, and those of installed packages."""
+    return (HAWKVISION, *sorted(point.name for point in entry_points(group=POLICY_ENTRY_POINTS)))

@@ -22,7 +22,13 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.key_text import clean_key, own_key
 from hawkvision.core.settings.access import check_access, check_both_or_neither, is_loopback
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
-from hawkvision.core.settings.features import Section, ServerSettings, settings_groups
+from hawkvision.core.settings.features import (
+    POLICY_ENTRY_POINTS,
+    Section,
+    ServerSettings,
+    policy_names,
+    settings_groups,
+)
 from hawkvision.core.settings.service_links import without_service_links
 from hawkvision.core.text import read_text
 
@@ -214,18 +220,17 @@ def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -
 
 
 def _check_policy(config: EdgeConfig) -> None:
-    """Refuse settings that contradict the policy: a comparison must not run on others than its command line says.
+    """Refuse a policy that no installed package provides.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: naming those that there are.
     """
-    if config.policy in ("all-dc", "static", "split") and config.datacenter_url is None:
-        raise ConfigError(f"edge.policy = {config.policy!r}: missing edge.datacenter_url to send to")
-    for key, policy in (("static_threshold", "static"), ("resident_memory_mb", "infaas")):
-        if getattr(config, key) is not None and config.policy != policy:
-            raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")
-    if config.deadline_fallback and config.policy == "hawkvision":
-        raise ConfigError("edge.deadline_fallback belongs to other policies than 'hawkvision', which has its own")
+    known = policy_names()
+    if config.policy not in known:
+        raise ConfigError(
+            f"edge.policy: expected one of {', '.join(known)}, got {config.policy!r}; a package with an entry point of "
+            f"{POLICY_ENTRY_POINTS} provides another, and none that is installed has this one"
+        )
 
 
 def _path(kind: type, value: object) -> Path:

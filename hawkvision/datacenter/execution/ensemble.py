@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from hawkvision.cascade.scores import ROUNDING, Probabilities, Score, average, decided, score
+from hawkvision.cascade.confidence.scores import ROUNDING, Probabilities, Score, average, decided, score
 from hawkvision.datacenter.catalog import ServedStage
 
 

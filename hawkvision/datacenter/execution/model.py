@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hawkvision.cascade.scores import Probabilities, average, softmax
+from hawkvision.cascade.confidence.scores import Probabilities, average, softmax
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.datacenter.execution.batching import Batched, Batcher

@@ -20,7 +20,7 @@ from hawkvision.native import library
 def most_probable(
     logits: Logits, temperature: float, k: int, before: float = 1.0
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """As `cascade.scores.most_probable`: but for numbers that lie next to the middle of two float32 ones, the same.
+    """As `cascade.confidence.scores.most_probable`, but for numbers next to the middle of two float32 ones.
 
     Raises:
         BackendError: if there is no library, or no memory.

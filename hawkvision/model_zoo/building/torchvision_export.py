@@ -17,7 +17,7 @@ import numpy as np
 from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.building.build import Artifact
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
-from hawkvision.model_zoo.training.manifest_writer import format_manifest
+from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.models.manifest import (
     Cascade,
     InputSpec,

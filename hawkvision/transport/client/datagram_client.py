@@ -101,7 +101,7 @@ class _Asked:
     template: bytes
     image: Image
     meta: bytes
-    exact: bool
+    lossless: bool
     deadline: float | None
     until: float
     on_interim: Callable[[bytes], None]
@@ -152,7 +152,7 @@ class DatagramLink:
         meta: bytes = b"",
         deadline_s: float | None = None,
         timeout_s: float = 30.0,
-        exact: bool = False,
+        lossless: bool = False,
         on_interim: Callable[[bytes], None] = ignore_interim,
         insist: bool = False,
     ) -> tuple[Status, bytes]:
@@ -187,7 +187,7 @@ class DatagramLink:
                 until = until if insist else min(until, deadline + LATE_S)
 
             heard = ignore_interim if attempt else on_interim  # nothing less than was heard already
-            asked = _Asked(template, image, meta, exact, deadline, until, heard)
+            asked = _Asked(template, image, meta, lossless, deadline, until, heard)
             insisting = insist and deadline is not None
             asking = self._insisted(connection, asked) if insisting else self._sent(connection, asked)
             try:
@@ -199,9 +199,10 @@ class DatagramLink:
                     self._connections.retire(connection)
         raise AssertionError("the last attempt returns or raises")
 
-    def carries_whole(self, image: Image, deadline_s: float, *, surely: bool = False) -> bool:
-        """Whether an image may as well travel as it is, `exact`: the link is quick, and loses hardly more than parity
-        mends, or what is sent again. Sent so, it arrives whole or not at all; `surely` allows that only `SELDOM`.
+    def fits_lossless(self, image: Image, deadline_s: float, *, strict: bool = False) -> bool:
+        """Whether an image may as well travel as it is, `lossless`: the link is quick, and loses hardly more than
+        parity mends, or what is sent again. Sent so, it arrives whole or not at all; `strict` allows that only
+        `SELDOM`.
 
         Raises:
             BadImage, UnsupportedMedia: if it is no image.
@@ -212,7 +213,7 @@ class DatagramLink:
         if asyncio.get_running_loop().time() < self._whole_from or connection.client.behind:
             return False
         plan = self._planned(connection, image, deadline_s)
-        most = SELDOM if surely else self._may_miss
+        most = SELDOM if strict else self._may_miss
         return self._whole_parity(connection, plan, len(image), deadline_s, most) is not None
 
     async def probe(self, timeout_s: float) -> None:
@@ -250,21 +251,21 @@ class DatagramLink:
     # ----------------------------------------------------------------------------------------- images
 
     async def _prepared(
-        self, connection: Connection, image: Image, meta: bytes, deadline_s: float | None, *, exact: bool
+        self, connection: Connection, image: Image, meta: bytes, deadline_s: float | None, *, lossless: bool
     ) -> Coded:
         client = connection.client
         plan = self._planned(connection, image, deadline_s)
-        if exact and isinstance(image, bytes) and deadline_s is not None:
+        if lossless and isinstance(image, bytes) and deadline_s is not None:
             parity = self._whole_parity(connection, plan, len(image), deadline_s, self._may_miss)
             plan = plan if parity is None else replace(plan, parity=parity)
         self._plan = plan
         room, side = fragment_room(meta), client.useful_side
-        prepared = await prepare_off_loop(image, plan, side, room, may_reframe=True, exact=exact)
+        prepared = await prepare_off_loop(image, plan, side, room, may_reframe=True, lossless=lossless)
         if not prepared.header:
             return prepared.coded
         number = connection.registered(prepared.header)
         if number is None:
-            return (await prepare_off_loop(image, plan, side, room, may_reframe=False, exact=exact)).coded
+            return (await prepare_off_loop(image, plan, side, room, may_reframe=False, lossless=lossless)).coded
         return replace(prepared.coded, format=replace(prepared.coded.format, tables=number))
 
     def _planned(self, connection: Connection, image: Image, deadline_s: float | None) -> Plan:
@@ -334,11 +335,11 @@ class DatagramLink:
     async def _sent(self, connection: Connection, asked: _Asked, *, small: bool = False) -> tuple[Status, bytes]:
         """The answer to an image, as it is planned now, or to a small one, which may be late."""
         loop, deadline = asyncio.get_running_loop(), asked.deadline
-        whole = asked.exact and not small
+        whole = asked.lossless and not small
         left_s = None if deadline is None else 0.0 if small else max(0.0, deadline - loop.time())
         self._under_way += 1
         try:
-            coded = await self._prepared(connection, asked.image, asked.meta, left_s, exact=whole)
+            coded = await self._prepared(connection, asked.image, asked.meta, left_s, lossless=whole)
             now = loop.time()
             status, answer = await connection.client.ask(
                 asked.template,

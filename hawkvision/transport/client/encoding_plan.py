@@ -65,7 +65,7 @@ class Prepared:
 
 
 def prepare(
-    image: Image, plan: Plan, useful_side: int, room: int, *, may_reframe: bool = True, exact: bool = False
+    image: Image, plan: Plan, useful_side: int, room: int, *, may_reframe: bool = True, lossless: bool = False
 ) -> Prepared:
     """An image as fragments.
 
@@ -83,17 +83,17 @@ def prepare(
 
     Raises:
         BadImage, UnsupportedMedia: if the image cannot be read.
-        TooLarge: if it has more than `MAX_PIXELS`, or does not fit 255 fragments even so (`exact`: as it is).
+        TooLarge: if it has more than `MAX_PIXELS`, or does not fit 255 fragments even so (`lossless`: as it is).
         BadField: if pixels are not uint8 (height, width, 3).
     """
     if not isinstance(image, bytes):
         return Prepared(encode(_shrunk(checked_pixels(image), useful_side), plan, room))
     header = probe(image)
-    if exact or (header.format.native and len(image) <= SMALL_FRAGMENTS * room):
+    if lossless or (header.format.native and len(image) <= SMALL_FRAGMENTS * room):
         as_it_is = opaque(image, plan.parity, room)
         if as_it_is is not None:
             return Prepared(as_it_is)
-        if exact:
+        if lossless:
             raise TooLarge(f"the image has {len(image)} bytes; at most {MAX_SYMBOLS * room} go as they are")
     if may_reframe and min(header.width, header.height) <= useful_side:
         cut = reframe(image, plan.parity, room)
@@ -212,7 +212,7 @@ class _Held:
 
 
 async def prepare_off_loop(
-    image: Image, plan: Plan, side: int, room: int, *, may_reframe: bool, exact: bool
+    image: Image, plan: Plan, side: int, room: int, *, may_reframe: bool, lossless: bool
 ) -> Prepared:
     """`prepare`, on a thread if the image is large."""
     if isinstance(image, bytes):
@@ -220,5 +220,5 @@ async def prepare_off_loop(
     else:
         large = image.size > 3 * INLINE_PIXELS
     if large:
-        return await asyncio.to_thread(prepare, image, plan, side, room, may_reframe=may_reframe, exact=exact)
-    return prepare(image, plan, side, room, may_reframe=may_reframe, exact=exact)
+        return await asyncio.to_thread(prepare, image, plan, side, room, may_reframe=may_reframe, lossless=lossless)
+    return prepare(image, plan, side, room, may_reframe=may_reframe, lossless=lossless)

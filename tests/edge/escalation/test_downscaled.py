@@ -84,9 +84,9 @@ def test_over_datagrams_the_same_bytes_travel_where_they_must_not_change() -> No
 
         async def scenario() -> Answer:
             async with bench(peer, UNSURE, transport="datagram", reducer=REDUCER) as it:
-                uplink = it.node.uplink
-                assert uplink is not None
-                await until(lambda: uplink.transport.value == "datagram")
+                datacenter = it.node.datacenter
+                assert datacenter is not None
+                await until(lambda: datacenter.transport.value == "datagram")
                 return await it.ask(body=CAMERA, target=Quality.BEST)
 
         assert run(scenario).tier is Tier.DATACENTER

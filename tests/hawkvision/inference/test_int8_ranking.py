@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade import scores
+from hawkvision.cascade.confidence import scores
 from hawkvision.inference.int8 import ranking
 from hawkvision.native import library
 

@@ -28,7 +28,7 @@ from hawkvision.cascade.certification.profile import (
     seal,
     threshold_value,
 )
-from hawkvision.cascade.scores import Score
+from hawkvision.cascade.confidence.scores import Score
 from hawkvision.core.errors import ManifestError
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.system.files import sha256_of

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.scores import Score, average, score
+from hawkvision.cascade.confidence.scores import Score, average, score
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.types import Logits
 from hawkvision.datacenter.catalog import ServedStage

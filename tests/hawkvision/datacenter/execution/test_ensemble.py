@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hawkvision.cascade.scores import Probabilities
+from hawkvision.cascade.confidence.scores import Probabilities
 from hawkvision.core.types import Score
 from hawkvision.datacenter.catalog import ServedStage
 from hawkvision.datacenter.execution.ensemble import (

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.scores import Floats, Probabilities, Score, average, score, softmax
+from hawkvision.cascade.confidence.scores import Floats, Probabilities, Score, average, score, softmax
 from hawkvision.core.escalation_api import (
     INFER_PATH,
     STAGES_PATH,

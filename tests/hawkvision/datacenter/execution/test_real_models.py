@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from hawkvision.cascade import scores
-from hawkvision.cascade.scores import Floats, Score, decided, score
+from hawkvision.cascade.confidence import scores
+from hawkvision.cascade.confidence.scores import Floats, Score, decided, score
 from hawkvision.core.errors import NotFound
 from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.settings.config import DatacenterConfig

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.scores import Probabilities, Score, average
+from hawkvision.cascade.confidence.scores import Probabilities, Score, average
 from hawkvision.core.errors import BadImage, DeadlineMissed, HawkVisionError, TooLarge, UnsupportedMedia
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.catalog import ServedStage, catalog_of

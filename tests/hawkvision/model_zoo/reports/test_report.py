@@ -21,12 +21,12 @@ from hawkvision.cascade.certification.profiling import Split, profile_stage
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import MaxAccuracyDrop
-from hawkvision.model_zoo.calibration.drift import Phase, Seen
+from hawkvision.model_zoo.calibration.drift import LabelledPredictions, Phase
 from hawkvision.model_zoo.reports.metrics import (
     Drift,
-    Measured,
     PairFindings,
     Reliability,
+    ThresholdsResult,
     measure,
     pair_findings,
     reliability,
@@ -69,7 +69,7 @@ def page(task: BandTask, report: Findings) -> str:
 
 
 @functools.cache
-def synthetic(intermediate: bool) -> tuple[Profile, Seen, Split]:
+def synthetic(intermediate: bool) -> tuple[Profile, LabelledPredictions, Split]:
     """A profile, and its stages on images of their own."""
     profile = make_profile(intermediate=intermediate)
     rng = np.random.default_rng(99)
@@ -83,7 +83,7 @@ def synthetic(intermediate: bool) -> tuple[Profile, Seen, Split]:
         )[1]
         for stage in profile.stages
     }  # fmt: skip
-    return profile, Seen(stages, labels), split
+    return profile, LabelledPredictions(stages, labels), split
 
 
 @functools.cache
@@ -240,7 +240,7 @@ def told(drops: dict[float, float], *, uncertified: float | None = None) -> str:
     kept = []
     for one in found.kept:
         target = one.certificate.max_drop
-        measured = Measured(0.3, 0.3, drops.get(target, 0.0), 0.002)
+        measured = ThresholdsResult(0.3, 0.3, drops.get(target, 0.0), 0.002)
         basis = "profile" if target == uncertified else one.certificate.basis
         kept.append(replace(one, measured=measured, certificate=msgspec.structs.replace(one.certificate, basis=basis)))
     changed = replace(found, kept=tuple(kept))

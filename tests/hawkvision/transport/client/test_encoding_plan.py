@@ -63,7 +63,7 @@ def test_small_images_go_as_they_are(suffix: str) -> None:
 def test_formats_that_not_every_node_reads_are_coded_anew_unless_their_very_bytes_are_asked_for(suffix: str) -> None:
     body = encoded(suffix, height=20, width=20)
     assert received(body).body.startswith(b"\xff\xd8\xff")
-    assert received(body, exact=True).body == body
+    assert received(body, lossless=True).body == body
 
 
 def test_large_images_are_shrunk_to_what_is_useful_and_coded_at_the_plans_quality() -> None:
@@ -113,11 +113,11 @@ ODD = odd_jpegs(cv2.resize(decode_image(LARGE, probe(LARGE), max_pixels=1 << 20,
 def test_an_odd_jpeg_arrives_as_its_sound_twin_looks(kind: str, plan: Plan) -> None:
     odd = ODD[kind]
     twin = decode_image(odd.twin, probe(odd.twin), max_pixels=1 << 20, min_side=300).astype(int)
-    for exact in (False, True):
-        arrived = received(odd.body, plan, exact=exact).body
+    for lossless in (False, True):
+        arrived = received(odd.body, plan, lossless=lossless).body
         seen = decode_image(arrived, probe(arrived), max_pixels=1 << 20, min_side=300)
         assert seen.shape == twin.shape
-        assert np.abs(seen - twin).mean() < (1 if exact else 12)
+        assert np.abs(seen - twin).mean() < (1 if lossless else 12)
 
 
 def test_pixels_are_coded_as_they_are_seen() -> None:

@@ -15,16 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from edge.inference.edge_stage import Model as Loaded
-from edge.inference.edge_stage import Stage
-from edge.policies.infaas import Option, Worker, choose
-from edge.policies.registration import Profiled, Registration, register
-from edge.policies.residency import Residency, first_to_leave
+from edge.inference.edge_stage import EdgeStage
+from edge.inference.edge_stage import LoadedModel as Loaded
 from hawkvision.core.errors import ArtifactError, ManifestError, NotReady, Overloaded
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, MinAccuracy, Quality, Reason, Score, Tier
 from hawkvision.models.manifest import artifact_path, load_manifest, models_dir
 from hawkvision.system.process import running
+from tests.bench.policies.baselines.infaas import Option, Worker, choose
+from tests.bench.policies.baselines.plugin import InfaasBaseline, with_baselines
+from tests.bench.policies.baselines.registration import Profiled, Registration, register
+from tests.bench.policies.baselines.residency import Residency, next_to_evict
+from tests.bench.policies.baselines.settings import BaselineSettings
 from tests.edge.bench import SPEC, SURE, GatedBackend, bench, known, run
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer
@@ -36,7 +38,12 @@ SIZES = {"small": 5, "mid": 6, "big": 8}
 INFAAS = EdgeConfig(policy="infaas", task="digits")
 
 
-class Model(GatedBackend):
+def infaas(**settings: Any) -> EdgeConfig:
+    """A node's settings, with these of the baseline."""
+    return replace(INFAAS, features=(BaselineSettings(**settings),))
+
+
+class LoadedModel(GatedBackend):
     """A variant that knows whether it was unloaded."""
 
     closed = False
@@ -53,18 +60,18 @@ class Store:
         self.gate = threading.Event()
         self.gate.set()
         self.loads: list[str] = []
-        self.models: dict[str, Model] = {}
+        self.models: dict[str, LoadedModel] = {}
         self.broken = False
 
-    def load(self, name: str) -> Stage:
+    def load(self, name: str) -> EdgeStage:
         self.loads.append(name)
         assert self.gate.wait(30)
         if self.broken:
             raise ArtifactError(f"{name}: gone")
-        self.models[name] = Model(SURE)
-        return Stage(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1)
+        self.models[name] = LoadedModel(SURE)
+        return EdgeStage(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1)
 
-    def first(self) -> Stage:
+    def first(self) -> EdgeStage:
         stage = self.load("small")
         self.loads.clear()
         return stage
@@ -142,7 +149,7 @@ def test_accuracy_is_kept_if_it_can_be_and_then_the_deadline(
     [({"a": False, "b": False}, "a"), ({"a": True, "b": False}, "b"), ({"a": True, "b": True}, "a")],
 )
 def test_the_longest_unused_leaves_first(in_use: Mapping[str, bool], leaves: str) -> None:
-    assert first_to_leave(in_use) == leaves
+    assert next_to_evict(in_use) == leaves
 
 
 # ---------------------------------------------------------------------------------------------------- residency
@@ -238,7 +245,7 @@ def test_memory_has_its_limit_and_nobody_is_given_an_unloaded_model(rounds: list
     async def one(models: Residency, name: str) -> None:
         async with models.held(name) as stage:
             await asyncio.sleep(0)
-            assert isinstance(stage.first.backend, Model)
+            assert isinstance(stage.first.backend, LoadedModel)
             assert not stage.first.backend.closed
             assert stage.name == name
 
@@ -269,7 +276,7 @@ def built(cache: Path, sizes: Mapping[str, int]) -> Path:
 def test_variants_that_are_built_and_fit_are_registered_and_unloaded_again(tmp_path: Path) -> None:
     store = Store()
     cache = built(tmp_path, {"efficientnet_lite0_int8": 1000, "squeezenet1_1_int8": 500, "mobilenet_v2": 3000})
-    config = EdgeConfig(policy="infaas", resident_memory_mb=0.002)
+    config = infaas(resident_memory_mb=0.002)
     found = register(config, IMAGENET, cache, LITE0, store.load)
     assert {name: each.size for name, each in found.variants.items()} == {
         "squeezenet1_1_int8": 500,
@@ -285,9 +292,7 @@ def test_variants_that_are_built_and_fit_are_registered_and_unloaded_again(tmp_p
 def test_a_stepwise_ensemble_is_a_variant_among_others(tmp_path: Path) -> None:
     store = Store()
     cache = built(tmp_path, {LITE0: 1000, "efficientnet_lite1_int8": 900})
-    found = register(
-        EdgeConfig(policy="infaas", resident_memory_mb=0.003), IMAGENET, cache, "edge_committee", store.load
-    )
+    found = register(infaas(resident_memory_mb=0.003), IMAGENET, cache, "edge_committee", store.load)
     assert {name: each.size for name, each in found.variants.items()} == {
         LITE0: 1000,
         "efficientnet_lite1_int8": 900,
@@ -328,7 +333,7 @@ def on_node(
     store = Store()
 
     async def scenario() -> tuple[list[Answer], dict[str, float]]:
-        async with bench(peer, SURE, config=INFAAS, registration=registered(store, limit)) as it:
+        async with bench(peer, SURE, baseline=InfaasBaseline(INFAAS, registered(store, limit), None)) as it:
             answers = [await it.ask(**fields) for fields in asks]
             return answers, {name: it.counted("model_loads_total", variant=name) for name in SIZES}
 
@@ -364,8 +369,10 @@ def test_a_cheaper_stage_of_the_datacenter_answers_what_it_is_accurate_enough_fo
     large.intermediate, large.intermediate_fingerprint = "medium", SHA
 
     async def scenario() -> list[str]:
-        async with bench(large, SURE, config=INFAAS, registration=registered(Store()), intermediate=True) as it:
-            await until(lambda: it.node.serves("medium"))
+        async with bench(
+            large, SURE, baseline=InfaasBaseline(INFAAS, registered(Store()), None), intermediate=True
+        ) as it:
+            await until(lambda: it.node.context.served.serves("medium"))
             return [(await it.ask(target=MinAccuracy(accuracy))).model for accuracy in (0.9, 0.93)]
 
     assert run(scenario) == ["medium", "large"]
@@ -375,7 +382,9 @@ def test_a_stage_that_the_datacenter_does_not_run_as_registered_is_not_asked(lar
     large.intermediate, large.intermediate_fingerprint = "medium", "0" * 64
 
     async def scenario() -> str:
-        async with bench(large, SURE, config=INFAAS, registration=registered(Store()), intermediate=True) as it:
+        async with bench(
+            large, SURE, baseline=InfaasBaseline(INFAAS, registered(Store()), None), intermediate=True
+        ) as it:
             await known(it.node)
             return (await it.ask(target=MinAccuracy(0.9))).model
 
@@ -402,10 +411,10 @@ def test_a_late_datacenter_is_waited_for(large: Peer) -> None:
 
 def test_with_a_fallback_the_nodes_best_choice_answers_just_before_the_deadline(large: Peer) -> None:
     large.delay_s = 20.0
-    config = EdgeConfig(policy="infaas", deadline_fallback=True)
+    config = infaas(deadline_fallback=True)
 
     async def scenario() -> Answer:
-        async with bench(large, SURE, config=config, registration=registered(Store())) as it:
+        async with bench(large, SURE, baseline=InfaasBaseline(config, registered(Store()), None)) as it:
             await known(it.node)
             return await it.ask(target=Quality.BEST, deadline_ms=600.0)
 
@@ -418,7 +427,7 @@ def test_requests_go_on_while_a_model_is_loaded(large: Peer) -> None:
     store = Store()
 
     async def scenario() -> tuple[str, str]:
-        async with bench(large, SURE, config=INFAAS, registration=registered(store)) as it:
+        async with bench(large, SURE, baseline=InfaasBaseline(INFAAS, registered(store), None)) as it:
             store.gate.clear()
             waiting = asyncio.create_task(it.ask(target=MinAccuracy(0.85)))
             await until(lambda: store.loads == ["mid"])
@@ -431,19 +440,19 @@ def test_requests_go_on_while_a_model_is_loaded(large: Peer) -> None:
 
 def test_what_slows_one_variant_is_expected_to_slow_all_alike(large: Peer) -> None:
     async def scenario() -> tuple[dict[str, float], dict[str, float]]:
-        async with bench(large, SURE, config=INFAAS, registration=registered(Store())) as it:
+        async with bench(large, SURE, baseline=InfaasBaseline(INFAAS, registered(Store()), None)) as it:
             assert it.node.baseline is not None
-            assert isinstance(it.node.baseline.calls, partial)
-            worker = it.node.baseline.calls.args[0]
+            assert isinstance(it.node.baseline.handler, partial)
+            worker = it.node.baseline.handler.args[0]
             assert isinstance(worker, Worker)
             before = {each.name: each.latency_ms for each in worker.options(0.0)}
             await it.ask(target=MinAccuracy(0.7))
             return before, {each.name: each.latency_ms for each in worker.options(0.0)}
 
     before, after = run(scenario)
-    pace = (after["big"] - after["small"]) / (before["big"] - before["small"])
-    assert pace == pytest.approx((after["mid"] - after["small"]) / (before["mid"] - before["small"]))
-    assert pace < 1.0, "a blank backend is faster than what was registered"
+    duration = (after["big"] - after["small"]) / (before["big"] - before["small"])
+    assert duration == pytest.approx((after["mid"] - after["small"]) / (before["mid"] - before["small"]))
+    assert duration < 1.0, "a blank backend is faster than what was registered"
 
 
 # ----------------------------------------------------------------------------------------------------- processes
@@ -451,7 +460,9 @@ def test_what_slows_one_variant_is_expected_to_slow_all_alike(large: Peer) -> No
 
 @contextmanager
 def infaas_node(*words: str) -> Iterator[Caller]:
-    with running("edge", "--port", "0", "--backend", "noop", "--policy", "infaas", *words) as node:
+    with running(
+        "edge", "--port", "0", "--backend", "noop", "--policy", "infaas", *words, env=with_baselines()
+    ) as node:
         caller = Caller(node)
         yield caller
         caller.close()
@@ -470,7 +481,7 @@ def test_a_node_loads_its_manifests_variants_under_its_memory() -> None:
 def test_a_memory_that_does_not_hold_the_edge_stage_is_refused() -> None:
     words = ("--port", "0", "--backend", "noop", "--policy", "infaas", "--resident-memory-mb", "5")
     with (
-        pytest.raises(NotReady, match="resident_memory_mb = 5 holds not even efficientnet_lite0_int8"),
-        running("edge", *words),
+        pytest.raises(NotReady, match="resident_memory_mb = 5 cannot hold efficientnet_lite0_int8"),
+        running("edge", *words, env=with_baselines()),
     ):
         pass

@@ -1,4 +1,4 @@
-"""What INFaaS knows of the variants before anybody asks: registered accuracy, size, and times measured on this machine.
+"""What INFaaS knows of the variants before the first request: accuracy, size, and times measured on this machine.
 
 The paper's profiler measures each variant when it is registered; here that is when the node starts.
 """
@@ -13,23 +13,24 @@ from typing import Final
 
 import numpy as np
 
-from edge.inference.edge_stage import Stage
-from edge.policies.routes import Registered, Rule, to_best, to_edge
+from edge.inference.edge_stage import EdgeStage
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.manifest import Manifest, MeasuredAccuracy, artifact_path
+from tests.bench.policies.baselines.routes import Registered, Rule, to_best, to_edge
+from tests.bench.policies.baselines.settings import BaselineSettings
 
 RESIDENT_MEMORY_MB: Final = 16.0
-"""Room for three quantised networks of 5 MB beside one another: more models than HawkVision keeps at the edge."""
+"""Room for three quantised networks of 5 MB: more models than HawkVision keeps at the edge."""
 PROFILE_LOADS: Final = 3
 PROFILE_RUNS: Final = 3
-"""Loads that a variant is profiled with, and inferences after each. The least counts: what else runs on the machine
-only adds, and a load that was found too slow for every deadline would never be tried again."""
+"""Loads that a variant is profiled with, and inferences after each. The least of the times counts: other work on the
+machine only adds to them, and a variant whose load was found too slow for every deadline would never be tried again."""
 LEAST_MS: Final = 1e-3
-"""No time counts as less: paces are measured in multiples of these."""
+"""The least profiled time, for measured times are divided by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Profiled:
     size: int
     """Bytes of its model files, which stand for the memory it takes."""
     infer_ms: float
-    """Of a conditional ensemble, when all of its members look."""
+    """Of a conditional ensemble, with all of its members."""
     load_ms: float
     """To read, verify, open and warm it."""
 
@@ -57,7 +58,7 @@ class Registration:
     """Accuracies of the datacenter's stages, of `best` among them."""
     limit: int
     """Bytes that may be resident."""
-    load: Callable[[str], Stage]
+    load: Callable[[str], EdgeStage]
     """Gives a variant ready to be used; called on a thread."""
 
     @property
@@ -70,22 +71,24 @@ class Registration:
         return Registered(self.variants[self.edge].accuracy, self.best_accuracy, policy.balanced.max_drop)
 
     def rule(self, policy: Policy) -> Rule:
-        """Where targets go as long as everybody is in time, which is what `/v1/targets` shows."""
+        """Where targets go while every variant is in time; `/v1/targets` shows that."""
         accuracies = self.accuracies(policy)
         reached = max(each.accuracy for each in self.variants.values())
-        missed = accuracies.missed_by
+        missed = accuracies.below_target
         return lambda target: (
-            to_best(target, short=missed(self.best_accuracy, target)) if missed(reached, target) else to_edge(target)
+            to_best(target, below_target=missed(self.best_accuracy, target))
+            if missed(reached, target)
+            else to_edge(target)
         )
 
 
 def register(
-    config: EdgeConfig, manifest: Manifest, cache: Path, edge: str, load: Callable[[str], Stage]
+    config: EdgeConfig, manifest: Manifest, cache: Path, edge: str, load: Callable[[str], EdgeStage]
 ) -> Registration:
     """Load each variant that fits, and measure it. Blocks for some tenths of a second per variant.
 
-    Accuracies are the manifest's: it has one for every variant, all measured on the same images, whereas the profile
-    has those of the cascade alone, measured on a part of them.
+    Accuracies are the manifest's, which has one for every variant, all measured on the same images. The profile has
+    those of the cascade's stages alone.
 
     Args:
         config: task, backend and memory.
@@ -99,7 +102,7 @@ def register(
         ManifestError: if no accuracy of it, or of the reference stage, is registered.
         ArtifactError, BackendError: if it is not built, or one that is cannot be loaded.
     """
-    limit = round((config.resident_memory_mb or RESIDENT_MEMORY_MB) * 1e6)
+    limit = round((config.feature(BaselineSettings).resident_memory_mb or RESIDENT_MEMORY_MB) * 1e6)
     known = {each.name: each.accuracy for each in manifest.variants if each.accuracy is not None}
     known |= {each.name: each.accuracy for each in manifest.ensembles if each.accuracy is not None}
     datacenters = {each.name for each in manifest.ensembles if each.accept_confidence is None}
@@ -119,7 +122,7 @@ def register(
         )
     if sizes[edge] > limit:
         raise ConfigError(
-            f"edge.resident_memory_mb = {limit / 1e6:g} holds not even {edge}, which has {sizes[edge] / 1e6:.2f} MB"
+            f"edge.resident_memory_mb = {limit / 1e6:g} cannot hold {edge}, which has {sizes[edge] / 1e6:.2f} MB"
         )
     variants = {name: _profile(name, registered[name], size, load) for name, size in sizes.items() if size <= limit}
     return Registration(variants, edge, manifest.best, remote, limit, load)
@@ -144,7 +147,7 @@ def _file_size(manifest: Manifest, cache: Path, variant: str) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _profile(name: str, accuracy: MeasuredAccuracy, size: int, load: Callable[[str], Stage]) -> Profiled:
+def _profile(name: str, accuracy: MeasuredAccuracy, size: int, load: Callable[[str], EdgeStage]) -> Profiled:
     loads_ms: list[float] = []
     runs_ms: list[float] = []
     for _ in range(PROFILE_LOADS):

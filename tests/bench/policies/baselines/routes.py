@@ -1,8 +1,7 @@
-"""What a target means to baselines whose decision is a route: a pure function of the target and of registered
-accuracies.
+"""The baselines whose decision is a route: a pure function of the target and of registered accuracies.
 
-Nothing here is certified, so all guarantees are `best_effort`. A route is `short` where the model it names is
-registered with less than the target asks for, and its answers then say that they are degraded.
+Nothing is certified, so every guarantee is `best_effort`. A route is `below_target` if the model that it names is
+registered with less accuracy than the target asks for; its answers then say that they are degraded.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from hawkvision.core.types import (
 )
 
 DIGITS = 9
-"""Accuracies are compared to so many: a drop of 0.02 below 0.88 must not miss 0.86 by a rounding error."""
+"""Accuracies are rounded to so many before they are compared: 0.88 less 0.02 must not miss 0.86."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The accuracies that a baseline goes by, and what `balanced` gives up against the best of them."""
+    """The accuracies that a baseline knows, and the drop that `balanced` allows below the best of them."""
 
     edge: float
     best: float
@@ -41,8 +40,8 @@ class Registered:
     def required(self, target: Target) -> float:
         """The registered accuracy that a target asks for.
 
-        `fast` asks for the edge stage's, as it does of HawkVision. A confidence is read as an accuracy: systems that
-        know models by their averages can guarantee no more of one answer.
+        `fast` asks for the edge stage's, as under HawkVision. A confidence is read as an accuracy, for a system that
+        knows only averages can guarantee no more of one answer.
         """
         match target:
             case MinAccuracy(value) | MinConfidence(value):
@@ -57,7 +56,7 @@ class Registered:
                 asked = self.best
         return round(asked, DIGITS)
 
-    def missed_by(self, accuracy: float, target: Target) -> bool:
+    def below_target(self, accuracy: float, target: Target) -> bool:
         """Whether a model registered with this accuracy falls short of the target."""
         return round(accuracy, DIGITS) < self.required(target)
 
@@ -65,11 +64,10 @@ class Registered:
 Rule = Callable[[Target], Route]
 
 
-class BaselinePolicyName(Policy):
-    """A policy whose routes a baseline's rule makes; accuracies, and what is refused as unreachable, stay the
-    profile's.
+class BaselineRoutes(Policy):
+    """Routes by a baseline's rule. Accuracies, and which targets are unreachable, stay those of the profile.
 
-    Images that lost something on their way are routed as if they were whole.
+    Partial images are routed as if they were whole.
     """
 
     def __init__(
@@ -77,16 +75,16 @@ class BaselinePolicyName(Policy):
         profile: Profile,
         edge: str,
         best: str,
-        rule: Callable[[Policy], Rule],
         *,
+        rule: Callable[[Policy], Rule],
         alone: bool = False,
         site: SiteCertificates | None = None,
     ) -> None:
-        """See `Policy`; `rule` is made from what the cascade would be to HawkVision."""
+        """See `Policy`; `rule` is made from HawkVision's policy for the same cascade."""
         super().__init__(profile, edge, best, alone=alone, site=site)
         self._rule = rule(self)
 
-    def route(self, target: Target, received: Received = WHOLE) -> Route:  # noqa: ARG002  whatever came of it
+    def route(self, target: Target, received: Received = WHOLE) -> Route:
         """See `Policy.route`."""
         if isinstance(target, MinAccuracy):
             self._check_reachable(target.value)
@@ -106,13 +104,13 @@ def all_dc(_: Policy) -> Rule:
 def all_edge(policy: Policy) -> Rule:
     """Every image to the edge stage."""
     accuracies = registered(policy)
-    return lambda target: to_edge(target, short=accuracies.missed_by(accuracies.edge, target))
+    return lambda target: to_edge(target, below_target=accuracies.below_target(accuracies.edge, target))
 
 
 def split(policy: Policy) -> Rule:
-    """To the edge what its registered accuracy meets, all else to the reference stage, without looking first."""
+    """Targets that the edge's registered accuracy meets to the edge, all others to the reference stage."""
     accuracies = registered(policy)
-    return lambda target: to_best(target) if accuracies.missed_by(accuracies.edge, target) else to_edge(target)
+    return lambda target: to_best(target) if accuracies.below_target(accuracies.edge, target) else to_edge(target)
 
 
 def static(policy: Policy, threshold: float | None) -> Rule:
@@ -123,22 +121,22 @@ def static(policy: Policy, threshold: float | None) -> Rule:
 
 
 def expected_escalation(pair: Pair, threshold: float) -> float:
-    """Share of images with scores below a threshold, 0..1, from those that were tried; rounded up to the next."""
+    """Share of images with scores below a threshold, 0..1; that of the next higher threshold that was measured."""
     if threshold == -math.inf:
         return 0.0
     return next((p.escalation for p in reversed(pair.path) if threshold_value(p.threshold) >= threshold), 1.0)
 
 
-def to_best(target: Target, *, short: bool = False) -> Route:
+def to_best(target: Target, *, below_target: bool = False) -> Route:
     """Straight to the reference stage."""
-    return Route(math.inf, unguaranteed(target), 1.0, short=short)
+    return Route(math.inf, unguaranteed(target), 1.0, below_target=below_target)
 
 
-def to_edge(target: Target, *, short: bool = False) -> Route:
-    """Answered at the edge, whatever it says."""
-    return Route(-math.inf, unguaranteed(target), 0.0, to_best=0.0, short=short)
+def to_edge(target: Target, *, below_target: bool = False) -> Route:
+    """The edge's answer, whatever its score."""
+    return Route(-math.inf, unguaranteed(target), 0.0, to_best=0.0, below_target=below_target)
 
 
 def unguaranteed(target: Target) -> AccuracyGuarantee:
-    """What is guaranteed without a certificate: to try."""
+    """The guarantee without a certificate."""
     return AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE)

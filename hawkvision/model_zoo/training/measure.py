@@ -19,19 +19,23 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 
-from hawkvision.cascade.certification.calibration import fit_temperature
 from hawkvision.cascade.certification.profiling import Split, measure_accuracy
+from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import emit_variant, precision_of
-from hawkvision.model_zoo.calibration.model_runner import Looks, Seen, Views
-from hawkvision.model_zoo.training.recipe import Recipe
+from hawkvision.model_zoo.calibration.model_runner import (
+    CascadePredictions,
+    VariantInput,
+    VariantLogits,
+)
+from hawkvision.model_zoo.training.recipe import TrainingRecipe
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import FileSource, InputSpec, Manifest, MeasuredAccuracy, Training, Variant
 from hawkvision.system.files import sha256_of
 
 BATCH: Final = 64
-"""Images a run: more does not run faster on two cores."""
+"""TrainingImages a run: more does not run faster on two cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class MeasuredCascade:
 
 
 def measured_cascade(
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     classes: int,
     weights: Mapping[str, bytes],
     images: LabelledImages,
@@ -89,26 +93,26 @@ def measured_cascade(
     )
     used = np.sort(np.concatenate([split.profile, split.certify, split.held_out]))
     place = Split(*(np.searchsorted(used, part) for part in (split.profile, split.certify, split.held_out)))
-    return _measured(manifest, graphs, inputs[used], _Judge(images.labels[used], place, images.sha256))
+    return _measured(manifest, graphs, inputs[used], _AccuracyMeter(images.labels[used], place, images.sha256))
 
 
-def training_of(recipe: Recipe, images: LabelledImages) -> Training:
+def training_of(recipe: TrainingRecipe, images: LabelledImages) -> Training:
     """Which of the images train the recipe's networks, as the manifest records it."""
     return Training(data_sha256=images.sha256, images=recipe.images.train, seed=recipe.images.seed)
 
 
-def input_spec(recipe: Recipe) -> InputSpec:
+def input_spec(recipe: TrainingRecipe) -> InputSpec:
     """What all networks of a recipe take in."""
     facts = recipe.input
     return InputSpec(height=facts.side, width=facts.side, mean=facts.mean, std=facts.std)
 
 
 def weight_path(name: str, kind: Literal["safetensors", "onnx"] = "safetensors") -> str:
-    """A network's weight file, below the task's folder. Quantised ones are `onnx`."""
+    """A network's weight file, below the task's folder. QuantisedNetwork ones are `onnx`."""
     return f"weights/{name}.{kind}"
 
 
-def _variant(recipe: Recipe, name: str, content: bytes) -> Variant:
+def _variant(recipe: TrainingRecipe, name: str, content: bytes) -> Variant:
     quantised = next((q for q in recipe.quantised if q.name == name), None)
     file = weight_path(name) if quantised is None else weight_path(name, "onnx")
     return Variant(
@@ -122,7 +126,7 @@ def _variant(recipe: Recipe, name: str, content: bytes) -> Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
+class _AccuracyMeter:
     """Labels (n,) of the images that did not train, and which of them fit and which measure."""
 
     labels: NDArray[np.int64]
@@ -141,21 +145,21 @@ class _Judge:
         return MeasuredStage(name, temperature, profile, certify, held_out, both)
 
 
-def _measured(manifest: Manifest, graphs: Mapping[str, bytes], batch: Pixels, judge: _Judge) -> MeasuredCascade:
+def _measured(manifest: Manifest, graphs: Mapping[str, bytes], batch: Pixels, judge: _AccuracyMeter) -> MeasuredCascade:
     """The variants first, because ensembles vote by their temperatures."""
     mirrored = {m for ensemble in manifest.ensembles if ensemble.horizontal_flip for m in ensemble.members}
-    views: dict[Seen, Views] = {}
+    views: dict[VariantInput, VariantLogits] = {}
     stages: list[MeasuredStage] = []
     variants = []
     for variant in manifest.variants:
         graph = graphs[variant.name]
         upright = _infer(graph, variant, manifest.classes, batch)
         flipped = _infer(graph, variant, manifest.classes, batch[:, :, ::-1]) if variant.name in mirrored else None
-        views[variant.name, False] = Views(upright, flipped, 0.0)  # what a view costs is not asked here
+        views[variant.name, False] = VariantLogits(upright, flipped, 0.0)  # what a view costs is not asked here
         stages.append(found := judge.measured(variant.name, upright))
         variants.append(msgspec.structs.replace(variant, temperature=found.temperature, accuracy=found.unseen))
     manifest = msgspec.structs.replace(manifest, variants=tuple(variants))
-    looks = Looks(manifest, views, differs=False)
+    looks = CascadePredictions(manifest, views, differs=False)
     ensembles = []
     for ensemble in manifest.ensembles:
         stages.append(found := judge.measured(ensemble.name, looks.logits(ensemble.name)))

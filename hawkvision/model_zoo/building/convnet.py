@@ -26,7 +26,7 @@ LUMINANCE: Final = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ConvLayer:
     """One 3x3 convolution with padding 1, batch normalisation and ReLU, and what happens around it."""
 
     channels: int
@@ -40,7 +40,7 @@ class Layer:
 class ConvNet:
     """A whole network. `grey` ones see luminance only; `head` is what stands between the last map and the classes."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[ConvLayer, ...]
     grey: bool = False
     head: Literal["flatten", "average"] = "average"
 
@@ -67,8 +67,8 @@ class ConvNet:
         return total
 
 
-def _layers(*channels: int, pool: tuple[int, ...], residual: tuple[int, ...] = ()) -> tuple[Layer, ...]:
-    return tuple(Layer(c, i in pool, i in residual) for i, c in enumerate(channels))
+def _layers(*channels: int, pool: tuple[int, ...], residual: tuple[int, ...] = ()) -> tuple[ConvLayer, ...]:
+    return tuple(ConvLayer(c, i in pool, i in residual) for i, c in enumerate(channels))
 
 
 CONVNETS: Final[Mapping[str, ConvNet]] = {

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hawkvision.cascade.certification.calibration import clopper_pearson, expected_calibration_error, fit_temperature
-from hawkvision.cascade.scores import Score, average, score, softmax, top_classes
+from hawkvision.cascade.certification.bounds import clopper_pearson
+from hawkvision.cascade.confidence.calibration import expected_calibration_error, fit_temperature
+from hawkvision.cascade.confidence.scores import Score, average, score, softmax, top_classes
 from tests.hawkvision.cascade.synthetic import make_logits
 
 LOGITS = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(2, 12)), elements=st.floats(-50, 50, width=32))

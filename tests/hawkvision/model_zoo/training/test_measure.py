@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.certification.calibration import fit_temperature
+from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import Logits
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import build, emit_variant, list_variants, verify
-from hawkvision.model_zoo.calibration.measure import weight_path
+from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
-from hawkvision.model_zoo.training.manifest_writer import format_manifest
+from hawkvision.model_zoo.training.measure import weight_path
 from hawkvision.model_zoo.training.recipe import load_recipe
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
-from scipy.stats import beta
 
-from hawkvision.cascade.scores import Floats
+from hawkvision.cascade.confidence.scores import Floats
 from hawkvision.core.types import Logits
 
 LOG_TEMPERATURE_BOUNDS = (-3.0, 3.0)
@@ -44,10 +43,3 @@ def expected_calibration_error(confidence: Floats, correct: NDArray[np.bool_], b
     gap = np.zeros(bins)
     np.add.at(gap, place, confidence - correct)
     return float(np.abs(gap).sum() / max(1, len(confidence)))
-
-
-def clopper_pearson(successes: int, n: int, delta: float = 0.05) -> tuple[float, float]:
-    """The exact two-sided interval of a proportion, at confidence 1 - delta (Clopper and Pearson, 1934)."""
-    low = 0.0 if successes == 0 else float(beta.ppf(delta / 2, successes, n - successes + 1))
-    high = 1.0 if successes == n else float(beta.ppf(1 - delta / 2, successes + 1, n - successes))
-    return low, high

@@ -1,32 +1,31 @@
-"""INFaaS on an edge node: the cheapest variant whose registered accuracy and latency do, loaded on demand.
+"""INFaaS on an edge node: the cheapest variant that is accurate and fast enough answers, and is loaded on demand.
 
 After Romero, Li, Yadwadkar and Kozyrakis, "INFaaS: Automated Model-less Inference Serving", USENIX ATC 2021, and its
 published source (`queryfe_server.cc`, the search by accuracy and latency). The node is one worker, for every variant
-whose file is built here; the datacenter is another, for the stages of its cascade. `edge/POLICIES.md` says what is left
-out.
+whose file is built here. The datacenter is another, for the stages of its cascade. `tests/bench/policies/README.md`
+says what is left out.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-from edge.inference.edge_stage import EdgeResult, Look, Looked, Stage
-from edge.inference.worker_pool import WorkerPool
-from edge.policies.baseline import FallbackCall, ended
-from edge.policies.registration import Registration
-from edge.policies.residency import Residency
-from edge.policies.routes import DIGITS, Registered
-from edge.serving.request_handler import Call
-from edge.serving.response import from_datacenter, from_edge
-from hawkvision.cascade.policy import ANSWER_MARGIN_MS
+from prometheus_client import Counter
+
+from edge.escalation.client import DatacenterClient
+from edge.inference.edge_stage import EdgePrediction, EdgeStage
+from edge.serving.context import ServingContext
+from edge.serving.image_request import ImageRequest
+from edge.serving.response import datacenter_answer, edge_answer
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import Answer, OnMiss, Reason
-
-if TYPE_CHECKING:
-    from edge.serving.node import EdgeNode
+from tests.bench.policies.baselines.handlers import DeadlineFallbackHandler, cancelled
+from tests.bench.policies.baselines.registration import Registration
+from tests.bench.policies.baselines.residency import Residency
+from tests.bench.policies.baselines.routes import DIGITS, Registered
 
 GAIN: Final = 0.1
 """Weight of the newest image, or load, in what is smoothed."""
@@ -55,10 +54,10 @@ class Option:
 def choose(options: Iterable[Option], required: float, slack_ms: float | None) -> Option:
     """The variant that answers, of at least one.
 
-    Accuracy comes before latency, as in the source. Among those that meet both, variants that would have to be loaded
-    give way to those on the same worker that are resident; if none is, the one that is loaded and done soonest stands
-    for them. Then the fastest is the cheapest. If none is in time, the one that is done soonest; if none is accurate
-    enough, the most accurate.
+    Accuracy comes before latency, as in the source. Of the variants that meet both, those that must be loaded are left
+    out if a resident one remains on the node; otherwise only the one that would be done soonest stays. Of the rest, the
+    fastest is the cheapest, and answers. If none is in time, the one that is done soonest answers; if none is accurate
+    enough, the most accurate one.
 
     Args:
         options: what there is to choose from.
@@ -87,7 +86,7 @@ class Worker:
         task: str,
         registration: Registration,
         accuracies: Registered,
-        first: Stage,
+        first: EdgeStage,
         waiting_limit: int,
         metrics: EdgeMetrics,
     ) -> None:
@@ -105,9 +104,12 @@ class Worker:
         self._registration = registration
         self._task = task
         self._metrics = metrics
-        # One pace for all variants, as multiples of what was profiled: what slows one slows the others. With a smoothed
-        # time for each, those in use looked slow while the machine was busy and those never used did not, so that
-        # one after the other was loaded.
+        self._loads = Counter(
+            "hawkvision_model_loads", "Variants loaded while running, on demand", ("task", "variant"),
+            registry=metrics.registry,
+        )  # fmt: skip
+        # Measured times as multiples of the profiled ones, for all variants together: what slows one down slows the
+        # others down. Separate estimates would make variants that are in use look slower than those that are not.
         self._pace, self._load_pace, self._decode_ms = 1.0, 1.0, 0.0
         sizes = {name: each.size for name, each in registration.variants.items()}
         self.residency = Residency(registration.load, sizes, registration.limit, first, waiting_limit, self._loaded)
@@ -127,16 +129,16 @@ class Worker:
             found.append(Option(name, each.accuracy, serve_ms, wait_ms, resident=name in loaded))
         return found
 
-    def elsewhere(self, node: EdgeNode) -> list[Option]:
-        """The datacenter's stages, if it can be reached: the best, and what else it is known to run as registered."""
-        uplink = node.uplink
-        predicted_ms = None if uplink is None else uplink.bound_ms()
-        if uplink is None or predicted_ms is None:
+    def remote_options(self, context: ServingContext) -> list[Option]:
+        """The datacenter's, if it can be reached: the reference stage, and stages that it runs as registered."""
+        datacenter: DatacenterClient | None = context.datacenter
+        predicted_ms = None if datacenter is None else datacenter.bound_ms()
+        if datacenter is None or predicted_ms is None:
             return []
         found: list[Option] = []
         for name, accuracy in self._registration.remote.items():
-            if name == node.best or node.serves(name):
-                mean_ms = uplink.mean_ms(name)
+            if name == context.best or context.served.serves(name):
+                mean_ms = datacenter.mean_ms(name)
                 found.append(Option(name, accuracy, mean_ms, max(0.0, predicted_ms - mean_ms), local=False))
         return found
 
@@ -144,31 +146,25 @@ class Worker:
         """As registered, of one of the node's own variants."""
         return self._registration.variants[name].accuracy
 
-    async def look(self, name: str, call: Call) -> Looked:
-        """What a variant says of a request's image, loaded first if need be; that wait counts as the queue's.
+    async def infer(self, name: str, context: ServingContext, image: ImageRequest) -> EdgePrediction:
+        """A variant's prediction; the wait for its load counts as time in the queue.
 
         Raises:
             Overloaded: if the queue, or the line for loads, is full.
             RequestError: if the image is broken.
         """
-        node = call.node
-        pool: WorkerPool[EdgeResult] = node.pool
-        asked = node.clock.now()
+        executor, asked = context.executor, context.clock.now()
         async with self.residency.held(name) as stage:
-            waited_ms = (node.clock.now() - asked) * 1e3
-            look = Look(
-                stage, call.body, call.header, call.request.top_k, node.max_pixels, node.clock, alone=pool.alone,
-                rates=node.admission.rates, cost=call.cost,
-            )  # fmt: skip
-            # Images that wait for the same variant share a run of it, as the node's own policy's do.
-            result, queue_ms = await node.queued(call, look, stage)
-        if stage.others is None or result.again:  # else it is not the work that was profiled
+            waited_ms = (context.clock.now() - asked) * 1e3
+            # Images that wait for the same variant share a run of it, as under the node's own policy.
+            result, queue_ms = await executor.queued(image, executor.job(image, stage), stage)
+        if stage.others is None or result.full_ensemble:  # else it is not the work that was profiled
             infer_ms = self._registration.variants[name].infer_ms
             self._pace += GAIN * (result.infer_ms / infer_ms - self._pace)
         self._decode_ms += GAIN * (result.decode_ms - self._decode_ms)
         self._metrics.queue_duration.labels(self._task).observe((waited_ms + queue_ms) * 1e-3)
         self._metrics.inference_duration.labels(self._task, name).observe(result.infer_ms * 1e-3)
-        return Looked(result, waited_ms + queue_ms, name)
+        return EdgePrediction(result, waited_ms + queue_ms, name)
 
     async def close(self) -> None:
         """Unload everything."""
@@ -176,61 +172,61 @@ class Worker:
 
     def _loaded(self, name: str, load_ms: float) -> None:
         self._load_pace += GAIN * (load_ms / self._registration.variants[name].load_ms - self._load_pace)
-        self._metrics.model_loads.labels(self._task, name).inc()
+        self._loads.labels(self._task, name).inc()
 
 
-class InfaasCall(FallbackCall):
-    """One request, answered by the variant that is chosen when it comes."""
+class InfaasHandler(DeadlineFallbackHandler):
+    """Chooses a variant when the request comes, which answers it."""
 
-    def __init__(self, worker: Worker, with_fallback: bool, *request: Any) -> None:
-        super().__init__(*request)
+    def __init__(self, worker: Worker, with_fallback: bool, context: ServingContext, image: ImageRequest) -> None:
+        super().__init__(context, image)
         self._worker = worker
         self._with_fallback = with_fallback
 
     @property
     def falls_back(self) -> bool:
-        """See `FallbackCall`."""
+        """See `DeadlineFallbackHandler`."""
         return self._with_fallback and super().falls_back
 
     async def answer(self) -> Answer:
-        """See `Call.answer`. Where the datacenter fails, the node's best choice answers in its place."""
-        chosen = self._choose(self._worker.elsewhere(self.node))
+        """See `RequestHandler.answer`. If the datacenter fails, the node's best choice answers in its place."""
+        chosen = self._choose(self._worker.remote_options(self.context))
         if chosen.local:
             return await self._answered_by(chosen.name)
-        reason, self.asked_stage = Reason.TARGET, chosen.name
+        reason, self.image.reference = Reason.TARGET, chosen.name
         if self.falls_back:
             return await self._with_standby(reason)
-        self.request = replace(self.request, on_miss=OnMiss.WAIT)
-        escalated = await self._escalate(reason, None)
+        self.image.on_miss = OnMiss.WAIT
+        escalated = await self.escalate(reason, None)
         if escalated is not None:
-            return from_datacenter(self, escalated, reason, None)
+            return datacenter_answer(self.context, self.image, escalated, reason, None)
         return await self._answered_by(self._choose([]).name, reason)
 
     async def _with_standby(self, reason: Reason) -> Answer:
-        """The datacenter's answer, or just before the deadline that of the node's best choice, made meanwhile."""
+        """The datacenter's answer, or just before the deadline that of the node's best choice, which runs meanwhile."""
         name = self._choose([]).name
-        looking = asyncio.ensure_future(self._worker.look(name, self))
+        running = asyncio.ensure_future(self._worker.infer(name, self.context, self.image))
         try:
             escalated = await self.until_deadline(reason)
             if escalated is not None:
-                return from_datacenter(self, escalated, reason, None)
-            return self._said(name, await looking, reason)
+                return datacenter_answer(self.context, self.image, escalated, reason, None)
+            return self._edge_answer(name, await running, reason)
         finally:
-            await ended(looking)
+            await cancelled(running)
 
     async def _answered_by(self, name: str, reason: Reason | None = None) -> Answer:
-        self.request = replace(self.request, on_miss=OnMiss.WAIT)
-        return self._said(name, await self._worker.look(name, self), reason)
+        self.image.on_miss = OnMiss.WAIT
+        return self._edge_answer(name, await self._worker.infer(name, self.context, self.image), reason)
 
-    def _said(self, name: str, edge: Looked, reason: Reason | None) -> Answer:
+    def _edge_answer(self, name: str, edge: EdgePrediction, reason: Reason | None) -> Answer:
         accuracies = self._worker.accuracies
-        short = accuracies.missed_by(self._worker.accuracy(name), self.request.target)
-        return from_edge(self, edge, degraded=short, reason=reason)
+        degraded = accuracies.below_target(self._worker.accuracy(name), self.image.asked.target)
+        return edge_answer(self.context, self.image, edge, degraded=degraded, reason=reason)
 
-    def _choose(self, elsewhere: list[Option]) -> Option:
-        slack_ms = self.slack_ms()
+    def _choose(self, remote: list[Option]) -> Option:
+        cutoff, context = self.cutoff, self.context
         return choose(
-            self._worker.options(self.node.pool.predicted_wait_ms()) + elsewhere,
-            self._worker.accuracies.required(self.request.target),
-            None if slack_ms is None else slack_ms - ANSWER_MARGIN_MS,
+            self._worker.options(context.executor.pool.predicted_wait_ms()) + remote,
+            self._worker.accuracies.required(self.image.asked.target),
+            None if cutoff is None else cutoff.remaining_ms(context.clock.now()),
         )

@@ -9,8 +9,8 @@ import onnx
 
 from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.building.checkpoint import StateDict
+from hawkvision.model_zoo.building.convnet import CONVNETS, convnet_emitter
 from hawkvision.model_zoo.building.onnx_builders import Emitter, Weights, efficientnet_lite, mobilenet_v2, squeezenet1_1
-from hawkvision.model_zoo.training.convnet import CONVNETS, convnet_emitter
 from hawkvision.models.manifest import InputSpec
 
 EMITTERS: Final[Mapping[str, Emitter]] = {

@@ -1,10 +1,10 @@
-"""Models in memory under a limit: loaded when somebody needs them, and the one used longest ago makes room.
+"""Models in memory under a limit: loaded on demand; the least recently used one is evicted.
 
-    held(name) ─┬─ loaded ───────────────────────────────────────────────► in use, until the block ends
-                └─ not ──► line of loads, one at a time ─► evict until it fits ─► load on a thread ─► in use
+    held(name) ─┬─ loaded ─────────────────────────────────────────────────────────────────► in use until the block ends
+                └─ not loaded ─► wait for earlier loads ─► evict until it fits ─► load on a thread ─► in use
 
-An eviction waits for the requests that use the model; whoever asks for it meanwhile queues for loading it anew. Loads
-and evictions run on threads, for as long as they take: that time is what switching models costs.
+An eviction waits for the requests that use the model. Requests that ask for it meanwhile wait for it to be loaded
+again. Loads and evictions run on threads.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from edge.inference.edge_stage import Stage
+from edge.inference.edge_stage import EdgeStage
 from hawkvision.core.errors import Overloaded
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A model that is in memory, or on its way there."""
+    """A model that is in memory or being loaded."""
 
     size: int
-    loading: asyncio.Future[Stage]
+    loading: asyncio.Future[EdgeStage]
     users: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -34,23 +34,20 @@ class _Place:
         return self.loading.done()  # a failed one has no place
 
 
-def first_to_leave(in_use: Mapping[str, bool]) -> str:
-    """Who makes room, of those in memory from least to most recently used: the first that nobody uses, else the first.
-
-    An idle one costs nobody a wait, and its place is free at once.
-    """
+def next_to_evict(in_use: Mapping[str, bool]) -> str:
+    """The model to evict, of those in memory from least to most recently used: the first idle one, else the first."""
     return next((name for name, used in in_use.items() if not used), next(iter(in_use)))
 
 
 class Residency:
-    """The models of one node. Made and used on one event loop; close it."""
+    """The models of one node. Made and used on one event loop. Must be closed."""
 
     def __init__(
         self,
-        load: Callable[[str], Stage],
+        load: Callable[[str], EdgeStage],
         sizes: Mapping[str, int],
         limit: int,
-        first: Stage,
+        first: EdgeStage,
         waiting_limit: int,
         on_load: Callable[[str, float], None],
     ) -> None:
@@ -60,9 +57,9 @@ class Residency:
             load: called on a thread.
             sizes: bytes of each model; none above `limit`.
             limit: bytes of all that are in memory, or being loaded.
-            first: what is in memory already; unloaded when its time comes, like all others.
+            first: the model that is in memory already; evicted like all others.
             waiting_limit: requests that may wait for loads.
-            on_load: told which model was loaded, and in how many milliseconds.
+            on_load: called with the name of each model that was loaded, and the milliseconds that it took.
         """
         assert all(size <= limit for size in sizes.values())
         self._load = load
@@ -70,7 +67,7 @@ class Residency:
         self._limit = limit
         self._waiting_limit = waiting_limit
         self._on_load = on_load
-        present: asyncio.Future[Stage] = asyncio.get_running_loop().create_future()
+        present: asyncio.Future[EdgeStage] = asyncio.get_running_loop().create_future()
         present.set_result(first)
         self._places = OrderedDict({first.name: _Place(sizes[first.name], present)})
         self._used = sizes[first.name]
@@ -84,7 +81,7 @@ class Residency:
 
     @property
     def coming(self) -> tuple[str, ...]:
-        """Models being loaded or in the line for it, at most one entry each."""
+        """Models that are being loaded or wait for it, each once."""
         return tuple(name for name, place in self._places.items() if not place.loaded)
 
     @property
@@ -93,7 +90,7 @@ class Residency:
         return self._used
 
     @asynccontextmanager
-    async def held(self, name: str) -> AsyncIterator[Stage]:
+    async def held(self, name: str) -> AsyncIterator[EdgeStage]:
         """The model, loaded if need be, and in memory for as long as the block lasts.
 
         Raises:
@@ -104,8 +101,8 @@ class Residency:
         if (place is None or not place.loaded) and self._waiting >= self._waiting_limit:
             raise Overloaded(f"{self._waiting} requests are already waiting for models to be loaded", 1.0)
         if place is None:
-            loading = asyncio.create_task(self._bring(name))
-            loading.add_done_callback(_hear)
+            loading = asyncio.create_task(self._load_one(name))
+            loading.add_done_callback(_retrieve_error)
             place = self._places[name] = _Place(self._sizes[name], loading)
         self._places.move_to_end(name)
         place.users += 1
@@ -120,7 +117,7 @@ class Residency:
                 place.idle.set()
 
     async def close(self) -> None:
-        """Give up what is being loaded, and unload all models; nobody may be using one."""
+        """Cancel loads and unload all models; none may be in use."""
         places = list(self._places.values())
         for place in places:
             place.loading.cancel()
@@ -132,11 +129,11 @@ class Residency:
     async def _wait(self, place: _Place) -> None:
         self._waiting += 1
         try:
-            await asyncio.shield(place.loading)  # one that gives up must not take the model from the others
+            await asyncio.shield(place.loading)  # a request that gives up must not cancel the load for others
         finally:
             self._waiting -= 1
 
-    async def _bring(self, name: str) -> Stage:
+    async def _load_one(self, name: str) -> EdgeStage:
         arrived, size = False, self._sizes[name]
         try:
             async with self._turn:
@@ -153,8 +150,8 @@ class Residency:
                 del self._places[name]
 
     async def _evict(self) -> None:
-        """Unload one model. With the turn held, so whatever takes up memory is loaded."""
-        name = first_to_leave({name: self._places[name].users > 0 for name in self.loaded})
+        """Unload one model. The turn is held, so every model that takes up memory is loaded."""
+        name = next_to_evict({name: self._places[name].users > 0 for name in self.loaded})
         place = self._places.pop(name)
         if place.users:
             await place.idle.wait()
@@ -162,7 +159,7 @@ class Residency:
         self._used -= place.size
 
 
-def _hear(loading: asyncio.Future[Stage]) -> None:
-    """Those who wait for a load hear of its failure; if none does any more, nobody need."""
+def _retrieve_error(loading: asyncio.Future[EdgeStage]) -> None:
+    """Requests that wait for a load get its error. If none waits any more, it must not be logged as never retrieved."""
     if not loading.cancelled():
         loading.exception()
