@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from edge.policies.routes import BaselinePolicyName, Rule
 from hawkvision.cascade.certification.equivalence import equivalences_path, load_equivalences, passed
-from hawkvision.cascade.certification.profile import Profile, load_profile_of, load_site
+from hawkvision.cascade.certification.profile import Profile
+from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.config import EdgeConfig

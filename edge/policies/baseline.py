@@ -17,7 +17,7 @@ from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import Looked
 from edge.serving.request_handler import Call
 from edge.serving.response import from_datacenter
-from hawkvision.cascade.policy import ANSWER_MARGIN_MS
+from hawkvision.cascade.decision import ANSWER_MARGIN_MS
 from hawkvision.core.config import PolicyName
 from hawkvision.core.errors import RequestError
 from hawkvision.core.types import Answer, OnMiss, Reason

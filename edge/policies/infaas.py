@@ -21,7 +21,7 @@ from edge.policies.residency import Residency
 from edge.policies.routes import DIGITS, Registered
 from edge.serving.request_handler import Call
 from edge.serving.response import from_datacenter, from_edge
-from hawkvision.cascade.policy import ANSWER_MARGIN_MS
+from hawkvision.cascade.decision import ANSWER_MARGIN_MS
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import Answer, OnMiss, Reason
 

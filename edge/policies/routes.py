@@ -11,8 +11,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hawkvision.cascade.certification.profile import Pair, Profile, SiteCertificates, threshold_value
-from hawkvision.cascade.policy import Policy, Route
+from hawkvision.cascade.certification.profile import Pair, Profile, threshold_value
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route
 from hawkvision.core.types import (
     WHOLE,
     AccuracyGuarantee,
@@ -106,7 +108,7 @@ def all_dc(_: Policy) -> Rule:
 def all_edge(policy: Policy) -> Rule:
     """Every image to the edge stage."""
     accuracies = registered(policy)
-    return lambda target: to_edge(target, below_target=accuracies.missed_by(accuracies.edge, target))
+    return lambda target: to_edge(target, short=accuracies.missed_by(accuracies.edge, target))
 
 
 def split(policy: Policy) -> Rule:

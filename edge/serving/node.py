@@ -32,7 +32,8 @@ from edge.policies.baseline import BaselinePolicy
 from edge.serving.admission import Admission, Turns
 from edge.serving.request_handler import Call
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
-from hawkvision.cascade.policy import Policy, Route, uncertified, unmonitored, without_guarantee
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route, uncertified, unmonitored, without_guarantee
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import DeadlineMissed, EscalationFailed, ManifestError, NotFound

@@ -19,7 +19,8 @@ from edge.monitoring.audits import Accepted
 from edge.monitoring.streams import StageScore, Watched
 from edge.serving.admission import Admitted, Turns
 from edge.serving.response import from_datacenter, from_edge
-from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
+from hawkvision.cascade.decision import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, decide
+from hawkvision.cascade.route import Route
 from hawkvision.core.errors import DeadlineMissed, EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Intermediate
 from hawkvision.core.trace import TraceContext

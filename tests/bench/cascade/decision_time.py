@@ -20,9 +20,10 @@ from typing import Final
 import numpy as np
 
 from edge.monitoring.streams import StageScore, Streams
-from hawkvision.cascade.certification.profile import load_profile
+from hawkvision.cascade.certification.profile_files import load_profile
+from hawkvision.cascade.decision import Accept, decide
 from hawkvision.cascade.drift.online import AUDIT_SHARE
-from hawkvision.cascade.policy import Accept, Policy, decide
+from hawkvision.cascade.policy import Policy
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import MaxAccuracyDrop, OnMiss, Quality, Target
 
