@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from edge.monitoring.certification import stage_of
-from hawkvision.cascade.certification.profile import load_profile_of
+from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig, default_state_file
 from hawkvision.core.settings.load import ConfigT, load_config
 from hawkvision.datacenter.catalog import load_catalog

@@ -30,7 +30,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from hawkvision.cascade.confidence.scores import Score
+from hawkvision.core.types import Score
 from hawkvision.datacenter.catalog import ServedStage
 from hawkvision.datacenter.execution.ensemble import (
     Bar,

@@ -38,7 +38,8 @@ from hawkvision.datacenter.execution.ensemble import Errand, Seen, VariantAnswer
 from hawkvision.datacenter.execution.model import Model
 from hawkvision.datacenter.servers.local_socket import Address, Reported, report
 from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales
-from hawkvision.imaging.preprocessing import ImageHeader, load_inputs, probe
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import load_inputs, probe
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
 from hawkvision.inference.backend_registry import BackendKind, backend_name, execution_of, open_backend
 from hawkvision.inference.backends.interface import Backend

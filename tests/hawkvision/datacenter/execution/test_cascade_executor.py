@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.confidence.scores import Score, average, score
+from hawkvision.cascade.confidence.scores import average, score
 from hawkvision.core.errors import DeadlineMissed
-from hawkvision.core.types import Logits
+from hawkvision.core.types import Logits, Score
 from hawkvision.datacenter.catalog import ServedStage
 from hawkvision.datacenter.execution.cascade_executor import Second, run_two_stages
 from hawkvision.datacenter.execution.ensemble import Errand, Look, VariantAnswer, Views

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.confidence.scores import Floats, Probabilities, Score, average, score, softmax
+from hawkvision.cascade.confidence.scores import Floats, Probabilities, average, score, softmax
 from hawkvision.core.escalation_api import (
     INFER_PATH,
     STAGES_PATH,
@@ -24,7 +24,7 @@ from hawkvision.core.escalation_api import (
     IntermediateOffer,
     StageList,
 )
-from hawkvision.core.types import Logits
+from hawkvision.core.types import Logits, Score
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_manifest
