@@ -25,6 +25,8 @@ from hawkvision.core.escalation_api import (
     STAGES_PATH,
     TRACE_HEADER,
     TRANSPORT_PATH,
+    WIRE_HEADER,
+    WIRE_VERSION,
     EscalationRequest,
     Stages,
     Transports,
@@ -169,7 +171,9 @@ class HttpTransport:
         self._closed = False
         self._tls_reason: str | None = None
         """What TLS last said against the datacenter; None once a connection was made."""
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {WIRE_HEADER: str(WIRE_VERSION)}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
         connector = Connector(ended, limit=connections, keepalive_timeout=60.0, ssl=True if tls is None else tls)
         self._session = aiohttp.ClientSession(
             connector=connector,
