@@ -11,7 +11,7 @@ from hawkvision.cli.reference import PAGES, commands
 from hawkvision.core.config import DatacenterConfig, EdgeConfig, structs_of
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings import OTHER, Setting, first_sentence, settings_of
-from hawkvision.datacenter.metrics import DatacenterMetrics
+from hawkvision.datacenter.servers.metrics import DatacenterMetrics
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 COMMANDS = dict(commands())

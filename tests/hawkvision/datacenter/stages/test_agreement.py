@@ -19,11 +19,12 @@ from ray.serve.handle import DeploymentHandle
 
 from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.types import Score
-from hawkvision.datacenter.app import HandleVariants
-from hawkvision.datacenter.catalog import Group, ServedStage, catalog_of
-from hawkvision.datacenter.execution.cascade_executor import Second, run_two_stages
-from hawkvision.datacenter.execution.ensemble import Errand, Look, VariantAnswer, Views
-from hawkvision.datacenter.execution.replica import Replica, settings_of
+from hawkvision.datacenter.deployment.handles import HandleVariants
+from hawkvision.datacenter.execution.group_settings import settings_of
+from hawkvision.datacenter.execution.replica import Replica
+from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_stages
+from hawkvision.datacenter.stages.catalog import Group, ServedStage, catalog_of
+from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, StageResult, VariantAnswer
 from hawkvision.models.manifest import Manifest, artifact_path
 from tests.hawkvision.inference.graphs import tiny_classifier
 
@@ -44,14 +45,14 @@ class Local:
     replica: Replica
 
     async def ask(
-        self, errands: Sequence[Errand], image: bytes, expires_at: float, *, piecemeal: bool
+        self, evaluations: Sequence[EvaluationRequest], image: bytes, expires_at: float, *, streaming: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        if piecemeal:
-            async for part in self.replica.piecemeal(image, errands, expires_at):
+        if streaming:
+            async for part in self.replica.classify_streaming(image, evaluations, expires_at):
                 assert isinstance(part, tuple)
                 yield part
             return
-        parts = await self.replica.classify(image, errands, expires_at)
+        parts = await self.replica.classify(image, evaluations, expires_at)
         assert isinstance(parts, tuple)
         for each in parts:
             yield each
@@ -87,24 +88,26 @@ def test_looks_end_where_the_replica_stops_with_the_answer_of_all_views(
     async def scenario() -> set[tuple[int, bool]]:
         variants, kinds = Local(replica(manifest, tmp_path, temperature)), set()
 
-        async def look(first: ServedStage, second: Second | None, image: bytes, *, parts: bool) -> tuple[Look, ...]:
+        async def look(
+            first: ServedStage, second: SecondStage | None, image: bytes, *, parts: bool
+        ) -> tuple[StageResult, ...]:
             hear = (lambda looks: told.append(looks[-1])) if parts else None
-            told: list[Look] = []
+            told: list[StageResult] = []
             looks = await run_two_stages(variants, first, second, image, math.inf, hear)
             assert not any(look.decided for look in told)
             return looks
 
-        async def whole(stage: ServedStage, image: bytes) -> Look:
+        async def whole(stage: ServedStage, image: bytes) -> StageResult:
             """What it says with all its views, because of its score."""
             other = next(each for each in STAGES if each is not stage)
-            return (await look(stage, Second(other, Score.MARGIN, math.inf), image, parts=False))[0]
+            return (await look(stage, SecondStage(other, Score.MARGIN, math.inf), image, parts=False))[0]
 
         for image in images(4):
             all_views = {stage.name: await whole(stage, image) for stage in STAGES}
             for (first, second), bar, parts in itertools.product(
                 itertools.permutations(STAGES, 2), BARS, (False, True)
             ):
-                looks = await look(first, Second(second, Score.MARGIN, bar), image, parts=parts)
+                looks = await look(first, SecondStage(second, Score.MARGIN, bar), image, parts=parts)
                 accepted = all_views[first.name].score(Score.MARGIN) >= bar
                 assert looks[-1].stage is (first if accepted else second)
                 expected = all_views[looks[-1].stage.name]
@@ -122,7 +125,7 @@ class Elsewhere:
     """As a handle of Ray Serve to a deployment whose every variant sees the same, `top` as probable as it says."""
 
     top: float
-    asked: list[dict[str, Views]] = field(default_factory=list)
+    asked: list[dict[str, Augmentation]] = field(default_factory=list)
     cancelled: int = 0
 
     def options(self, *, stream: bool) -> Elsewhere:
@@ -130,28 +133,28 @@ class Elsewhere:
         return self
 
     @property
-    def piecemeal(self) -> Any:
+    def classify_streaming(self) -> Any:
         return self
 
     def remote(
-        self, _: bytes, errands: Sequence[Errand], __: float, ___: object
+        self, _: bytes, evaluations: Sequence[EvaluationRequest], __: float, ___: object
     ) -> AsyncIterator[tuple[VariantAnswer, ...]]:
         handle = self
 
         class Stream:
             def __init__(self) -> None:
-                self.parts = iter(errands)
+                self.parts = iter(evaluations)
 
             def __aiter__(self) -> Stream:
                 return self
 
             async def __anext__(self) -> tuple[VariantAnswer, ...]:
-                errand = next(self.parts, None)
-                if errand is None:
+                evaluation = next(self.parts, None)
+                if evaluation is None:
                     raise StopAsyncIteration
-                handle.asked.append(dict(errand.wanted))
+                handle.asked.append(dict(evaluation.wanted))
                 row = np.array([[handle.top, 1.0 - handle.top]], np.float32)
-                return tuple(VariantAnswer(v, views, row, 0.0, 0.0, 0.0, 1) for v, views in errand.wanted.items())
+                return tuple(VariantAnswer(v, views, row, 0.0, 0.0, 0.0, 1) for v, views in evaluation.wanted.items())
 
             def cancel(self) -> None:
                 handle.cancelled += 1
@@ -166,13 +169,13 @@ def test_stages_in_two_groups_are_asked_one_after_the_other_and_the_second_only_
     handles = Elsewhere(top), Elsewhere(top)
     groups = [Group(variant.name, (variant,)) for variant in manifest.variants]
     variants = HandleVariants(groups, cast(list[DeploymentHandle], handles))
-    second = Second(ServedStage("medium", ("medium",)), Score.TOP1, 0.8)
+    second = SecondStage(ServedStage("medium", ("medium",)), Score.TOP1, 0.8)
 
     looks = asyncio.run(run_two_stages(variants, STAGES[0], second, b"", math.inf, lambda _: None))
 
     assert looks[-1].stage.name == answered_by
     assert [handle.asked for handle in handles] == [
-        [{"small": Views.UPRIGHT}],
-        [] if answered_by == "small" else [{"medium": Views.UPRIGHT}],
+        [{"small": Augmentation.UPRIGHT}],
+        [] if answered_by == "small" else [{"medium": Augmentation.UPRIGHT}],
     ]
     assert [handle.cancelled for handle in handles] == [1, 0 if answered_by == "small" else 1]

@@ -1,8 +1,8 @@
-"""What the server counts, for `GET /metrics`: Prometheus' conventions, prefix `hawkvision_datacenter_`.
+"""The metrics at `GET /metrics`: Prometheus' conventions, prefix `hawkvision_datacenter_`.
 
-`process_*` are of the server's own process. The server knows all else from its replies, so nothing has to be gathered
-from Ray's processes, whose own metrics (`ray.util.metrics`) leave by a port that Ray picks on each node. Labels are
-stages and variants of the catalog, paths that exist and status codes; no caller's text becomes one.
+`process_*` describe the server's own process. All else comes from the replies, so nothing is gathered from Ray's
+processes. Labels are stages and variants of the catalog, paths that exist and status codes; a caller's text never
+becomes a label.
 """
 
 from __future__ import annotations
@@ -55,31 +55,31 @@ class DatacenterMetrics:
         )
         self.ensemble_runs = Counter(
             "hawkvision_datacenter_ensemble_runs",
-            "Images of which this stage was not sure enough, so that another answered",
+            "Images of which this stage was not confident enough, so that another answered",
             ("stage",),
             registry=self.registry,
         )
         self.incomplete = Counter(
             "hawkvision_datacenter_incomplete_answers",
-            "Answers of some of a stage's members, for the deadline came before the others'",
+            "Answers of some of a stage's members, given because the others missed the deadline",
             ("stage",),
             registry=self.registry,
         )
         self.decided = Counter(
             "hawkvision_datacenter_settled_answers",
-            "Answers given before all of a stage's members had looked, who could not have changed them",
+            "Answers given before all of a stage's members had answered, because these could not change the class",
             ("stage",),
             registry=self.registry,
         )
         self.replicas = Gauge(
             "hawkvision_datacenter_live_replicas",
-            "Replicas that answer, by the group of variants that they run; in a cluster 1 or 0",
+            "Live replicas, by the group of variants that they run; in a cluster 1 or 0",
             ("group",),
             registry=self.registry,
         )
         self.restarts = Gauge(
             "hawkvision_datacenter_restarts",
-            "Tier processes that ended unasked and were replaced, within the last ten minutes, by this tier's launcher",
+            "Tier processes that died and were replaced by this tier's launcher within the last ten minutes",
             registry=self.registry,
         )
         self.in_flight = Gauge(
@@ -91,7 +91,9 @@ class DatacenterMetrics:
             "hawkvision_datacenter_received_bytes", "Bytes of bodies received over HTTP", registry=self.registry
         )
         self.duration = histogram(
-            "request_duration_seconds", "Headers in to answer out, of status 200, by stage asked", "stage"
+            "request_duration_seconds",
+            "From the request's headers to the answer, with status 200, by the stage asked for",
+            "stage",
         )
         self.decode_duration = histogram("decode_duration_seconds", "Decoding an image", "variant")
         self.queue_duration = histogram("queue_duration_seconds", "Wait for the model", "variant")
@@ -99,21 +101,21 @@ class DatacenterMetrics:
         self.batch_size = histogram("batch_size", "Images inferred together", "variant", BATCH_BUCKETS)
 
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
-        """Have the requests of each key on the page."""
+        """Add the requests of each key."""
         self.registry.register(KeyRequests("hawkvision_datacenter_key_requests", read))
 
     def watch(self, part: Instrumented) -> None:
-        """Have the metrics of a part of the tier on the page."""
+        """Add the metrics of a part of the tier."""
         for collector in part.collectors():
             self.registry.register(collector)
 
     def watch_tls(self, read: Callable[[], TlsState]) -> None:
-        """Have the state of the server's TLS on the page."""
-        self.registry.register(Tls("hawkvision_dc", read))
+        """Add the state of the server's TLS."""
+        self.registry.register(Tls("hawkvision_datacenter", read))
 
     def describe(self, task: str, backend: str) -> None:
-        """Say what the tier runs, once that is known."""
-        describe_process(self.registry, "hawkvision_dc", "What the tier is and runs", task, backend)
+        """Add the task and the backend, once they are known."""
+        describe_process(self.registry, "hawkvision_datacenter", "The tier's version, task and backend", task, backend)
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

@@ -20,9 +20,9 @@ from starlette.types import Message
 from hawkvision.core.errors import Overloaded
 from hawkvision.core.escalation_api import EscalationReply, IntermediateResult
 from hawkvision.core.types import Logits
-from hawkvision.datacenter.catalog import Catalog, ServedStage
-from hawkvision.datacenter.execution.ensemble import Errand, VariantAnswer, Views
 from hawkvision.datacenter.servers.http_server import HttpServer, ServerLimits
+from hawkvision.datacenter.stages.catalog import Catalog, ServedStage
+from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, VariantAnswer
 from hawkvision.servers.keys import Keys
 from tests.waiting import until
 
@@ -38,25 +38,25 @@ class Fixed:
     full: bool = False
     took: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     """Milliseconds of decoding, waiting and inference; 1, 2 and 3 for those that are not here."""
-    asked: list[tuple[str, Views]] = field(default_factory=list)
+    asked: list[tuple[str, Augmentation]] = field(default_factory=list)
 
     async def ask(
         self,
-        errands: Sequence[Errand],
+        evaluations: Sequence[EvaluationRequest],
         image: bytes,
         expires_at: float,
         *,
-        piecemeal: bool,
+        streaming: bool,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        for errand in errands:
-            self.asked.extend(errand.wanted.items())
-            if self.full and "c" in errand.wanted:
+        for evaluation in evaluations:
+            self.asked.extend(evaluation.wanted.items())
+            if self.full and "c" in evaluation.wanted:
                 raise Overloaded("the queue of 'c' is full", 1.0)
             answers = tuple(
                 VariantAnswer(v, views, self.rows[v][None], *self.took.get(v, (1.0, 2.0, 3.0)), 4)
-                for v, views in errand.wanted.items()
+                for v, views in evaluation.wanted.items()
             )
-            for part in [(answer,) for answer in answers] if piecemeal else [answers]:
+            for part in [(answer,) for answer in answers] if streaming else [answers]:
                 yield part
 
 
@@ -103,7 +103,7 @@ def test_an_ensemble_temperature_is_applied_to_the_logarithm_of_the_mean(weights
 def test_every_member_is_asked_once_for_both_views() -> None:
     variants = Fixed({m: np.ones(6, np.float32) for m in MEMBERS})
     post(server(variants))
-    assert variants.asked == [("a", Views.BOTH), ("b", Views.BOTH), ("c", Views.BOTH)]
+    assert variants.asked == [("a", Augmentation.BOTH), ("b", Augmentation.BOTH), ("c", Augmentation.BOTH)]
 
 
 def test_an_ensemble_states_the_stages_of_its_slowest_member_and_of_no_two() -> None:
@@ -116,7 +116,7 @@ def test_an_ensemble_states_the_stages_of_its_slowest_member_and_of_no_two() -> 
 def test_a_single_stage_asks_one_variant_for_one_view() -> None:
     variants = Fixed({m: np.ones(6, np.float32) for m in MEMBERS})
     post(server(variants), variant="a")
-    assert variants.asked == [("a", Views.UPRIGHT)]
+    assert variants.asked == [("a", Augmentation.UPRIGHT)]
 
 
 def test_a_full_member_sheds_the_whole_ensemble_with_retry_after() -> None:
@@ -170,9 +170,9 @@ class Stuck(Fixed):
     """Variants of which "b" never answers."""
 
     async def ask(
-        self, errands: Sequence[Errand], image: bytes, expires_at: float, *, piecemeal: bool
+        self, evaluations: Sequence[EvaluationRequest], image: bytes, expires_at: float, *, streaming: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        async with aclosing(super().ask(errands, image, expires_at, piecemeal=piecemeal)) as parts:
+        async with aclosing(super().ask(evaluations, image, expires_at, streaming=streaming)) as parts:
             async for part in parts:
                 if any(answer.variant == "b" for answer in part):
                     await asyncio.Event().wait()

@@ -20,7 +20,7 @@ import pytest
 
 from hawkvision.core.escalation_api import EscalationReply, Stages
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, free_port, image, marked_processes
-from tests.hawkvision.datacenter.test_service import ask
+from tests.hawkvision.datacenter.servers.test_service import ask
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import pytest
 
 from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import ConfigError
-from hawkvision.datacenter.catalog import Catalog, catalog_of
+from hawkvision.datacenter.stages.catalog import Catalog, catalog_of
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.models.manifest import Ensemble, Manifest
 

@@ -1,7 +1,7 @@
-"""What a tier serves: the stages of one task, worked out from the manifest and the settings, without starting anything.
+"""The stages of one task that a tier serves, from the manifest and the settings. Starts nothing.
 
-The ensemble is no model of its own: a request for it asks its members, which are loaded once, and shared with the
-stages of their own names. Variants that are asked together are a group, and are deployed together; groups scale apart.
+An ensemble is not a model: a request for it goes to its members, which are loaded once and shared with the stages of
+their own names. Variants that share requests form a group. A group is one deployment and scales by itself.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from hawkvision.models.manifest import Manifest, Variant, load_manifest, models_
 
 @dataclass(frozen=True, slots=True)
 class ServedStage:
-    """How a stage is answered: by these members, over the mirror image too if `mirrored`, then `temperature`."""
+    """A stage: its members, whether they also evaluate the mirror image, and the temperature of their average."""
 
     name: str
     members: tuple[str, ...]
     mirrored: bool = False
     temperature: float = 1.0
     fingerprint: str | None = None
-    """`Manifest.fingerprint`, where the settings ask for an execution that certificates are about; else None."""
+    """`Manifest.fingerprint`; None if the settings choose an execution that certificates do not cover."""
 
-    def ran(self, stated: str) -> str | None:
-        """Its fingerprint if a process ran its members that states this; None if that does not have them all."""
-        return stage_fingerprint(stated, self.members, horizontal_flip=self.mirrored, temperature=self.temperature)
+    def ran(self, statement: str) -> str | None:
+        """The stage's fingerprint in a process with this statement; None if that process lacks a member."""
+        return stage_fingerprint(statement, self.members, horizontal_flip=self.mirrored, temperature=self.temperature)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Variants that share images, directly or over others: they live in one process. Named after their reference
-    stage.
+    """Variants that share images, directly or through other stages. They run in one process.
+
+    The name is that of the best stage of the group.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The stages from cheapest to best and the variants, each once, that they run on."""
+    """The stages from cheapest to best, and the variants that they use, each once."""
 
     task: str
     classes: int
@@ -55,35 +56,35 @@ class Catalog:
 
     @property
     def best(self) -> ServedStage:
-        """The stage that answers when the caller names none."""
+        """The stage that answers if the caller names none."""
         return self.stages[-1]
 
     def stage(self, name: str) -> ServedStage | None:
         """The stage of that name, or None."""
-        return next((r for r in self.stages if r.name == name), None)
+        return next((stage for stage in self.stages if stage.name == name), None)
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """All variants, each in one group; the reference stage's group is the last."""
+        """All variants, each in one group; the group of the best stage comes last."""
         parts: list[tuple[str, set[str]]] = []
         for stage in self.stages:
             members = set(stage.members)
             joined = [part for part in parts if part[1] & members]
             parts = [part for part in parts if part not in joined]
-            parts.append((stage.name, members.union(*(its for _, its in joined))))
-        return tuple(Group(name, tuple(v for v in self.variants if v.name in its)) for name, its in parts)
+            parts.append((stage.name, members.union(*(names for _, names in joined))))
+        return tuple(Group(name, tuple(v for v in self.variants if v.name in names)) for name, names in parts)
 
-    def listing(self, stated: Collection[str] = ()) -> Stages:
-        """The reply to `GET /v1/stages`; `stated` is what replicas have stated, the newest first."""
+    def listing(self, statements: Collection[str] = ()) -> Stages:
+        """The reply to `GET /v1/stages`; `statements` are those of replicas, newest first."""
         hashes = {v.name: v.sha256 if self.has_artifacts else None for v in self.variants}
         stages = tuple(
             Stage(
-                r.name,
-                tuple(StageMember(m, hashes[m]) for m in r.members),
-                r.fingerprint,
-                next((ran for each in stated if (ran := r.ran(each))), None),
+                stage.name,
+                tuple(StageMember(member, hashes[member]) for member in stage.members),
+                stage.fingerprint,
+                next((ran for statement in statements if (ran := stage.ran(statement))), None),
             )
-            for r in self.stages
+            for stage in self.stages
         )
         return Stages(self.task, self.best.name, stages)
 
@@ -93,22 +94,21 @@ def load_catalog(config: DatacenterConfig) -> Catalog:
 
     Raises:
         NotFound: if the task has no manifest.
-        ConfigError: if `variants` names something that the manifest does not know.
+        ConfigError: if `variants` names a stage that the manifest lacks.
     """
     return catalog_of(load_manifest(config.task, models_dir(config.models_dir)), config)
 
 
 def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
-    """The stages that `config.variants` asks for (empty: the manifest's `cascade.dc`), best last.
+    """The stages named by `config.variants`, or by the manifest's `cascade.dc` if that is empty; best last.
 
     Raises:
-        ConfigError: if a name is neither a variant nor a committee, or stands twice, or is an ensemble with
-            `accept_confidence`.
+        ConfigError: if a name is unknown or repeated, or names an ensemble with `accept_confidence`.
     """
     names = config.variants or manifest.cascade.dc
     if len(set(names)) != len(names):
-        raise ConfigError(f"dc.variants: every stage once, got {', '.join(names)}")
-    usual = config.backend in ("auto", "int8", "onnxruntime") and config.onnx_providers == ON_THE_CPU
+        raise ConfigError(f"dc.variants: expected each stage once, got {', '.join(names)}")
+    certifiable = config.backend in ("auto", "int8", "onnxruntime") and config.onnx_providers == ON_THE_CPU
     stages: list[ServedStage] = []
     variants: dict[str, Variant] = {}
     for name in names:
@@ -121,7 +121,7 @@ def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
             raise ConfigError(f"dc.variants: {name!r} is an ensemble with accept_confidence, which only edge nodes run")
         flip = ensemble is not None and ensemble.horizontal_flip
         temperature = ensemble.temperature if ensemble is not None else 1.0
-        fingerprint = manifest.fingerprint(name) if usual else None
+        fingerprint = manifest.fingerprint(name) if certifiable else None
         stages.append(ServedStage(name, tuple(m.name for m in members), flip, temperature, fingerprint))
         variants |= {m.name: m for m in members}
     return Catalog(manifest.task, manifest.classes, tuple(stages), tuple(variants.values()), config.backend != "noop")
