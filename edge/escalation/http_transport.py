@@ -35,7 +35,7 @@ from hawkvision.core.logs import REQUEST_ID_HEADER, current_request
 from hawkvision.core.trace import TraceContext
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
-from hawkvision.transport.endpoint.pending_responses import ignore_interim
+from hawkvision.transport.client.pending_responses import ignore_interim
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest

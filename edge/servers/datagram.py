@@ -36,12 +36,13 @@ from hawkvision.core.types import Answer, ClassifyRequest, Received
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
-from hawkvision.transport.endpoint.receiver import ReceiveTimeouts, Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
-from hawkvision.transport.metrics import DatagramServerCounts
 from hawkvision.transport.offer import Offered
 from hawkvision.transport.protocol.identity import identity_for
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.metrics import DatagramServerCounts
+from hawkvision.transport.server.receiver import ReceiveTimeouts
+from hawkvision.transport.server.session import Incoming
 from hawkvision.transport.settings import DatagramSettings
 
 log = logging.getLogger("hawkvision.edge")

@@ -11,14 +11,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from hawkvision.client.datagram import ANSWER_S, MAY_MISS
+from hawkvision.transport.client.connection import DatagramClient
 from hawkvision.transport.client.connection_manager import Connection
 from hawkvision.transport.client.datagram_client import DatagramLink
+from hawkvision.transport.client.pending_responses import ignore_interim
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.loss_meter import LossEstimate
-from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.path import Path
-from hawkvision.transport.endpoint.pending_responses import ignore_interim
-from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.protocol.status import Status
 from loadgen.network.link_model import LinkPipe
 from loadgen.network.profiles import LinkProfile
 from tests.sim.transport_world import World

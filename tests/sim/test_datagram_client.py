@@ -12,7 +12,8 @@ from edge.servers.datagram import RECEIVE_TIMEOUTS
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.transport.client.datagram_client import MAX_LATE, MOST_TWICE, DatagramLink
 from hawkvision.transport.coding.image_coding import Arrived, Coded, Complete, Partial
-from hawkvision.transport.endpoint.receiver import Image, Status
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.receiver import Image
 from loadgen.network.link_model import LinkPipe
 from loadgen.network.profiles import load_profile
 from tests.images import encoded

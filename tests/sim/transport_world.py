@@ -19,13 +19,14 @@ from functools import partial
 from typing import Any
 
 from hawkvision.core.clock import Deadline
+from hawkvision.transport.client.sender import Sender
 from hawkvision.transport.coding.image_coding import Coded, opaque
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.channel import Channel
-from hawkvision.transport.endpoint.receiver import STRICT, Budget, Image, Receiver, ReceiveTimeouts, Status
-from hawkvision.transport.endpoint.sender import Sender
 from hawkvision.transport.protocol.packet_protection import Secret, peek
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.receiver import STRICT, Budget, Image, Receiver, ReceiveTimeouts
 from loadgen.network.link_model import LinkPipe
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UDP_OVERHEAD_BYTES

@@ -18,9 +18,9 @@ from typing import Final, TypeAlias
 
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.escalation_api import DatagramEndpoint
+from hawkvision.transport.client.connection import DatagramClient
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.congestion.controller import CongestionFactory
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.control import VERSION
 

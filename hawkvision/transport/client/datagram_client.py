@@ -18,6 +18,7 @@ from typing import Final
 
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError
 from hawkvision.imaging.preprocessing import probe
+from hawkvision.transport.client.connection import DatagramClient, Exhausted
 from hawkvision.transport.client.connection_manager import Connection, Connections, Discover
 from hawkvision.transport.client.encoding_plan import (
     ANSWER_S,
@@ -29,17 +30,16 @@ from hawkvision.transport.client.encoding_plan import (
     repairs,
     spare_ratio,
 )
+from hawkvision.transport.client.pending_responses import ConnectionLost, ignore_interim
+from hawkvision.transport.client.sender import BURSTY, PARITY_SPREAD_S
 from hawkvision.transport.coding.fec import parity_count
 from hawkvision.transport.coding.image_coding import Coded, Plan
 from hawkvision.transport.coding.rate_fec_control import FINE, SELDOM, LinkState, incomplete_probability
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
-from hawkvision.transport.endpoint.connection import DatagramClient, Exhausted
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost, ignore_interim
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.sender import BURSTY, PARITY_SPREAD_S
 from hawkvision.transport.protocol.frames import MAX_META, fragment_room
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
+from hawkvision.transport.protocol.status import Status
 
 MAX_ASKS: Final = 3
 """Connections that one question is asked on, one after the other."""

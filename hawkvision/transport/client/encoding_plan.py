@@ -20,8 +20,8 @@ from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import decode, probe
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque, reframe
 from hawkvision.transport.coding.rate_fec_control import FINE, FINE_SIZE, LinkState, choose
-from hawkvision.transport.endpoint.receiver import MAX_NACKS, REPAIR_GROWTH
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
+from hawkvision.transport.protocol.status import MAX_NACKS, REPAIR_GROWTH
 
 Image: TypeAlias = bytes | Pixels
 """An encoded image, or RGB pixels (height, width, 3)."""

@@ -24,7 +24,6 @@ from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEv
 from cryptography import x509
 
 from hawkvision.transport.congestion.quic_congestion import ALGORITHM
-from hawkvision.transport.endpoint.receiver import MAX_REGISTERED_BYTES
 from hawkvision.transport.protocol.control import (
     ALPN,
     CloseCode,
@@ -37,6 +36,7 @@ from hawkvision.transport.protocol.control import (
 from hawkvision.transport.protocol.exporter import Exporter
 from hawkvision.transport.protocol.identity import Identity, fingerprint
 from hawkvision.transport.protocol.wire import WireError
+from hawkvision.transport.server.receiver import MAX_REGISTERED_BYTES
 
 IDLE_S: Final = 30.0
 MAX_CLIENT_TEMPLATES: Final = 255

@@ -28,12 +28,12 @@ from pathlib import Path
 
 import uvloop
 
+from hawkvision.transport.client.connection import DatagramClient
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, opaque
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.session import Incoming
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.peers import IDENTITY, LOOPBACK

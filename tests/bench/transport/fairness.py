@@ -27,16 +27,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from hawkvision.transport.client.connection import DatagramClient
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Plan, encode
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.identity import own_identity
+from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.protocol.wire import OVERHEAD
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.session import Incoming
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.tun_link import TunLink
 

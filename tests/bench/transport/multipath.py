@@ -20,11 +20,11 @@ import numpy as np
 import uvloop
 
 from hawkvision.core.types import Pixels
+from hawkvision.transport.client.connection import DatagramClient
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
+from hawkvision.transport.protocol.status import Status
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.peers import connected, serving

@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from hawkvision.servers.keys import Keys
+from hawkvision.transport.client.connection import DatagramClient
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Handler, Incoming
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.identity import Identity, own_identity
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.session import Handler, Incoming
 
 IDENTITY = own_identity()
 LOOPBACK = Route(None, "127.0.0.1")

@@ -26,12 +26,12 @@ from hawkvision.datacenter.stages.catalog import load_catalog
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest, VariantAnswer
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import Keys
+from hawkvision.transport.client.connection import DatagramClient
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque
 from hawkvision.transport.congestion.bbr import Bbr
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
+from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.settings import DatagramSettings
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay

@@ -23,11 +23,11 @@ import pytest
 
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Stages, Transports
 from hawkvision.core.trace import start_trace
+from hawkvision.transport.client.connection import DatagramClient
 from hawkvision.transport.coding.image_coding import opaque
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
+from hawkvision.transport.protocol.status import Status
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, image, marked_processes
 
 pytestmark = pytest.mark.slow

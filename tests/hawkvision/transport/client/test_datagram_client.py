@@ -16,15 +16,15 @@ from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.connection_manager import is_gone
 from hawkvision.transport.client.datagram_client import DatagramLink, LinkView, answer_among
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.coding.rate_fec_control import LinkState, choose
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.quic import MAX_CLIENT_TEMPLATES
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.protocol.control import MAX_TEMPLATE, VERSION
 from hawkvision.transport.protocol.identity import Identity, own_identity
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.session import Incoming
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.images import encoded, with_restarts

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
+from hawkvision.transport.client.connection import DatagramClient
 from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.listener import DatagramListener
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.peers import connected, serving

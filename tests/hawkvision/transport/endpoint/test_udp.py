@@ -16,19 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError, Overloaded
+from hawkvision.transport.client.connection import DatagramClient
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.congestion.controller import CongestionController
 from hawkvision.transport.congestion.registry import CONTROLLERS
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, DatagramListener
-from hawkvision.transport.endpoint.session import MAX_UNACKNOWLEDGED, Incoming
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import Fragment, Ping, encode
 from hawkvision.transport.protocol.handshake_limits import network_of
 from hawkvision.transport.protocol.packet_protection import MAX_SEALED, Sealer, peek
+from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.protocol.wire import Drop, WireError
+from hawkvision.transport.server.listener import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, DatagramListener
+from hawkvision.transport.server.session import MAX_UNACKNOWLEDGED, Incoming
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.peers import IDENTITY, connected, echo, serving

@@ -21,15 +21,14 @@ from aioquic.quic.connection import QuicConnection
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import BadField, Unauthorized
 from hawkvision.servers.keys import prove
+from hawkvision.transport.client.pending_responses import ConnectionLost, PendingResponses, ignore_interim
+from hawkvision.transport.client.sender import Sender
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.channel import Channel
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost, PendingResponses, ignore_interim
 from hawkvision.transport.endpoint.quic import ClientProtocol, QuicWay, client_configuration
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.sender import Sender
 from hawkvision.transport.endpoint.udp import TICK_S, PathSocket, Route, bursts, open_path
 from hawkvision.transport.protocol.control import (
     MAX_TEMPLATE,
@@ -43,6 +42,7 @@ from hawkvision.transport.protocol.control import (
 from hawkvision.transport.protocol.exporter import KEY_PROOF
 from hawkvision.transport.protocol.identity import pin_of
 from hawkvision.transport.protocol.packet_protection import Secret, is_sealed, peek
+from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.protocol.wire import WireError
 
 log = logging.getLogger("hawkvision.transport")

@@ -10,22 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.transport.coding.image_coding import Complete, Partial, Plan, encode
-from hawkvision.transport.endpoint.receiver import (
-    ABANDONED_S,
-    EARLY_SHARE,
-    LEAST_SHARE,
-    MAX_ASSEMBLING,
-    MAX_NACKS,
-    MAX_REGISTERED_BYTES,
-    MAX_SESSION_BYTES,
-    UNTOLD_S,
-    Budget,
-    Image,
-    Receiver,
-    ReceiveTimeouts,
-    Status,
-)
-from hawkvision.transport.endpoint.response_delivery import MAX_ANSWERS, REMEMBERED
 from hawkvision.transport.protocol.frames import (
     AnswerPart,
     Cancel,
@@ -36,7 +20,22 @@ from hawkvision.transport.protocol.frames import (
     fragment_room,
 )
 from hawkvision.transport.protocol.image_format import ImageFormat, Kind
+from hawkvision.transport.protocol.status import MAX_NACKS, Status
 from hawkvision.transport.protocol.wire import Drop, WireError
+from hawkvision.transport.server.receiver import (
+    ABANDONED_S,
+    EARLY_SHARE,
+    LEAST_SHARE,
+    MAX_ASSEMBLING,
+    MAX_REGISTERED_BYTES,
+    MAX_SESSION_BYTES,
+    UNTOLD_S,
+    Budget,
+    Image,
+    Receiver,
+    ReceiveTimeouts,
+)
+from hawkvision.transport.server.response_delivery import MAX_ANSWERS, REMEMBERED
 from tests.hawkvision.transport.coding.test_image_coding import scene
 from tests.hawkvision.transport.protocol.test_frames import fragments as any_fragments
 from tests.hawkvision.transport.session import BEGIN, PLENTY, Peer, coded, fragments, server

@@ -18,7 +18,6 @@ from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
 from hawkvision.servers.keys import INFER, Caller, Keys
 from hawkvision.transport.endpoint.quic import ControlProtocol
-from hawkvision.transport.endpoint.session import Session
 from hawkvision.transport.protocol.control import (
     MAX_HELLO,
     MAX_MESSAGE,
@@ -35,6 +34,7 @@ from hawkvision.transport.protocol.exporter import KEY_PROOF
 from hawkvision.transport.protocol.handshake_limits import HandshakeLimits, network_of
 from hawkvision.transport.protocol.packet_protection import is_sealed, peek
 from hawkvision.transport.protocol.wire import Drop, WireError
+from hawkvision.transport.server.session import Session
 
 HELLO_TIMEOUT_S: Final = 5.0
 SMALLEST_INITIAL: Final = 1200

@@ -25,16 +25,16 @@ from hawkvision.servers.keys import Caller, Keys
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.quic import server_configuration
-from hawkvision.transport.endpoint.receiver import STRICT, Budget, ReceiveTimeouts
-from hawkvision.transport.endpoint.server_quic import MAX_SESSIONS, REASONS, Demultiplexer, ServerProtocol
-from hawkvision.transport.endpoint.session import Handler, Session
 from hawkvision.transport.endpoint.udp import bind
-from hawkvision.transport.metrics import DatagramCounts
 from hawkvision.transport.protocol.control import (
     CloseCode,
 )
 from hawkvision.transport.protocol.identity import Identity
 from hawkvision.transport.protocol.wire import Drop
+from hawkvision.transport.server.metrics import DatagramCounts
+from hawkvision.transport.server.receiver import STRICT, Budget, ReceiveTimeouts
+from hawkvision.transport.server.server_quic import MAX_SESSIONS, REASONS, Demultiplexer, ServerProtocol
+from hawkvision.transport.server.session import Handler, Session
 
 MAX_HALF_OPEN: Final = 256
 """QUIC connections that have not said hello yet; more are refused, so that a flood costs those inside nothing."""

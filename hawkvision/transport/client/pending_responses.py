@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.sender import Sender
+from hawkvision.transport.client.sender import Sender
+from hawkvision.transport.protocol.status import Status
 
 log = logging.getLogger("hawkvision.transport")
 

@@ -16,7 +16,6 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Final
 
 import msgspec
@@ -24,12 +23,13 @@ import msgspec
 from hawkvision.core.clock import Deadline
 from hawkvision.transport.coding.image_coding import Arrived, Complete, Expired, decode, missing
 from hawkvision.transport.endpoint.channel import Channel
-from hawkvision.transport.endpoint.response_delivery import MAX_ANSWER_BYTES, Interims, Part, ResponseDelivery
 from hawkvision.transport.protocol.addresses import Address
 from hawkvision.transport.protocol.frames import Cancel, Fragment, Frame, Nack, encode
 from hawkvision.transport.protocol.image_format import ImageFormat, Kind
 from hawkvision.transport.protocol.packet_protection import Header
+from hawkvision.transport.protocol.status import MAX_NACKS, REPAIR_GROWTH, Status
 from hawkvision.transport.protocol.wire import Drop, WireError
+from hawkvision.transport.server.response_delivery import MAX_ANSWER_BYTES, Interims, Part, ResponseDelivery
 
 MAX_ASSEMBLING: Final = 32
 MAX_SESSION_BYTES: Final = 4 * 1024 * 1024
@@ -43,10 +43,6 @@ EARLY_SHARE: Final = 0.5
 a whole image in coarse. Of fewer an answer is a guess, and decoding takes up to 20 ms, for which a peer should have
 to send more than one datagram."""
 TOO_LITTLE: Final = "too little of the image arrived before its deadline"
-MAX_NACKS: Final = 4
-"""Rounds of asking for what is missing, each only if its repair would still come in time."""
-REPAIR_GROWTH: Final = 1.5
-"""Of the wait for what was asked for, from round to round."""
 UNTOLD_S: Final = 0.5
 """How long an image waits for what is asked of it, if that is later than its deadline: a lost message of the control
 stream is told again after QUIC's probe timeout."""
@@ -55,21 +51,6 @@ ABANDONED_S: Final = 10.0
 GUARD_LEAST_S: Final = 0.004
 GUARD_MOST_S: Final = 0.03
 """How long after the expected last fragment the receiver waits for those that were overtaken."""
-
-
-class Status(IntEnum):
-    """What an answer is; numbers are never given twice (`WIRE.md` §6)."""
-
-    OK = 0
-    REFUSED = 1
-    """The application's own error, in the body."""
-    OVERLOADED = 2
-    EXPIRED = 3
-    """Too little arrived before the deadline."""
-    BROKEN = 4
-    """The fragments cannot be put together, or the answer is longer than can be sent."""
-    NO_TEMPLATE = 5
-    """The request that the fragments name was never registered."""
 
 
 @dataclass(slots=True)

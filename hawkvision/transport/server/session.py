@@ -26,10 +26,11 @@ from hawkvision.transport.coding.image_coding import Arrived
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.quic import ControlProtocol
-from hawkvision.transport.endpoint.receiver import Budget, Image, Receiver, ReceiveTimeouts, Status
 from hawkvision.transport.endpoint.udp import TICK_S, send
 from hawkvision.transport.protocol.control import CloseCode, StreamAnswer
 from hawkvision.transport.protocol.packet_protection import Header, Secret
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.receiver import Budget, Image, Receiver, ReceiveTimeouts
 
 log = logging.getLogger("hawkvision.transport")
 

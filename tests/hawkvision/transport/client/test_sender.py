@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.clock import Deadline
-from hawkvision.transport.coding.image_coding import Coded
-from hawkvision.transport.endpoint.sender import (
+from hawkvision.transport.client.sender import (
     MAX_IMAGES,
     MAX_RESENDS,
     MAX_ROUNDS,
@@ -16,6 +15,7 @@ from hawkvision.transport.endpoint.sender import (
     InterimReceived,
     Sender,
 )
+from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.protocol.frames import (
     MAX_ANSWER_PARTS,
     MAX_META,

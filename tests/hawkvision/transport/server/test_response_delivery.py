@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hawkvision.transport.endpoint.receiver import Receiver, Status
-from hawkvision.transport.endpoint.response_delivery import GIVE_UP_S, MAX_INTERIMS
 from hawkvision.transport.protocol.frames import INTERIM_ROOM, AnswerPart, Interim, Report
-from tests.hawkvision.transport.endpoint.test_receiver import answers, confirm, give
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.receiver import Receiver
+from hawkvision.transport.server.response_delivery import GIVE_UP_S, MAX_INTERIMS
+from tests.hawkvision.transport.server.test_receiver import answers, confirm, give
 from tests.hawkvision.transport.session import BEGIN, Peer, coded, fragments, server
 
 
