@@ -101,8 +101,8 @@ class DatagramTransport:
         return view.connected and view.silent_s < SILENT_S
 
     def carries_whole(self, body: bytes, deadline_s: float, *, surely: bool) -> bool:
-        """See `DatagramLink.carries_whole`."""
-        return self._datagram.carries_whole(body, deadline_s, surely=surely)
+        """See `DatagramLink.fits_lossless`."""
+        return self._datagram.fits_lossless(body, deadline_s, strict=surely)
 
     async def send(
         self,
@@ -127,7 +127,7 @@ class DatagramTransport:
             meta=request.meta(trace),
             deadline_s=deadline_s,
             timeout_s=timeout_s,
-            exact=exact or deadline_s is None,
+            lossless=exact or deadline_s is None,
             on_interim=hear,
         )
         try:

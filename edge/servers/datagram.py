@@ -36,12 +36,12 @@ from hawkvision.core.types import Answer, ClassifyRequest, Received
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
-from hawkvision.transport.offer import Offered
+from hawkvision.transport.offer import OfferedEndpoint
 from hawkvision.transport.protocol.identity import identity_for
 from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.assembly import ReceiveTimeouts
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.metrics import DatagramServerCounts
-from hawkvision.transport.server.receiver import ReceiveTimeouts
 from hawkvision.transport.server.session import Incoming
 from hawkvision.transport.settings import DatagramSettings
 
@@ -71,7 +71,7 @@ class DatagramServer:
         self._outcomes: Counter[str] = Counter()
         self._stopping = False
         self._server: DatagramListener
-        self.offered: Offered
+        self.offered: OfferedEndpoint
 
     @classmethod
     async def open(
@@ -100,14 +100,14 @@ class DatagramServer:
             identity,
             server.answer,
             keys=keys,
-            takes_sent_keys=datagrams.accept_sent_keys,
+            accept_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side,
             timeouts=RECEIVE_TIMEOUTS,
             congestion=controller_class(datagrams.congestion_control),
         )
         # Fragments become bodies, and may take as much memory.
         server._server.budget.limit = min(server._server.budget.limit, app.bodies.limit_bytes)
-        server.offered = Offered(server._server, *files, identity)
+        server.offered = OfferedEndpoint(server._server, *files, identity)
         metrics.watch(server)
         return server
 

@@ -112,19 +112,19 @@ class DatagramWay:
             meta=question.meta,
             deadline_s=deadline_s,
             timeout_s=timeout_s,
-            insist=question.insist,
+            accept_late=question.insist,
         )
         if deadline_s is None:
             with contextlib.suppress(TooLarge):
-                return await ask(exact=True)
+                return await ask(lossless=True)
         return await ask(
-            exact=not question.fast and self._may_travel_whole(image, deadline_s, surely=not question.insist)
+            lossless=not question.fast and self._may_travel_whole(image, deadline_s, surely=not question.insist)
         )
 
     def _may_travel_whole(self, image: bytes | Pixels, deadline_s: float | None, *, surely: bool) -> bool:
         if deadline_s is None or not isinstance(image, bytes):
             return False
-        return self._link.carries_whole(image, deadline_s, surely=surely) and cut(image) is None
+        return self._link.fits_lossless(image, deadline_s, strict=surely) and cut(image) is None
 
     async def connect(self) -> None:
         """Connect now.

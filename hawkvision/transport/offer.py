@@ -10,7 +10,7 @@ from hawkvision.transport.protocol.identity import Identity, identity_for
 from hawkvision.transport.server.listener import DatagramListener
 
 
-class Offered:
+class OfferedEndpoint:
     """A server, and the operator's files of its certificate, if there are any."""
 
     def __init__(

@@ -138,7 +138,7 @@ class Peer:
             for index in (self.parts if asked.progressive else ())
         ]
         for part in so_far:
-            incoming.say(msgspec.json.encode(part))
+            incoming.send_interim(msgspec.json.encode(part))
         await asyncio.sleep(self.delay_s)
         if self.status != 200:
             raise Overloaded("no", 1.0)

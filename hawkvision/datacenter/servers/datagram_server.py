@@ -28,12 +28,12 @@ from hawkvision.datacenter.stages.catalog import Catalog
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
-from hawkvision.transport.offer import Offered
+from hawkvision.transport.offer import OfferedEndpoint
 from hawkvision.transport.protocol.identity import identity_for
 from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.assembly import ReceiveTimeouts
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.metrics import DatagramServerCounts
-from hawkvision.transport.server.receiver import ReceiveTimeouts
 from hawkvision.transport.server.session import Incoming
 from hawkvision.transport.settings import DatagramSettings
 
@@ -51,7 +51,7 @@ class DatagramServer:
     def __init__(self, tier: Tier, max_body_bytes: int, keys: Keys) -> None:
         self._front_end = FrontEnd(tier, keys, max_body_bytes)
         self._server: DatagramListener | None = None
-        self.offered: Offered
+        self.offered: OfferedEndpoint
 
     @classmethod
     async def open(
@@ -72,13 +72,13 @@ class DatagramServer:
             identity,
             server.answer,
             keys=keys,
-            takes_sent_keys=datagrams.accept_sent_keys,
+            accept_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side(tier.catalog),
             timeouts=ReceiveTimeouts(reserve_s=RESERVE_S),
             congestion=controller_class(datagrams.congestion_control),
             bound=bound,
         )
-        server.offered = Offered(server._server, *files, identity)
+        server.offered = OfferedEndpoint(server._server, *files, identity)
         tier.metrics.watch(server)
         return server
 
@@ -117,7 +117,7 @@ class DatagramServer:
         admitted = self._front_end.tier.admit(request)
         with admitted.in_flight():
             self._front_end.check_size(len(image.body))
-            reply = await admitted.run(image.body, lambda partial: incoming.say(_encoded(partial, image)))
+            reply = await admitted.run(image.body, lambda partial: incoming.send_interim(_encoded(partial, image)))
         return _encoded(reply, image)
 
     async def close(self, drain_s: float) -> None:

@@ -1,9 +1,9 @@
-"""The client of the datagram transport: one socket per path, and `ask`, which sends an image and awaits its answer.
+"""The client's connection: one socket per path, and `ask`, which sends an image and waits for its response.
 
     ask ─► Sender ─► sealed datagrams ───┬─► one socket per path ◄─► server
-           ClientProtocol ─► QuicWay ────┘   (QUIC: over one whose path lives)
+           ClientProtocol ─► QuicWay ────┘   (QUIC: over a living path)
 
-Everything that decides is in `channel` and `sender`, which know neither sockets nor clocks.
+All decisions are in `endpoint.channel` and `sender`, which know neither sockets nor clocks.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from aioquic.quic.connection import QuicConnection
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import BadField, Unauthorized
 from hawkvision.servers.keys import prove
+from hawkvision.transport.client.path_estimates import PathEstimates
 from hawkvision.transport.client.pending_responses import ConnectionLost, PendingResponses, ignore_interim
 from hawkvision.transport.client.sender import Sender
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.controller import CongestionFactory
-from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.quic import ClientProtocol, QuicWay, client_configuration
@@ -50,60 +50,15 @@ log = logging.getLogger("hawkvision.transport")
 KEEPALIVE_S: Final = 10.0
 WATCH_S: Final = 1.0
 SILENT_S: Final = 5.0
-"""Of silence on all paths, while they are probed, after which a client connects anew. A restarted server does not know
-the old session and says nothing to it."""
+"""After this silence on all paths, while they are probed, the connection ends. A restarted server does not know the old
+session and never replies to it."""
 
 
 class Exhausted(ConnectionLost):
-    """The connection carries no further kind of request; what is under way on it goes on."""
+    """The connection takes no further kind of request; its images in progress go on."""
 
 
-class PathEstimates:
-    """What a connection knows of its paths now."""
-
-    _sender: Sender | None
-
-    @property
-    def sender(self) -> Sender:
-        """The sans-I/O half."""
-        assert self._sender is not None, "made by connect"
-        return self._sender
-
-    def loss(self) -> LossEstimate:
-        """What the paths lose, as far as is known."""
-        return self.sender.loss(monotonic())
-
-    def rtt_s(self) -> float | None:
-        """The best living path's round trip, smoothed unless it has just grown."""
-        return self.sender.channel.best(monotonic()).rate.latest_rtt_s
-
-    def repair_s(self) -> float:
-        """How long it may take over the best living path until what is asked for again is there."""
-        return self.sender.channel.best(monotonic()).rate.repair_s()
-
-    @property
-    def behind(self) -> bool:
-        """Whether reports are late on every path: the link may have become slower than it was measured to be."""
-        now = monotonic()
-        return all(path.behind(now) for path in self.sender.channel.paths.values())
-
-    def silent_s(self) -> float:
-        """For how long datagrams have gone unanswered on every path; 0 if nothing is waited for on one of them."""
-        since = [path.waiting_since for path in self.sender.channel.paths.values()]
-        waiting = [at for at in since if at is not None]
-        return monotonic() - max(waiting) if len(waiting) == len(since) else 0.0
-
-    def spare_s(self, size: int) -> float:
-        """How long that many bytes take."""
-        return self.sender.spare_s(size, monotonic())
-
-    @property
-    def queued_bytes(self) -> int:
-        """What has not left yet."""
-        return self.sender.queued_bytes
-
-
-class DatagramClient(PathEstimates):
+class ClientConnection(PathEstimates):
     """A connection to a `DatagramListener`. Made by `connect`; of no use once `lost` is set."""
 
     def __init__(self, congestion: CongestionFactory = LossTolerant) -> None:
@@ -120,11 +75,11 @@ class DatagramClient(PathEstimates):
         self._api_key: str | None = None
         self._keepalive: asyncio.Task[None] | None = None
         self.lost: str | None = None
-        """Why the connection ended."""
+        """Why the connection ended; None while it is alive."""
         self.unauthorized = False
         self.useful_side = 65535
         self.sent_bytes = 0
-        """Of UDP payloads, QUIC's included."""
+        """Bytes of UDP payloads, QUIC included."""
 
     @classmethod
     async def connect(
@@ -137,21 +92,21 @@ class DatagramClient(PathEstimates):
         api_key: str | None = None,
         congestion: CongestionFactory = LossTolerant,
         timeout_s: float = 5.0,
-    ) -> DatagramClient:
+    ) -> ClientConnection:
         """Connect over the first route and open a session that uses all of them.
 
         Args:
             port: the server's UDP port.
-            certificate: PEM, whose first certificate the server must show, bit for bit. Dates do not matter.
-            name: what is asked for in the handshake.
-            routes: pairs of addresses to spread fragments over, at most `MAX_PATHS`.
-            api_key: if the server asks for one. It is proved, never sent.
+            certificate: PEM; the server must show its first certificate, bit for bit. Dates do not matter.
+            name: for the handshake.
+            routes: at most `MAX_PATHS` pairs of addresses that share the fragments.
+            api_key: if the server asks for one. The client proves that it has the key and never sends it.
             congestion: makes each path's congestion controller.
-            timeout_s: for all of it.
+            timeout_s: in all.
 
         Raises:
             Unauthorized: if the server wants another key.
-            ConnectionLost: if no session came about.
+            ConnectionLost: if no session was opened.
         """
         client = cls(congestion)
         try:
@@ -174,13 +129,13 @@ class DatagramClient(PathEstimates):
         try:
             pin = pin_of(certificate)
         except ValueError as error:
-            raise ConnectionLost(f"the certificate that was told of is no PEM certificate: {error}") from None
+            raise ConnectionLost(f"the advertised certificate is not PEM: {error}") from None
         quic = QuicConnection(configuration=client_configuration(name))
         self._protocol = ClientProtocol(quic, self, pin)
         self._protocol.connection_made(QuicWay(self.send_quic))  # type: ignore[arg-type]
         self._api_key = api_key
         self._protocol.connect(self._sockets[0].remote)
-        # Not `wait_connected`: its future outlives whoever gives up waiting, and complains when the connection ends.
+        # Not `wait_connected`: its future outlives a cancelled wait, and logs an error when the connection ends.
         welcome = await self._ready
         now = monotonic()
         channel = Channel[Any](
@@ -201,7 +156,7 @@ class DatagramClient(PathEstimates):
     # ----------------------------------------------------------------------------------------- asking
 
     def probe(self) -> None:
-        """Send one small datagram on every path that asks for a report: losses and round trips stay known by it."""
+        """Send a small datagram on every path; its report keeps losses and round trips known."""
         if self.lost is None:
             self.sender.ping(monotonic())
             self._schedule_flush()
@@ -217,33 +172,33 @@ class DatagramClient(PathEstimates):
         on_interim: Callable[[bytes], None] = ignore_interim,
         late_s: float = 0.0,
     ) -> tuple[Status, bytes]:
-        """Send an image, and wait for its answer.
+        """Send an image, and wait for its response.
 
         Args:
             template: the request; equal ones are sent once per connection.
-            coded: the image; its `format.tables` must be what `tables_number` gave, where it has tables.
+            coded: the image; `format.tables`, if it has any, is from `tables_number`.
             meta: what belongs to this image alone, at most `MAX_META` bytes.
-            deadline_s: from now; what would arrive later is not sent.
-            timeout_s: how long to wait at most.
-            on_interim: called with what the server says before the answer, if it does.
-            late_s: for how long after its deadline it is worth sending.
+            deadline_s: from now; a fragment that would arrive later is not sent.
+            timeout_s: the longest wait.
+            on_interim: takes what the server sends before the response.
+            late_s: how long after its deadline the image is still sent.
 
         Raises:
-            TimeoutError: if no answer came.
-            Exhausted: if the peer has been told of as many requests as there are numbers, and this is another.
-            ConnectionLost: if the connection ended meanwhile.
+            TimeoutError: if no response came.
+            Exhausted: if all request numbers are in use and this request has none.
+            ConnectionLost: if the connection ended.
             BadField: if the request is longer than `MAX_TEMPLATE`.
         """
         if self.lost is not None:
             raise ConnectionLost(self.lost)
         if len(template) > MAX_TEMPLATE:
-            raise BadField(f"the request's fields take {len(template)} bytes; by datagrams at most {MAX_TEMPLATE} go")
+            raise BadField(f"the request's fields take {len(template)} bytes; datagrams carry at most {MAX_TEMPLATE}")
         sender, number = self.sender, None
         started = monotonic()
         try:
             async with asyncio.timeout(timeout_s):
                 while sender.full:
-                    await self._pending.fewer()
+                    await self._pending.wait_for_one()
                     if self.lost is not None:
                         raise ConnectionLost(self.lost)
                 now = monotonic()
@@ -258,7 +213,7 @@ class DatagramClient(PathEstimates):
                 self._schedule_flush()
 
     def tables_number(self, header: bytes) -> int | None:
-        """The number under which the server knows a JPEG header; None when there are too many."""
+        """The number by which the server knows a JPEG header; None if there are too many."""
         assert self._protocol is not None
         return self._protocol.tables_number(header)
 
@@ -266,11 +221,11 @@ class DatagramClient(PathEstimates):
         assert self._protocol is not None
         number = self._protocol.template_number(request)
         if number is None:
-            raise Exhausted("more kinds of requests than one connection carries")
+            raise Exhausted("the connection takes no further kind of request")
         return number
 
-    async def decided(self) -> None:
-        """Return when nobody waits for an answer."""
+    async def wait_until_idle(self) -> None:
+        """Return when no image waits for a response."""
         await self._pending.all_ended()
 
     # ----------------------------------------------------------------------------------------- sockets
@@ -292,7 +247,7 @@ class DatagramClient(PathEstimates):
             self._schedule_flush()
 
     def send_quic(self, data: bytes) -> None:
-        """Over the socket QUIC uses now: another one when its path is dead; the server follows (RFC 9000 §9)."""
+        """Send over QUIC's socket; if its path is dead, over another one, and the server follows (RFC 9000 §9)."""
         if self._sender is not None:
             now, paths = monotonic(), self._sender.channel.paths
             if paths[self._quic_socket].dead(now):
@@ -302,7 +257,7 @@ class DatagramClient(PathEstimates):
             self._sockets[self._quic_socket].transport.sendto(data)
 
     def _follow(self, now: float) -> None:
-        """When the path under QUIC has died, send on another: the server's answers by the stream follow there."""
+        """If QUIC's path has died, send on another one, and the server's stream responses follow."""
         channel = self.sender.channel
         if channel.paths[self._quic_socket].dead(now) and not channel.best(now).dead(now):
             assert self._protocol is not None
@@ -322,7 +277,7 @@ class DatagramClient(PathEstimates):
                 raise WireError(f"a {type(message).__name__} message is out of place here")
 
     def on_secured(self) -> None:
-        """The handshake with the server that was expected is over: nobody else hears what is said now."""
+        """The handshake with the expected server is complete."""
         assert self._protocol is not None
         proof = None
         if self._api_key is not None:
@@ -349,7 +304,7 @@ class DatagramClient(PathEstimates):
             self._sockets[path].send(burst)
         self._follow(now)
         if self._sender.channel.key_exhausted:
-            self._close(CloseCode.KEY_EXHAUSTED, "the key has sealed all it may")
+            self._close(CloseCode.KEY_EXHAUSTED, "the key has protected as many datagrams as it may")
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -359,7 +314,7 @@ class DatagramClient(PathEstimates):
             self._timer = self._loop.call_later(max(at - now, TICK_S), self._flush)
 
     def _close(self, code: int, why: str) -> None:
-        """Tell the server, which would wait for the connection to go idle, and end."""
+        """End the connection and tell the server, which would otherwise wait for it to go idle."""
         if self._protocol is not None and self.lost is None:
             self._protocol.close(code, why)
         self._end(why)
@@ -372,11 +327,11 @@ class DatagramClient(PathEstimates):
             self._timer.cancel()
         if not self._ready.done():
             self._ready.set_exception(ConnectionLost(why))
-            self._ready.exception()  # nobody may be waiting any more
+            self._ready.exception()  # taken, in case that nobody waits
         self._pending.fail(why)
 
     async def _keep_alive(self) -> None:
-        """Keep addresses and QUIC alive, and notice when nobody is there any more, long before QUIC does."""
+        """Keep addresses and QUIC alive, and notice a gone server long before QUIC does."""
         assert self._protocol is not None
         greet_at, opened_at = 0.0, monotonic()
         while self.lost is None:
@@ -384,7 +339,7 @@ class DatagramClient(PathEstimates):
             now, channel = monotonic(), self.sender.channel
             heard = max(opened_at, *(path.heard_at for path in channel.paths.values()))
             if all(path.dead(now) for path in channel.paths.values()) and heard < now - SILENT_S:
-                self._close(CloseCode.NONE, f"nothing was heard from the server for {SILENT_S:g} s")
+                self._close(CloseCode.NONE, f"the server was silent for {SILENT_S:g} s")
             elif now >= greet_at:
                 greet_at = now + KEEPALIVE_S
                 self.sender.ping(now)
@@ -392,7 +347,7 @@ class DatagramClient(PathEstimates):
                 self._protocol.nudge()
 
     async def close(self) -> None:
-        """End the session; what is still waited for is told so."""
+        """End the session; pending calls of `ask` raise `ConnectionLost`."""
         if self._keepalive is not None:
             self._keepalive.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Images that wait for their response on a client's connection, and who is told what comes."""
+"""The images that wait for their response on a client's connection."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ log = logging.getLogger("hawkvision.transport")
 
 
 def ignore_interim(_: bytes) -> None:
-    """For those who want the response only."""
+    """Does nothing with an interim response."""
 
 
 class ConnectionLost(HawkVisionError):
-    """The connection ended; the message says why. Whoever asked may connect again."""
+    """The connection ended; the message says why. The caller may connect again."""
 
     code = "unreachable"
 
@@ -31,42 +31,42 @@ class _Pending:
 
 
 class PendingResponses:
-    """At most as many as the sender takes images at once."""
+    """The pending responses; the sender bounds their number."""
 
     def __init__(self) -> None:
         self._pending: dict[int, _Pending] = {}
         self._fewer = asyncio.Event()
 
     def add(self, number: int, on_interim: Callable[[bytes], None]) -> asyncio.Future[tuple[Status, bytes]]:
-        """Wait for the response to an image; `on_interim` is called with what comes before it."""
+        """The future response to an image; `on_interim` takes what comes before it."""
         future: asyncio.Future[tuple[Status, bytes]] = asyncio.get_running_loop().create_future()
         self._pending[number] = _Pending(future, on_interim)
         return future
 
     def remove(self, number: int) -> bool:
-        """Nobody waits for it any more; whether it was still to come."""
+        """Drop a pending response; whether it was still pending."""
         self._fewer.set()
         return self._pending.pop(number, None) is not None
 
-    async def fewer(self) -> None:
-        """Return when one of them has ended."""
+    async def wait_for_one(self) -> None:
+        """Return when a pending response has ended."""
         self._fewer.clear()
         await self._fewer.wait()
 
     async def all_ended(self) -> None:
-        """Return when nobody waits."""
+        """Return when none is pending."""
         while self._pending:
-            await self.fewer()
+            await self.wait_for_one()
 
     def deliver(self, sender: Sender) -> None:
-        """Pass on what a sender has received."""
+        """Deliver the responses that a sender has received."""
         while sender.interims:
             interim = sender.interims.popleft()
             pending = self._pending.get(interim.image)
             if pending is not None:
                 try:
                     pending.on_interim(interim.body)
-                except Exception:  # the next image's response must not wait for it
+                except Exception:  # it must not hold up the next image's response
                     log.exception("an interim response could not be handled")
         while sender.answered:
             answer = sender.answered.popleft()
@@ -79,10 +79,10 @@ class PendingResponses:
             self._fewer.set()
 
     def fail(self, why: str) -> None:
-        """The connection has ended."""
+        """Fail all pending responses, because the connection has ended."""
         for pending in self._pending.values():
             if not pending.future.done():
                 pending.future.set_exception(ConnectionLost(why))
-                pending.future.exception()  # nobody may be waiting any more
+                pending.future.exception()  # taken, in case that nobody waits
         self._pending.clear()
         self._fewer.set()

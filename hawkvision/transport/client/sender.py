@@ -1,13 +1,13 @@
-"""The sending end: images out as fragments, answers in. Sans-I/O.
+"""The sending end: images out as fragments, responses in. Sans-I/O.
 
-    submit ─► queue of fragments ─► paths, each at its own rate ─► … ─► answer parts ─► `Answered`
+    submit ─► queue of fragments ─► paths, each at its own rate ─► … ─► response parts ─► `Answered`
                     ▲                                     │
                     └── repair: the receiver's NACK, or reports that leave fewer than k fragments alive
 
-A fragment goes out on whichever living path may send first, so a second path doubles the rate and a dead one is
-drained. Losses are not repaired one by one: parity covers them. Only when fewer than k of an image's fragments are
-delivered or still on their way, as many as are needed go out again, at growing intervals and `MAX_ROUNDS` times at
-most. Fragments that would arrive after their deadline are not sent at all.
+A fragment leaves on the living path that may send first, so a second path adds its rate and a dead one is drained.
+Parity covers losses; they are not repaired one by one. Only if fewer than k of an image's fragments are delivered or
+under way, as many as are needed are sent again, at growing intervals and at most `MAX_ROUNDS` times. A fragment that
+would arrive after the deadline is not sent.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from hawkvision.core.clock import Deadline
+from hawkvision.transport.client.outgoing_image import FragmentId, FragmentState, OutgoingImage
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.endpoint.channel import Channel
@@ -42,22 +43,22 @@ from hawkvision.transport.protocol.wire import MAX_DATAGRAM, OVERHEAD, WireError
 MAX_IMAGES: Final = 64
 """Unanswered images of one session."""
 MAX_ROUNDS: Final = 12
-"""Repairs of one image. Every other interval is twice as long, so that they go on for 126 timeouts: 9 s at a round
-trip of 40 ms, about as long as the receiver waits."""
+"""Repairs of one image. Every other interval doubles, so they span 126 timeouts: 9 s at a round trip of 40 ms, about as
+long as the receiver waits."""
 MAX_RESENDS: Final = MAX_ROUNDS
-"""Times that a fragment is sent again at most, whoever asks for it. Fewer were used up within an outage of a second."""
+"""Of one fragment, for any reason. An outage of a second uses up fewer."""
 FAR_RATIO: Final = 2.0
 FAR_S: Final = 0.02
-"""A path whose round trip is so much longer than the shortest carries fragments only while the others may not."""
+"""A path whose round trip exceeds the shortest by this factor and time carries fragments only if the others may not."""
 BURSTY: Final = 2.0
-"""Mean lost run from which parity is spread over time instead of following at once."""
+"""From this mean run of losses on, parity is spread over time instead of following at once."""
 PARITY_SPREAD_S: Final = 0.02
-"""How far behind the data the last parity fragment leaves on a bursty link: outages of radio links take 10 to 20 ms."""
+"""From the data to the last parity fragment on a bursty link; outages of radio links take 10 to 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to an image: a status number of `WIRE.md` §6, and its body."""
+    """The response to an image: a status number of `WIRE.md` §6, and its body."""
 
     image: int
     status: int
@@ -66,56 +67,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class InterimReceived:
-    """What was said of an image whose answer is still to come."""
+    """An interim response to an image."""
 
     image: int
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _FragmentId:
-    """Which fragment a datagram held."""
-
-    image: int
-    index: int
-
-
-@dataclass(slots=True)
-class _Fragment:
-    flying: int = 0
-    delivered: bool = False
-    sent: int = 0
-    sent_at: float = -math.inf
-    queued: bool = False
-
-
-@dataclass(slots=True)
-class _Image:
-    number: int
-    template: int
-    coded: Coded
-    meta: bytes
-    deadline: Deadline | None
-    expires: float
-    """From when on nothing more is sent of it."""
-    fragments: list[_Fragment]
-    rounds: int = 0
-    repair_at: float = -math.inf
-    queued_bytes: int = 0
-    last_at: float = -math.inf
-    """Before which its last fragment will not leave."""
-    parts: dict[int, AnswerPart] = field(default_factory=dict)
-    heard: int = -1
-    """The latest interim's number."""
-
-    @property
-    def alive(self) -> int:
-        """Fragments that are delivered, on their way or about to be sent."""
-        return sum(f.delivered or f.flying > 0 or f.queued for f in self.fragments)
-
-
 class _Queued(NamedTuple):
-    """A tuple, for the heap compares them four times for each datagram."""
+    """A tuple, because the heap compares entries four times per datagram."""
 
     not_before: float
     order: int
@@ -126,42 +85,42 @@ class _Queued(NamedTuple):
 class Sender:
     """Sends images over a channel. Events are taken from `interims` and `answered`."""
 
-    def __init__(self, channel: Channel[_FragmentId]) -> None:
+    def __init__(self, channel: Channel[FragmentId]) -> None:
         self.channel = channel
         self.answered: deque[Answered] = deque()
         self.interims: deque[InterimReceived] = deque(maxlen=MAX_IMAGES)
-        """Where nobody takes them, later ones are worth more than earlier ones."""
-        self._images: dict[int, _Image] = {}
-        self._queue: list[_Queued] = []  # a heap; each fragment is in it once at most
+        """If nobody takes them, the oldest are dropped."""
+        self._images: dict[int, OutgoingImage] = {}
+        self._queue: list[_Queued] = []  # a heap; each fragment is in it at most once
         self._cancels: deque[int] = deque(maxlen=MAX_IMAGES)
         self._next = 0
         self._order = 0
         self._used: Counter[int] = Counter()
-        """When each path was used last, in fragments sent before."""
+        """The count of fragments at each path's last use."""
         self._count = 0
 
     @property
     def full(self) -> bool:
-        """Whether another image must wait for an answer to an earlier one."""
+        """Whether another image must wait for a response to an earlier one."""
         return len(self._images) >= MAX_IMAGES
 
     def loss(self, now: float) -> LossEstimate:
-        """The worst of the living paths' estimates: fragments are spread over all of them."""
+        """The worst of the living paths' estimates, because they share the fragments."""
         return max((path.rate.loss for path in self.channel.usable(now)), key=lambda loss: loss.ratio)
 
     def spare_s(self, size: int, now: float) -> float:
-        """How long that many bytes take over all living paths, spread by their rates."""
+        """How long all living paths together take to carry `size` bytes, shared by their rates."""
         rates = [path.rate for path in self.channel.usable(now)]
         whole = max(1.0, sum(rate.pacing_rate for rate in rates))
         return max(rate.transmission_s(size * rate.pacing_rate / whole, now) for rate in rates)
 
     @property
     def queued_bytes(self) -> int:
-        """What has not left yet."""
+        """The bytes that have not left yet."""
         return sum(image.queued_bytes for image in self._images.values())
 
     def ping(self, now: float) -> None:
-        """Ask for a report on every path: its round trip becomes known, and the receiver learns its address."""
+        """Ask for a report on every path; its round trip becomes known, and the receiver learns its address."""
         for path in self.channel.paths.values():
             self.channel.replies.append((path.number, self.channel.send(path, encode(Ping()), now)))
 
@@ -176,10 +135,10 @@ class Sender:
     ) -> int:
         """Queue an image, and return its number.
 
-        It is sent until its deadline, or `late_s` longer where its answer is still wanted then.
+        It is sent until its deadline, or `late_s` longer if a late response is wanted.
 
         Raises:
-            WireError: if the meta is too long, or a symbol for a datagram beside it.
+            WireError: if the meta is too long, or a symbol does not fit a datagram with it.
         """
         assert not self.full, "the caller waits for room"
         room = fragment_room(meta)
@@ -189,7 +148,9 @@ class Sender:
         number = self._next
         self._next = (number + 1) & 0xFFFFFFFF
         expires = math.inf if deadline is None else deadline.at + late_s
-        image = _Image(number, template, coded, meta, deadline, expires, [_Fragment() for _ in coded.symbols])
+        image = OutgoingImage(
+            number, template, coded, meta, deadline, expires, [FragmentState() for _ in coded.symbols]
+        )
         self._images[number] = image
         k, n = coded.format.k, coded.format.n
         spread = PARITY_SPREAD_S if self.loss(now).known and self.loss(now).burst > BURSTY else 0.0
@@ -199,12 +160,12 @@ class Sender:
         return number
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for this image any more."""
+        """Stop sending an image, and tell the receiver."""
         if self._images.pop(number, None) is not None:
             self._cancels.append(number)
 
     def receive(self, header: Header, datagram: bytes, now: float) -> bool:
-        """Take a datagram in; whether it was authentic."""
+        """Take in a datagram; whether it was authentic."""
         frames = self.channel.receive(header, datagram, now)
         if frames is None:
             return False
@@ -214,12 +175,12 @@ class Sender:
         return True
 
     def answer(self, number: int, status: int, body: bytes) -> None:
-        """An answer that came another way; the first one counts."""
+        """Take a response that came by the stream; the first one counts."""
         if self._images.pop(number, None) is not None:
             self.answered.append(Answered(number, status, body))
 
     def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
-        """Datagrams to send now, each with its path."""
+        """The datagrams to send now, each with its path."""
         self.channel.expire(now)
         self._apply_reports(now)
         yield from self.channel.due(now)
@@ -242,17 +203,17 @@ class Sender:
             yield path.number, self._send(path, image, entry.fragment, now)
 
     def next_timer(self, now: float) -> float:
-        """When `poll` has something to do again; +∞ for never."""
+        """When `poll` is due again; +∞ for never."""
         times = list(self.channel.timers(now))
         if self._queue:
             times.append(max(self._queue[0].not_before, self._first_free(now)[1]))
         times.extend(p.repair_at for p in self._images.values() if p.repair_at > now and p.alive < p.coded.format.k)
         return min(times, default=math.inf)
 
-    def _first_free(self, now: float) -> tuple[Path[_FragmentId], float]:
-        """The living path that may send a whole datagram first; of several the one that was used longest ago.
+    def _first_free(self, now: float) -> tuple[Path[FragmentId], float]:
+        """The living path that may send a whole datagram first; of several the least recently used.
 
-        So an image is spread over all paths, half of it outlives either of two, and each is known when it is needed.
+        So all paths share an image, half of it survives the loss of either of two, and each path stays measured.
         """
         usable = self.channel.usable(now)
         if len(usable) == 1:
@@ -263,7 +224,7 @@ class Sender:
             key=lambda pair: (pair[1], (pair[0].rate.rtt_s or 0.0) > near, self._used[pair[0].number]),
         )
 
-    def _put(self, image: _Image, index: int, not_before: float) -> None:
+    def _put(self, image: OutgoingImage, index: int, not_before: float) -> None:
         fragment = image.fragments[index]
         if fragment.queued or fragment.sent > MAX_RESENDS:
             return
@@ -274,11 +235,11 @@ class Sender:
         heapq.heappush(self._queue, _Queued(not_before, self._order, image.number, index))
 
     @staticmethod
-    def _dequeued(image: _Image, index: int) -> None:
+    def _dequeued(image: OutgoingImage, index: int) -> None:
         image.fragments[index].queued = False
         image.queued_bytes -= len(image.coded.symbols[index]) + OVERHEAD
 
-    def _send(self, path: Path[_FragmentId], image: _Image, index: int, now: float) -> bytes:
+    def _send(self, path: Path[FragmentId], image: OutgoingImage, index: int, now: float) -> bytes:
         fragment, coded = image.fragments[index], image.coded
         self._count += 1
         self._used[path.number] = self._count
@@ -291,7 +252,7 @@ class Sender:
             image.number, image.template, coded.format, index, left, round(rest_s * 1e3), image.meta,
             coded.symbols[index],
         )  # fmt: skip
-        return self.channel.send(path, encode(frame), now, _FragmentId(image.number, index))
+        return self.channel.send(path, encode(frame), now, FragmentId(image.number, index))
 
     def _take(self, frame: Frame, now: float) -> None:
         match frame:
@@ -299,8 +260,8 @@ class Sender:
                 self._take_part(frame, now)
             case Interim(number, count, body):
                 image = self._images.get(number)
-                if image is not None and count > image.heard:
-                    image.heard = count
+                if image is not None and count > image.latest_interim:
+                    image.latest_interim = count
                     self.interims.append(InterimReceived(number, body))
             case Nack(number, asked):
                 image = self._images.get(number)
@@ -311,12 +272,12 @@ class Sender:
                         self._again(image, index, now)
                 self._put_idle(image, self._with_losses(len(asked), now) - len(asked), now)
             case _:
-                pass  # authentic, but of no use at this end
+                pass  # authentic, but meant for the other end
 
     def _take_part(self, part: AnswerPart, now: float) -> None:
         image = self._images.get(part.image)
         if image is None:
-            return  # a copy, or cancelled
+            return  # a copy, or a cancelled image's
         first = next(iter(image.parts.values()), part)
         if (first.status, first.parts) != (part.status, part.parts):
             return
@@ -326,17 +287,17 @@ class Sender:
             self.answer(part.image, part.status, body)
             for path in self.channel.paths.values():
                 if path.report_at is not None:
-                    path.report_at = now  # so that the receiver stops repeating it
+                    path.report_at = now  # which stops the receiver's repetitions
 
-    def _again(self, image: _Image, index: int, now: float) -> None:
-        """Send a fragment once more, unless that just happened."""
+    def _again(self, image: OutgoingImage, index: int, now: float) -> None:
+        """Send a fragment again, unless that happened within the last round trip."""
         rtt = max((path.rate.rtt_s or 0.0 for path in self.channel.usable(now)), default=0.0)
         if now - image.fragments[index].sent_at >= 0.9 * rtt:
             image.fragments[index].delivered = False
             self._put(image, index, now)
 
     def _apply_reports(self, now: float) -> None:
-        """Draw the consequences of what reports and timeouts said."""
+        """Update fragments from reports and timeouts, and repair their images."""
         touched: set[int] = set()
         for places, delivered in ((self.channel.delivered, True), (self.channel.lost, False)):
             for place in places:
@@ -352,8 +313,8 @@ class Sender:
             if number in touched or image.repair_at <= now:
                 self._repair(image, now)
 
-    def _repair(self, image: _Image, now: float) -> None:
-        """If the receiver cannot complete the image with what is on its way, send what it needs."""
+    def _repair(self, image: OutgoingImage, now: float) -> None:
+        """If the fragments under way cannot complete the image, send as many as are needed."""
         short = image.coded.format.k - image.alive
         if short <= 0 or image.rounds >= MAX_ROUNDS or now < image.repair_at:
             return
@@ -365,14 +326,14 @@ class Sender:
         self._put_idle(image, self._with_losses(short, now), now)
 
     def _with_losses(self, wanted: int, now: float) -> int:
-        """How many to send so that about as many as are wanted arrive, by the measured loss."""
+        """How many to send so that about `wanted` arrive at the measured loss."""
         loss = self.loss(now)
         return math.ceil(wanted / (1.0 - min(loss.ratio, 0.75)) - 1e-9) if loss.known else wanted
 
-    def _put_idle(self, image: _Image, count: int, now: float) -> None:
-        """Queue so many that are neither delivered nor on their way.
+    def _put_idle(self, image: OutgoingImage, count: int, now: float) -> None:
+        """Queue `count` fragments that are neither delivered nor under way, the least sent first.
 
-        Those sent least first: with always the same ones, a few unlucky fragments would use up all their resends.
+        Otherwise a few unlucky fragments would use up their resends.
         """
         idle = [index for index, f in enumerate(image.fragments) if not (f.delivered or f.flying or f.queued)]
         for index in sorted(idle, key=lambda index: image.fragments[index].sent)[:count]:

@@ -26,6 +26,7 @@ from cryptography import x509
 from hawkvision.transport.congestion.quic_congestion import ALGORITHM
 from hawkvision.transport.protocol.control import (
     ALPN,
+    MAX_REGISTERED_BYTES,
     CloseCode,
     Message,
     MessageReader,
@@ -36,7 +37,6 @@ from hawkvision.transport.protocol.control import (
 from hawkvision.transport.protocol.exporter import Exporter
 from hawkvision.transport.protocol.identity import Identity, fingerprint
 from hawkvision.transport.protocol.wire import WireError
-from hawkvision.transport.server.receiver import MAX_REGISTERED_BYTES
 
 IDLE_S: Final = 30.0
 MAX_CLIENT_TEMPLATES: Final = 255

@@ -1,9 +1,9 @@
-"""The server of the datagram transport: one UDP port, and who gets in by it.
+"""The server of the datagram transport: one UDP port, and the admission of clients.
 
     datagram ─► Demultiplexer ─┬─ sealed ─► its `Session`, if there is one
                                └─ QUIC ──► ServerProtocol ── Hello ─► a `Session`          (`server_quic`)
 
-Everything that decides is in `channel`, `receiver` and `response_delivery`, which know neither sockets nor clocks.
+All decisions are in `endpoint.channel`, `receiver` and `response_delivery`, which know neither sockets nor clocks.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from hawkvision.transport.protocol.control import (
 )
 from hawkvision.transport.protocol.identity import Identity
 from hawkvision.transport.protocol.wire import Drop
+from hawkvision.transport.server.assembly import STRICT, Budget, ReceiveTimeouts
 from hawkvision.transport.server.metrics import DatagramCounts
-from hawkvision.transport.server.receiver import STRICT, Budget, ReceiveTimeouts
 from hawkvision.transport.server.server_quic import MAX_SESSIONS, REASONS, Demultiplexer, ServerProtocol
 from hawkvision.transport.server.session import Handler, Session
 
 MAX_HALF_OPEN: Final = 256
-"""QUIC connections that have not said hello yet; more are refused, so that a flood costs those inside nothing."""
+"""QUIC connections before their hello; more are refused, so that a flood does not harm open sessions."""
 MAX_HALF_OPEN_EACH: Final = 32
-"""Of those, from one address, or one /64 of IPv6: Retry has shown that it is theirs, and one must not keep all out."""
+"""Of those, from one address or one /64 of IPv6, which Retry has validated: one host must not keep all others out."""
 TOTAL_BYTES: Final = 128 * 1024 * 1024
-"""Unfinished images of all sessions."""
+"""Of unfinished images, all sessions together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a server has received and sent so far; bytes of UDP payloads."""
+    """What a server has received and sent, in bytes of UDP payloads."""
 
     received_bytes: int
-    """QUIC's included."""
+    """QUIC included."""
     sent_bytes: int
     """Sealed datagrams."""
     drops: Mapping[Drop, int]
-    """Datagrams that were of no use, by why."""
+    """Dropped datagrams, by reason."""
 
 
 class DatagramListener:
@@ -64,14 +64,14 @@ class DatagramListener:
         handler: Handler,
         *,
         keys: Keys,
-        takes_sent_keys: bool,
+        accept_sent_keys: bool,
         useful_side: int,
         timeouts: ReceiveTimeouts,
         congestion: CongestionFactory,
     ) -> None:
         self.handler = handler
         self.keys = keys
-        self.takes_sent_keys = takes_sent_keys
+        self.accept_sent_keys = accept_sent_keys
         self.useful_side = useful_side
         self.timeouts = timeouts
         self.congestion = congestion
@@ -79,13 +79,13 @@ class DatagramListener:
         self.sessions: dict[int, Session] = {}
         self.received_bytes = self.sent_bytes = 0
         self.drops = Counter[Drop]()
-        """Datagrams that were nobody's, and those of sessions that are over."""
+        """Dropped datagrams without a session, and those of ended sessions."""
         self.refused_callers: dict[str, int] = dict.fromkeys(REASONS.values(), 0)
-        self.stirred = asyncio.Event()
-        """Set by every session that did something: what `drain` waits for."""
+        self.changed = asyncio.Event()
+        """Set whenever a session did something; `drain` waits for it."""
         self._protocols: set[ServerProtocol] = set()
         self._half_open: Counter[str] = Counter()
-        """QUIC connections that have not said hello, by where they come from."""
+        """QUIC connections before their hello, by network."""
         self._endpoint: Demultiplexer | None = None
         self.transport: asyncio.DatagramTransport
 
@@ -98,24 +98,24 @@ class DatagramListener:
         handler: Handler,
         *,
         keys: Keys | None = None,
-        takes_sent_keys: bool = False,
+        accept_sent_keys: bool = False,
         useful_side: int = 256,
         timeouts: ReceiveTimeouts = STRICT,
         congestion: CongestionFactory = LossTolerant,
         bound: socket.socket | None = None,
     ) -> DatagramListener:
-        """Listen on a UDP port; 0 takes a free one.
+        """Listen on a UDP port, where 0 takes a free one.
 
         Args:
-            host: address to bind.
-            port: UDP port.
-            bound: a socket that is bound already (`udp.bind`), in place of one for `host` and `port`.
-            identity: the certificate.
-            handler: answers images; its errors (`HawkVisionError`) become the caller's.
-            keys: of which every client must have one that may infer; None asks for none. Who `handler` admits, it says.
-            takes_sent_keys: also let in clients of version 1, which send the key itself.
-            useful_side: told to clients.
-            patience: how long images with a deadline are let come in.
+            host: the address to bind.
+            port: the UDP port.
+            bound: a socket from `udp.bind`, instead of `host` and `port`.
+            identity: the certificate and its key.
+            handler: responds to images; its errors (`HawkVisionError`) reach the caller.
+            keys: each client needs one with the scope `infer`; None asks for none. The handler checks rates.
+            accept_sent_keys: also admit clients of version 1, which send the key itself.
+            useful_side: the pixels of the shorter side that models can use; clients scale images to it.
+            timeouts: how long images with a deadline may take to arrive.
             congestion: makes each path's congestion controller.
 
         Raises:
@@ -124,7 +124,7 @@ class DatagramListener:
         server = cls(
             handler,
             keys=keys or Keys(),
-            takes_sent_keys=takes_sent_keys,
+            accept_sent_keys=accept_sent_keys,
             useful_side=useful_side,
             timeouts=timeouts,
             congestion=congestion,
@@ -149,7 +149,7 @@ class DatagramListener:
         return server
 
     def renew(self, identity: Identity) -> None:
-        """Show another certificate from now on; connections that are open go on."""
+        """Show another certificate to new clients; open connections go on."""
         assert self._endpoint is not None, "made by start"
         self._endpoint._configuration = server_configuration(identity)
 
@@ -164,11 +164,11 @@ class DatagramListener:
         return len(self._protocols) - len(self.sessions)
 
     def is_full(self, network: str) -> bool:
-        """Whether nobody else from there may connect before others have said hello."""
+        """Whether a network must wait until earlier connections have said hello."""
         return self.half_open >= MAX_HALF_OPEN or self._half_open[network] >= MAX_HALF_OPEN_EACH
 
     def connect(self, quic: QuicConnection, network: str) -> ServerProtocol:
-        """A new QUIC connection, not heard yet."""
+        """The protocol of a new QUIC connection."""
         protocol = ServerProtocol(quic, self, network)
         self._protocols.add(protocol)
         self._half_open[network] += 1
@@ -181,14 +181,14 @@ class DatagramListener:
         self._on_hello(protocol)
 
     def _on_hello(self, protocol: ServerProtocol) -> None:
-        """It is half open no more."""
+        """Count a connection as half open no longer."""
         if protocol.half_open:
             protocol.half_open = False
             self._half_open[protocol.network] -= 1
-            self._half_open += Counter()  # without those that have none
+            self._half_open += Counter()  # drops networks with a count of zero
 
     def open(self, protocol: ServerProtocol, caller: Caller) -> Session | None:
-        """A session for a client that said hello; None if there are too many."""
+        """A session for a client that has said hello; None if there are too many."""
         if len(self.sessions) >= MAX_SESSIONS:
             return None
         number = int.from_bytes(os.urandom(4))
@@ -199,30 +199,30 @@ class DatagramListener:
         return session
 
     @property
-    def decided(self) -> bool:
-        """Whether no image is under way, and every answer has reached its client."""
-        return all(session.receiver.decided for session in self.sessions.values())
+    def idle(self) -> bool:
+        """Whether no image is in progress and each response has reached its client."""
+        return all(session.receiver.idle for session in self.sessions.values())
 
     async def drain(self, limit_s: float, confirm_s: float) -> None:
-        """Wait until handlers have answered and their answers have arrived.
+        """Wait until handlers have finished and their responses have arrived.
 
         Args:
-            limit_s: for all of it.
-            confirm_s: how much of that may go by once handlers are done: a client that is gone confirms nothing.
+            limit_s: the longest wait in all.
+            confirm_s: the part of it after handlers have finished; a gone client never confirms.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._until(lambda: not any(session.answering for session in self.sessions.values()))
                 async with asyncio.timeout(confirm_s):
-                    await self._until(lambda: self.decided)
+                    await self._until(lambda: self.idle)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            self.stirred.clear()
-            await self.stirred.wait()
+            self.changed.clear()
+            await self.changed.wait()
 
     def traffic(self) -> Traffic:
-        """What came and went so far."""
+        """The traffic so far."""
         drops = Counter(dict.fromkeys(Drop, 0))
         drops.update(self.drops)
         for session in self.sessions.values():
@@ -230,23 +230,23 @@ class DatagramListener:
         return Traffic(self.received_bytes, self.sent_bytes, drops)
 
     def counts(self, outcomes: Mapping[str, int]) -> DatagramCounts:
-        """For metrics; to the `outcomes` of images that the handler has had, the transport adds its refusals."""
+        """For metrics: the `outcomes` of the handler's images, and the transport's own refusals."""
         traffic = self.traffic()
         return DatagramCounts(
             {**outcomes, **{status.name.lower(): n for status, n in self.budget.refused.items()}},
             len(self.sessions),
-            {str(why): n for why, n in traffic.drops.items()},
+            {str(reason): n for reason, n in traffic.drops.items()},
             self.refused_callers,
             traffic.received_bytes,
             traffic.sent_bytes,
         )
 
     def forget(self, session: Session) -> None:
-        """The client is gone."""
+        """End the session of a client that is gone."""
         if self.sessions.pop(session.number, None) is not None:
             self.drops.update(session.receiver.channel.drops)
         session.close()
-        self.stirred.set()
+        self.changed.set()
 
     async def close(self) -> None:
         """Close all connections."""

@@ -1,13 +1,13 @@
-"""Answering: an answer goes out in copies, and again until the peer reports it; interims go out before it. Sans-I/O.
+"""Delivers responses: in copies, and again until the peer reports them; interim responses precede them. Sans-I/O.
 
-    answer ─► copies ─► waiting ─┬─ every part is reported ────────────────────────────────────────────► over
-                 ▲               └─ no report in time, or a fragment asks again ─┬─ after `GIVE_UP_S` ─► over
-                 └─────────────── and the first time the stream is told, too ────┘
+    response ─► copies ─► waiting ─┬─ each part is reported ─────────────────────────────────────────────► finished
+                 ▲                 └─ no report in time, or a repeated fragment ─┬─ after `GIVE_UP_S` ───► finished
+                 └───────────────── and the first time also over the stream ─────┘
 
-There are as many copies as the measured loss asks for, and if more than one, another after a burst of loss. The waits
-grow. Interims go out in as many copies, and never again.
+The measured loss decides how many copies there are; if more than one, another follows after a burst of loss. The waits
+grow. Interim responses go out in as many copies, once.
 
-Bounds: `MAX_ANSWERS` answers, of which the oldest is left to the stream, and `REMEMBERED` numbers of images.
+Bounds: `MAX_ANSWERS` responses, of which the oldest is left to the stream, and `REMEMBERED` numbers of images.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from hawkvision.transport.protocol.frames import (
 MAX_ANSWER_BYTES: Final = ANSWER_ROOM * MAX_ANSWER_PARTS
 """74 KB."""
 MAX_ANSWERS: Final = 128
-"""Answers kept until the peer has them."""
+"""Responses kept until the peer has them."""
 REMEMBERED: Final = 4096
-"""Images that are known to be over, so that what comes late of them starts nothing anew: over a minute at 50/s."""
+"""Finished images, so that their late fragments start nothing: over a minute at 50/s."""
 MAX_INTERIMS: Final = 256
-"""Of one image: as many as have numbers."""
+"""Of one image; their numbers are one byte."""
 MAX_COPIES: Final = 4
-"""Beside the last one: enough up to a loss of 27 %."""
+"""Beside the last one; enough up to a loss of 27 %."""
 MISSED_ANSWERS: Final = 0.005
-"""Copies are sent until fewer than this share of answers would miss at the measured loss."""
+"""There are as many copies as let fewer than this share of responses miss at the measured loss."""
 COPY_SPACING_S: Final = 0.003
-"""Between copies: a burst of loss is often shorter."""
+"""Between copies; a burst of loss is often shorter."""
 LAST_COPY_S: Final = 0.02
-"""When one copy more goes out where one is not enough: outages of radio links take 10 to 20 ms."""
+"""When the last copy leaves if one is not enough; outages of radio links take 10 to 20 ms."""
 LEAST_RETRY_S: Final = 0.02
 RETRY_GROWTH: Final = 1.5
-"""Of the wait for a report, from round to round, up to `LONGEST_RETRY_S`."""
+"""The growth of the wait for a report from round to round, up to `LONGEST_RETRY_S`."""
 LONGEST_RETRY_S: Final = 2.0
 GIVE_UP_S: Final = 10.0
-"""How long after an answer was made it is repeated: then the stream has it, or the peer is gone."""
+"""How long a response is repeated; after that the stream has it, or the peer is gone."""
 CROSSED_S: Final = 0.03
-"""A fragment that comes so long and a round trip after an answer did not cross it, whatever has overtaken it."""
+"""A fragment that arrives a round trip and this long after a response did not cross it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Which part of an answer a datagram held."""
+class ResponsePart:
+    """The part of a response that a datagram carries."""
 
     image: int
     part: int
@@ -65,15 +65,15 @@ class Part:
 
 @dataclass(slots=True)
 class Interims:
-    """What is said of one image before its answer; whoever holds the image holds this, and drops both together."""
+    """The interim responses to one image; the image's assembly holds them."""
 
     image: int
     count: int = 0
     latest: bytes = b""
     copies: list[float] = field(default_factory=list)
-    """When the latest is to leave again."""
+    """When copies of the latest leave."""
     sent: int = 0
-    """Copies of the latest that have left."""
+    """The copies of the latest that have left."""
 
 
 @dataclass(slots=True)
@@ -86,29 +86,29 @@ class _Answer:
     copies: list[float] = field(default_factory=list)
     tries: int = 0
     rounds: int = 0
-    """Times that it was repeated because no report came."""
+    """Repetitions for want of a report."""
     sent_at: float = math.inf
     again_at: float = math.inf
     by_stream: bool = False
 
 
 class ResponseDelivery:
-    """Answers the images of one session."""
+    """The responses of one session."""
 
-    def __init__(self, channel: Channel[Part]) -> None:
+    def __init__(self, channel: Channel[ResponsePart]) -> None:
         self.unconfirmed: deque[tuple[int, int, bytes]] = deque(maxlen=MAX_ANSWERS)
-        """Answers (image, status, body) that no report confirmed: for the stream, which is reliable."""
+        """Responses (image, status, body) without a report in time, for the reliable stream."""
         self._channel = channel
         self._answers: OrderedDict[int, _Answer] = OrderedDict()
         self._finished: OrderedDict[int, None] = OrderedDict()
 
     def knows(self, number: int) -> bool:
-        """Whether an image has its answer, or needs none any more."""
+        """Whether an image has its response or needs none."""
         return number in self._answers or number in self._finished
 
     def answer(self, number: int, status: int, body: bytes, now: float) -> None:
-        """Answer an image that is not known yet, in at most `MAX_ANSWER_BYTES`."""
-        assert not self.knows(number), "an image is answered once"
+        """Respond to an image that `knows` does not know, with at most `MAX_ANSWER_BYTES`."""
+        assert not self.knows(number), "an image gets one response"
         pieces = [body[at : at + ANSWER_ROOM] for at in range(0, len(body), ANSWER_ROOM)] or [b""]
         parts = [encode(AnswerPart(number, status, part, len(pieces), piece)) for part, piece in enumerate(pieces)]
         self._answers[number] = _Answer(parts, status, body, now, copies=self._spaced(now))
@@ -119,7 +119,7 @@ class ResponseDelivery:
             self.finish(oldest)
 
     def send_interim(self, interims: Interims, body: bytes, now: float) -> None:
-        """Say this of an image from now on, unless it is too long for a datagram or no number is left."""
+        """Send an interim response in place of the last, unless it is too long or no number is left."""
         if len(body) > INTERIM_ROOM or interims.count >= MAX_INTERIMS:
             return
         interims.latest = encode(Interim(interims.image, interims.count, body))
@@ -128,7 +128,7 @@ class ResponseDelivery:
         interims.copies = self._spaced(now)
 
     def on_repeated_fragment(self, number: int, now: float) -> None:
-        """A fragment came of an image that is known: its sender waited in vain, unless it crossed the answer."""
+        """Take note of a fragment of a known image: its sender missed the response, unless the two crossed."""
         answer = self._answers.get(number)
         if answer is None:
             return
@@ -137,14 +137,14 @@ class ResponseDelivery:
             answer.again_at = now
 
     def finish(self, number: int) -> None:
-        """The peer has the answer, or never will, or wants none."""
+        """Drop a response: the peer has it, never will, or does not want it."""
         self._answers.pop(number, None)
         self._finished[number] = None
         if len(self._finished) > REMEMBERED:
             self._finished.popitem(last=False)
 
     def on_reports(self) -> None:
-        """End the answers that the peer has, as the channel's reports tell."""
+        """Finish the responses that the channel's reports confirm."""
         for place in self._channel.delivered:
             answer = self._answers.get(place.image)
             if answer is not None:
@@ -152,15 +152,15 @@ class ResponseDelivery:
                 if len(answer.reported) == len(answer.parts):
                     self.finish(place.image)
         self._channel.delivered.clear()
-        self._channel.lost.clear()  # answers are repeated by their own timer
+        self._channel.lost.clear()  # responses are repeated by their own timer
 
     def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
-        """Datagrams of answers to send now, each with its path."""
+        """The datagrams to send now, each with its path."""
         for number, answer in list(self._answers.items()):
             yield from self._send(number, answer, now)
 
     def poll_interims(self, interims: Interims, now: float) -> Iterator[tuple[int, bytes]]:
-        """Likewise, of what is said of an image."""
+        """The datagrams of interim responses to send now, each with its path."""
         while interims.copies and interims.copies[0] <= now:
             interims.copies.pop(0)
             paths = self._channel.two_best(now)
@@ -169,26 +169,26 @@ class ResponseDelivery:
             yield from self._channel.send_with_report(path, interims.latest, now, unreported=True)
 
     def next_timer(self) -> float:
-        """When `poll` has something to do again; +∞ for never."""
+        """When `poll` is due again; +∞ for never."""
         return min((min(answer.copies, default=answer.again_at) for answer in self._answers.values()), default=math.inf)
 
     @property
-    def decided(self) -> bool:
-        """Whether the peer has every answer."""
+    def idle(self) -> bool:
+        """Whether the peer has each response."""
         return not self._answers
 
     def copies_needed(self, now: float) -> int:
-        """So many make it likely enough that one arrives, at the measured loss."""
+        """The copies of which one arrives with sufficient probability at the measured loss."""
         loss = self._channel.best(now).rate.loss
         if not loss.known:
             return 2
-        copies = min(2, len(self._channel.usable(now)))  # one on each path: either may have died just now
+        copies = min(2, len(self._channel.usable(now)))  # one on each path, because either may just have died
         while loss.ratio**copies > MISSED_ANSWERS and copies < MAX_COPIES:
             copies += 1
         return copies
 
     def _spaced(self, now: float) -> list[float]:
-        """When the copies of what is said now leave."""
+        """When the copies of a response leave."""
         copies = self.copies_needed(now)
         spaced = [now + copy * COPY_SPACING_S for copy in range(copies)]
         return spaced if copies == 1 else [*spaced, now + LAST_COPY_S]
@@ -201,7 +201,7 @@ class ResponseDelivery:
                 if part in answer.reported:
                     continue
                 path = paths[(part + answer.tries) % len(paths)]
-                yield from self._channel.send_with_report(path, frame, now, Part(number, part))
+                yield from self._channel.send_with_report(path, frame, now, ResponsePart(number, part))
             answer.tries += 1
             answer.sent_at = now
             if not answer.copies:

@@ -53,11 +53,11 @@ FIXED_BIT: Final = 0x40
 MAX_SESSIONS: Final = 1024
 
 
-class Host(Protocol):
+class HandshakeHost(Protocol):
     """What these need of the server they belong to."""
 
     keys: Keys
-    takes_sent_keys: bool
+    accept_sent_keys: bool
     useful_side: int
     sessions: dict[int, Session]
     received_bytes: int
@@ -77,7 +77,7 @@ class Host(Protocol):
 class ServerProtocol(ControlProtocol):
     """The QUIC connection of one client: hello, templates, and answers that datagrams could not deliver."""
 
-    def __init__(self, quic: QuicConnection, server: Host, network: str) -> None:
+    def __init__(self, quic: QuicConnection, server: HandshakeHost, network: str) -> None:
         super().__init__(quic)
         self._reader.most = MAX_HELLO
         self._server = server
@@ -139,7 +139,7 @@ class ServerProtocol(ControlProtocol):
         keys = self._server.keys
         if hello.version == VERSION:
             caller = keys.by_proof(hello.proof or b"", self.exporter.export(KEY_PROOF))
-        elif hello.version == SENT_KEY_VERSION and (self._server.takes_sent_keys or not keys.required):
+        elif hello.version == SENT_KEY_VERSION and (self._server.accept_sent_keys or not keys.required):
             caller = keys.identify(None if hello.api_key is None else hello.api_key.encode())
         else:
             self._refuse(CloseCode.VERSION, _version_refusal(hello.version))
@@ -176,7 +176,7 @@ def _version_refusal(version: int) -> str:
 class Demultiplexer(QuicServer):
     """Gives sealed datagrams to their sessions and all others to QUIC."""
 
-    server: Host
+    server: HandshakeHost
     network = ""
     """Where the datagram comes from that is being taken in."""
 

@@ -1,9 +1,9 @@
-"""One client, as the server has it: its receiver, its addresses, and a task for every image that is being answered.
+"""One client at the server: its receiver, its addresses, and a task per image.
 
-    sealed datagrams ─► Receiver ─► Incoming ─► handler ─► answer ─► datagrams, to each path's address (`addresses.py`)
-                                                              └────► the control stream, if no report confirms them
+    sealed datagrams ─► Receiver ─► Incoming ─► handler ─► response ─► datagrams, to each path's address (`addresses`)
+                                                              └──────► the control stream, if no report confirms them
 
-A session is opened by a client's hello and ends with its QUIC connection (`server.py`).
+A client's hello opens a session, which ends with its QUIC connection (`listener`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from hawkvision.transport.endpoint.udp import TICK_S, send
 from hawkvision.transport.protocol.control import CloseCode, StreamAnswer
 from hawkvision.transport.protocol.packet_protection import Header, Secret
 from hawkvision.transport.protocol.status import Status
-from hawkvision.transport.server.receiver import Budget, Image, Receiver, ReceiveTimeouts
+from hawkvision.transport.server.assembly import Budget, ReceivedImage, ReceiveTimeouts
+from hawkvision.transport.server.receiver import Receiver
 
 log = logging.getLogger("hawkvision.transport")
 
 MAX_UNACKNOWLEDGED: Final = 256 * 1024
-"""Bytes of answers that wait in QUIC for a client to take them."""
+"""Bytes of responses in QUIC that a client has not acknowledged."""
 
 
 def _discard_interim(_: bytes) -> None:
@@ -44,7 +45,7 @@ def _discard_interim(_: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """An image for the handler. Times are of `time.monotonic`, from which event loops take theirs, more coarsely."""
+    """An image for the handler. Times are on the clock of `time.monotonic`."""
 
     template: bytes
     meta: bytes
@@ -52,20 +53,20 @@ class Incoming:
     started: float
     deadline: Deadline | None
     better: asyncio.Future[Incoming] | None = None
-    """What the image becomes once the missing fragments, which have been asked for, came or did not."""
-    say: Callable[[bytes], None] = _discard_interim
-    """Tells the client something before the answer, which it may or may not hear; see `Receiver.interim`."""
+    """The image after the repair of its missing fragments, complete or not; None if no repair is under way."""
+    send_interim: Callable[[bytes], None] = _discard_interim
+    """Sends an interim response, which may be lost; see `Receiver.interim`."""
     caller: Caller = NOBODY_ASKED
-    """Whose image it is: `Keys.admit` says whether it may still be answered."""
+    """Who sent it; `Keys.admit` checks the rate."""
     network: str = ""
-    """Where it comes from."""
+    """The sender's network, see `network_of`."""
 
 
 Handler = Callable[[Incoming], Awaitable[tuple[Status, bytes]]]
 
 
-class Host(Protocol):
-    """What a session needs of the server it belongs to."""
+class SessionHost(Protocol):
+    """What a session needs of its server."""
 
     handler: Handler
     timeouts: ReceiveTimeouts
@@ -73,19 +74,19 @@ class Host(Protocol):
     transport: asyncio.DatagramTransport
     sent_bytes: int
     congestion: CongestionFactory
-    stirred: asyncio.Event
+    changed: asyncio.Event
 
 
 class Session:
-    """One client: its receiver, its addresses, and the tasks that answer its images."""
+    """One client: its receiver, its addresses, and the tasks of its images."""
 
     def __init__(
-        self, server: Host, number: int, protocol: ControlProtocol, caller: Caller, now: float, network: str = ""
+        self, server: SessionHost, number: int, protocol: ControlProtocol, caller: Caller, now: float, network: str = ""
     ) -> None:
         self.number = number
         self.network = network
         self.caller = caller
-        self.secrets = (Secret.random(), Secret.random())  # the client's, ours
+        self.secrets = (Secret.random(), Secret.random())  # the client's, the server's
         channel = Channel[Any](number, self.secrets[1], self.secrets[0], now, server.congestion)
         self.receiver = Receiver(channel, server.budget)
         self.receiver.timeouts = server.timeouts
@@ -99,24 +100,24 @@ class Session:
         self._closed = False
 
     def datagram(self, header: Header, data: bytes, address: Any) -> None:
-        """Take a sealed datagram in."""
+        """Take in a sealed datagram."""
         if self.receiver.receive(header, data, monotonic(), address):
             self.schedule_flush()
 
     @property
     def answering(self) -> bool:
-        """Whether a handler is at work."""
+        """Whether a handler is running."""
         return bool(self._tasks)
 
     def schedule_flush(self) -> None:
-        """Pump once, after all datagrams that are there."""
+        """Flush once, after all datagrams that have arrived."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._scheduled = False
-        if self._closed:  # what was scheduled before must not set the timer again, which nobody would stop
+        if self._closed:  # a flush scheduled before must not set the timer again
             return
         now = monotonic()
         receiver, transport = self.receiver, self._server.transport
@@ -127,17 +128,17 @@ class Session:
             self._cancel(receiver.cancelled.popleft())
         while receiver.unconfirmed:
             number, status, body = receiver.unconfirmed.popleft()
-            if self._protocol.unacknowledged_bytes < MAX_UNACKNOWLEDGED:  # else datagrams alone go on
+            if self._protocol.unacknowledged_bytes < MAX_UNACKNOWLEDGED:  # otherwise only datagrams repeat it
                 self._protocol.send_message(StreamAnswer(number, status, body))
         if receiver.channel.key_exhausted:
-            self._protocol.close(CloseCode.KEY_EXHAUSTED, "the key has sealed all it may")
+            self._protocol.close(CloseCode.KEY_EXHAUSTED, "the key has protected as many datagrams as it may")
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         at = receiver.next_timer(now)
         if at < math.inf:
             self._timer = self._loop.call_later(max(at - now, TICK_S), self._flush)
-        self._server.stirred.set()
+        self._server.changed.set()
 
     def _send(self, transport: asyncio.DatagramTransport, now: float) -> None:
         channel = self.receiver.channel
@@ -150,7 +151,7 @@ class Session:
                 self._server.sent_bytes += len(datagram)
                 send(transport, datagram, address)
 
-    def _start(self, image: Image) -> None:
+    def _start(self, image: ReceivedImage) -> None:
         better = self._better.pop(image.number, None)
         incoming = Incoming(
             image.template,
@@ -158,7 +159,7 @@ class Session:
             image.arrived,
             image.started,
             image.deadline,
-            say=partial(self._send_interim, image.number),
+            send_interim=partial(self._send_interim, image.number),
             caller=self.caller,
             network=self.network,
         )
@@ -197,7 +198,7 @@ class Session:
         self._better.pop(number, None)
 
     def close(self) -> None:
-        """Stop everything that was begun."""
+        """Stop all tasks and timers."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import uvloop
 
-from hawkvision.transport.client.connection import DatagramClient
+from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, opaque
 from hawkvision.transport.protocol.status import Status
@@ -97,15 +97,15 @@ class Caller:
     def __init__(self, soak: Soak, relay: UdpRelay) -> None:
         self.soak = soak
         self.relay = relay
-        self.client: DatagramClient | None = None
+        self.client: ClientConnection | None = None
         self._lock = asyncio.Lock()
 
-    async def connected(self) -> DatagramClient:
+    async def connected(self) -> ClientConnection:
         async with self._lock:
             while self.client is None or self.client.lost is not None:
                 await self.leave()
                 try:
-                    self.client = await DatagramClient.connect(
+                    self.client = await ClientConnection.connect(
                         self.relay.address[1], IDENTITY.pem, IDENTITY.name, routes=[LOOPBACK], timeout_s=10.0
                     )
                     self.soak.counts["connections"] += 1

@@ -39,8 +39,9 @@ from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.packet_protection import Secret, peek
 from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.assembly import Budget
 from hawkvision.transport.server.listener import DatagramListener
-from hawkvision.transport.server.receiver import Budget, Receiver
+from hawkvision.transport.server.receiver import Receiver
 from hawkvision.transport.server.session import Incoming
 from tests.bench.transport.multipath import image, pixels
 from tests.hawkvision.transport.peers import IDENTITY, connected

@@ -9,7 +9,8 @@ from hawkvision.transport.coding.image_coding import Coded, opaque
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.protocol.frames import Fragment, Frame, decode, encode
 from hawkvision.transport.protocol.packet_protection import Header, Opener, Sealer, Secret, peek
-from hawkvision.transport.server.receiver import Budget, Receiver
+from hawkvision.transport.server.assembly import Budget
+from hawkvision.transport.server.receiver import Receiver
 
 SESSION = 0xC0FFEE
 CLIENT = Secret(bytes(range(16)), bytes(range(12)))

@@ -26,7 +26,7 @@ from hawkvision.datacenter.stages.catalog import load_catalog
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest, VariantAnswer
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import Keys
-from hawkvision.transport.client.connection import DatagramClient
+from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque
 from hawkvision.transport.congestion.bbr import Bbr
 from hawkvision.transport.endpoint.udp import Route
@@ -95,9 +95,9 @@ async def mark_ready(
 @asynccontextmanager
 async def connected(
     server: DatagramServer, port: int | None = None, api_key: str | None = None
-) -> AsyncIterator[DatagramClient]:
+) -> AsyncIterator[ClientConnection]:
     offer = server.offer
-    client = await DatagramClient.connect(
+    client = await ClientConnection.connect(
         port or offer.port, offer.certificate, offer.name, routes=[Route(None, "127.0.0.1")], api_key=api_key
     )
     try:

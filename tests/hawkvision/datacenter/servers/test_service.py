@@ -23,7 +23,7 @@ import pytest
 
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Stages, Transports
 from hawkvision.core.trace import start_trace
-from hawkvision.transport.client.connection import DatagramClient
+from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import opaque
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
@@ -240,7 +240,7 @@ def test_images_are_taken_as_datagrams_where_the_tier_says(service: Running) -> 
 
     async def scenario() -> tuple[Status, bytes]:
         to = [Route(None, "127.0.0.1")]
-        client = await DatagramClient.connect(offer.port, offer.certificate, offer.name, routes=to, api_key=KEY)
+        client = await ClientConnection.connect(offer.port, offer.certificate, offer.name, routes=to, api_key=KEY)
         coded = opaque(image(), 0.5, fragment_room(request.meta(trace)))
         assert coded is not None
         try:

@@ -80,8 +80,8 @@ def test_who_has_an_answer_of_their_own_may_risk_more_for_images_as_they_are() -
                 found: list[bool] = []
                 async with asyncio.timeout(30.0):
                     while found != [True, False]:
-                        await link.ask(b"", BODY, exact=True)
-                        found = [link.carries_whole(BODY, 0.2, surely=surely) for surely in (False, True)]
+                        await link.ask(b"", BODY, lossless=True)
+                        found = [link.fits_lossless(BODY, 0.2, strict=strict) for strict in (False, True)]
                 await link.close()
                 return found
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from hawkvision.transport.client.connection import DatagramClient
+from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.server.listener import DatagramListener
@@ -21,7 +21,7 @@ DELAY = LinkSpec.parse("delay=5ms")
 
 
 @contextlib.asynccontextmanager
-async def two_paths(link: LinkSpec = DELAY) -> AsyncIterator[tuple[DatagramListener, DatagramClient, list[UdpRelay]]]:
+async def two_paths(link: LinkSpec = DELAY) -> AsyncIterator[tuple[DatagramListener, ClientConnection, list[UdpRelay]]]:
     """A client that reaches its server through a relay on each of two addresses; QUIC begins on the first."""
     async with (
         serving() as server,

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.transport.coding.image_coding import Complete, Partial, Plan, encode
+from hawkvision.transport.protocol.control import MAX_REGISTERED_BYTES
 from hawkvision.transport.protocol.frames import (
     AnswerPart,
     Cancel,
@@ -22,18 +23,15 @@ from hawkvision.transport.protocol.frames import (
 from hawkvision.transport.protocol.image_format import ImageFormat, Kind
 from hawkvision.transport.protocol.status import MAX_NACKS, Status
 from hawkvision.transport.protocol.wire import Drop, WireError
+from hawkvision.transport.server.assembly import Budget, ReceivedImage, ReceiveTimeouts
 from hawkvision.transport.server.receiver import (
     ABANDONED_S,
     EARLY_SHARE,
-    LEAST_SHARE,
     MAX_ASSEMBLING,
-    MAX_REGISTERED_BYTES,
     MAX_SESSION_BYTES,
-    UNTOLD_S,
-    Budget,
-    Image,
+    MIN_SHARE,
+    TEMPLATE_WAIT_S,
     Receiver,
-    ReceiveTimeouts,
 )
 from hawkvision.transport.server.response_delivery import MAX_ANSWERS, REMEMBERED
 from tests.hawkvision.transport.coding.test_image_coding import scene
@@ -43,14 +41,14 @@ from tests.hawkvision.transport.session import BEGIN, PLENTY, Peer, coded, fragm
 SCENE = encode(scene(64, 128), Plan(50, 0.5), 300)
 
 
-def give(end: Receiver, peer: Peer, *frames: Fragment | Cancel | Ping, now: float = BEGIN) -> list[Image]:
+def give(end: Receiver, peer: Peer, *frames: Fragment | Cancel | Ping, now: float = BEGIN) -> list[ReceivedImage]:
     """Let frames arrive, each in its datagram; what is handed over at once."""
     for frame in frames:
         end.receive(*peer.seal(frame), now)
     return handed(end, peer, now)
 
 
-def handed(end: Receiver, peer: Peer, now: float) -> list[Image]:
+def handed(end: Receiver, peer: Peer, now: float) -> list[ReceivedImage]:
     peer.open(list(end.poll(now)))
     events = list(end.events)
     end.events.clear()
@@ -185,7 +183,7 @@ def test_what_is_shown_in_parts_is_not_held() -> None:
 @pytest.mark.parametrize("parity", [0.0, 0.5])
 def test_what_is_too_little_to_look_at_is_not_decoded(parity: float) -> None:
     end, peer, large = server(), Peer(), encode(scene(320, 320), Plan(80, parity), 300)
-    least, early = (math.ceil(share * large.format.k) for share in (LEAST_SHARE, EARLY_SHARE))
+    least, early = (math.ceil(share * large.format.k) for share in (MIN_SHARE, EARLY_SHARE))
     assert 1 < least < early < large.format.k - 1
     for number, came, offered, status in [
         (1, least - 1, False, Status.EXPIRED),
@@ -253,7 +251,7 @@ def test_an_unknown_template_waits_for_the_control_stream_and_then_is_refused() 
     assert (event.number, event.template) == (1, b"late")
     assert answers(end, peer, BEGIN + 0.06) == [], "its deadline is over, but what it asks may be told any moment"
     expected = {(2, Status.NO_TEMPLATE)}
-    assert {(part.image, part.status) for part in answers(end, peer, BEGIN + UNTOLD_S + 0.001)} == expected
+    assert {(part.image, part.status) for part in answers(end, peer, BEGIN + TEMPLATE_WAIT_S + 0.001)} == expected
 
 
 def test_an_image_whose_question_comes_late_is_handed_over_late() -> None:
