@@ -110,7 +110,7 @@ class CascadePredictions:
 
     def reused_ms(self, first: str, second: str) -> float:
         """Of the second stage's cost, what a first look with the other has done already
-        (`datacenter.execution.cascade_executor`).
+        (`datacenter.stages.cascade_executor`).
         """
         if self._views_of(first) > self._views_of(second):
             return 0.0  # an average of both views does not tell what the upright image alone looked like
