@@ -15,8 +15,9 @@ from hawkvision.core.version import __version__
 from hawkvision.renamed import RENAMED_NAMES, refuse_old_modules
 
 if TYPE_CHECKING:
-    from hawkvision.client import AsyncClient, Client, Health
+    from hawkvision.client.asynchronous import AsyncClient, Health
     from hawkvision.client.batch import Outcome
+    from hawkvision.client.blocking import Client
     from hawkvision.client.response import BadReply, Unreachable
     from hawkvision.core.errors import (
         BadField,

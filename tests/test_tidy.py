@@ -56,7 +56,9 @@ L1 = frozenset(
 L2 = frozenset({"hawkvision.inference", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
 CLIENT = frozenset({"hawkvision.client"})
 FPGA = L0 | L1 | {"hawkvision.integer", "hawkvision.inference.backends.interface"}
-PROTOCOL, CONGESTION, CODING = (f"hawkvision.transport.{name}" for name in ("protocol", "congestion", "coding"))
+PROTOCOL, CONGESTION, CODING, ENDPOINT = (
+    f"hawkvision.transport.{name}" for name in ("protocol", "congestion", "coding", "endpoint")
+)
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
     **dict.fromkeys(L1, L0 | L1),
@@ -65,7 +67,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     PROTOCOL: L0 | L1,
     CONGESTION: L0 | L1,
     CODING: L0 | L1 | {PROTOCOL},
-    "hawkvision.transport.endpoint": L0 | L1 | {PROTOCOL, CONGESTION, CODING, "hawkvision.transport.metrics"},
+    "hawkvision.transport.endpoint": L0 | L1 | {PROTOCOL, CONGESTION, CODING, "hawkvision.transport.server.metrics"},
     "hawkvision.transport.client": L0 | L1 | L2,
     "hawkvision.client.request": L0,
     "hawkvision.client.response": L0 | {"hawkvision.client.request"},

@@ -34,7 +34,7 @@ from hawkvision.core.escalation_api import EscalationRequest, StageList
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import TraceContext
 from hawkvision.imaging.downscale import Reducer
-from hawkvision.imaging.preprocessing import ImageHeader
+from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.network.circuit_breaker import BreakerState, CircuitBreaker
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
 from hawkvision.network.transport_choice import Transport

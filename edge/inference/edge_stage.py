@@ -19,7 +19,6 @@ from hawkvision.cascade.certification.profile import StageProfile
 from hawkvision.cascade.confidence.scores import (
     Probabilities,
     Ranking,
-    Score,
     average,
     log_probabilities,
     most_probable,
@@ -28,9 +27,10 @@ from hawkvision.cascade.confidence.scores import (
 from hawkvision.core.advice import advise
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import Logits, Pixels, Score
 from hawkvision.imaging.decoding_cost import SMALL, DecodingCost, DecodingRates
-from hawkvision.imaging.preprocessing import ImageHeader, load_inputs
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import load_inputs
 from hawkvision.inference.backends.interface import Backend, Prefetching
 from hawkvision.models.manifest import InputSpec, Manifest
 

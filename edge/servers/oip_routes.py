@@ -27,7 +27,8 @@ from hawkvision.core.errors import BadField, BadImage, NotFound, TooLarge, Unsup
 from hawkvision.core.trace import TraceContext
 from hawkvision.core.types import Answer
 from hawkvision.imaging.decoding_cost import DecodingCost
-from hawkvision.imaging.preprocessing import ImageHeader, probe
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import probe
 from hawkvision.servers.bodies import Body
 
 _INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")

@@ -109,7 +109,8 @@ def classify(
     from rich.progress import track
 
     from hawkvision.cli.answer_table import AnswerTable, csv_rows
-    from hawkvision.client import Client, Transport
+    from hawkvision.client.asynchronous import Transport
+    from hawkvision.client.blocking import Client
     from hawkvision.models.datasets import image_files
 
     files = image_files(expanded(images))

@@ -93,7 +93,7 @@ def api_page() -> str:
 def metrics_page() -> str:
     """The metrics of both servers."""
     from hawkvision.core.metrics import EdgeMetrics
-    from hawkvision.datacenter.metrics import DatacenterMetrics
+    from hawkvision.datacenter.servers.metrics import DatacenterMetrics
 
     lines = ["# Metrics", "", MADE_BY, "", "`GET /metrics` shows them for Prometheus. Features that are off, such as"]
     lines[-1] += " datagrams, TLS or an FPGA, have none."

@@ -67,7 +67,7 @@ def dc_deploy(context: typer.Context) -> None:
     from hawkvision.core.errors import ConfigError
     from hawkvision.core.settings.arguments import DC_DEPLOY, parse_arguments
     from hawkvision.core.settings.config import DatacenterConfig
-    from hawkvision.datacenter.run import deploy
+    from hawkvision.datacenter.cluster import deploy
 
     config = parse_arguments(DatacenterConfig, *DC_DEPLOY, context.args)
     if config.address is None:

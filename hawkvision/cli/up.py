@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hawkvision.client import Client
+from hawkvision.client.blocking import Client
 from hawkvision.core.errors import ArtifactError, BackendError, ConfigError, NotReady
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.load import load_config

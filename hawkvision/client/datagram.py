@@ -17,9 +17,9 @@ from hawkvision.core.escalation_api import TRANSPORT_PATH, DatagramEndpoint, Tra
 from hawkvision.core.types import Pixels
 from hawkvision.transport.client.connection_manager import NotConnectedInTime
 from hawkvision.transport.client.datagram_client import DatagramLink
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.jpeg_header import cut
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
-from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.protocol.status import Status
 
 MAY_MISS: Final = 0.05
 """Of images that travel as they are, where one sent again later will do: it is small, and answered below what is
@@ -112,7 +112,7 @@ class DatagramTransport:
             meta=question.meta,
             deadline_s=deadline_s,
             timeout_s=timeout_s,
-            insist=question.insist,
+            accept_late=question.insist,
         )
         if deadline_s is None:
             with contextlib.suppress(TooLarge):

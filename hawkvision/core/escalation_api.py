@@ -1,6 +1,7 @@
 """The escalation from an edge node to the datacenter tier: what travels on the wire, and nothing else.
 
     POST /v1/infer
+        X-HawkVision-Wire: 2                   the version of this wire; absent: 1, an edge node before 0.2
         X-HawkVision-Task: imagenet            default: the tier's own task
         X-HawkVision-Variant: ensemble        a stage of the cascade; default: the best served
         X-HawkVision-Deadline-Ms: 180.0        time left when sent; absent: none
@@ -88,6 +89,11 @@ STAGES_PATH: Final = "/v1/stages"
 PREVIOUS_STAGES_PATH: Final = "/v1/rungs"
 """Where edge nodes before 0.2 ask for the stages; answered until 0.3."""
 TRANSPORT_PATH: Final = "/v1/transport"
+WIRE_HEADER: Final = "X-HawkVision-Wire"
+WIRE_VERSION: Final = 2
+"""Of this HTTP wire; a request without the header speaks version 1, as edge nodes before 0.2 do. A datacenter serves
+the previous version for one release."""
+WIRE_VERSIONS: Final = (1, WIRE_VERSION)
 TASK_HEADER: Final = "X-HawkVision-Task"
 VARIANT_HEADER: Final = "X-HawkVision-Variant"
 DEADLINE_HEADER: Final = "X-HawkVision-Deadline-Ms"
@@ -225,7 +231,7 @@ class EscalationReply(msgspec.Struct, frozen=True):
     """JPEG quality at which the transport encoded the image anew; None: it came as the edge had it."""
     complete: bool = True
     """Whether all of the stage's members looked, or so many that the first class is settled
-    (`datacenter.execution.cascade_executor`).
+    (`datacenter.stages.cascade_executor`).
 
     Only a progressive request has other replies.
     """
@@ -310,6 +316,18 @@ class Transports(msgspec.Struct, frozen=True):
     def of(cls, endpoint: DatagramEndpoint | None) -> Transports:
         """What a server with that datagram endpoint replies."""
         return cls(endpoint, endpoint)
+
+
+def check_wire_version(headers: Mapping[str, str]) -> None:
+    """Check the version that a request over HTTP speaks.
+
+    Raises:
+        BadField: if this release does not serve it.
+    """
+    text = headers.get(WIRE_HEADER)
+    if text is not None and text not in map(str, WIRE_VERSIONS):
+        served = " or ".join(map(str, WIRE_VERSIONS))
+        raise BadField(f"{WIRE_HEADER}: expected {served}, got {text[:40]!r}; update the older of edge and datacenter")
 
 
 def parse_escalation_headers(headers: Mapping[str, str]) -> EscalationRequest:

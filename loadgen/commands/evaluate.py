@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.client import AsyncClient
+from hawkvision.client.asynchronous import AsyncClient
 from hawkvision.core.errors import ConfigError, HawkVisionError, TargetUnreachable
 from hawkvision.core.types import (
     MaxAccuracyDrop,

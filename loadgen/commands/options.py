@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
-from hawkvision.client import CLASSIFY_PATH
+from hawkvision.client.asynchronous import CLASSIFY_PATH
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import OnMiss
 from hawkvision.core.version import __version__

@@ -31,11 +31,11 @@ from hawkvision.core.escalation_api import (
     parse_escalation_headers,
 )
 from hawkvision.transport.coding.image_coding import Expired, Partial
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.identity import own_identity
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.session import Incoming
 
 AS_LISTED = "as listed"
 ANSWER_CLASS = 7
@@ -138,7 +138,7 @@ class Peer:
             for index in (self.parts if asked.progressive else ())
         ]
         for part in so_far:
-            incoming.say(msgspec.json.encode(part))
+            incoming.send_interim(msgspec.json.encode(part))
         await asyncio.sleep(self.delay_s)
         if self.status != 200:
             raise Overloaded("no", 1.0)

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 import hawkvision
-from hawkvision import Client, ConfigError
-from hawkvision.core.errors import HawkVisionError
+from hawkvision.client.blocking import Client
+from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.renamed import MOVED_MODULES, RENAMED_NAMES
 
 

@@ -21,7 +21,8 @@ import pytest
 from aiohttp import web
 from cryptography import x509
 
-from hawkvision.client import AsyncClient, Client
+from hawkvision.client.asynchronous import AsyncClient
+from hawkvision.client.blocking import Client
 from hawkvision.client.response import Unreachable
 from hawkvision.core.errors import (
     BadField,

@@ -52,9 +52,9 @@ from scipy.stats import norm
 
 from hawkvision.cascade.certification.certificate import threshold_grid
 from hawkvision.cascade.confidence.calibration import fit_temperature
-from hawkvision.cascade.confidence.scores import Floats, Score, score, softmax
+from hawkvision.cascade.confidence.scores import Floats, score, softmax
 from hawkvision.core.errors import ConfigError, HawkVisionError
-from hawkvision.core.types import Logits
+from hawkvision.core.types import Logits, Score
 from hawkvision.model_zoo.calibration.model_runner import run_stages
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.models.datasets import read_images

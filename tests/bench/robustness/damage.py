@@ -29,7 +29,9 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision import Answer, AsyncClient, HawkVisionError
+from hawkvision.client.asynchronous import AsyncClient
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.types import Answer
 from hawkvision.models.manifest import cache_dir, models_dir
 from tests.bench.robustness.fault_world import Server, photographs
 

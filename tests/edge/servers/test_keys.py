@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.client import Client
+from hawkvision.client.blocking import Client
 from hawkvision.core.errors import ConfigError, Forbidden, Overloaded, Unauthorized
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.load import load_config

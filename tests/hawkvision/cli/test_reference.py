@@ -12,7 +12,7 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.descriptions import OTHER, Setting, first_sentence, settings_of
 from hawkvision.core.settings.load import structs_of
-from hawkvision.datacenter.metrics import DatacenterMetrics
+from hawkvision.datacenter.servers.metrics import DatacenterMetrics
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 COMMANDS = dict(commands())

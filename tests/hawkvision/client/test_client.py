@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.client import AsyncClient, Client, Health
+from hawkvision.client.asynchronous import AsyncClient, Health
+from hawkvision.client.blocking import Client
 from hawkvision.client.http import KEEPALIVE_S
 from hawkvision.client.response import BadReply, Unreachable, answer_from_json, error_from_reply
 from hawkvision.core import errors

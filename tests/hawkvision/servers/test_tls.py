@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hawkvision.client import Client
+from hawkvision.client.blocking import Client
 from hawkvision.core.errors import ConfigError, NotReady, ServiceError
 from hawkvision.servers.tls import Certificates, TlsFiles
 from hawkvision.system.process import ServerProcess, running

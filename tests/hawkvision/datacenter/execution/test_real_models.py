@@ -17,12 +17,12 @@ import pytest
 from scipy.special import softmax
 
 from hawkvision.cascade.confidence import scores
-from hawkvision.cascade.confidence.scores import Floats, Score, decided, score
+from hawkvision.cascade.confidence.scores import Floats, decided, score
 from hawkvision.core.errors import NotFound
 from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.core.types import Pixels
-from hawkvision.datacenter.catalog import Catalog, load_catalog
+from hawkvision.core.types import Pixels, Score
+from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Variant, artifact_path, cache_dir
