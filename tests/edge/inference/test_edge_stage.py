@@ -145,7 +145,7 @@ def test_a_stage_that_looks_again_sees_images_together_as_each_alone() -> None:
 def test_others_look_unless_only_that_would_be_late(must_end: float | None, again: bool) -> None:
     stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
     assert stage.others is not None
-    stage.others.duration.took(1.0)
+    stage.others.duration.record(1.0)
     look_ = InferenceJob(stage, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=must_end)
     assert (look_().full_ensemble, look_().truncated) == (again, not again)
 
@@ -153,7 +153,7 @@ def test_others_look_unless_only_that_would_be_late(must_end: float | None, agai
 def test_who_is_sure_was_not_hasty() -> None:
     stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
     assert stage.others is not None
-    stage.others.duration.took(1.0)
+    stage.others.duration.record(1.0)
     found = InferenceJob(stage, BRIGHT, probe(BRIGHT), 3, 1_000_000, ManualClock(100.0), must_end=100.5)()
     assert not found.truncated
 
@@ -161,7 +161,7 @@ def test_who_is_sure_was_not_hasty() -> None:
 def test_one_slow_second_look_does_not_end_all_others() -> None:
     stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
     assert stage.others is not None
-    stage.others.duration.took(2.0)
+    stage.others.duration.record(2.0)
     look_ = InferenceJob(stage, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=100.5)
     results = [look_() for _ in range(100)]
     assert results[0].truncated
