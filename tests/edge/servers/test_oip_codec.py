@@ -163,7 +163,7 @@ def _with(*images: bytes, cut: int | None = None, length: str | None = None, **c
         (_input(data=["ä"]), r"inputs\[0\] \(image\).data\[0\]"),
         (_input(data=None), "either `data` or"),
         (_input(parameters={"binary_data_size": 3}), "either `data` or"),
-        (_input(parameters={"shared_memory_region": "x"}), "shared_memory_region: this server has no shared memory"),
+        (_input(parameters={"shared_memory_region": "x"}), "shared_memory_region: this server shares no memory"),
         (_with(outputs=[{"name": "label", "parameters": {"shared_memory_region": "x"}}]), "has no shared memory"),
         (lambda: (in_json(b"x") + b"more", str(len(in_json(b"x")))), "4 bytes behind the JSON belong to no input"),
         (_with(cut=-1), "binary_data_size: 5, but 4 bytes"),
@@ -311,4 +311,5 @@ def test_parameters_say_how_each_image_was_answered_and_the_worst_of_what_is_gua
     said = json.loads(encode_answers(parse_infer(TASK, *binary(b"x", b"y")), answers)[0])["parameters"]
     assert (said["variant"], said["tier"]) == ("small,large", "edge,datacenter")
     assert (said["degraded"], said["status"], said["max_drop"]) == (True, "suspended", 0.02)
+    assert said["target"] == "quality=fast"
     assert all(isinstance(value, str | bool | int | float) for value in said.values())

@@ -329,15 +329,15 @@ def test_tritonclient_is_told_that_there_is_no_shared_memory(triton: Any) -> Non
     triton.unregister_cuda_shared_memory()
     with pytest.raises(refused, match="no shared memory region 'r'"):
         triton.get_system_shared_memory_status("r")
-    with pytest.raises(refused, match="no shared memory with its callers"):
+    with pytest.raises(refused, match="shares no memory with its callers"):
         triton.register_system_shared_memory("r", "/r", 100)
     tensor = peers().InferInput("image", [1, 1], "BYTES")
     tensor.set_shared_memory("r", 100)
-    with pytest.raises(refused, match="no shared memory with its callers"):
+    with pytest.raises(refused, match="shares no memory with its callers"):
         triton.infer("imagenet", [tensor])
     wanted = peers().InferRequestedOutput("label")
     wanted.set_shared_memory("r", 100)
-    with pytest.raises(refused, match="no shared memory with its callers"):
+    with pytest.raises(refused, match="shares no memory with its callers"):
         triton.infer("imagenet", [image_tensor(encoded())], outputs=[wanted])
 
 
