@@ -164,7 +164,7 @@ def _with(*images: bytes, cut: int | None = None, length: str | None = None, **c
         (_input(data=None), "either `data` or"),
         (_input(parameters={"binary_data_size": 3}), "either `data` or"),
         (_input(parameters={"shared_memory_region": "x"}), "shared_memory_region: this server shares no memory"),
-        (_with(outputs=[{"name": "label", "parameters": {"shared_memory_region": "x"}}]), "has no shared memory"),
+        (_with(outputs=[{"name": "label", "parameters": {"shared_memory_region": "x"}}]), "shares no memory"),
         (lambda: (in_json(b"x") + b"more", str(len(in_json(b"x")))), "4 bytes behind the JSON belong to no input"),
         (_with(cut=-1), "binary_data_size: 5, but 4 bytes"),
         (_with(length="99999"), "Inference-Header-Content-Length"),
