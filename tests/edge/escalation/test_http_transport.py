@@ -1,4 +1,4 @@
-"""Escalation over HTTP where answers are late: connections stay open, nobody waits, nothing is left over."""
+"""Escalation over HTTP with late answers: connections stay open, callers do not wait, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def ask(
     return status
 
 
-def test_an_answer_that_is_late_keeps_its_connection_open_for_the_next_image(peer: Peer) -> None:
+def test_a_late_answer_keeps_its_connection_open_for_the_next_image(peer: Peer) -> None:
     async def scenario() -> None:
         transport = HttpTransport(peer.url, None, CONNECTIONS)
         for number in range(8):
@@ -86,7 +86,7 @@ def test_answers_that_never_come_leave_connections_for_the_next_image(peer: Peer
     asyncio.run(scenario())
 
 
-def test_a_late_answer_is_not_let_come_for_ever(peer: Peer) -> None:
+def test_an_abandoned_exchange_ends_after_its_bound(peer: Peer) -> None:
     async def scenario() -> None:
         transport = HttpTransport(peer.url, None, CONNECTIONS, drain_s=LATE_S)
         peer.held = True
@@ -107,7 +107,7 @@ def test_a_late_answer_is_not_let_come_for_ever(peer: Peer) -> None:
     [(HURRIED, b"image", 1), (EscalationRequest(), b"image", 0), (HURRIED, bytes(DRAIN_BYTES + 1), 0)],
     ids=["deadline", "no deadline", "large"],
 )
-def test_only_small_images_with_deadlines_go_on_when_they_are_late(
+def test_only_small_images_with_deadlines_continue_when_they_are_late(
     peer: Peer, request_: EscalationRequest, body: bytes, drains: int
 ) -> None:
     async def scenario() -> None:
@@ -123,7 +123,7 @@ def test_only_small_images_with_deadlines_go_on_when_they_are_late(
     asyncio.run(scenario())
 
 
-def test_an_image_that_waited_for_a_connection_in_vain_is_not_sent_later(peer: Peer) -> None:
+def test_an_image_that_never_got_a_connection_is_not_sent_later(peer: Peer) -> None:
     async def scenario() -> None:
         transport = HttpTransport(peer.url, None, CONNECTIONS)
         peer.held = True
@@ -140,7 +140,7 @@ def test_an_image_that_waited_for_a_connection_in_vain_is_not_sent_later(peer: P
     assert len(peer.bodies) == CONNECTIONS + 1
 
 
-def test_closing_ends_what_is_under_way_and_leaves_nothing_over(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_ends_all_exchanges(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         transport = HttpTransport(peer.url, None, CONNECTIONS)
         peer.held = True
@@ -161,7 +161,7 @@ def test_closing_ends_what_is_under_way_and_leaves_nothing_over(peer: Peer, capl
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
-def test_connections_that_late_answers_keep_busy_are_not_idle(peer: Peer) -> None:
+def test_connections_with_abandoned_exchanges_are_not_idle(peer: Peer) -> None:
     async def scenario() -> None:
         datacenter = DatacenterClient(peer.url, None, 2, 10, MonotonicClock())
         peer.held = True
@@ -179,7 +179,7 @@ def test_connections_that_late_answers_keep_busy_are_not_idle(peer: Peer) -> Non
     asyncio.run(scenario())
 
 
-def test_a_datacenter_that_does_not_say_in_time_what_it_serves_is_named_with_the_reason(
+def test_a_listing_that_times_out_is_reported_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("edge.escalation.http_transport.LISTING_TIMEOUT_S", LATE_S)

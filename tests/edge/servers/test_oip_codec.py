@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's bodies: what is read, what is refused and by what name, how answers are written."""
+"""Bodies of the Open Inference Protocol: decoding, errors that name the part, encoding."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_parameters_are_the_fields_of_classify_and_those_of_triton_s_client(
 
 
 @pytest.mark.parametrize("value", ["base64", 1, True, None, [1, {"a": [2]}], {"deep": {"er": None}}])
-def test_parameters_that_nobody_knows_are_ignored_and_named(value: object) -> None:
+def test_unknown_parameters_are_ignored_and_named(value: object) -> None:
     known = {"binary_data_size": len(elements(b"x"))}
     tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "parameters": {**known, "of_input": value}}
     outputs = [{"name": "label", "parameters": {"of_output": value, "binary_data": False}}]
@@ -199,7 +199,7 @@ def _with(*images: bytes, cut: int | None = None, length: str | None = None, **c
         (_with(id="x" * 2000), "id: expected at most 1024"),
     ],
 )
-def test_what_is_malformed_is_named(make: Callable[[], tuple[bytes, str | None]], says: str) -> None:
+def test_malformed_parts_are_named(make: Callable[[], tuple[bytes, str | None]], says: str) -> None:
     with pytest.raises(BadField, match=says):
         parse_infer(TASK, *make())
 
@@ -287,7 +287,7 @@ def test_answers_are_written_in_json() -> None:
     ]
 
 
-def test_only_what_was_asked_for_is_written_and_in_binary_where_that_was_asked() -> None:
+def test_only_requested_outputs_are_written_in_the_requested_format() -> None:
     wanted = [{"name": "confidence", "parameters": {"binary_data": True}}, {"name": "label"}]
     body, json_bytes = encode_answers(parse_infer(TASK, *binary(b"x", outputs=wanted)), [answer()])
     assert json_bytes is not None
