@@ -1,1 +1,1 @@
-"""The node's own stages: loading, warming up, and the workers that run them."""
+"""The edge stage: loading, warming up, admission of images, and the workers that run it."""

@@ -1,4 +1,4 @@
-"""What images may cost a node: memory and time, told from their headers before anything is decoded.
+"""Admission control: bounds the memory and time of images, estimated from their headers before decoding.
 
     header ─ DecodingScales.cost ─┬─ too many pixels, or more memory than one request may have ──► 413
                           ├─ heavy ─ admit ─┬─ more work than a request may bring ───────► 413
@@ -6,8 +6,8 @@
                           │                 └─ more work than waits at most ─────────────► 429
                           └─ worker pool: starts when its bytes are free (`edge.inference.worker_pool`)
 
-A request is admitted as a whole, with all of its images. They enter the queue in turns (`Turns`), so that others'
-single images go between them, and no two heavy ones of one request are ever decoded at once.
+A request is admitted as a whole, with all of its images. They enter the queue in turns (`Turns`): images of other
+requests go between them, and two heavy images of one request are never decoded at once.
 """
 
 from __future__ import annotations
@@ -30,34 +30,36 @@ Refusal: TypeAlias = Literal["pixels", "memory", "request_work", "waiting_work",
 """Why an image was refused: too many pixels; more memory than a request may have; more work than a request may bring;
 more work than may wait; no time to decode it."""
 LIGHT_TURNS: Final = 2
-"""Light images of one request in the queue at once, for each worker: one runs, and one lies ready."""
+"""Light images of one request in the queue at once, for each worker: one runs, and one is ready."""
 
 
 class WorkFull(Overloaded):
-    """All images that wait and are decoded reached the bound of expected time."""
+    """The expected time of all waiting and running images reached its bound."""
 
 
 @dataclass(slots=True)
 class Admitted:
-    """A request's part of the work that waits."""
+    """A request's share of the waiting work."""
 
     left_s: float
 
 
 class Admission:
-    """Weighs images, and bounds what those together cost that a node has taken in. Used on one event loop."""
+    """Estimates the cost of images, and bounds the total of those admitted. Used on one event loop."""
 
     def __init__(
         self, scales: DecodingScales, rates: DecodingRates, metrics: EdgeMetrics, workers: int, limit_s: float
     ) -> None:
-        """Nothing is bounded by memory before `divide`.
+        self, scales: DecodingScales, rates: DecodingRates, metrics: EdgeMetrics, workers: int, limit_s: float
+    ) -> None:
+        """Prepare; memory is unbounded until `divide`.
 
         Args:
             scales: of the node's models.
-            rates: that they learn.
+            rates: of decoding, learned while it runs.
             metrics: where to count.
-            workers: that decode.
-            limit_s: expected seconds of work for each worker, at most.
+            workers: number of workers that decode.
+            limit_s: largest expected work for each worker, in seconds.
         """
         self.rates = rates
         self.memory = MemoryBudget()
@@ -68,7 +70,7 @@ class Admission:
         self._limit_s = limit_s
         self._work_s = 0.0
         self._inside = 0
-        """Requests that brought some of it."""
+        """Requests with heavy images."""
         self._metrics = metrics
         self._refused = metrics.refused_costs
         metrics.decoding_bytes.set_function(lambda: self.memory.in_use)
@@ -76,14 +78,14 @@ class Admission:
         metrics.decoding_work.set_function(lambda: self._work_s)
 
     def divide(self, parts: MemoryParts) -> None:
-        """From now on there is so much memory."""
+        """Set the memory budget."""
         self.parts = parts
         self.memory.limit = parts.decoding
         for part in ("total", "bodies", "decoding", "request"):
             self._metrics.memory_budget.labels(part).set(getattr(parts, part))
 
     def cost(self, body: Encoded, header: ImageHeader) -> DecodingCost:
-        """Of decoding an image at the edge.
+        """The cost of decoding an image at the edge.
 
         Raises:
             TooLarge: for too many pixels, or more bytes than one request may have.
@@ -97,7 +99,7 @@ class Admission:
         return cost
 
     def check_memory(self, size: int, header: ImageHeader) -> None:
-        """Refuse what can never be decoded.
+        """Refuse an image that can never be decoded.
 
         Raises:
             TooLarge: if it is more than one request may have.
@@ -111,16 +113,16 @@ class Admission:
 
     @asynccontextmanager
     async def beside(self, body: Encoded, header: ImageHeader, min_side: int, until: float) -> AsyncGenerator[None]:
-        """Have the memory to decode an image elsewhere than in the worker pool, as soon as it is free.
+        """Hold the memory to decode an image outside the worker pool; waits until it is free.
 
         Args:
             body: the image.
             header: of it.
             min_side: see `decode`.
-            until: on the loop's clock; it is not begun if it cannot be decoded by then.
+            until: on the loop's clock; the image must be decoded by then.
 
         Raises:
-            DeadlineMissed: if it cannot.
+            DeadlineMissed: if it cannot be decoded by then.
             Overloaded: if there is never so much memory, or too many wait for it.
         """
         cost = cost_of(body, header, [min_side], self.rates)
@@ -132,11 +134,11 @@ class Admission:
 
     @contextmanager
     def admit(self, costs: Sequence[DecodingCost]) -> Iterator[Admitted | None]:
-        """Let a request in for as long as the block lasts, with all of its images; None if none is heavy.
+        """Admit a request with all of its images while the block runs; gives None if no image is heavy.
 
         Raises:
             TooLarge: if they bring more work than one request may.
-            Overloaded: if with what is there already it is more than may wait; says when that is likely done.
+            Overloaded: if it exceeds the bound together with the work admitted before; says when that is likely done.
         """
         work_s = sum(cost.heavy_s for cost in costs)
         if not work_s:
@@ -161,19 +163,19 @@ class Admission:
             self.decoded(admitted, admitted.left_s)
             self._inside -= 1
             if not self._inside:
-                self._work_s = 0.0  # what is left of it was rounded
+                self._work_s = 0.0  # clear rounding errors
 
     def decoded(self, admitted: Admitted, heavy_s: float) -> None:
-        """So much of a request's work is done."""
+        """Record that so much of a request's work is done."""
         done_s = min(heavy_s, admitted.left_s)
         admitted.left_s -= done_s
         self._work_s = max(0.0, self._work_s - done_s)
 
     def check_time(self, heavy_s: float, left_ms: float | None, on_miss: OnMiss) -> None:
-        """Refuse what cannot be decoded in time; who waits for late answers gets one.
+        """Refuse images that cannot be decoded in time, unless the caller waits for late answers.
 
         Raises:
-            DeadlineMissed: if so.
+            DeadlineMissed: if they cannot.
         """
         if left_ms is not None and heavy_s * 1e3 > max(0.0, left_ms) and on_miss is not OnMiss.WAIT:
             self.count_late()
@@ -183,7 +185,7 @@ class Admission:
             )
 
     def count_late(self) -> None:
-        """An image was not decoded, for it would have been late."""
+        """Count an image that was not decoded because it would have been late."""
         self._refuse("deadline")
 
     def _refuse(self, reason: Refusal) -> None:
@@ -191,14 +193,14 @@ class Admission:
 
 
 class Turns:
-    """One request's places in the queue: for one heavy image, and for some light ones."""
+    """One request's places in the queue: one for a heavy image, and some for light ones."""
 
     def __init__(self, workers: int, admitted: Admitted | None) -> None:
         self.admitted = admitted
-        """The request's part of the work that waits."""
+        """The request's share of the waiting work."""
         self._heavy = asyncio.Semaphore(1)
         self._light = asyncio.Semaphore(LIGHT_TURNS * workers)
 
     def of(self, cost: DecodingCost) -> asyncio.Semaphore:
-        """To be held while the image is in the queue or decoded."""
+        """The place to hold while an image waits or is decoded."""
         return self._heavy if cost.heavy else self._light

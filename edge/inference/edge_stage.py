@@ -1,10 +1,9 @@
-"""The edge stage: a loaded model with all that turns an image into scored classes, and what it says of one image.
+"""The edge stage: a loaded model or conditional ensemble, and its prediction for an image.
 
-A stage may look again: where its first model is not sure of an image, others look as well, and their probabilities are
-averaged (`manifest.Ensemble.accept_confidence`). Two networks of 5 MB that see a third of the images both leave the
-datacenter a third of what one leaves it. Which images that are depends on the image alone: so the stage is one model
-to whoever certifies it. Where a deadline leaves no time for the others, what the first said is a `truncated` result, of
-which no certificate knows.
+In a conditional ensemble the other members run only on images of which the first is not confident enough, and their
+probabilities are averaged (`manifest.Ensemble.accept_confidence`). Which images these are depends on the image alone,
+so certificates treat the stage as one model. If a deadline leaves no time for the other members, the first one's
+prediction is `truncated`, and no certificate covers it.
 """
 
 from __future__ import annotations
@@ -37,23 +36,23 @@ from hawkvision.models.manifest import InputSpec, Manifest
 
 @dataclass(frozen=True, slots=True)
 class StagePrediction:
-    """What the edge stage says of one image; classes most probable first."""
+    """The edge stage's prediction for one image; classes most probable first."""
 
     indices: tuple[int, ...]
     confidences: tuple[float, ...]
     score: float
     decode_ms: float
     infer_ms: float
-    """Of all images that were run together with it."""
+    """Of the whole batch."""
     full_ensemble: bool = False
-    """Whether the others of a conditional ensemble looked as well."""
+    """Whether all members of a conditional ensemble ran."""
     truncated: bool = False
-    """Whether they should have, and there was no time."""
+    """Whether they should have, but there was no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgePrediction:
-    """An edge result, how long the image waited for a worker, and which model it is of."""
+    """A stage's prediction with the time the image waited for a worker, and the name of what ran."""
 
     result: StagePrediction
     queue_ms: float
@@ -68,20 +67,17 @@ class LoadedModel:
     backend: Backend
     spec: InputSpec
     wide: Backend | None = None
-    """The same variant on several threads, for one image while no other is there (`inference.adaptive_parallelism`).
-    """
+    """The same variant on several threads, for an image that is alone (`inference.adaptive_parallelism`)."""
     expectant: Prefetching | None = field(init=False, repr=False, compare=False)
-    """`wide`, if it can use the time in which that image is decoded."""
+    """`wide`, if it can prepare while the image is decoded."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "expectant", self.wide if isinstance(self.wide, Prefetching) else None)
 
     def expect(self, alone: Callable[[], bool]) -> None:
-        """One image will follow, once it is decoded.
+        """Let the backend prepare for one image that is about to be decoded, if that is alone.
 
-        What int8 kernels do then, another core fetching the weights meanwhile, makes a node's P50 over an emulated wire
-        of 1 Gbit/s 0.01 to 0.08 ms lower, of 2.7 to 3.0 ms on two cores of an EPYC: four comparisons with a node that
-        does not, asked in turns, each 400 to 1,000 times, one every 32 or 125 ms.
+        The int8 kernels fetch their weights on another core meanwhile.
         """
         if self.expectant is not None and alone():
             self.expectant.expect()
@@ -101,37 +97,37 @@ class LoadedModel:
 
 
 DURATION_GAIN: Final = 0.1
-"""Weight of the newest second look in what one is expected to take."""
+"""Weight of the newest run in the estimate."""
 DURATION_DECAY: Final = 0.02
-"""By how much that shrinks with each look that is left out: else one slow look would end all others."""
+"""Share by which the estimate shrinks with each skipped run; otherwise one slow run would prevent all later ones."""
 
 
 @dataclass(slots=True)
 class DurationEstimate:
-    """How long the others usually take, smoothed; 0 before the first time. Any worker writes it."""
+    """Smoothed time of the other members; 0 before their first run. Any worker writes it."""
 
     seconds: float = 0.0
 
-    def took(self, seconds: float) -> None:
-        """Learn from one more look."""
+    def record(self, seconds: float) -> None:
+        """Record one run."""
         self.seconds += (DURATION_GAIN if self.seconds else 1.0) * (seconds - self.seconds)
 
-    def left_out(self) -> None:
-        """Somebody had no time for as much as this."""
+    def skipped(self) -> None:
+        """Record that an image had less time than the estimate."""
         self.seconds *= 1.0 - DURATION_DECAY
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionalEnsemble:
-    """What a conditional ensemble has beside its first member, and when they look."""
+    """The other members of a conditional ensemble, and when they run."""
 
     models: tuple[LoadedModel, ...]
     temperatures: tuple[float, ...]
-    """Of all members, the first included."""
+    """Of all members, including the first."""
     temperature: float
     """Of the average."""
     accept_confidence: float
-    """The first member's confidence from which on it answers alone; rounded as confidences are."""
+    """From this confidence on the first member answers alone; rounded as confidences are."""
     duration: DurationEstimate = field(default_factory=DurationEstimate)
 
     def __post_init__(self) -> None:
@@ -140,7 +136,7 @@ class ConditionalEnsemble:
 
 @dataclass(frozen=True, slots=True)
 class EdgeStage:
-    """A loaded model or conditional ensemble, its temperature, and which of its numbers says how sure it is."""
+    """A loaded model or conditional ensemble, with its temperature and the kind of its score."""
 
     name: str
     first: LoadedModel
@@ -148,136 +144,133 @@ class EdgeStage:
     score: Score
     others: ConditionalEnsemble | None = None
     ranking: Ranking = most_probable
-    """What finds its most probable classes."""
+    """Finds the most probable classes."""
     fingerprint: str | None = None
-    """Of what was loaded and runs it (`hawkvision.models.fingerprints.stage_fingerprint`); None without a model file.
-    """
+    """Of its models and what runs them (`models.fingerprints.stage_fingerprint`); None without a model file."""
     first_fingerprint: str | None = None
-    """Of its first model by itself."""
+    """Of its first model alone."""
 
     @property
     def models(self) -> tuple[LoadedModel, ...]:
-        """All of its models, in the order in which they look."""
+        """All models, in the order in which they run."""
         return (self.first, *(() if self.others is None else self.others.models))
 
-    def infer_batch(self, looks: Sequence[InferenceJob]) -> list[StagePrediction | Exception]:
-        """What it says of several images, in one run of a model: each one's result, or what it would have raised.
+    def infer_batch(self, jobs: Sequence[InferenceJob]) -> list[StagePrediction | Exception]:
+        """The predictions for several images in one run of each model; an image that fails gets its error instead.
 
         Raises:
             BackendError: if a backend is broken.
         """
-        if len(looks) == 1:
-            self.first.expect(looks[0].alone)
-        clock = looks[0].clock
+        if len(jobs) == 1:
+            self.first.expect(jobs[0].alone)
+        clock = jobs[0].clock
         specs = [model.spec for model in self.models]
-        seen = [
-            _Seen(look, load_inputs(look.body, specs, max_pixels=look.max_pixels, header=look.header)) for look in looks
-        ]
+        runs = [_Run(job, load_inputs(job.body, specs, max_pixels=job.max_pixels, header=job.header)) for job in jobs]
         decoded = clock.now()
-        for each in seen:
+        for each in runs:
             before = decoded
             each.advance()
             decoded = clock.now()
             each.decode_ms = (decoded - before) * 1e3
             if each.error is None:
-                each.look.decoded(decoded - before)
-        whole = [each for each in seen if each.error is None]
+                each.job.decoded(decoded - before)
+        whole = [each for each in runs if each.error is None]
         if whole:
-            self._look(whole, looks[0].alone)
-        return [each.error or self._scored(each, decoded) for each in seen]
+            self._run_models(whole, jobs[0].alone)
+        return [each.error or self._scored(each, decoded) for each in runs]
 
-    def _look(self, whole: Sequence[_Seen], alone: Callable[[], bool]) -> None:
-        """Note what the first model says of the images, or all models where the first is not sure."""
+    def _run_models(self, whole: Sequence[_Run], alone: Callable[[], bool]) -> None:
+        """Run the first model, and the others on images of which it is not confident."""
         for each, logits in zip(whole, self.first.infer([each.pixels for each in whole], alone), strict=True):
-            each.said = logits
+            each.logits = logits
         if self.others is not None:
-            self._look_again([each for each in whole if not each.look.first_only], self.others, alone)
+            self._run_others([each for each in whole if not each.job.first_only], self.others, alone)
 
-    def _look_again(self, seen: Iterable[_Seen], others: ConditionalEnsemble, alone: Callable[[], bool]) -> None:
-        doubtful: list[_Seen] = []
+    def _run_others(self, runs: Iterable[_Run], others: ConditionalEnsemble, alone: Callable[[], bool]) -> None:
+        uncertain: list[_Run] = []
         own = others.temperatures[0]
-        for each in seen:
-            each.before = own
-            _, (confidence,) = self.ranking(each.said, own, 1)
+        for each in runs:
+            each.divisor = own
+            _, (confidence,) = self.ranking(each.logits, own, 1)
             if confidence >= others.accept_confidence:
                 continue
-            each.truncated = each.look.in_time(0.0) and not each.look.in_time(others.duration.seconds)
+            each.truncated = each.job.in_time(0.0) and not each.job.in_time(others.duration.seconds)
             if each.truncated:
-                others.duration.left_out()
+                others.duration.skipped()
             else:
-                each.views.append(softmax(each.said[np.newaxis], own))
-                doubtful.append(each)
-        if not doubtful:
+                each.probabilities.append(softmax(each.logits[np.newaxis], own))
+                uncertain.append(each)
+        if not uncertain:
             return
-        clock = doubtful[0].look.clock
+        clock = uncertain[0].job.clock
         began = clock.now()
         for model, temperature in zip(others.models, others.temperatures[1:], strict=True):
-            doubtful = [each for each in doubtful if each.advance()]
-            if not doubtful:
+            uncertain = [each for each in uncertain if each.advance()]
+            if not uncertain:
                 return
-            for each, logits in zip(doubtful, model.infer([each.pixels for each in doubtful], alone), strict=True):
-                each.views.append(softmax(logits[np.newaxis], temperature))
-        for each in doubtful:
-            each.said, each.before = log_probabilities(average(each.views, others.temperature))[0], 1.0
+            for each, logits in zip(uncertain, model.infer([each.pixels for each in uncertain], alone), strict=True):
+                each.probabilities.append(softmax(logits[np.newaxis], temperature))
+        for each in uncertain:
+            each.logits, each.divisor = log_probabilities(average(each.probabilities, others.temperature))[0], 1.0
             each.full_ensemble = True
-        others.duration.took(clock.now() - began)
+        others.duration.record(clock.now() - began)
 
     def close(self) -> None:
         """Give back memory and threads."""
         for model in self.models:
             model.close()
 
-    def _scored(self, seen: _Seen, decoded: float) -> StagePrediction:
-        """What was said of one image."""
-        look = seen.look
-        temperature = self.temperature if look.temperature is None else look.temperature
-        most = max(2, look.top_k)  # the margin needs two
-        indices, confidences = self.ranking(seen.said, temperature, most, seen.before)
+    def _scored(self, run: _Run, decoded: float) -> StagePrediction:
+        """The prediction for one image."""
+        job = run.job
+        temperature = self.temperature if job.temperature is None else job.temperature
+        most = max(2, job.top_k)  # the margin needs two
+        indices, confidences = self.ranking(run.logits, temperature, most, run.divisor)
         return StagePrediction(
             indices=indices,
             confidences=confidences,
             score=_lead(*confidences[:2]) if self.score is Score.MARGIN else confidences[0],
-            decode_ms=seen.decode_ms,
-            infer_ms=(look.clock.now() - decoded) * 1e3,
-            full_ensemble=seen.full_ensemble,
-            truncated=seen.truncated,
+            decode_ms=run.decode_ms,
+            infer_ms=(job.clock.now() - decoded) * 1e3,
+            full_ensemble=run.full_ensemble,
+            truncated=run.truncated,
         )
 
 
 @dataclass(slots=True)
-class _Seen:
-    """One image while it is looked at."""
+class _Run:
+    """One image while the models run."""
 
-    look: InferenceJob
+    job: InferenceJob
     inputs: Iterator[Pixels]
-    """As each of the stage's models takes it in, made when it is wanted."""
+    """The input of each model in turn, made on demand."""
     pixels: Pixels = field(init=False)
-    """For the model whose turn it is."""
-    said: Logits = field(init=False)
-    """Logits (classes,) of all that was seen so far."""
-    before: float = 1.0
-    """What they are to be divided by first: the temperature of the only member that has looked."""
+    """The input of the current model."""
+    logits: Logits = field(init=False)
+    """Logits (classes,) of the models so far."""
+    divisor: float = 1.0
+    """Temperature to divide the logits by: the first member's, while only that has run."""
     error: Exception | None = None
     decode_ms: float = 0.0
-    views: list[Probabilities] = field(default_factory=list)
-    """What each of a committee's members said."""
+    probabilities: list[Probabilities] = field(default_factory=list)
+    """Of each member of an ensemble."""
     full_ensemble: bool = False
     truncated: bool = False
 
     def advance(self) -> bool:
-        """Have the pixels ready for the next model, or the error: whatever is wrong is not the other images' matter.
+        """Make the next model's input; an error concerns this image only.
 
-        Returns: whether they are.
+        Returns: whether the input is there.
         """
         try:
             self.pixels = next(self.inputs)
-        except Exception as error:  # noqa: BLE001 - whoever asked gets it
+        except Exception as error:  # noqa: BLE001 - the caller of this image gets it
             self.error = error
         return self.error is None
 
 
 def _lead(first: float, second: float) -> float:
-    """Of the first, as `scores.score` has it."""
+    """The margin of the first class, as `scores.score` computes it."""
     return float(np.float32(first) - np.float32(second))
 
 
@@ -287,15 +280,7 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InferenceJob:
-    """One image to decode, resize, infer and score: a job that `EdgeStage.infer_batch` can do with others.
-
-    `temperature` takes the place of the stage's own where the image was received in another condition than whole
-    (`Route.temperature`). `alone` is asked on the worker's thread, before the image is decoded and after: whether it
-    may have several cores. With `first_only` no other member of a conditional ensemble looks, and the first model's
-    logits count as they are. They do not look either where that would end after `must_end`, on the clock, and the
-    first's look did not: an answer that is late in any case may as well be a good one. `rates` learn what the image
-    took that was expected to cost so much.
-    """
+    """One image to decode, resize, infer and score; `EdgeStage.infer_batch` runs several together."""
 
     stage: EdgeStage
     body: bytes
@@ -304,23 +289,29 @@ class InferenceJob:
     max_pixels: int
     clock: Clock
     temperature: float | None = None
+    """In place of the stage's own, for an image that was not received whole (`Route.temperature`)."""
     alone: Callable[[], bool] = _never
+    """Called on the worker's thread before and after decoding: whether the image may use several cores."""
     first_only: bool = False
+    """Run no other member of a conditional ensemble, and take the first one's logits as they are."""
     must_end: float | None = None
+    """Clock time by which the other members must end; they are skipped if only they would be late. An answer that is
+    late anyway comes from the whole ensemble."""
     rates: DecodingRates | None = None
+    """Learn what decoding the image took, compared with `cost`."""
     cost: DecodingCost = SMALL
 
     def decoded(self, seconds: float) -> None:
-        """Learn what decoding took."""
+        """Record the time of decoding."""
         if self.rates is not None and self.cost.work:
             self.rates.learn(self.cost, seconds)
 
     def in_time(self, seconds: float) -> bool:
-        """Whether what takes that long from now on still ends in time."""
+        """Whether work of that length still ends by `must_end`."""
         return self.must_end is None or self.clock.now() + seconds <= self.must_end
 
     def __call__(self) -> StagePrediction:
-        """What the stage says of it. Runs on a worker thread.
+        """The prediction. Runs on a worker thread or the event loop.
 
         Raises:
             RequestError: if the image is broken.
@@ -333,7 +324,7 @@ class InferenceJob:
 
 
 def check_stage(measured: StageProfile, manifest: Manifest, where: str) -> None:
-    """Refuse certificates that were made for other model files, or for the same files used differently.
+    """Refuse certificates of other model files, or of the same files with another input or temperature.
 
     Raises:
         ManifestError: naming the variant and what differs.

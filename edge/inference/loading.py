@@ -1,4 +1,4 @@
-"""What takes long at the start, on a thread that nobody waits for any more once the node is told to stop."""
+"""Runs the slow part of a start on a thread that a stopping node abandons."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Final, Generic, TypeVar
 from hawkvision.system.subprocess_runner import stop_commands
 
 ENDS_WITHIN_S: Final = 1.0
-"""What was given up and looks at `given_up`, or waits for a compiler, ends at once; reading a model does not."""
+"""An abandoned load that checks `given_up` or waits for a compiler ends at once; one that reads a model does not."""
 
 LoadedT = TypeVar("LoadedT")
 
 
 class Loading(Generic[LoadedT]):
-    """One load, begun when it is made on a running event loop."""
+    """One load; starts when it is made on a running event loop."""
 
     def __init__(self, load: Callable[[Future[None]], LoadedT]) -> None:
-        """`load` is called on a thread of its own, with a future that is done once it is given up."""
+        """Call `load` on a thread of its own, with a future that is done once the load is abandoned."""
         self.given_up: Future[None] = Future()
         self._done: asyncio.Future[LoadedT | None] = asyncio.get_running_loop().create_future()
         # A daemon: the process ends without it (`left_behind`).
@@ -29,14 +29,14 @@ class Loading(Generic[LoadedT]):
         self._thread.start()
 
     def give_up(self) -> None:
-        """End it: compilers that it has started, waiting for a device, and our waiting for the rest."""
+        """Abandon the load: stop its compilers and its wait for a device, and let `result` return."""
         if not self.given_up.done():
             self.given_up.set_result(None)
             stop_commands()
             self._settle(None, None)
 
     async def result(self) -> LoadedT | None:
-        """What was loaded; None once it is given up.
+        """The loaded value; None if the load was abandoned.
 
         Raises:
             HawkVisionError: as `load`.
@@ -44,7 +44,7 @@ class Loading(Generic[LoadedT]):
         return await self._done
 
     def left_behind(self) -> bool:
-        """Whether the thread still works although it was given up; then the process must end by `os._exit`."""
+        """Whether the abandoned thread still works; the process must then end with `os._exit`."""
         self._thread.join(ENDS_WITHIN_S)
         return self._thread.is_alive()
 
@@ -54,9 +54,9 @@ class Loading(Generic[LoadedT]):
         failed: BaseException | None = None
         try:
             loaded = load(self.given_up)
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
             failed = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(self._settle, loaded, failed)
 
     def _settle(self, loaded: LoadedT | None, failed: BaseException | None) -> None:

@@ -1,7 +1,7 @@
-"""A node's first images, looked at before anybody's: whoever comes first after `/readyz` waits no longer than others.
+"""Warm-up: sample images take the path of callers' images, so that the first caller waits no longer than others.
 
-They take the way of callers' images: decoded from each format, scaled, inferred by every model of the stage, on one
-thread and on several, and ranked.
+They are decoded from each format, scaled, inferred by every model of the stage on one and on several threads, and
+ranked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMATS: Final = (".jpg", ".png", ".webp")
 NO_PREDICTION: Final = StagePrediction((0,), (1.0,), 1.0, 0.0, 0.0)
 """What a job that only warms a worker gives."""
 OVERSIZE: Final = 1.5
-"""Of a sample's sides over the model's input: what is decoded is scaled, as most images are."""
+"""A sample's side over the model's input, so that it is scaled as most images are."""
 
 
 def samples(side: int) -> tuple[bytes, ...]:
@@ -33,18 +33,18 @@ def samples(side: int) -> tuple[bytes, ...]:
     encoded = []
     for suffix in FORMATS:
         made, data = cv2.imencode(suffix, pixels)
-        if made:  # an OpenCV that writes no WebP reads none either
+        if made:  # an OpenCV that cannot write WebP cannot read it either
             encoded.append(data.tobytes())
     return tuple(encoded)
 
 
 def look_at_samples(stage: EdgeStage, max_pixels: int, clock: Clock) -> StagePrediction:
-    """Have a stage look at each sample, once alone and once not. What it took teaches the stage nothing.
+    """Run a stage on each sample, once alone and once not; its estimates do not change.
 
     Raises:
         BackendError: if a backend is broken.
     """
-    trial = replace(stage, others=None if stage.others is None else _all_look(stage.others))
+    trial = replace(stage, others=None if stage.others is None else _unconditional(stage.others))
     for body in _samples(max(stage.first.spec.height, stage.first.spec.width)):
         for alone in (True, False):
             InferenceJob(
@@ -53,8 +53,8 @@ def look_at_samples(stage: EdgeStage, max_pixels: int, clock: Clock) -> StagePre
     return NO_PREDICTION
 
 
-def _all_look(others: ConditionalEnsemble) -> ConditionalEnsemble:
-    """The others of a conditional ensemble, who look however sure the first is."""
+def _unconditional(others: ConditionalEnsemble) -> ConditionalEnsemble:
+    """The ensemble, with members that run however confident the first is."""
     return replace(others, accept_confidence=np.inf, duration=DurationEstimate())
 
 

@@ -1,1 +1,1 @@
-"""What listens for callers: HTTP, datagrams and the Open Inference Protocol."""
+"""The servers of a node: HTTP, the Open Inference Protocol over HTTP, and datagrams, behind one front end."""

@@ -1,7 +1,7 @@
-"""Images that come in multipart forms (RFC 7578), with the fields beside them.
+"""Multipart forms (RFC 7578) with an image and request fields.
 
-The image is the part named `image`, whether it is written as a file (with `filename` or `filename*`) or as a plain
-field; parts may come in any order.
+The image is the part named `image`, either a file (with `filename` or `filename*`) or a plain field. Parts may come in
+any order.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from hawkvision.core.errors import BadField
 
 MAX_PARTS: Final = MAX_FIELDS + 1
 MAX_FIELD_BYTES: Final = 4096
-"""Of a plain field; the longest that means something are 128 characters."""
+"""Longest plain field; the longest valid value has 128 characters."""
 MAX_PART_HEADER_BYTES: Final = 16 * 1024
-"""Of a part's headers together; a file name has at most some hundred bytes."""
+"""All headers of a part together; a file name has at most some hundred bytes."""
 FORM_ON_LOOP_BYTES: Final = 64 * 1024
-"""Longer forms are read in a thread; this many take some 0.1 ms."""
+"""Longer forms are parsed in a thread."""
 
 _IMAGE: Final = "image"
 
 
 async def read_form(content_type: str, body: bytes) -> tuple[bytes, list[Source]]:
-    """The image and the other fields of a form; off the event loop where it is large.
+    """As `parse_form`, in a thread if the form is large.
 
     Raises:
         BadField: as `parse_form`.
@@ -43,11 +43,11 @@ def parse_form(content_type: str, body: bytes) -> tuple[bytes, list[Source]]:
     """The image and the other fields of a form.
 
     Args:
-        content_type: as the header has it, with the boundary.
-        body: all of the form.
+        content_type: the header, with the boundary.
+        body: the complete form.
 
     Raises:
-        BadField: if it is malformed or cut off, has no image or several, or files that are none.
+        BadField: if it is malformed or cut off, or has no image, several images or another file.
     """
     boundary = _parameter(content_type, "boundary")
     if not boundary:
@@ -55,7 +55,7 @@ def parse_form(content_type: str, body: bytes) -> tuple[bytes, list[Source]]:
     delimiter = boundary.encode("latin-1", "replace")
     if body.count(b"\r\n--" + delimiter) > MAX_PARTS + 1:
         raise BadField(f"multipart: expected at most {MAX_PARTS} parts")
-    if not body.startswith(b"--" + delimiter):  # what stands before the first part means nothing (RFC 2046 §5.1.1)
+    if not body.startswith(b"--" + delimiter):  # a preamble is ignored (RFC 2046 §5.1.1)
         body = body[max(0, body.find(b"\r\n--" + delimiter)) :]
     reader = _Reader()
     try:
@@ -83,7 +83,7 @@ def parse_form(content_type: str, body: bytes) -> tuple[bytes, list[Source]]:
 
 
 class _Reader:
-    """Collects what the parser finds."""
+    """Collects the parts from the parser's callbacks."""
 
     def __init__(self) -> None:
         self.image: bytes | None = None
@@ -116,7 +116,7 @@ class _Reader:
         self._value += data[start:end]
 
     def _count_header(self, size: int) -> None:
-        self._header_bytes += size + 1  # a header of nothing costs time, too
+        self._header_bytes += size + 1  # an empty header costs time too
         if self._header_bytes > MAX_PART_HEADER_BYTES:
             raise BadField(f"multipart: the headers of part {self._number} exceed {MAX_PART_HEADER_BYTES} bytes")
 
@@ -162,10 +162,10 @@ class _Reader:
 
 
 def _parameter(header: str, name: str) -> str | None:
-    """A parameter of a header, quoted or not, or as RFC 5987 has it (`name*=utf-8''…`); None if it is not there."""
+    """A parameter of a header, also quoted or in the form of RFC 5987 (`name*=utf-8''…`); None if it is missing."""
     message = Message()
     try:
-        message["content-type"] = header  # whose parameters are written as those of any header
+        message["content-type"] = header  # every header writes parameters in this way
         value = message.get_param(name)
         return None if value is None else collapse_rfc2231_value(value)
     except (ValueError, LookupError):

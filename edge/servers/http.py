@@ -13,7 +13,6 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
-from edge.servers import oip_routes
 from edge.servers.fast_path import LOCAL, Headers, Reply, WholeBody
 from edge.servers.forms import read_form
 from edge.servers.frontend import Frontend
@@ -29,6 +28,7 @@ from edge.servers.http_messages import (
     send_reply,
     server_timing,
 )
+from edge.servers.oip import routes as oip_routes
 from edge.servers.request_fields import parse_request, read_headers, read_query, read_request
 from edge.servers.routes import CALLER, pages
 from edge.serving.node import EdgeNode

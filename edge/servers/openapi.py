@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from edge.servers.oip_codec import INPUT, MAX_IMAGES, OUTPUTS
+from edge.servers.oip.decoding import INPUT, MAX_IMAGES, OUTPUTS
 from edge.servers.request_fields import FIELDS, TARGET_FIELDS
 from hawkvision.core.types import (
     AccuracyGuarantee,

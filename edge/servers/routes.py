@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from edge.servers import oip_routes, openapi
+from edge.servers import openapi
 from edge.servers.frontend import Frontend, internal_error
-from edge.servers.oip_extensions import extension_routes
+from edge.servers.oip import routes as oip_routes
+from edge.servers.oip.extensions import extension_routes
 from edge.serving.targets import describe_targets
 from hawkvision.core.errors import BadField, HawkVisionError, MethodNotAllowed, NotFound
 from hawkvision.core.escalation_api import TRANSPORT_PATH

@@ -1,4 +1,4 @@
-"""What the uplink makes of a reply to a request that names an intermediate stage."""
+"""The datacenter client: replies to a request that names an intermediate stage."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def infer(peer: Peer, behaviour: Mapping[str, object], request: EscalationReques
     return asyncio.run(ask())
 
 
-def test_a_sure_intermediate_stage_answers(peer: Peer) -> None:
+def test_a_confident_intermediate_stage_answers(peer: Peer) -> None:
     reply = infer(peer, {"intermediate_score": 0.75}).reply
     assert (reply.model, reply.score, reply.top_k[0].index) == ("medium", 0.75, INTERMEDIATE_CLASS)
 
 
-def test_the_best_stage_answers_where_the_intermediate_one_is_not_sure(peer: Peer) -> None:
+def test_the_reference_stage_answers_if_the_intermediate_one_is_not_confident(peer: Peer) -> None:
     reply = infer(peer, {"intermediate_score": 0.7499}).reply
     assert (reply.model, reply.score, reply.top_k[0].index) == ("committee", 0.99, ANSWER_CLASS)
     assert reply.passed_over == IntermediateResult(INTERMEDIATE_CLASS, 0.7499)
@@ -63,15 +63,15 @@ def test_the_best_stage_answers_where_the_intermediate_one_is_not_sure(peer: Pee
         {"intermediate_score": -0.5},
     ],
 )
-def test_a_reply_that_the_certificate_does_not_cover_is_not_believed(peer: Peer, behaviour: dict[str, object]) -> None:
+def test_a_reply_that_the_certificate_does_not_cover_is_rejected(peer: Peer, behaviour: dict[str, object]) -> None:
     with pytest.raises(EscalationFailed, match="sent an impossible reply"):
         infer(peer, behaviour)
 
 
-def test_an_intermediate_stages_answer_to_somebody_who_asked_for_the_best_is_not_believed(peer: Peer) -> None:
+def test_an_intermediate_answer_to_a_request_for_the_reference_stage_is_rejected(peer: Peer) -> None:
     with pytest.raises(EscalationFailed, match="sent an impossible reply"):
         infer(peer, {"model": "medium"}, EscalationRequest(variant="committee"))
 
 
-def test_nodes_wait_by_default_as_the_model_does() -> None:
+def test_the_default_setting_is_the_default_of_the_response_time_model() -> None:
     assert EdgeConfig().min_on_time_probability == MIN_ON_TIME_PROBABILITY

@@ -54,7 +54,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_an_expired_certificate_is_said_in_the_log_and_answers_are_degraded(authority: Authority) -> None:
+def test_an_expired_certificate_is_logged_and_answers_are_degraded(authority: Authority) -> None:
     pair = authority.certify("expired", days=-1)
     with (
         running_peer(tls=authority.server(pair)) as peer,
@@ -68,7 +68,7 @@ def test_an_expired_certificate_is_said_in_the_log_and_answers_are_degraded(auth
         assert peer.bodies == []
 
 
-def test_a_certificate_for_another_name_is_no_datacenter(authority: Authority) -> None:
+def test_a_certificate_for_another_name_is_rejected(authority: Authority) -> None:
     pair = authority.certify("elsewhere", "datacenter.example")
     with (
         running_peer(tls=authority.server(pair)) as peer,
@@ -78,7 +78,7 @@ def test_a_certificate_for_another_name_is_no_datacenter(authority: Authority) -
         until(lambda: "IP address mismatch" in node.output())
 
 
-def test_an_authority_that_is_put_right_is_trusted_without_a_restart(authority: Authority, tmp_path: Path) -> None:
+def test_a_corrected_authority_is_trusted_without_a_restart(authority: Authority, tmp_path: Path) -> None:
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(Authority(tmp_path, "another authority").path.read_bytes())
     pair = authority.certify("datacenter")
@@ -92,7 +92,7 @@ def test_an_authority_that_is_put_right_is_trusted_without_a_restart(authority: 
         until(lambda: from_datacenter(caller))
 
 
-def test_a_datacenter_that_asks_for_a_certificate_gets_the_nodes(authority: Authority) -> None:
+def test_a_datacenter_that_requires_a_client_certificate_gets_the_nodes(authority: Authority) -> None:
     context = authority.server(authority.certify("datacenter"))
     context.load_verify_locations(authority.path)
     context.verify_mode = ssl.CERT_REQUIRED

@@ -1,4 +1,4 @@
-"""The uplink where datagrams are offered: real sockets, a peer of the test's own, a relay for the link."""
+"""The datacenter client with the datagram transport: real sockets, a test peer, and a relay as the link."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def infer(
     return asyncio.run(ask())
 
 
-def test_images_go_as_datagrams_where_they_are_offered(peer: Peer) -> None:
+def test_images_travel_as_datagrams_if_the_datacenter_offers_them(peer: Peer) -> None:
     assert infer(peer).top_k[0].index == ANSWER_CLASS
     assert (len(peer.datagrams), peer.bodies) == (1, [])
     assert peer.datagrams[0][0] == msgspec.structs.replace(HURRIED, deadline_ms=None)
 
 
-def test_datagrams_to_the_datacenter_keep_to_the_congestion_controller_that_was_chosen(peer: Peer) -> None:
+def test_datagrams_use_the_configured_congestion_controller(peer: Peer) -> None:
     made = list[Bbr]()
 
     class Noted(Bbr):
@@ -92,7 +92,7 @@ def test_datagrams_to_the_datacenter_keep_to_the_congestion_controller_that_was_
     assert made
 
 
-def test_who_is_asked_for_datagrams_is_sent_no_key_and_who_gets_images_is(peer: Peer) -> None:
+def test_the_key_is_sent_with_images_and_not_with_the_request_for_the_datagram_address(peer: Peer) -> None:
     async def scenario() -> None:
         datacenter = DatacenterClient(peer.url, "a-key-of-some-length", 4, 10, MonotonicClock(), transport="auto")
         try:
@@ -112,7 +112,7 @@ def test_an_intermediate_stage_is_asked_over_datagrams_too(peer: Peer) -> None:
     assert infer(peer, request).top_k[0].index == INTERMEDIATE_CLASS
 
 
-def test_part_of_an_ensembles_answer_is_one_over_datagrams_too_where_it_was_asked_for(peer: Peer) -> None:
+def test_a_progressive_request_gets_interim_answers_over_datagrams_too(peer: Peer) -> None:
     peer.parts, peer.breaks_off = [INTERMEDIATE_CLASS], True
     request = msgspec.structs.replace(HURRIED, progressive=True)
     reply = infer(peer, request)
@@ -120,7 +120,7 @@ def test_part_of_an_ensembles_answer_is_one_over_datagrams_too_where_it_was_aske
     assert infer(peer).complete
 
 
-def test_a_part_is_the_answer_as_soon_as_it_is_there_where_the_whole_is_hardly_ever_in_time(peer: Peer) -> None:
+def test_an_interim_answer_is_returned_at_once_if_the_final_one_is_hardly_ever_on_time(peer: Peer) -> None:
     peer.parts, peer.delay_s = [INTERMEDIATE_CLASS], 60.0
     hurried = msgspec.structs.replace(HURRIED, progressive=True, deadline_ms=50_000.0)
 
@@ -134,7 +134,7 @@ def test_a_part_is_the_answer_as_soon_as_it_is_there_where_the_whole_is_hardly_e
     assert (reply.top_k[0].index, reply.complete) == (INTERMEDIATE_CLASS, False)
 
 
-def test_round_trips_of_datagrams_are_learned_apart_from_those_over_tcp(peer: Peer) -> None:
+def test_round_trips_are_recorded_for_each_transport(peer: Peer) -> None:
     async def scenario() -> tuple[int, int]:
         async with linked(peer) as datacenter:
             for body in (IMAGE, IMAGE, HUGE):
@@ -145,7 +145,7 @@ def test_round_trips_of_datagrams_are_learned_apart_from_those_over_tcp(peer: Pe
     assert peer.bodies == [HUGE]
 
 
-def test_a_large_image_with_a_deadline_is_coded_anew_and_the_reply_says_so(peer: Peer) -> None:
+def test_a_large_image_with_a_deadline_is_encoded_anew_and_the_reply_says_so(peer: Peer) -> None:
     reply = infer(peer, body=LARGE)
     assert reply.quality is not None
     assert not reply.whole
@@ -153,7 +153,7 @@ def test_a_large_image_with_a_deadline_is_coded_anew_and_the_reply_says_so(peer:
 
 
 @pytest.mark.parametrize(("request_", "lossless"), [(HURRIED, True), (EscalationRequest(variant="committee"), False)])
-def test_the_very_bytes_arrive_where_asked_for_and_where_nobody_is_in_a_hurry(
+def test_images_arrive_unchanged_if_lossless_or_without_a_deadline(
     peer: Peer, request_: EscalationRequest, lossless: bool
 ) -> None:
     assert infer(peer, request_, LARGE, lossless=lossless).whole
@@ -176,7 +176,7 @@ def test_an_image_that_does_not_fit_datagrams_goes_over_tcp(peer: Peer) -> None:
         ({}, IMAGE[:20], BadImage, "JPEG"),
     ],
 )
-def test_what_goes_wrong_is_what_goes_wrong_over_http(
+def test_errors_over_datagrams_are_those_over_http(
     peer: Peer, behaviour: dict[str, object], body: bytes, error: type[HawkVisionError], says: str
 ) -> None:
     for name, value in behaviour.items():
@@ -185,7 +185,7 @@ def test_what_goes_wrong_is_what_goes_wrong_over_http(
         infer(peer, EscalationRequest(variant="committee", deadline_ms=300.0), body)
 
 
-def test_a_datacenter_without_datagrams_is_asked_over_tcp_and_that_is_said_once(
+def test_a_datacenter_without_datagrams_is_asked_over_tcp_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def ask(peer: Peer) -> None:
@@ -278,24 +278,24 @@ def escalated(peer: Peer, body: bytes, *, conditions: bool, deadline_ms: float |
 
 
 @pytest.mark.slow
-def test_an_answer_to_a_coarser_image_is_held_where_a_certificate_knows_that_coarseness(peer: Peer) -> None:
+def test_an_answer_to_a_coarser_image_is_certified_if_its_condition_is(peer: Peer) -> None:
     answer, compared = escalated(peer, HUGE, conditions=True, deadline_ms=5_000.0)
     assert not compared, "the edge looked at another image"
     assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DATACENTER, AccuracyStatus.CERTIFIED, False)
 
 
-def test_an_answer_to_a_coarser_image_is_held_to_nothing_where_no_certificate_does(peer: Peer) -> None:
+def test_an_answer_to_a_coarser_image_is_not_certified_without_a_certificate_of_its_condition(peer: Peer) -> None:
     answer, _ = escalated(peer, HUGE, conditions=False, deadline_ms=5_000.0)
     assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DATACENTER, AccuracyStatus.BEST_EFFORT, True)
 
 
-def test_an_answer_to_the_very_image_is_held_as_over_http(peer: Peer) -> None:
+def test_an_answer_to_an_unchanged_image_is_certified_as_over_http(peer: Peer) -> None:
     answer, compared = escalated(peer, LARGE, conditions=False, deadline_ms=None)
     assert compared
     assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DATACENTER, AccuracyStatus.CERTIFIED, False)
 
 
-def test_over_a_quick_link_images_travel_whole_and_an_intermediate_stage_may_answer(peer: Peer) -> None:
+def test_over_a_fast_link_images_travel_unchanged_and_an_intermediate_stage_may_answer(peer: Peer) -> None:
     peer.intermediate, peer.intermediate_fingerprint, peer.intermediate_score = "medium", SHA, 0.99
 
     async def scenario() -> Answer:
@@ -311,7 +311,7 @@ def test_over_a_quick_link_images_travel_whole_and_an_intermediate_stage_may_ans
     assert peer.datagrams[-1][1] == LARGE
 
 
-def test_over_a_quick_link_images_travel_whole_to_the_best_stage_too_and_are_guaranteed_as_over_http(
+def test_over_a_fast_link_images_to_the_reference_stage_travel_unchanged_and_are_certified_as_over_http(
     peer: Peer,
 ) -> None:
     answer, compared = escalated(peer, LARGE, conditions=False, deadline_ms=5_000.0)
@@ -325,7 +325,7 @@ def test_over_a_quick_link_images_travel_whole_to_the_best_stage_too_and_are_gua
     [(LARGE, 2.0, True), (LARGE, 0.03, False), (HUGE, 2.0, False)],
     ids=["quick", "no time left for the peer", "too large"],
 )
-def test_what_the_link_does_not_carry_whole_in_time_is_coded_anew(
+def test_an_image_that_the_link_cannot_carry_unchanged_in_time_is_encoded_anew(
     peer: Peer, body: bytes, deadline_s: float, whole: bool
 ) -> None:
     async def scenario() -> bool:
@@ -336,7 +336,7 @@ def test_what_the_link_does_not_carry_whole_in_time_is_coded_anew(
     assert asyncio.run(scenario()) is whole
 
 
-def test_over_a_link_of_which_nothing_is_known_images_do_not_travel_whole(peer: Peer) -> None:
+def test_over_an_unmeasured_link_images_do_not_travel_unchanged(peer: Peer) -> None:
     async def scenario() -> bool:
         async with linked(peer) as datacenter:
             return datacenter.fits_lossless(LARGE, 2.0)
@@ -344,7 +344,7 @@ def test_over_a_link_of_which_nothing_is_known_images_do_not_travel_whole(peer: 
     assert asyncio.run(scenario()) is False
 
 
-def test_after_an_image_that_was_to_travel_whole_and_did_not_arrive_others_are_coded_anew(peer: Peer) -> None:
+def test_after_an_unchanged_image_was_lost_others_are_encoded_anew(peer: Peer) -> None:
     async def scenario() -> list[bool]:
         assert peer.offer is not None
         async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec.parse("delay=2ms,seed=1")) as relay:

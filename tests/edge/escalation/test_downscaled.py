@@ -1,4 +1,4 @@
-"""Images much larger than the datacenter looks at: what travels is what it needs of them."""
+"""Images much larger than the stages use: what is sent is the part of them that the stages need."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sent_bytes(it: Bench) -> float:
 
 @pytest.mark.parametrize("target", [Quality.BEST, MaxAccuracyDrop(0.01)])
 @pytest.mark.parametrize("deadline_ms", [None, 20_000.0])
-def test_a_cameras_image_is_escalated_as_the_square_that_is_looked_at(
+def test_a_cameras_image_is_escalated_as_the_square_that_the_stage_uses(
     large: Peer, target: Quality | MaxAccuracyDrop, deadline_ms: float | None
 ) -> None:
     async def scenario() -> tuple[Answer, float]:
@@ -49,7 +49,7 @@ def test_a_cameras_image_is_escalated_as_the_square_that_is_looked_at(
     assert counted == len(large.bodies[0]) < len(CAMERA) / 10
 
 
-def test_a_small_image_is_escalated_as_it_is(large: Peer) -> None:
+def test_a_small_image_is_escalated_unchanged(large: Peer) -> None:
     async def scenario() -> Answer:
         async with bench(large, UNSURE, reducer=REDUCER) as it:
             return await it.ask(body=SMALL)
@@ -58,7 +58,7 @@ def test_a_small_image_is_escalated_as_it_is(large: Peer) -> None:
     assert large.bodies == [SMALL]
 
 
-def test_audits_and_trials_send_no_more(large: Peer) -> None:
+def test_audits_and_probes_send_reduced_images_too(large: Peer) -> None:
     async def audited() -> None:
         async with bench(large, SURE, audit_share=1.0, reducer=REDUCER) as it:
             await known(it.node)
@@ -79,7 +79,7 @@ def test_audits_and_trials_send_no_more(large: Peer) -> None:
     assert sizes(large.bodies)[0] == sizes(large.bodies)[-1] == SEEN
 
 
-def test_over_datagrams_the_same_bytes_travel_where_they_must_not_change() -> None:
+def test_over_datagrams_a_lossless_image_travels_as_reduced() -> None:
     with running_peer(datagram=True) as peer:
         peer.model, peer.fingerprint = "large", SHA
 
@@ -94,7 +94,7 @@ def test_over_datagrams_the_same_bytes_travel_where_they_must_not_change() -> No
         assert [body for _, body in peer.datagrams] == [REDUCER.reduced(CAMERA, probe(CAMERA))]
 
 
-def test_a_large_image_that_cannot_be_read_is_refused_and_the_next_is_answered(large: Peer) -> None:
+def test_a_large_broken_image_is_refused_and_the_next_is_answered(large: Peer) -> None:
     async def scenario() -> Answer:
         async with bench(large, UNSURE, reducer=REDUCER) as it:
             with pytest.raises(BadImage):
@@ -105,7 +105,7 @@ def test_a_large_image_that_cannot_be_read_is_refused_and_the_next_is_answered(l
     assert run(scenario).tier is Tier.DATACENTER
 
 
-def test_what_making_an_image_smaller_takes_is_taken_off_the_time_that_the_datacenter_has(large: Peer) -> None:
+def test_the_time_of_a_reduction_is_subtracted_from_the_datacenters(large: Peer) -> None:
     class Slow(Reducer):
         def reduced(self, body: bytes, header: ImageHeader) -> bytes:
             threading.Event().wait(1.0)  # as a huge image would take

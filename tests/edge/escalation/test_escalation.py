@@ -37,7 +37,7 @@ def test_unreachable_datacenter_gives_degraded_answers(lonely: ServerProcess) ->
     caller.close()
 
 
-def test_datacenter_that_comes_back_is_found_again_even_if_nobody_needs_it_meanwhile(lonely: ServerProcess) -> None:
+def test_a_datacenter_that_comes_back_is_found_without_any_escalation(lonely: ServerProcess) -> None:
     caller = Caller(lonely)
     listed = caller.get("/v1/targets").json["datacenter"]["url"]
     assert caller.classify(encoded(), "quality=best").json["degraded"]
@@ -77,7 +77,7 @@ def test_datacenter_errors_degrade(caller: Caller, peer: Peer, status: int, code
     assert {(a.status, a.json["tier"], a.json["degraded"]) for a in answers} == {(200, "edge", True)}
 
 
-def test_a_reply_that_is_none_degrades(caller: Caller, peer: Peer) -> None:
+def test_a_malformed_reply_degrades(caller: Caller, peer: Peer) -> None:
     peer.garbage = True
     assert caller.classify(encoded(), "quality=best").json["degraded"]
 
@@ -89,7 +89,7 @@ def wait_for_link(caller: Caller) -> None:
         assert monotonic() < until
 
 
-def test_what_the_datacenter_finds_wrong_with_the_image_is_the_callers(caller: Caller, peer: Peer) -> None:
+def test_a_fault_that_the_datacenter_finds_in_the_image_is_reported_to_the_caller(caller: Caller, peer: Peer) -> None:
     wait_for_link(caller)
     peer.status, peer.error_code = 400, "bad_image"
     reply = caller.classify(encoded(), "quality=best")
@@ -103,9 +103,7 @@ def test_on_miss_fail_says_504(caller: Caller, peer: Peer) -> None:
     assert (reply.status, reply.json["code"]) == (504, "deadline_missed")
 
 
-def test_a_round_trip_that_may_be_too_long_is_tried_by_all_whose_deadline_it_may_keep(
-    caller: Caller, peer: Peer
-) -> None:
+def test_a_deadline_that_the_round_trip_may_meet_is_escalated_whatever_on_miss(caller: Caller, peer: Peer) -> None:
     wait_for_link(caller)
     for delay_s in (0.0, 0.5) * 4:  # about a quarter of a second on average, and as much more or less
         peer.delay_s = delay_s
@@ -116,7 +114,7 @@ def test_a_round_trip_that_may_be_too_long_is_tried_by_all_whose_deadline_it_may
         assert (tried["tier"], tried["degraded"]) == ("datacenter", False)
 
 
-def test_on_miss_wait_waits_and_admits_it(caller: Caller, peer: Peer) -> None:
+def test_on_miss_wait_waits_and_reports_the_missed_deadline(caller: Caller, peer: Peer) -> None:
     wait_for_link(caller)
     peer.delay_s = 0.3
     reply = caller.classify(encoded(), "quality=best&deadline_ms=50&on_miss=wait").json
@@ -124,7 +122,7 @@ def test_on_miss_wait_waits_and_admits_it(caller: Caller, peer: Peer) -> None:
     assert reply["deadline_met"] is False
 
 
-def test_unsure_images_escalate_and_sure_ones_stay(caller: Caller, peer: Peer) -> None:
+def test_uncertain_images_escalate_and_confident_ones_stay(caller: Caller, peer: Peer) -> None:
     """The no-op backend is equally unsure of everything, so only the target decides."""
     wait_for_link(caller)
     assert caller.classify(encoded(), "min_confidence=1").json["reason"] == "low_confidence"
@@ -132,7 +130,7 @@ def test_unsure_images_escalate_and_sure_ones_stay(caller: Caller, peer: Peer) -
 
 
 @pytest.mark.parametrize(("status", "code"), [(500, "bad_image"), (413, "too_large")])
-def test_a_datacenters_own_trouble_is_not_blamed_on_the_caller(
+def test_a_fault_of_the_datacenter_is_not_reported_as_the_callers(
     caller: Caller, peer: Peer, status: int, code: str
 ) -> None:
     wait_for_link(caller)
@@ -140,7 +138,7 @@ def test_a_datacenters_own_trouble_is_not_blamed_on_the_caller(
     assert caller.classify(encoded(), "quality=best").json["degraded"] is True
 
 
-def test_a_stop_that_cannot_wait_any_longer_says_so() -> None:
+def test_a_request_that_outlasts_the_drain_is_refused() -> None:
     with (
         running_peer(delay_s=30.0) as slow,
         running(

@@ -1,4 +1,4 @@
-"""Escalation over HTTP where answers are late: connections stay open, nobody waits, nothing is left over."""
+"""Escalation over HTTP with late answers: connections stay open, callers do not wait, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def peer() -> Iterator[Peer]:
 
 
 async def ask(
-    escalation_transport: HttpTransport, timeout_s: float, request: EscalationRequest = HURRIED, body: bytes = b"image"
+    transport: HttpTransport, timeout_s: float, request: EscalationRequest = HURRIED, body: bytes = b"image"
 ) -> int:
-    status, _ = await escalation_transport.send(body, request, start_trace(), timeout_s, lossless=False)
+    status, _ = await transport.send(body, request, start_trace(), timeout_s, lossless=False)
     return status
 
 
-def test_an_answer_that_is_late_keeps_its_connection_open_for_the_next_image(peer: Peer) -> None:
+def test_a_late_answer_keeps_its_connection_open_for_the_next_image(peer: Peer) -> None:
     async def scenario() -> None:
-        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS)
+        transport = HttpTransport(peer.url, None, CONNECTIONS)
         for number in range(8):
             peer.held = True
             with pytest.raises(ReplyLate):
-                await ask(escalation_transport, LATE_S)
+                await ask(transport, LATE_S)
             peer.held = False
             await until(lambda number=number: peer.answered > number)  # type: ignore[misc]
-        await escalation_transport.close()
+        await transport.close()
 
     asyncio.run(scenario())
     assert len(peer.bodies) == 8
@@ -54,18 +54,18 @@ def test_an_answer_that_is_late_keeps_its_connection_open_for_the_next_image(pee
 
 def test_a_caller_that_leaves_keeps_the_connection_open_for_the_next_image(peer: Peer) -> None:
     async def scenario() -> None:
-        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS)
+        transport = HttpTransport(peer.url, None, CONNECTIONS)
         for number in range(1, 9):
             peer.held = True
-            leaving = asyncio.create_task(ask(escalation_transport, PATIENT_S))
+            leaving = asyncio.create_task(ask(transport, PATIENT_S))
             await until(lambda number=number: len(peer.bodies) == number)  # type: ignore[misc]
             leaving.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await leaving
-            assert escalation_transport.draining == 1
+            assert transport.draining == 1
             peer.held = False
-            await until(lambda: escalation_transport.draining == 0)
-        await escalation_transport.close()
+            await until(lambda: transport.draining == 0)
+        await transport.close()
 
     asyncio.run(scenario())
     assert len(peer.ports) == 1
@@ -73,88 +73,86 @@ def test_a_caller_that_leaves_keeps_the_connection_open_for_the_next_image(peer:
 
 def test_answers_that_never_come_leave_connections_for_the_next_image(peer: Peer) -> None:
     async def scenario() -> None:
-        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS, drain_s=10 * PATIENT_S)
+        transport = HttpTransport(peer.url, None, CONNECTIONS, drain_s=10 * PATIENT_S)
         peer.delay_s = 10 * PATIENT_S
         for _ in range(2):
-            late = await asyncio.gather(
-                *(ask(escalation_transport, LATE_S) for _ in range(CONNECTIONS)), return_exceptions=True
-            )
+            late = await asyncio.gather(*(ask(transport, LATE_S) for _ in range(CONNECTIONS)), return_exceptions=True)
             assert all(isinstance(each, ReplyLate) for each in late)
-        assert escalation_transport.draining == CONNECTIONS // 2
+        assert transport.draining == CONNECTIONS // 2
         peer.delay_s = 0.0
-        assert await ask(escalation_transport, PATIENT_S) == 200
-        await escalation_transport.close()
+        assert await ask(transport, PATIENT_S) == 200
+        await transport.close()
 
     asyncio.run(scenario())
 
 
-def test_a_late_answer_is_not_let_come_for_ever(peer: Peer) -> None:
+def test_an_abandoned_exchange_ends_after_its_bound(peer: Peer) -> None:
     async def scenario() -> None:
-        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS, drain_s=LATE_S)
+        transport = HttpTransport(peer.url, None, CONNECTIONS, drain_s=LATE_S)
         peer.held = True
-        leaving = asyncio.create_task(ask(escalation_transport, PATIENT_S))
+        leaving = asyncio.create_task(ask(transport, PATIENT_S))
         await until(lambda: len(peer.bodies) == 1)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
-        await until(lambda: escalation_transport.draining == 0)
+        await until(lambda: transport.draining == 0)
         peer.held = False
-        await escalation_transport.close()
+        await transport.close()
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
-    ("request_", "body", "runs_out"),
+    ("request_", "body", "drains"),
     [(HURRIED, b"image", 1), (EscalationRequest(), b"image", 0), (HURRIED, bytes(DRAIN_BYTES + 1), 0)],
     ids=["deadline", "no deadline", "large"],
 )
-def test_only_small_images_with_deadlines_go_on_when_they_are_late(
-    peer: Peer, request_: EscalationRequest, body: bytes, runs_out: int
+def test_only_small_images_with_deadlines_continue_when_they_are_late(
+    peer: Peer, request_: EscalationRequest, body: bytes, drains: int
 ) -> None:
     async def scenario() -> None:
-        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS)
+        transport = HttpTransport(peer.url, None, CONNECTIONS)
         peer.held = True
         with pytest.raises(ReplyLate):
-            await ask(escalation_transport, LATE_S, request_, body)
-        assert escalation_transport.draining == runs_out
+            await ask(transport, LATE_S, request_, body)
+        assert transport.draining == drains
         peer.held = False
-        await until(lambda: escalation_transport.draining == 0)
-        await escalation_transport.close()
+        await until(lambda: transport.draining == 0)
+        await transport.close()
 
     asyncio.run(scenario())
 
 
-def test_an_image_that_waited_for_a_connection_in_vain_is_not_sent_later(peer: Peer) -> None:
+def test_an_image_that_never_got_a_connection_is_not_sent_later(peer: Peer) -> None:
     async def scenario() -> None:
-        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS)
+        transport = HttpTransport(peer.url, None, CONNECTIONS)
         peer.held = True
-        wait_full_deadline = [asyncio.create_task(ask(escalation_transport, PATIENT_S)) for _ in range(CONNECTIONS)]
+        patient = [asyncio.create_task(ask(transport, PATIENT_S)) for _ in range(CONNECTIONS)]
         await until(lambda: len(peer.bodies) == CONNECTIONS)
         with pytest.raises(ReplyLate):
-            await ask(escalation_transport, LATE_S)
+            await ask(transport, LATE_S)
         peer.held = False
-        assert await asyncio.gather(*wait_full_deadline) == [200] * CONNECTIONS
-        assert await ask(escalation_transport, PATIENT_S) == 200
-        await escalation_transport.close()
+        assert await asyncio.gather(*patient) == [200] * CONNECTIONS
+        assert await ask(transport, PATIENT_S) == 200
+        await transport.close()
 
     asyncio.run(scenario())
     assert len(peer.bodies) == CONNECTIONS + 1
 
 
-def test_closing_ends_what_is_under_way_and_leaves_nothing_over(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_ends_all_exchanges(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS)
+        transport = HttpTransport(peer.url, None, CONNECTIONS)
         peer.held = True
         with pytest.raises(ReplyLate):
-            await ask(escalation_transport, LATE_S)
-        waiting = [asyncio.create_task(ask(escalation_transport, PATIENT_S)) for _ in range(2 * CONNECTIONS)]
+            await ask(transport, LATE_S)
+        waiting = [asyncio.create_task(ask(transport, PATIENT_S)) for _ in range(2 * CONNECTIONS)]
         await until(lambda: len(peer.bodies) == CONNECTIONS)
-        await escalation_transport.close()
+        await transport.close()
         told = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(each, TransportBroken) for each in told)
         with pytest.raises(TransportBroken, match="closed at this end"):
-            await ask(escalation_transport, PATIENT_S)
+            await ask(transport, PATIENT_S)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         peer.held = False
 
@@ -163,7 +161,7 @@ def test_closing_ends_what_is_under_way_and_leaves_nothing_over(peer: Peer, capl
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
-def test_connections_that_late_answers_keep_busy_are_not_idle(peer: Peer) -> None:
+def test_connections_with_abandoned_exchanges_are_not_idle(peer: Peer) -> None:
     async def scenario() -> None:
         datacenter = DatacenterClient(peer.url, None, 2, 10, MonotonicClock())
         peer.held = True
@@ -181,7 +179,7 @@ def test_connections_that_late_answers_keep_busy_are_not_idle(peer: Peer) -> Non
     asyncio.run(scenario())
 
 
-def test_a_datacenter_that_does_not_say_in_time_what_it_serves_is_named_with_the_reason(
+def test_a_listing_that_times_out_is_reported_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("edge.escalation.http_transport.LISTING_TIMEOUT_S", LATE_S)
@@ -193,11 +191,9 @@ def test_a_datacenter_that_does_not_say_in_time_what_it_serves_is_named_with_the
     async def scenario() -> None:
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         async with server:
-            escalation_transport = HttpTransport(
-                f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, CONNECTIONS
-            )
+            transport = HttpTransport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, CONNECTIONS)
             with pytest.raises(EscalationFailed, match=r": TimeoutError$"):
-                await escalation_transport.stages()
-            await escalation_transport.close()
+                await transport.stages()
+            await transport.close()
 
     asyncio.run(scenario())

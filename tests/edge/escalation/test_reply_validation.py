@@ -1,4 +1,4 @@
-"""What a datacenter, or whoever answers in its place, may say without harm."""
+"""Malformed replies do no harm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEEP = [b"[" * 100_000, b'{"top_k": ' + b"[" * 100_000, b'{"unknown": ' + b'{"a"
 
 
 @pytest.mark.parametrize("payload", DEEP)
-def test_json_nested_deeply_is_what_is_malformed(payload: bytes) -> None:
+def test_deeply_nested_json_is_malformed(payload: bytes) -> None:
     with pytest.raises(EscalationFailed):
         checked(payload, EscalationRequest(), 10, "http://dc")
     fault, said = refused(400, payload)

@@ -1,4 +1,4 @@
-"""One image on several cores: when a node does so."""
+"""One image on several cores: when a node uses them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.images import encoded
 @pytest.mark.parametrize(
     ("alone", "images", "wide", "narrow"), [(True, 1, 1, 0), (False, 1, 0, 1), (True, 2, 0, 1), (False, 2, 0, 1)]
 )
-def test_an_image_that_is_alone_is_run_wide_and_no_other(alone: bool, images: int, wide: int, narrow: int) -> None:
+def test_only_an_image_that_is_alone_uses_several_threads(alone: bool, images: int, wide: int, narrow: int) -> None:
     stage = EdgeStage("small", LoadedModel("small", GatedBackend(SURE), SPEC, GatedBackend(SURE)), 1.0, Score.TOP1)
     body = encoded()
     look = InferenceJob(stage, body, probe(body), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
@@ -41,7 +41,9 @@ class Foresighted(GatedBackend):
 
 
 @pytest.mark.parametrize(("alone", "images", "told"), [(True, 1, [0]), (False, 1, []), (True, 2, [])])
-def test_a_wide_backend_hears_of_a_lone_image_before_it_is_decoded(alone: bool, images: int, told: list[int]) -> None:
+def test_a_wide_backend_prepares_for_a_lone_image_before_it_is_decoded(
+    alone: bool, images: int, told: list[int]
+) -> None:
     wide = Foresighted()
     stage = EdgeStage("small", LoadedModel("small", GatedBackend(SURE), SPEC, wide), 1.0, Score.TOP1)
     look = InferenceJob(stage, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)

@@ -1,4 +1,4 @@
-"""What the edge stage says of one image, at its own temperature and at that of another condition; who looks at it."""
+"""The edge stage: temperatures, batches, and which members of a conditional ensemble run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def expected(temperature: float) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, 1.5), (3.0, 3.0)])
-def test_confidence_is_at_the_temperature_of_the_condition_if_one_is_given(given: float | None, used: float) -> None:
+def test_confidence_uses_the_temperature_of_the_condition_if_given(given: float | None, used: float) -> None:
     first, second = expected(used)
     assert look(Score.TOP1, given).confidences[:2] == pytest.approx((first, second), rel=1e-5)
     assert look(Score.TOP1, given).score == pytest.approx(first, rel=1e-5)
@@ -43,7 +43,7 @@ def test_a_higher_temperature_changes_no_answer() -> None:
     assert look(Score.TOP1, None).indices == look(Score.TOP1, 9.0).indices
 
 
-def test_images_looked_at_together_are_seen_as_each_alone_and_a_broken_one_harms_no_other() -> None:
+def test_a_batch_gives_the_predictions_of_single_images_and_a_broken_one_fails_alone() -> None:
     stage = EdgeStage(
         "small", LoadedModel("small", NoopBackend((SPEC.height, SPEC.width, 3), 10), SPEC), 1.5, Score.MARGIN
     )
@@ -98,7 +98,7 @@ def seen_by(stage: EdgeStage, *bodies: bytes, first_only: bool = False) -> list[
     return [each for each in found if isinstance(each, StagePrediction)]
 
 
-def test_others_look_only_where_the_first_is_not_sure_and_then_the_average_counts() -> None:
+def test_other_members_run_only_if_the_first_is_not_confident_and_the_average_counts() -> None:
     first, second = Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0)
     sure, doubtful, again = seen_by(conditional(first, second), BRIGHT, DARK, DARK)
     assert (first.looked, second.looked) == ([3], [2])
@@ -116,7 +116,7 @@ def test_the_second_may_overrule_the_first() -> None:
     assert found.indices[0] == 5
 
 
-def test_who_wants_the_first_alone_gets_what_it_would_say_by_itself() -> None:
+def test_first_only_gives_the_first_members_own_prediction() -> None:
     first, second = Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0)
     by_itself = seen_by(EdgeStage("first", LoadedModel("first", first, SPEC), 1.5, Score.TOP1), DARK)
     (alone,) = seen_by(conditional(first, second), DARK, first_only=True)
@@ -128,7 +128,7 @@ def test_who_wants_the_first_alone_gets_what_it_would_say_by_itself() -> None:
     assert second.looked == []
 
 
-def test_a_stage_that_looks_again_sees_images_together_as_each_alone() -> None:
+def test_a_conditional_ensemble_predicts_a_batch_as_single_images() -> None:
     stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=3.0, dark=1.0))
     bodies = [DARK, BRIGHT, encoded(seed=5), DARK]
     together = seen_by(stage, *bodies)
@@ -142,26 +142,26 @@ def test_a_stage_that_looks_again_sees_images_together_as_each_alone() -> None:
     ("must_end", "again"), [(None, True), (99.9, True), (100.5, False), (101.5, True)],
     ids=["no deadline", "late in any case", "in time without it", "in time with it"],
 )  # fmt: skip
-def test_others_look_unless_only_that_would_be_late(must_end: float | None, again: bool) -> None:
+def test_other_members_run_unless_only_they_would_be_late(must_end: float | None, again: bool) -> None:
     stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
     assert stage.others is not None
-    stage.others.duration.took(1.0)
+    stage.others.duration.record(1.0)
     look_ = InferenceJob(stage, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=must_end)
     assert (look_().full_ensemble, look_().truncated) == (again, not again)
 
 
-def test_who_is_sure_was_not_hasty() -> None:
+def test_a_confident_prediction_is_not_truncated() -> None:
     stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
     assert stage.others is not None
-    stage.others.duration.took(1.0)
+    stage.others.duration.record(1.0)
     found = InferenceJob(stage, BRIGHT, probe(BRIGHT), 3, 1_000_000, ManualClock(100.0), must_end=100.5)()
     assert not found.truncated
 
 
-def test_one_slow_second_look_does_not_end_all_others() -> None:
+def test_one_slow_ensemble_run_does_not_prevent_all_later_ones() -> None:
     stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
     assert stage.others is not None
-    stage.others.duration.took(2.0)
+    stage.others.duration.record(2.0)
     look_ = InferenceJob(stage, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=100.5)
     results = [look_() for _ in range(100)]
     assert results[0].truncated

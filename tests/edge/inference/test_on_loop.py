@@ -1,4 +1,4 @@
-"""When the event loop of a node may look at images itself."""
+"""When the event loop of a node may run inference itself."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def peer() -> Iterator[Peer]:
         EdgeConfig(onnx_providers=("CUDAExecutionProvider",)),
     ],
 )
-def test_datagrams_wait_for_nobody_and_a_device_is_waited_for_by_threads(config: EdgeConfig) -> None:
+def test_with_datagrams_or_a_device_no_image_runs_on_the_loop(config: EdgeConfig) -> None:
     assert on_loop(config, None) is None
 
 
-def test_small_images_are_looked_at_on_the_loop_while_no_escalation_is_under_way(peer: Peer) -> None:
+def test_small_images_run_on_the_loop_while_no_escalation_is_pending(peer: Peer) -> None:
     async def scenario() -> list[bool]:
         async with bench(peer, audit_share=0.0) as asked:
             datacenter = asked.node.datacenter

@@ -1,4 +1,4 @@
-"""Before a node is ready, every way of an image has been gone once."""
+"""Warm-up: samples take every path of an image before the node is ready."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Counting:
     def close(self) -> None: ...
 
 
-def test_every_model_has_looked_alone_and_not_alone_at_every_format_and_learnt_nothing() -> None:
+def test_warm_up_runs_every_model_on_every_format_alone_and_not_and_changes_no_estimate() -> None:
     counts: Counter[str] = Counter()
     models = [
         LoadedModel(n, Counting(n, counts), SPEC, Counting(f"{n} on several threads", counts)) for n in ("a", "b", "c")
@@ -50,7 +50,7 @@ def test_samples_are_whole_images_of_each_format() -> None:
         assert decode(body, probe(body), max_pixels=10_000, min_side=32).shape == (48, 48, 3)
 
 
-def test_a_bound_of_pixels_below_a_samples_does_not_keep_a_node_from_starting() -> None:
+def test_a_node_starts_with_a_pixel_bound_below_its_samples() -> None:
     counts: Counter[str] = Counter()
     stage = EdgeStage("a", LoadedModel("a", Counting("a", counts), SPEC), 1.0, Score.TOP1)
     look_at_samples(stage, 1, MonotonicClock())

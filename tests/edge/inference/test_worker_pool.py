@@ -1,4 +1,4 @@
-"""The worker pool's threads: order, bounds, errors, jobs run together, shutdown."""
+"""The worker pool: order, bounds, errors, batches and shutdown on threads."""
 
 import asyncio
 import functools
@@ -17,7 +17,7 @@ from tests.edge.batches import Batches
 from tests.edge.bench import run
 
 
-def test_results_come_back_to_the_one_who_asked() -> None:
+def test_each_job_gets_its_own_result() -> None:
     async def scenario() -> list[int]:
         pool: WorkerPool[int] = WorkerPool(threads=3, limit=100)
         futures = [pool.submit(functools.partial(pow, i, 2)) for i in range(50)]
@@ -76,7 +76,7 @@ def test_earliest_deadline_goes_first_and_no_deadline_is_not_starved() -> None:
     assert run(scenario) == ["sooner", "soon", "patient", "late"]
 
 
-def test_what_can_no_longer_be_in_time_lets_pass_what_can() -> None:
+def test_jobs_that_can_be_on_time_overtake_late_ones() -> None:
     async def scenario() -> list[str]:
         pool: WorkerPool[object] = WorkerPool(threads=1, limit=100)
         gate = threading.Event()
@@ -101,7 +101,7 @@ def test_what_can_no_longer_be_in_time_lets_pass_what_can() -> None:
     assert sorted(rest) == ["cannot_meet_target", "cannot_meet_target too"]
 
 
-def test_full_queue_sheds_and_says_when_to_come_back() -> None:
+def test_a_full_queue_sheds_and_says_when_to_retry() -> None:
     async def scenario() -> Overloaded:
         pool: WorkerPool[object] = WorkerPool(threads=1, limit=2)
         gate, started = threading.Event(), threading.Event()
@@ -161,7 +161,7 @@ def test_a_cancelled_request_is_never_run() -> None:
     assert run(scenario) == ["wanted"]
 
 
-def test_closing_finishes_what_was_accepted_and_takes_no_more() -> None:
+def test_closing_finishes_accepted_jobs_and_refuses_new_ones() -> None:
     async def scenario() -> tuple[int, bool]:
         pool: WorkerPool[int] = WorkerPool(threads=2, limit=50)
         futures = [pool.submit(functools.partial(pow, i, 1)) for i in range(20)]
@@ -193,7 +193,7 @@ def test_wait_is_predicted_from_queue_and_service_time() -> None:
     assert busy >= 10 * 20 * 0.9
 
 
-def test_a_full_queue_sheds_first_who_is_late_already() -> None:
+def test_a_full_queue_sheds_late_jobs_first() -> None:
     async def scenario() -> tuple[list[str], list[Any]]:
         pool: WorkerPool[object] = WorkerPool(threads=1, limit=3)
         gates = [threading.Event(), threading.Event()]
@@ -243,7 +243,7 @@ async def behind_a_gate(pool: WorkerPool[Any], queue: Callable[[], list[asyncio.
     return [outcome if isinstance(outcome, BaseException) else outcome[0] for outcome in outcomes]
 
 
-def test_jobs_that_wait_are_run_together_in_their_order_and_get_each_its_own_result() -> None:
+def test_waiting_jobs_run_in_one_batch_in_order_and_each_gets_its_own_result() -> None:
     batches = Batches()
 
     async def scenario() -> list[Any]:
@@ -256,7 +256,7 @@ def test_jobs_that_wait_are_run_together_in_their_order_and_get_each_its_own_res
     assert batches.ran == [[0, 1, 2, 3], [4, 5], [6, 7], [8]]
 
 
-def test_where_nothing_is_saved_by_it_they_are_run_one_by_one() -> None:
+def test_with_a_batch_of_one_jobs_run_singly() -> None:
     batches = Batches()
 
     async def scenario() -> list[Any]:
@@ -269,7 +269,7 @@ def test_where_nothing_is_saved_by_it_they_are_run_one_by_one() -> None:
     assert batches.ran == [[i] for i in range(9)]
 
 
-def test_what_is_wrong_with_one_is_not_the_others_matter_and_a_cancelled_one_is_left_out() -> None:
+def test_in_a_batch_an_error_stays_with_its_job_and_a_cancelled_job_does_not_run() -> None:
     batches = Batches()
 
     async def scenario() -> list[Any]:
@@ -287,7 +287,7 @@ def test_what_is_wrong_with_one_is_not_the_others_matter_and_a_cancelled_one_is_
     assert batches.ran[0] == [10, 12, 13]
 
 
-def test_a_job_is_not_run_with_others_that_would_make_it_late_nor_with_those_of_another_kind() -> None:
+def test_a_job_is_not_batched_if_that_makes_it_late_or_with_another_kind() -> None:
     batches, others = Batches(), Batches()
 
     async def scenario() -> list[Any]:
@@ -310,12 +310,12 @@ def test_a_job_is_not_run_with_others_that_would_make_it_late_nor_with_those_of_
     assert (batches.ran, others.ran) == ([[1], [2]], [[3]])
 
 
-def test_those_that_wait_are_shared_out() -> None:
+def test_workers_share_the_waiting_jobs() -> None:
     assert [batch_size(waiting) for waiting in (1, 2, 3, 4, 6, 8, 200)] == [1, 2, 2, 2, 3, 4, MAX_BATCH]
 
 
 @pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")
-def test_a_worker_with_nothing_to_do_is_kept_off_the_core_of_one_that_has() -> None:
+def test_an_idle_worker_stays_off_the_core_of_a_busy_one() -> None:
     async def scenario() -> list[set[int]]:
         pool: WorkerPool[Any] = WorkerPool(threads=2, limit=10)
         both = threading.Barrier(2)

@@ -1,4 +1,4 @@
-"""Jobs of the worker pool that the event loop runs itself: in which order, which it leaves to threads, shutdown."""
+"""The worker pool on the event loop: order, jobs that it leaves to threads, and shutdown."""
 
 import asyncio
 import functools
@@ -26,7 +26,7 @@ def on_the_loop() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def test_the_loop_runs_jobs_itself_in_their_order_and_tells_of_each_before_the_next() -> None:
+def test_the_loop_runs_jobs_in_order_and_delivers_each_before_the_next() -> None:
     async def scenario() -> list[str]:
         pool, said = here(), list[str]()
 
@@ -52,7 +52,7 @@ def test_the_loop_runs_jobs_itself_in_their_order_and_tells_of_each_before_the_n
     ]
 
 
-def test_jobs_that_come_while_the_loop_runs_one_are_run_together_afterwards() -> None:
+def test_jobs_that_arrive_while_the_loop_runs_one_form_the_next_batch() -> None:
     batches = Batches()
 
     async def scenario() -> list[Any]:
@@ -66,7 +66,7 @@ def test_jobs_that_come_while_the_loop_runs_one_are_run_together_afterwards() ->
     assert batches.ran == [[0, 1, 2, 3], [4, 5], [6, 7], [8]]
 
 
-def test_what_came_while_the_loop_ran_a_job_is_in_line_before_the_next() -> None:
+def test_jobs_that_arrived_while_the_loop_ran_one_are_queued_before_the_next() -> None:
     running, sent, order = threading.Event(), threading.Event(), list[str]()
 
     def call(port: int) -> None:
@@ -103,7 +103,7 @@ def test_what_came_while_the_loop_ran_a_job_is_in_line_before_the_next() -> None
     assert order == ["urgent", "patient"]
 
 
-def test_the_thread_runs_what_the_loop_may_not_and_the_loop_what_comes_after() -> None:
+def test_the_thread_runs_jobs_that_the_loop_may_not_and_the_loop_the_next() -> None:
     async def scenario() -> list[bool]:
         allowed = [False]
         pool, begun, gate = here(lambda: allowed[0]), threading.Event(), threading.Event()
@@ -124,7 +124,7 @@ def test_the_thread_runs_what_the_loop_may_not_and_the_loop_what_comes_after() -
     assert run(scenario) == [False, True]
 
 
-def test_the_loop_leaves_jobs_to_the_thread_while_they_take_long() -> None:
+def test_the_loop_leaves_long_jobs_to_the_thread() -> None:
     async def scenario() -> list[bool]:
         pool = here()
         await pool.submit(lambda: threading.Event().wait(2 * MAX_ON_LOOP_S))
@@ -136,7 +136,7 @@ def test_the_loop_leaves_jobs_to_the_thread_while_they_take_long() -> None:
     assert (ran_here[0], ran_here[-1]) == (False, True)
 
 
-def test_the_loop_leaves_jobs_to_the_thread_that_together_take_long() -> None:
+def test_the_loop_leaves_long_batches_to_the_thread() -> None:
     places: list[bool] = []
 
     def together(jobs: Sequence[Any]) -> list[int | Exception]:
@@ -156,7 +156,7 @@ def test_the_loop_leaves_jobs_to_the_thread_that_together_take_long() -> None:
 
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("allowed", [True, False])
-def test_what_was_accepted_is_finished_when_a_pool_beside_its_loop_is_closed(allowed: bool, cores: int) -> None:
+def test_closing_a_pool_that_uses_the_loop_finishes_accepted_jobs(allowed: bool, cores: int) -> None:
     async def scenario() -> list[int]:
         pool = here(lambda: allowed, cores)
         futures = [pool.submit(functools.partial(pow, i, 2)) for i in range(50)]
@@ -168,7 +168,7 @@ def test_what_was_accepted_is_finished_when_a_pool_beside_its_loop_is_closed(all
     assert run(scenario) == [i * i for i in range(50)]
 
 
-def test_what_goes_wrong_on_the_loop_reaches_only_its_own_request() -> None:
+def test_an_error_on_the_loop_reaches_only_its_own_request() -> None:
     async def scenario() -> list[Any]:
         pool = here()
 
@@ -202,7 +202,7 @@ async def running_what_comes_alone(allowed: Callable[[], bool] = lambda: True) -
         assert await alone_on_the_loop(pool)
 
 
-def test_with_several_cores_the_loop_runs_what_comes_alone_and_threads_what_comes_together() -> None:
+def test_with_several_cores_the_loop_runs_lone_jobs_and_threads_the_others() -> None:
     both = threading.Barrier(2)
 
     def meet() -> bool:
@@ -219,7 +219,7 @@ def test_with_several_cores_the_loop_runs_what_comes_alone_and_threads_what_come
     assert not any(run(scenario))
 
 
-def test_with_several_cores_threads_run_what_the_loop_may_not() -> None:
+def test_with_several_cores_threads_run_jobs_that_the_loop_may_not() -> None:
     async def scenario() -> list[bool]:
         allowed = True
         async with running_what_comes_alone(lambda: allowed) as pool:
@@ -231,7 +231,7 @@ def test_with_several_cores_threads_run_what_the_loop_may_not() -> None:
     assert not any(run(scenario))
 
 
-def test_with_several_cores_threads_run_what_takes_longer_than_the_next_will_wait() -> None:
+def test_with_several_cores_threads_run_jobs_that_would_delay_the_next() -> None:
     def long() -> bool:
         threading.Event().wait(0.02)  # more than an eighth of the longest gap that counts
         return on_the_loop()

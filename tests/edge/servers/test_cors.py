@@ -1,4 +1,4 @@
-"""Pages in browsers: pre-flight without a key, headers that they may read, on every way and for every error."""
+"""CORS: pre-flight without a key, exposed headers, and errors that pages may read."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_cache_is_told_that_answers_depend_on_the_origin(listed: ServerProcess
 
 
 @pytest.mark.parametrize(("method", "path", "body", "headers", "status"), REQUESTS)
-def test_where_all_origins_are_allowed_pages_of_each_may_read(
+def test_with_all_origins_allowed_every_page_may_read(
     everybody: ServerProcess, method: str, path: str, body: bytes | None, headers: dict[str, str], status: int
 ) -> None:
     reply = asked(everybody, method, path, body, {**headers, "Origin": "https://any.example"})
@@ -123,7 +123,7 @@ def test_where_all_origins_are_allowed_pages_of_each_may_read(
     assert preflight(everybody, "null", path.partition("?")[0]).headers["access-control-allow-origin"] == "*"
 
 
-def test_without_the_setting_nothing_is_said_to_pages(caller: Caller) -> None:
+def test_without_the_setting_no_cors_headers_are_sent(caller: Caller) -> None:
     reply = caller.classify(encoded(), "quality=fast", Origin=SHOP)
     assert reply.status == 200
     assert not [name for name in reply.headers if name.startswith("access-control") or name == "vary"]
@@ -136,7 +136,7 @@ def test_without_the_setting_nothing_is_said_to_pages(caller: Caller) -> None:
 @pytest.mark.parametrize(
     "origins", [["https://shop.example/"], ["shop.example"], ["HTTPS://shop.example"], ["https://a:443"], ["*", SHOP]]
 )
-def test_what_is_no_origin_is_refused_at_the_start(origins: list[str]) -> None:
+def test_an_invalid_origin_is_refused_at_the_start(origins: list[str]) -> None:
     with pytest.raises(ConfigError, match="cors_origins"):
         check_origins("edge.cors_origins", origins)
     check_origins("edge.cors_origins", [SHOP, "http://localhost:3000", "http://[::1]:8080", "null", "app://page"])

@@ -1,4 +1,4 @@
-"""The datagram server before a real node: what is believed of images received in part, and what is said of them."""
+"""The datagram server in front of a real node: answers to partial images, and their guarantees."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ def asked(
     return answer
 
 
-def test_a_whole_image_is_guaranteed_what_it_is_guaranteed_over_http(large: Peer) -> None:
+def test_a_complete_image_has_the_guarantee_of_http(large: Peer) -> None:
     answer = asked(large, SURE, lambda it: it.ask(incoming(Complete(IMAGE, None))))
     assert (answer["index"], answer["received_fraction"], answer["degraded"]) == (3, 1.0, False)
     assert (answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == ("certified", 0.055)
 
 
-def test_a_coarser_image_is_held_to_the_certificate_of_its_own_condition(large: Peer) -> None:
+def test_a_coarser_image_is_certified_by_the_certificate_of_its_condition(large: Peer) -> None:
     answer = asked(large, SURE, lambda it: it.ask(incoming(Complete(IMAGE, 80))))
     assert (answer["received_fraction"], answer["accuracy"]["status"]) == (1.0, "certified")
     assert answer["accuracy"]["max_drop"] == 0.05
@@ -147,7 +147,7 @@ def test_a_partial_image_is_answered_at_once_where_its_certificate_accepts_it(la
     )
 
 
-def test_a_partial_image_that_is_not_believed_waits_for_the_rest_and_is_looked_at_twice_at_most(large: Peer) -> None:
+def test_an_uncertain_partial_image_waits_for_the_rest_and_runs_twice_at_most(large: Peer) -> None:
     async def scenario(it: HttpServer) -> tuple[Status, dict[str, Any]]:
         rest: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
         asking = asyncio.ensure_future(it.ask(incoming(part(0.8), better=rest)))
@@ -163,7 +163,7 @@ def test_a_partial_image_that_is_not_believed_waits_for_the_rest_and_is_looked_a
     assert (answer["tier"], answer["received_fraction"], answer["accuracy"]["status"]) == ("edge", 1.0, "certified")
 
 
-def test_where_nothing_would_be_believed_the_rest_is_awaited_without_a_look(large: Peer) -> None:
+def test_if_no_partial_answer_can_be_accepted_the_rest_is_awaited_without_inference(large: Peer) -> None:
     async def scenario(it: HttpServer) -> tuple[Status, dict[str, Any]]:
         rest: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
         asking = asyncio.ensure_future(it.ask(incoming(part(0.3), b"quality=fast", better=rest)))
@@ -176,7 +176,7 @@ def test_where_nothing_would_be_believed_the_rest_is_awaited_without_a_look(larg
     assert asked(large, SURE, scenario)["received_fraction"] == 1.0
 
 
-def test_unsure_partial_images_are_sent_on_as_they_were_received(large: Peer) -> None:
+def test_uncertain_partial_images_are_escalated_as_received(large: Peer) -> None:
     arrived = Partial(OTHER, 80, 0.8, MASK)
     answer = asked(large, UNSURE, lambda it: it.ask(incoming(arrived)))
     assert (answer["tier"], answer["index"], answer["received_fraction"]) == ("datacenter", ANSWER_CLASS, 0.8)
@@ -185,7 +185,7 @@ def test_unsure_partial_images_are_sent_on_as_they_were_received(large: Peer) ->
 
 
 @pytest.mark.parametrize("template", [b"", b"quality=best", b"max_accuracy_drop=0.06"])
-def test_what_no_certificate_keeps_is_degraded_and_not_held_even_from_the_datacenter(
+def test_without_a_certificate_of_its_condition_an_image_is_degraded_even_by_the_datacenter(
     large: Peer, template: bytes
 ) -> None:
     answer = asked(large, SURE, lambda it: it.ask(incoming(part(0.3), template)))
@@ -193,12 +193,12 @@ def test_what_no_certificate_keeps_is_degraded_and_not_held_even_from_the_datace
     assert (answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == ("best_effort", None)
 
 
-def test_a_node_alone_answers_what_it_does_not_believe_as_degraded() -> None:
+def test_a_node_alone_answers_uncertain_partial_images_as_degraded() -> None:
     answer = asked(None, SURE, lambda it: it.ask(incoming(part(0.2, 27))))
     assert (answer["tier"], answer["degraded"], answer["accuracy"]["status"]) == ("edge", True, "best_effort")
 
 
-def test_fail_is_told_of_a_part_that_keeps_no_target_and_not_of_a_coarse_whole() -> None:
+def test_on_miss_fail_refuses_a_partial_image_below_target_and_not_a_coarse_complete_one() -> None:
     async def scenario() -> tuple[tuple[Status, dict[str, Any]], ...]:
         async with server(None, SURE) as it:
             fail = b"on_miss=fail&quality=best"
@@ -211,7 +211,7 @@ def test_fail_is_told_of_a_part_that_keeps_no_target_and_not_of_a_coarse_whole()
     assert (coarse_status, coarse["deadline_met"]) == (Status.OK, True)
 
 
-def test_the_fragments_deadline_is_the_requests(large: Peer) -> None:
+def test_the_deadline_of_the_fragments_is_the_requests(large: Peer) -> None:
     async def scenario(it: HttpServer) -> tuple[Status, dict[str, Any]]:
         large.delay_s = 30.0
         return await it.ask(incoming(Complete(IMAGE, None), deadline_s=0.4))
@@ -221,7 +221,7 @@ def test_the_fragments_deadline_is_the_requests(large: Peer) -> None:
     assert answer["timing_ms"]["total"] < 30_000
 
 
-def test_a_deadline_that_passed_on_the_way_gets_what_can_be_had_at_once(large: Peer) -> None:
+def test_a_deadline_that_passed_in_transit_gets_the_fastest_answer(large: Peer) -> None:
     answer = asked(large, UNSURE, lambda it: it.ask(incoming(Complete(IMAGE, None), deadline_s=-1.0)))
     assert (answer["tier"], answer["degraded"], answer["deadline_met"]) == ("edge", True, False)
 
@@ -260,7 +260,7 @@ def test_refusals_are_those_of_http(image: bytes, template: bytes, meta: bytes, 
     assert after is Status.OK, "a bad image does not harm the next one"
 
 
-def test_a_full_queue_is_told_with_when_to_try_again() -> None:
+def test_a_full_queue_says_when_to_retry() -> None:
     async def scenario() -> list[tuple[Status, dict[str, Any]]]:
         async with server(None, SURE) as it:
             it.bench.backend.gate.clear()
@@ -276,7 +276,7 @@ def test_a_full_queue_is_told_with_when_to_try_again() -> None:
     assert all(body["retry_after_s"] > 0 for body in refused)
 
 
-def test_a_stopping_server_refuses_and_answers_what_is_inside() -> None:
+def test_a_stopping_server_refuses_new_images_and_answers_accepted_ones() -> None:
     async def scenario() -> tuple[tuple[Status, dict[str, Any]], ...]:
         async with server(None, SURE) as it:
             it.bench.backend.gate.clear()
@@ -292,7 +292,7 @@ def test_a_stopping_server_refuses_and_answers_what_is_inside() -> None:
     assert (late, body["code"], inside) == (Status.REFUSED, "not_ready", Status.OK)
 
 
-def test_what_came_of_images_is_counted() -> None:
+def test_outcomes_of_images_are_counted() -> None:
     async def scenario() -> tuple[float, ...]:
         async with server(None, SURE) as it:
             await it.ask(incoming(Complete(IMAGE, 80)))
@@ -307,7 +307,7 @@ def test_what_came_of_images_is_counted() -> None:
     assert run(scenario) == (1, 2, 0)
 
 
-def test_a_caller_that_gives_up_costs_its_image_and_nothing_else() -> None:
+def test_a_caller_that_cancels_loses_only_its_own_image() -> None:
     async def scenario() -> tuple[float, float]:
         async with server(None, SURE) as it:
             it.bench.backend.gate.clear()
@@ -324,7 +324,7 @@ def test_a_caller_that_gives_up_costs_its_image_and_nothing_else() -> None:
     assert run(scenario) == (1, 1)
 
 
-def test_the_rest_of_what_is_late_already_is_waited_for_as_long_as_it_is_let_come_in(large: Peer) -> None:
+def test_the_rest_of_a_late_image_is_awaited_within_its_bound(large: Peer) -> None:
     async def scenario(it: HttpServer) -> tuple[Status, dict[str, Any]]:
         rest: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
         # As if its first fragment came a minute from now, so that no busy machine is too slow for this.
@@ -342,7 +342,7 @@ async def offered(offer: DatagramEndpoint) -> DatagramEndpoint:
     return offer
 
 
-def test_waiting_for_a_late_answer_needs_no_deadline_of_the_link(large: Peer) -> None:
+def test_on_miss_wait_sends_no_deadline_over_the_link(large: Peer) -> None:
     async def scenario(it: HttpServer) -> tuple[Status, dict[str, Any]]:
         large.delay_s = 0.3
         return await it.ask(incoming(Complete(IMAGE, None), f"on_miss={OnMiss.WAIT}&deadline_ms=50".encode()))
@@ -351,7 +351,7 @@ def test_waiting_for_a_late_answer_needs_no_deadline_of_the_link(large: Peer) ->
     assert (answer["tier"], answer["deadline_met"]) == ("datacenter", False)
 
 
-def test_an_image_that_cannot_be_decoded_in_time_is_not_begun_and_one_with_too_many_pixels_never() -> None:
+def test_an_image_with_too_little_time_or_too_many_pixels_is_not_decoded() -> None:
     heavy, larger = flat_png(2000, 2000, 6, 16), flat_png(3200, 3200, 6, 16)
 
     async def play() -> tuple[list[tuple[Status, dict[str, Any]]], int]:

@@ -1,4 +1,4 @@
-"""Requests that arrive at once are answered as those that take uvicorn's way: the same answers, in the same order."""
+"""The fast path gives the answers of uvicorn, in the same order."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ def essence(reply: Reply) -> tuple[int, list[str], object]:
         last(encoded()).replace(b"/v1/classify", b"/v1/classif%79"),
     ],
 )
-def test_at_once_in_pieces_and_by_uvicorn_the_answer_is_the_same(
-    caller: Caller, edge: ServerProcess, sends: bytes
-) -> None:
+def test_the_fast_path_and_uvicorn_give_the_same_answer(caller: Caller, edge: ServerProcess, sends: bytes) -> None:
     (whole,) = ask(edge, sends)
     (parted,) = ask(edge, sends[:-1], sends[-1:])
     (of_uvicorn,) = ask(edge, sends.replace(b"/v1/classify", b"/v1/classif%79"))
@@ -139,7 +137,7 @@ def test_clients_that_offer_http_2_get_their_answers_and_keep_their_connections(
     assert found[0].json["top_k"] == found[1].json["top_k"]
 
 
-def test_a_body_that_comes_late_is_awaited(caller: Caller, edge: ServerProcess) -> None:
+def test_a_late_body_is_awaited(caller: Caller, edge: ServerProcess) -> None:
     sends = last(encoded(), b"quality=fast&deadline_ms=60000")
     with connect(edge, sends[:-100]) as connection:
         until = time.monotonic() + 40 * HOLD_S
@@ -151,7 +149,7 @@ def test_a_body_that_comes_late_is_awaited(caller: Caller, edge: ServerProcess) 
     assert reply.json["timing_ms"]["total"] >= 20 * HOLD_S * 1e3, "the deadline counts from the head"
 
 
-def test_a_refused_request_is_counted_once_however_late_its_body_comes(caller: Caller, edge: ServerProcess) -> None:
+def test_a_refused_request_is_counted_once_however_late_its_body(caller: Caller, edge: ServerProcess) -> None:
     sends = last(encoded(), b"colour=red")
     for pause_s in (0.0, 40 * HOLD_S):
         before = refused(caller)
@@ -164,7 +162,7 @@ def test_a_refused_request_is_counted_once_however_late_its_body_comes(caller: C
         assert refused(caller) == before + 1
 
 
-def test_callers_that_leave_with_their_heads_held_back_leave_nothing_behind(
+def test_callers_that_leave_while_their_heads_are_held_leave_nothing_behind(
     caller: Caller, edge: ServerProcess
 ) -> None:
     for cut in (1, 50, len(encoded())):
@@ -173,7 +171,7 @@ def test_callers_that_leave_with_their_heads_held_back_leave_nothing_behind(
         assert caller.classify(encoded(), "quality=fast").status == 200
 
 
-def test_a_request_that_was_begun_when_the_node_stops_is_answered() -> None:
+def test_a_started_request_is_answered_when_the_node_stops() -> None:
     sends = last(encoded())
     with (
         running("edge", "--port", "0", "--backend", "noop") as node,
@@ -212,13 +210,13 @@ def test_requests_in_one_piece_are_answered_in_order(caller: Caller, edge: Serve
 @pytest.mark.parametrize(
     "behind", [b"nonsense\r\n\r\n", b"GET /" + bytes(3), b"POST /v1/classify HTTP/1.1\r\nHost: x\r\n\0"]
 )
-def test_what_is_broken_behind_a_whole_request_does_not_harm_it(
+def test_broken_bytes_after_a_complete_request_do_not_harm_it(
     caller: Caller, edge: ServerProcess, behind: bytes
 ) -> None:
     assert [reply.status for reply in ask(edge, post(encoded()) + behind)] == [200, 400]
 
 
-def test_what_is_not_whole_behind_a_whole_request_is_waited_for(caller: Caller, edge: ServerProcess) -> None:
+def test_an_incomplete_request_after_a_complete_one_is_awaited(caller: Caller, edge: ServerProcess) -> None:
     behind = last(encoded())
     assert [reply.status for reply in ask(edge, post(encoded()) + behind[:-5], behind[-5:])] == [200, 200]
 

@@ -1,4 +1,4 @@
-"""Multipart forms as clients write them: the image and the fields come out, or it is said what is wrong."""
+"""Multipart forms as clients write them: image and fields are read, and errors say what is wrong."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_image_is_found_however_its_part_is_written(disposition: str, line: 
 
 
 @pytest.mark.parametrize("before", [b"\r\n", b"This is a form.\r\n", b"--\r\n--c\r\n", b"bee\n\r\n"])
-def test_what_stands_before_the_first_part_means_nothing(before: bytes) -> None:
+def test_a_preamble_is_ignored(before: bytes) -> None:
     whole = before + form(part("; name=image", IMAGE), part("; name=top_k", b"3"))
     assert parse_form(TYPE, whole) == (IMAGE, [("multipart", "top_k", "3")])
 
@@ -82,7 +82,7 @@ def test_fields_come_in_any_order(content_type: str) -> None:
     at=st.integers(0, 4),
     boundary=st.from_regex(r"[A-Za-z0-9'()+_,./:=?-]{1,40}", fullmatch=True),
 )
-def test_what_was_put_in_comes_out(image: bytes, fields: dict[str, str], at: int, boundary: str) -> None:
+def test_images_and_fields_survive_a_form(image: bytes, fields: dict[str, str], at: int, boundary: str) -> None:
     delimiter = b"--" + boundary.encode()
     assume("image" not in fields)
     assume(delimiter not in image and not any(delimiter in value.encode() for value in fields.values()))
@@ -110,7 +110,7 @@ def test_damaged_forms_are_read_or_refused(data: st.DataObject) -> None:
 
 
 @given(cut=st.integers(1, 200))
-def test_a_form_that_is_cut_off_is_refused(cut: int) -> None:
+def test_a_truncated_form_is_refused(cut: int) -> None:
     whole = form(part('; name="image"', IMAGE)).rstrip()
     with pytest.raises(BadField):
         parse_form(TYPE, whole[: max(0, len(whole) - cut)])
@@ -136,7 +136,7 @@ def test_a_form_that_is_cut_off_is_refused(cut: int) -> None:
         (b"", "cut off"),
     ],
 )
-def test_what_is_wrong_is_said(body: bytes, says: str) -> None:
+def test_errors_say_what_is_wrong(body: bytes, says: str) -> None:
     with pytest.raises(BadField, match=says):
         parse_form(TYPE, body)
 

@@ -1,4 +1,4 @@
-"""Keys at a real node: who may do what, how often, and from when on."""
+"""Keys at a real node: scopes, rates, and changes of the key file."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_requests_are_counted_by_the_name_of_their_key(caller: Caller, keys: dic
 # --------------------------------------------------------------------------------------- rates, and new files
 
 
-def test_beyond_its_rate_a_key_is_told_when_to_come_again(node: ServerProcess, path: Path, caller: Caller) -> None:
+def test_a_key_beyond_its_rate_is_told_when_to_retry(node: ServerProcess, path: Path, caller: Caller) -> None:
     key = make(path, "slow-camera", "infer", rate=0.01)
     until(lambda: ask(caller, key, "/v2").status == 200)  # the file was read again by itself
     refused = ask(caller, key, "/v1/classify", "POST")
@@ -161,7 +161,7 @@ def test_a_removed_key_is_refused_on_a_connection_that_is_open(
     assert ask(caller, keys["camera"], "/v1/classify", "POST").status == 200
 
 
-def test_a_file_that_broke_is_said_and_the_keys_stay(
+def test_a_broken_key_file_is_logged_and_the_keys_stay(
     node: ServerProcess, path: Path, caller: Caller, keys: dict[str, str]
 ) -> None:
     good = path.read_bytes()
@@ -180,7 +180,7 @@ def test_keys_are_shown_by_name_and_never_in_full(path: Path, keys: dict[str, st
         assert key not in shown.stdout
 
 
-def test_a_scope_that_is_none_is_named(tmp_path: Path) -> None:
+def test_an_unknown_scope_is_named(tmp_path: Path) -> None:
     said = hawkvision("keys", "add", "x", "--scope", "admin", "--file", str(tmp_path / "keys.toml"))
     assert (said.returncode, said.stdout) == (1, "")
     assert "--scope: expected infer, observe, operate, got 'admin'" in said.stderr
@@ -190,7 +190,7 @@ def test_a_scope_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["variable", "file"])
-def test_a_line_end_behind_the_key_is_no_part_of_it(where: str, tmp_path: Path) -> None:
+def test_a_line_end_after_the_key_is_ignored(where: str, tmp_path: Path) -> None:
     settings = tmp_path / "edge.toml"
     settings.write_text(f'[edge]\napi_key = "{SINGLE}\\r\\n"\n')
     words = ("--config", str(settings)) if where == "file" else ()
@@ -227,7 +227,7 @@ def test_a_key_that_cannot_work_is_refused_at_the_start(kind: type[EdgeConfig], 
         ("datacenter_certificate", "a.pem", "datacenter_certificate and edge.datacenter_key belong together"),
     ],
 )
-def test_settings_that_say_half_are_refused(key: str, value: str, said: str) -> None:
+def test_incomplete_settings_are_refused(key: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_config(EdgeConfig, overrides={key: value, "datacenter_url": "http://127.0.0.1:1"}, environ={})
 

@@ -36,7 +36,7 @@ def test_other_formats_are_answered_as_the_same_pixels_in_png(caller: Caller, ki
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
 @pytest.mark.parametrize("share", [0.6, 0.95])
-def test_a_file_that_is_cut_off_is_refused_whatever_its_format(caller: Caller, kind: str, share: float) -> None:
+def test_a_truncated_file_of_any_format_is_refused(caller: Caller, kind: str, share: float) -> None:
     whole = encode(Image.fromarray(PIXELS), kind)
     reply = caller.classify(whole[: int(share * len(whole))], "quality=fast")
     assert (reply.status, reply.json["code"]) == (400, "bad_image")

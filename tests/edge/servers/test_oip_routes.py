@@ -1,4 +1,4 @@
-"""The Open Inference Protocol on a real node: as `tritonclient` speaks it, compressed, refused."""
+"""The Open Inference Protocol at a real node: with `tritonclient`, compressed, and refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.servers.oip_routes import inflate
+from edge.servers.oip.routes import inflate
 from hawkvision.core.errors import BadField, TooLarge
 from hawkvision.system.process import ServerProcess
 from tests.edge.conftest import Caller, Reply
@@ -147,7 +147,7 @@ def test_server_and_model_describe_themselves(caller: Caller, path: str, key: st
 
 
 @pytest.mark.parametrize("path", ["/v2/models/dogs", "/v2/models/dogs/ready", f"{MODEL}/versions/3/ready", "/v2/x"])
-def test_what_is_not_served_is_not_found(caller: Caller, path: str) -> None:
+def test_unknown_tasks_and_versions_are_not_found(caller: Caller, path: str) -> None:
     reply = caller.get(path)
     assert (reply.status, reply.json["code"]) == (404, "not_found")
 
@@ -183,7 +183,7 @@ def test_inflating_undoes_compressing_and_never_makes_more_than_the_limit(data: 
 
 
 @given(body=st.binary(max_size=60), damage=st.integers(0, 30))
-def test_what_is_not_the_encoding_that_it_says_is_refused(body: bytes, damage: int) -> None:
+def test_a_body_in_another_encoding_than_declared_is_refused(body: bytes, damage: int) -> None:
     with pytest.raises(BadField, match="Content-Encoding"):
         inflate(b"no" + body, "gzip", 500)
     whole = zlib.compress(body)
@@ -258,7 +258,7 @@ def test_tritonclient_finds_the_server_and_its_model(triton: Any) -> None:
     assert triton.get_model_config("imagenet")["name"] == "imagenet"
 
 
-def test_tritonclient_raises_what_was_wrong(triton: Any) -> None:
+def test_tritonclient_raises_the_nodes_error(triton: Any) -> None:
     refused = peers("tritonclient.utils").InferenceServerException
     with pytest.raises(refused, match="quality: expected one of"):
         triton.infer("imagenet", [image_tensor(encoded())], parameters={"quality": "red"})
@@ -266,7 +266,7 @@ def test_tritonclient_raises_what_was_wrong(triton: Any) -> None:
         triton.infer("imagenet", [image_tensor(encoded(), encoded()[:200])])
 
 
-def test_tritonclient_sends_parameters_that_nobody_knows(triton: Any) -> None:
+def test_tritonclient_may_send_unknown_parameters(triton: Any) -> None:
     result = triton.infer(
         "imagenet", [image_tensor(encoded())], parameters={"colour": "red", "quality": "fast"}, priority=3
     )
@@ -329,22 +329,22 @@ def test_tritonclient_is_told_that_there_is_no_shared_memory(triton: Any) -> Non
     triton.unregister_cuda_shared_memory()
     with pytest.raises(refused, match="no shared memory region 'r'"):
         triton.get_system_shared_memory_status("r")
-    with pytest.raises(refused, match="no shared memory with its callers"):
+    with pytest.raises(refused, match="shares no memory with its callers"):
         triton.register_system_shared_memory("r", "/r", 100)
     tensor = peers().InferInput("image", [1, 1], "BYTES")
     tensor.set_shared_memory("r", 100)
-    with pytest.raises(refused, match="no shared memory with its callers"):
+    with pytest.raises(refused, match="shares no memory with its callers"):
         triton.infer("imagenet", [tensor])
     wanted = peers().InferRequestedOutput("label")
     wanted.set_shared_memory("r", 100)
-    with pytest.raises(refused, match="no shared memory with its callers"):
+    with pytest.raises(refused, match="shares no memory with its callers"):
         triton.infer("imagenet", [image_tensor(encoded())], outputs=[wanted])
 
 
 @pytest.mark.parametrize(
     "body", [b"[" * 50_000, b"{" * 100, b"\xff", b"3", b"x" * 70_000, b'{"parameters": {"a": 1}}', b'{"parameters": 3}']
 )
-def test_what_a_load_says_is_read_or_refused(caller: Caller, body: bytes) -> None:
+def test_arbitrary_load_requests_are_read_or_refused(caller: Caller, body: bytes) -> None:
     reply = caller.send("POST", "/v2/repository/models/imagenet/load", body)
     assert (reply.status, reply.json["code"]) == (400, "bad_field")
 

@@ -1,4 +1,4 @@
-"""What callers may ask, and how it is refused."""
+"""The fields of a request, and their errors."""
 
 import contextlib
 
@@ -15,12 +15,12 @@ def parse(query: bytes, *headers: tuple[bytes, bytes]) -> ClassifyRequest:
     return parse_request(read_query(query) + read_headers(headers))
 
 
-def test_nothing_asked_means_balanced_without_deadline() -> None:
+def test_the_default_request_is_balanced_without_a_deadline() -> None:
     assert parse(b"") == ClassifyRequest(target=Quality.BALANCED, deadline_ms=None, on_miss=OnMiss.DEGRADE, top_k=5)
 
 
 @pytest.mark.parametrize("query", [b"&", b"&&&", b"quality=balanced&", b"&quality=balanced&&top_k=5"])
-def test_empty_pairs_say_nothing(query: bytes) -> None:
+def test_empty_pairs_are_skipped(query: bytes) -> None:
     assert parse(query) == ClassifyRequest()
 
 

@@ -1,4 +1,4 @@
-"""A request keeps its name: in, out, on to the datacenter, and in every line that is logged about it."""
+"""The name of a request: in the response, at the datacenter, and in every log line about it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_callers_request_id_comes_back_and_goes_on_to_the_datacenter(caller:
 
 
 @pytest.mark.parametrize("given", [None, "", "a" * 129, "two words", 'quoted"', "caf\xe9", "<script>"])
-def test_without_a_sane_one_the_trace_names_the_request(caller: Caller, peer: Peer, given: str | None) -> None:
+def test_without_a_valid_id_the_trace_names_the_request(caller: Caller, peer: Peer, given: str | None) -> None:
     peer.headers.clear()
     named = {"traceparent": TRACEPARENT} | ({} if given is None else {"X-Request-Id": given})
     reply = caller.classify(encoded(), "quality=best", **named)

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.inference.worker_pool import WorkerPool
-from edge.servers.oip_codec import InferRequest, Output
-from edge.servers.oip_routes import classify_all
+from edge.servers.oip.decoding import InferRequest, Output
+from edge.servers.oip.routes import classify_all
 from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded, TooLarge
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Answer, ClassifyRequest, OnMiss, Quality

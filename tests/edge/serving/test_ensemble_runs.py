@@ -15,7 +15,7 @@ from tests.edge.bench import SPEC, SURE, UNSURE, GatedBackend, bench, run
 def others(seconds: float = 0.0) -> ConditionalEnsemble:
     found = ConditionalEnsemble((LoadedModel("second", GatedBackend(SURE), SPEC),), (1.0, 1.0), 1.0, 0.99)
     if seconds:
-        found.duration.took(seconds)
+        found.duration.record(seconds)
     return found
 
 

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from edge.servers import oip_codec
 from edge.servers.frontend import Frontend
-from edge.servers.oip_routes import known
+from edge.servers.oip import decoding, encoding
+from edge.servers.oip.routes import known
 from hawkvision.core.errors import MALFORMED, BadField, NotFound
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.servers.bodies import Bodies, Body
@@ -45,7 +45,7 @@ def extension_routes(frontend: Frontend) -> list[BaseRoute]:
         return _json({"model_stats": [model_statistics(node.task, metrics, frontend.last_answer_ms())]})
 
     async def index(_: Request) -> Response:
-        entry = {"name": ready_node().task, "version": oip_codec.MODEL_VERSION, "state": "READY", "reason": ""}
+        entry = {"name": ready_node().task, "version": encoding.MODEL_VERSION, "state": "READY", "reason": ""}
         return _json([entry])
 
     async def load(request: Request) -> Response:
@@ -91,10 +91,10 @@ def extension_routes(frontend: Frontend) -> list[BaseRoute]:
         return _json([])
 
     async def no_region(request: Request) -> Response:
-        raise NotFound(f"no shared memory region {request.path_params['region'][:100]!r}: {oip_codec.NO_SHARED_MEMORY}")
+        raise NotFound(f"no shared memory region {request.path_params['region'][:100]!r}: {decoding.NO_SHARED_MEMORY}")
 
     async def register(_: Request) -> Response:
-        raise BadField(f"cannot register shared memory: {oip_codec.NO_SHARED_MEMORY}")
+        raise BadField(f"cannot register shared memory: {decoding.NO_SHARED_MEMORY}")
 
     async def unregister(_: Request) -> Response:
         return _json({})  # there is none
@@ -157,7 +157,7 @@ def model_statistics(task: str, metrics: EdgeMetrics, last_answer_ms: int) -> di
     """
     return {
         "name": task,
-        "version": oip_codec.MODEL_VERSION,
+        "version": encoding.MODEL_VERSION,
         "last_inference": last_answer_ms,
         "inference_count": int(_total(metrics.duration, "_count")),
         "execution_count": int(_total(metrics.inference_duration, "_count")),

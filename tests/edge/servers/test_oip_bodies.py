@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's bodies: what is read, what is refused and by what name, how answers are written."""
+"""Bodies of the Open Inference Protocol: decoding, errors that name the part, encoding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.servers.oip_codec import MAX_IMAGES, MAX_JSON_VALUES, InferRequest, encode_answers, parse_infer
+from edge.servers.oip.decoding import MAX_IMAGES, MAX_JSON_VALUES, InferRequest, parse_infer
+from edge.servers.oip.encoding import encode_answers
 from edge.servers.request_fields import FIELDS
 from hawkvision.core.errors import BadField
 from hawkvision.core.types import (
@@ -102,7 +103,7 @@ def test_parameters_are_the_fields_of_classify_and_those_of_triton_s_client(
 
 
 @pytest.mark.parametrize("value", ["base64", 1, True, None, [1, {"a": [2]}], {"deep": {"er": None}}])
-def test_parameters_that_nobody_knows_are_ignored_and_named(value: object) -> None:
+def test_unknown_parameters_are_ignored_and_named(value: object) -> None:
     known = {"binary_data_size": len(elements(b"x"))}
     tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "parameters": {**known, "of_input": value}}
     outputs = [{"name": "label", "parameters": {"of_output": value, "binary_data": False}}]
@@ -163,8 +164,8 @@ def _with(*images: bytes, cut: int | None = None, length: str | None = None, **c
         (_input(data=["ä"]), r"inputs\[0\] \(image\).data\[0\]"),
         (_input(data=None), "either `data` or"),
         (_input(parameters={"binary_data_size": 3}), "either `data` or"),
-        (_input(parameters={"shared_memory_region": "x"}), "shared_memory_region: this server has no shared memory"),
-        (_with(outputs=[{"name": "label", "parameters": {"shared_memory_region": "x"}}]), "has no shared memory"),
+        (_input(parameters={"shared_memory_region": "x"}), "shared_memory_region: this server shares no memory"),
+        (_with(outputs=[{"name": "label", "parameters": {"shared_memory_region": "x"}}]), "shares no memory"),
         (lambda: (in_json(b"x") + b"more", str(len(in_json(b"x")))), "4 bytes behind the JSON belong to no input"),
         (_with(cut=-1), "binary_data_size: 5, but 4 bytes"),
         (_with(length="99999"), "Inference-Header-Content-Length"),
@@ -199,7 +200,7 @@ def _with(*images: bytes, cut: int | None = None, length: str | None = None, **c
         (_with(id="x" * 2000), "id: expected at most 1024"),
     ],
 )
-def test_what_is_malformed_is_named(make: Callable[[], tuple[bytes, str | None]], says: str) -> None:
+def test_malformed_parts_are_named(make: Callable[[], tuple[bytes, str | None]], says: str) -> None:
     with pytest.raises(BadField, match=says):
         parse_infer(TASK, *make())
 
@@ -287,7 +288,7 @@ def test_answers_are_written_in_json() -> None:
     ]
 
 
-def test_only_what_was_asked_for_is_written_and_in_binary_where_that_was_asked() -> None:
+def test_only_requested_outputs_are_written_in_the_requested_format() -> None:
     wanted = [{"name": "confidence", "parameters": {"binary_data": True}}, {"name": "label"}]
     body, json_bytes = encode_answers(parse_infer(TASK, *binary(b"x", outputs=wanted)), [answer()])
     assert json_bytes is not None
@@ -311,4 +312,5 @@ def test_parameters_say_how_each_image_was_answered_and_the_worst_of_what_is_gua
     said = json.loads(encode_answers(parse_infer(TASK, *binary(b"x", b"y")), answers)[0])["parameters"]
     assert (said["variant"], said["tier"]) == ("small,large", "edge,datacenter")
     assert (said["degraded"], said["status"], said["max_drop"]) == (True, "suspended", 0.02)
+    assert said["target"] == "quality=fast"
     assert all(isinstance(value, str | bool | int | float) for value in said.values())

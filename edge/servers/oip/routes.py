@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP; `edge.servers.oip_codec` encodes and decodes the bodies.
+"""The Open Inference Protocol over HTTP; `decoding` and `encoding` know the bodies.
 
 Each image of a request is one `EdgeNode.classify`, with its own admission, deadline, controllers and metrics.
 """
@@ -19,8 +19,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from edge.inference.admission import Turns
-from edge.servers import oip_codec
 from edge.servers.http_messages import Answered, header
+from edge.servers.oip import decoding, encoding
 from edge.servers.request_fields import Source, read_headers, read_query
 from edge.serving.node import EdgeNode
 from hawkvision.core.errors import BadField, BadImage, NotFound, TooLarge, UnsupportedMedia
@@ -70,16 +70,16 @@ async def infer(
     task = asked_task(scope["path"], node)
     headers = scope["headers"]
     data = await body.read(header(headers, b"content-length"))
-    encoding = header(headers, b"content-encoding")
-    if encoding is not None:  # in a thread: ten megabytes take some ten milliseconds
-        data = await asyncio.to_thread(inflate, data, encoding, max_body_bytes)
+    content_encoding = header(headers, b"content-encoding")
+    if content_encoding is not None:  # in a thread: ten megabytes take some ten milliseconds
+        data = await asyncio.to_thread(inflate, data, content_encoding, max_body_bytes)
         body.hold(len(data))
     elsewhere = read_query(scope["query_string"]) + read_headers(headers)
     json_bytes = header(headers, b"inference-header-content-length")
     asked = await read_infer(task, data, json_bytes, elsewhere)
     del data  # `asked` holds copies of the images
     answers = await classify_all(node, asked, started, trace, body.hang_up, caller)
-    written, json_written = oip_codec.encode_answers(asked, answers)
+    written, json_written = encoding.encode_answers(asked, answers)
     if json_written is None:
         return Answered(answers, written, [])
     length = (b"inference-header-content-length", b"%d" % json_written)
@@ -107,8 +107,8 @@ def known(node: EdgeNode, task: str, version: str | None = None) -> str:
     """
     if task != node.task:
         raise NotFound(f"task {task[:100]!r} is not served here; this node serves {node.task!r}")
-    if version not in (None, oip_codec.MODEL_VERSION):
-        raise NotFound(f"task {task!r} has only version {oip_codec.MODEL_VERSION!r}")
+    if version not in (None, encoding.MODEL_VERSION):
+        raise NotFound(f"task {task!r} has only version {encoding.MODEL_VERSION!r}")
     return task
 
 
@@ -140,16 +140,16 @@ def inflate(body: bytes, encoding: str | None, limit: int) -> bytes:
 
 async def read_infer(
     task: str, body: bytes, json_bytes: str | None, elsewhere: Sequence[Source]
-) -> oip_codec.InferRequest:
-    """As `oip_codec.parse_infer`, in a thread if there is much JSON."""
-    if oip_codec.json_length(json_bytes, len(body)) <= JSON_ON_LOOP_BYTES:
-        return oip_codec.parse_infer(task, body, json_bytes, elsewhere)
-    return await asyncio.to_thread(oip_codec.parse_infer, task, body, json_bytes, elsewhere)
+) -> decoding.InferRequest:
+    """As `decoding.parse_infer`, in a thread if there is much JSON."""
+    if decoding.json_length(json_bytes, len(body)) <= JSON_ON_LOOP_BYTES:
+        return decoding.parse_infer(task, body, json_bytes, elsewhere)
+    return await asyncio.to_thread(decoding.parse_infer, task, body, json_bytes, elsewhere)
 
 
 async def classify_all(
     node: EdgeNode,
-    asked: oip_codec.InferRequest,
+    asked: decoding.InferRequest,
     started: float,
     trace: TraceContext,
     hang_up: Callable[[], Awaitable[object]],
@@ -203,7 +203,7 @@ def _numbered(number: int) -> Iterator[None]:
     try:
         yield
     except (BadImage, TooLarge, UnsupportedMedia) as error:
-        raise type(error)(f"{oip_codec.INPUT}[{number}]: {error.message}") from None
+        raise type(error)(f"{decoding.INPUT}[{number}]: {error.message}") from None
 
 
 def routes(ready_node: Callable[[], EdgeNode]) -> list[BaseRoute]:
@@ -220,13 +220,13 @@ def routes(ready_node: Callable[[], EdgeNode]) -> list[BaseRoute]:
         return reply({"ready": True})
 
     async def server(_: Request) -> Response:
-        return reply(oip_codec.server_metadata())
+        return reply(encoding.server_metadata())
 
     async def model(request: Request) -> Response:
-        return reply(oip_codec.model_metadata(task_of(request)))
+        return reply(encoding.model_metadata(task_of(request)))
 
     async def config(request: Request) -> Response:
-        return reply(oip_codec.model_config(task_of(request)))
+        return reply(encoding.model_config(task_of(request)))
 
     async def model_ready(request: Request) -> Response:
         return reply({"name": task_of(request), "ready": True})
