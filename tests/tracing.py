@@ -84,8 +84,8 @@ def _here(address: str) -> bool:
 
 @functools.cache
 def _own_addresses() -> frozenset[str]:
-    told = Path("/proc/net/fib_trie").read_text(encoding="ascii")
-    return frozenset(re.findall(r"\|-- (\S+)\s+/32 host LOCAL", told))
+    routes = Path("/proc/net/fib_trie").read_text(encoding="ascii")
+    return frozenset(re.findall(r"\|-- (\S+)\s+/32 host LOCAL", routes))
 
 
 def _written(line: str) -> list[str]:

@@ -125,8 +125,8 @@ def place_and_route(
     content = made.netlist.read_bytes() + placed
     for seed in seeds:
         arguments = kind.route(device, seed, target_mhz or device.target_mhz)
-        told_apart = " ".join([tool.version, *arguments]).encode()
-        tried = hashlib.sha256(told_apart + content).hexdigest()
+        identity = " ".join([tool.version, *arguments]).encode()
+        tried = hashlib.sha256(identity + content).hexdigest()
         kept = _SeedStore(folder / f"seed{seed}.done.json", tried, cpu_limit_s)
         attempt = kept.read()
         if attempt is None:

@@ -5,7 +5,7 @@
   is a lower bound (`at_least`).
 - Effective accuracy is the share of all requests that were answered right and within the deadline. Accuracy is the
   share of the answers that are right, whenever they came.
-- An answer is *flagged* when it does not claim to keep its accuracy target: its status is not `held`, or it is
+- An answer is *flagged* when it does not claim to keep its accuracy target: its status is not `certified`, or it is
   `degraded`. Answers of servers that give no guarantee are all flagged.
 - A drop is paired: on the same images, the share that the reference stage gets right less the share answered right.
 - Percentiles are measured values: the smallest that so many of all do not exceed.

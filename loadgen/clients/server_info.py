@@ -26,14 +26,14 @@ class _Metadata(msgspec.Struct):
     version: str = ""
 
 
-class _Stage(msgspec.Struct):
+class _ListedStage(msgspec.Struct):
     variant: str
 
 
 class _Targets(msgspec.Struct):
     policy: str
-    edge: _Stage
-    best: _Stage
+    edge: _ListedStage
+    best: _ListedStage
     certificates_valid: bool
 
 

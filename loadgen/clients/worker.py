@@ -37,7 +37,7 @@ from loadgen.host.scheduling import before_others
 if TYPE_CHECKING:
     pass  # OpenCV, which clients do not need
 
-TELL_S: Final = 0.2
+PROGRESS_INTERVAL_S: Final = 0.2
 """Between reports of progress."""
 
 
@@ -71,7 +71,7 @@ async def _work(job: Job, loaded: SharedImages, orders: asyncio.StreamReader, ou
         await asker.close()
         return
     engine = Engine(job, loaded, asker)
-    helpers = [asyncio.create_task(_tell_progress(engine, out)), asyncio.create_task(_obey(engine, orders))]
+    helpers = [asyncio.create_task(_report_progress(engine, out)), asyncio.create_task(_obey(engine, orders))]
     try:
         outcomes = await engine.run(begin.at)
     finally:
@@ -82,9 +82,9 @@ async def _work(job: Job, loaded: SharedImages, orders: asyncio.StreamReader, ou
     _say(out, WorkerDone(outcomes))
 
 
-async def _tell_progress(engine: Engine, out: int) -> None:
+async def _report_progress(engine: Engine, out: int) -> None:
     while True:
-        await asyncio.sleep(TELL_S)
+        await asyncio.sleep(PROGRESS_INTERVAL_S)
         _say(out, WorkerProgress(engine.tally.sent, engine.tally.done, engine.tally.failed))
 
 

@@ -78,7 +78,7 @@ class EvaluationReport(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(MeasurementOptions):
+class EvaluateOptions(MeasurementOptions):
     """The options of `python -m loadgen evaluate`."""
 
     url: Annotated[str, option("Server", "Address of the edge node.")]
@@ -117,7 +117,7 @@ class Options(MeasurementOptions):
     json: Annotated[Path | None, option("Output", "Write the report to this file.", metavar="FILE")] = None
 
 
-async def run(given: Options) -> int:
+async def run(given: EvaluateOptions) -> int:
     """Evaluate as the options say, and print the table.
 
     The status is 130 after an interrupt, which ends it with what it has; 1 if `best` was not the reference stage's,

@@ -47,7 +47,7 @@ from loadgen.commands.options import Setup
 from loadgen.commands.terminal import terminal
 from loadgen.workload import target_mix
 from loadgen.workload.arrivals import MAX_RATE, MAX_REQUESTS, ConstantArrivals
-from loadgen.workload.record import Origin, Outcome, TargetClass, check_files
+from loadgen.workload.record import Origin, RequestOutcome, TargetClass, check_files
 
 WARM_UP_S: Final = 1.0
 """Of every run; not counted."""
@@ -62,7 +62,7 @@ GENERATOR_SHARE: Final = 0.7
 LATE_MS: Final = 1.0
 """Of the generator, which is worth saying."""
 
-Ask: TypeAlias = Callable[[Job], Awaitable[tuple[list[Outcome], bool]]]
+Ask: TypeAlias = Callable[[Job], Awaitable[tuple[list[RequestOutcome], bool]]]
 """What comes of a job, and whether it was interrupted."""
 
 
@@ -146,7 +146,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(options.LoadOptions):
+class CapacityOptions(options.LoadOptions):
     """The options of `python -m loadgen find-capacity`."""
 
     p99_ms: Annotated[
@@ -174,7 +174,7 @@ class Options(options.LoadOptions):
     json: Annotated[Path | None, option("Output", "Write what was found to this file.", metavar="FILE")] = None
 
 
-async def run(given: Options) -> int:
+async def run(given: CapacityOptions) -> int:
     """Search and print; 0 if a rate was confirmed, 1 if none was, 130 after an interrupt. What is known is said and
     written all the same.
 
@@ -203,7 +203,7 @@ async def run(given: Options) -> int:
     with heeded() as stop:
         async with WorkerProcesses(setup_.processes) as workers:
 
-            async def ask(job: Job) -> tuple[list[Outcome], bool]:
+            async def ask(job: Job) -> tuple[list[RequestOutcome], bool]:
                 return await workers.run(job, stop=stop), stop.is_set()
 
             await workers.load(setup_.dataset)
@@ -236,7 +236,7 @@ async def find(
     goal: CapacityGoal,
     ask: Ask,
     findings: CapacityFindings,
-    tell: Callable[[Probe], None],
+    report: Callable[[Probe], None],
 ) -> None:
     """Try rates until the search is over or interrupted; what comes of them is added to the findings, and told.
 
@@ -255,7 +255,7 @@ async def find(
         answers = counted(outcomes, WARM_UP_S, end_s, labelled=labelled)
         probe = judge(tried, answers, goal, None if interrupted else least, interrupted=interrupted)
         findings.probes.append(probe)
-        tell(probe)
+        report(probe)
         if tried.confirming and len(answers):
             seed = plan.setup.seed
             findings.confirmation = confirmation(tried.rate, answers, goal, plan.confirm_requests, seed)
@@ -265,7 +265,7 @@ async def find(
             raise NotReady(f"none of {probe.n} requests was answered: {_codes(probe)}")
         if tried.rate < least_rate and is_lightly_loaded(probe):
             least, least_rate = answers, tried.rate
-        search.tell(tried, probe.held)
+        search.record(tried, probe.held)
 
 
 def conclusion(found: Capacity) -> str:
@@ -315,7 +315,7 @@ def said(probe: Probe) -> str:
     p99 = "P99 none" if probe.p99_ms is None else f"P99 {probe.p99_ms:.1f} ms"
     accuracy = "" if probe.accuracy is None else f", right {probe.accuracy:.1%}"
     late = f", generator late {probe.late_ms:.1f} ms" if probe.late_ms > LATE_MS else ""
-    came = "certified" if probe.held else "interrupted" if probe.interrupted else f"failed: {', '.join(probe.failing)}"
+    came = "held" if probe.held else "interrupted" if probe.interrupted else f"failed: {', '.join(probe.failing)}"
     kind = "confirming: " if probe.confirming else ""
     errors = f", not answered: {_codes(probe)}" if probe.errors else ""
     return f"{probe.rate:8.4g} requests/s: {kind}{p99}{accuracy}, n={probe.n}{errors}{late}: {came}"
@@ -334,7 +334,7 @@ def _bracket(found: Capacity) -> str:
 
 
 def _capacity(
-    given: Options,
+    given: CapacityOptions,
     setup_: Setup,
     search: RateSearch,
     findings: CapacityFindings,
@@ -359,7 +359,7 @@ def _capacity(
     )
 
 
-def _check(given: Options) -> None:
+def _check(given: CapacityOptions) -> None:
     options.positive("--p99-ms", given.p99_ms)
     options.positive("--precision", given.precision)
     options.positive("--probe-s", given.probe_s)

@@ -56,7 +56,7 @@ _RESULTS: Final = ("result_", "early_stopping_", "num_errors", "num_warnings")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(options.LoadOptions):
+class MlperfOptions(options.LoadOptions):
     """The options of `python -m loadgen mlperf`."""
 
     max_in_flight: Annotated[int, option("Load", "Most requests without an answer at a time.")] = IN_FLIGHT
@@ -115,7 +115,7 @@ class MlperfReport(msgspec.Struct, frozen=True):
     origin: Origin
 
 
-async def run(given: Options) -> int:
+async def run(given: MlperfOptions) -> int:
     """Test, and print LoadGen's verdict; 0 if it is VALID, or in accuracy mode if all was answered, else 1.
 
     Raises:
@@ -193,7 +193,7 @@ class ExpectedSpeed:
     per_s: float
 
 
-def read_settings(loadgen: Any, given: Options, images: int, expected: ExpectedSpeed) -> Any:
+def read_settings(loadgen: Any, given: MlperfOptions, images: int, expected: ExpectedSpeed) -> Any:
     """LoadGen's `TestSettings`: the rules it carries for the benchmark, then what the warm-up saw, the user's conf, and
     the options.
 
@@ -235,7 +235,7 @@ def read_settings(loadgen: Any, given: Options, images: int, expected: ExpectedS
     return settings
 
 
-def rules(loadgen: Any, given: Options) -> Any:
+def rules(loadgen: Any, given: MlperfOptions) -> Any:
     """The settings that LoadGen's own mlperf.conf has for the benchmark and scenario.
 
     Raises:
@@ -261,7 +261,7 @@ def _values(settings: Any) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in names}
 
 
-def deviations(loadgen: Any, given: Options, settings: Any) -> list[str]:
+def deviations(loadgen: Any, given: MlperfOptions, settings: Any) -> list[str]:
     """In which settings a run is no run by the rules, whatever LoadGen says of it."""
     ruled = rules(loadgen, given)
     names = ["min_duration_ms", "min_query_count"]
@@ -274,7 +274,7 @@ def deviations(loadgen: Any, given: Options, settings: Any) -> list[str]:
     ]
 
 
-async def expect(given: Options, asker: RequestClient, setup_: Setup) -> ExpectedSpeed:
+async def expect(given: MlperfOptions, asker: RequestClient, setup_: Setup) -> ExpectedSpeed:
     """Warm up, with all classes by their shares: one request after another, or for Offline as many at once as may be.
 
     Raises:

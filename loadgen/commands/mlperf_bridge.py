@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from loadgen.clients.base import Reply, RequestClient, RequestTimes
+from loadgen.clients.base import ClientReply, RequestClient, RequestTimes
 from loadgen.commands.options import Setup
 from loadgen.workload import target_mix
 
@@ -117,7 +117,7 @@ class LoadGenBridge:
             self._complete(identity, NO_CLASS if replied.index is None else replied.index)
         self._active -= 1
 
-    def _count(self, replied: Reply, image: int, tally: ClassTally) -> None:
+    def _count(self, replied: ClientReply, image: int, tally: ClassTally) -> None:
         self.completed += 1
         tally.asked += 1
         if replied.status != 200 or replied.index is None:

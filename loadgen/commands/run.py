@@ -36,7 +36,7 @@ from loadgen.commands.terminal import terminal
 from loadgen.host import cpu_slowdown, cpu_steal, idle_prevention
 from loadgen.network.profiles import LinkProfile, load_profile, names
 from loadgen.workload.arrivals import Arrivals, ClosedLoop, ReplayedArrivals, parse
-from loadgen.workload.record import NoiseFloor, Origin, Outcome, Run, check_files, save
+from loadgen.workload.record import NoiseFloor, Origin, RequestOutcome, Run, check_files, save
 
 REFERENCE_CALLERS: Final = 4
 REFERENCE_RETRY_S: Final = 10.0
@@ -54,7 +54,7 @@ Show = Callable[[Tally], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(options.LoadOptions):
+class RunOptions(options.LoadOptions):
     """The options of `python -m loadgen run`."""
 
     arrivals: Annotated[
@@ -129,10 +129,10 @@ class LoadTest:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Measured:
+class LoadTestResult:
     """What came of a test."""
 
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
     stopped_s: float | None
     """When it was interrupted, after its start."""
     floor: NoiseFloor | None
@@ -144,7 +144,7 @@ class Measured:
     server: str
 
 
-async def run(given: Options) -> int:
+async def run(given: RunOptions) -> int:
     """Test as the options say; print, and write what is asked for.
 
     The status is 130 after an interrupt, 1 if nothing was answered or a goal was missed, else 0.
@@ -164,7 +164,7 @@ async def run(given: Options) -> int:
     return INTERRUPTED_STATUS if measured.stopped_s is not None else int(bool(missed))
 
 
-def read_test(given: Options) -> LoadTest:
+def read_test(given: RunOptions) -> LoadTest:
     """What the options say.
 
     Raises:
@@ -199,7 +199,7 @@ def read_test(given: Options) -> LoadTest:
     return LoadTest(setup_, arrivals, duration_s, profile, job)
 
 
-def _check_goals(given: Options) -> None:
+def _check_goals(given: RunOptions) -> None:
     if given.p99_ms is not None:
         options.positive("--p99-ms", given.p99_ms)
     for named, share in (
@@ -213,7 +213,7 @@ def _check_goals(given: Options) -> None:
         raise ConfigError("--max-cpu-slowdown: expected --prevent-cpu-idle as well, which measures it")
 
 
-async def _measure(given: Options, test: LoadTest, console: Console) -> Measured:
+async def _measure(given: RunOptions, test: LoadTest, console: Console) -> LoadTestResult:
     """The noise floor, the reference, then the schedule."""
     setup_, job, rate = test.setup, test.job, _rate(test.arrivals)
     async with WorkerProcesses(setup_.processes) as workers:
@@ -235,7 +235,7 @@ async def _measure(given: Options, test: LoadTest, console: Console) -> Measured
             before, paced = cpu_steal.read(), idle_prevention.pace()
             outcomes, stopped_s = await _interruptible(workers, job, begun=None if proxy is None else proxy.begin)
             stolen, slowed = cpu_steal.since(before), cpu_slowdown.since(paced, idle_prevention.pace())
-    return Measured(outcomes, stopped_s, floor, reference, stolen, slowed, server)
+    return LoadTestResult(outcomes, stopped_s, floor, reference, stolen, slowed, server)
 
 
 def missed_goals(summary: RunSummary, p99_ms: float | None, min_effective: float | None) -> list[str]:
@@ -252,7 +252,7 @@ def missed_goals(summary: RunSummary, p99_ms: float | None, min_effective: float
     return missed
 
 
-def host_limits(tested: Run, given: Options) -> list[str]:
+def host_limits(tested: Run, given: RunOptions) -> list[str]:
     """By how much the machine's host disturbed a test more than is allowed; unknown counts as too much."""
     return [
         f"{name} is {'not known here' if share is None else f'{share:.1%}'}; expected at most {most:.1%}"
@@ -264,7 +264,7 @@ def host_limits(tested: Run, given: Options) -> list[str]:
     ]
 
 
-def assemble(given: Options, test: LoadTest, started: Origin, measured: Measured) -> Run:
+def assemble(given: RunOptions, test: LoadTest, started: Origin, measured: LoadTestResult) -> Run:
     """The record of a test. If it was interrupted before the warm-up was over, all requests count."""
     duration_s = test.duration_s if measured.stopped_s is None else min(measured.stopped_s, test.duration_s)
     warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
@@ -366,7 +366,7 @@ async def _behind(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[L
 
 async def _interruptible(
     workers: WorkerProcesses, job: Job, begun: Callable[[], None] | None
-) -> tuple[list[Outcome], float | None]:
+) -> tuple[list[RequestOutcome], float | None]:
     """The outcomes, and when (since the start) an interrupt stopped the sending."""
     loop = asyncio.get_running_loop()
     began = loop.time()

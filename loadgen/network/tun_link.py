@@ -123,7 +123,7 @@ class TunLink:
             if self._congestion is not None:
                 self.set_congestion(self._congestion)
             self._start_relay(stack)
-            begun = self._tell(BeginRelay(self._paths, self.realtime), [file.fileno() for file in files])
+            begun = self._command(BeginRelay(self._paths, self.realtime), [file.fileno() for file in files])
             devices.close()  # the relay has its own
             self.realtime = begun.realtime
             stack.callback(self._stop_started)
@@ -194,26 +194,26 @@ class TunLink:
     def set(self, path: int = 0, *, up: LinkSpec | None = None, down: LinkSpec | None = None) -> None:
         """Change a path from the next packet on; None leaves a direction as it is."""
         self._check(path)
-        self._tell(SetLink(path, up, down))
+        self._command(SetLink(path, up, down))
 
     def cut(self, path: int = 0) -> None:
         """Kill a path both ways: packets disappear, those under way as well, and nobody is told."""
         self._check(path)
-        self._tell(CutPath(path, dead=True))
+        self._command(CutPath(path, dead=True))
 
     def restore(self, path: int = 0) -> None:
         """Mend a path that was cut."""
         self._check(path)
-        self._tell(CutPath(path, dead=False))
+        self._command(CutPath(path, dead=False))
 
     def keep_off(self, pid: int) -> None:
         """Leave the processor that this process's first thread is on to it, where there is another (`priority`)."""
-        self._tell(KeepOff(pid))
+        self._command(KeepOff(pid))
 
     def counts(self, path: int = 0) -> tuple[PacketCounts, PacketCounts]:
         """What happened on a path (up, down)."""
         self._check(path)
-        return self._tell(AskStatus()).counts[path]
+        return self._command(AskStatus()).counts[path]
 
     def set_congestion(self, name: str | None) -> None:
         """TCP's congestion control for connections made from now on, both ways, even if a socket asks for another.
@@ -269,7 +269,7 @@ class TunLink:
         for process in self._started:
             ended(process, STOP_LIMIT_S)
 
-    def _tell(self, command: Command, files: Sequence[int] = ()) -> RelayStatus:
+    def _command(self, command: Command, files: Sequence[int] = ()) -> RelayStatus:
         line = msgspec.json.encode(command) + b"\n"
         with self._lock:
             try:

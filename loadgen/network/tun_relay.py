@@ -123,10 +123,10 @@ class _Relay:
     def run(self) -> None:
         """Until the owner is gone."""
         data, self._files, _, _ = socket.recv_fds(self._control, 65536, 2 * MAX_PATHS)
-        self._hear(data)
+        self._receive(data)
         while data and not self._ways:
             data = self._control.recv(1 << 20)
-            self._hear(data)
+            self._receive(data)
         ways = tuple(self._ways.values())
         sources = [self._control.fileno(), *self._ways]
         waking = _Waking()
@@ -148,11 +148,11 @@ class _Relay:
                     _take(self._ways[ready], woke)
                 else:
                     data = self._control.recv(1 << 20)
-                    self._hear(data)
+                    self._receive(data)
             for way in ways:
                 _give(way)
 
-    def _hear(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
             self._obey(msgspec.json.decode(line, type=Command))

@@ -1,4 +1,4 @@
-"""The record of a load test: one `Outcome` per request, a `Run` for all of them, and the file that holds it.
+"""The record of a load test: one `RequestOutcome` per request, a `Run` for all of them, and the file that holds it.
 
 Latencies, accuracies, pages and comparisons are computed from this file, so anyone can compute them again. Times are
 seconds from the start of the run.
@@ -25,7 +25,7 @@ INTERRUPTED: Final = "interrupted"
 """The error of a request that the end of a test cut off."""
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
+class RequestOutcome(msgspec.Struct, frozen=True, array_like=True):
     """One request: when it was due, what it asked, what came back."""
 
     due_s: float
@@ -139,7 +139,7 @@ class Run(msgspec.Struct, frozen=True):
     data: str
     labelled: bool
     targets: list[TargetClass]
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
     origin: Origin
     noise: NoiseFloor | None = None
     links: list[LinkSample] = []
@@ -166,7 +166,7 @@ class Run(msgspec.Struct, frozen=True):
         """`lte`, `no link`, or `a link` of which an earlier version did not write the name."""
         return self.link or ("a link" if self.links else "no link")
 
-    def counted(self) -> list[Outcome]:
+    def counted(self) -> list[RequestOutcome]:
         """The outcomes after warm-up."""
         return [each for each in self.outcomes if each.due_s >= self.warm_up_s]
 

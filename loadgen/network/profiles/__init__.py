@@ -44,7 +44,7 @@ from loadgen.network.link_spec import IidLoss, LinkSpec, LinkTrace, Loss, NoLoss
 from loadgen.workload.record import LinkSample
 
 Way: TypeAlias = Literal["up", "down"]
-Dead: TypeAlias = Literal["certified", "lost"]
+Dead: TypeAlias = Literal["held", "lost"]
 
 FOLDER: Final = Path(__file__).parent
 MAX_STRETCHES: Final = 10_000
@@ -76,7 +76,7 @@ class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class LinkPhase:
-    """A kind of weather. `up` and `down` are what the link does meanwhile, unless it is dead."""
+    """One kind of link state. `up` and `down` are what the link does meanwhile, unless it is dead."""
 
     name: str
     share: float
@@ -110,7 +110,7 @@ class RunningAverage:
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """A kind of link. `offset` chooses among the weathers of a profile: two links, or two rounds, take two numbers."""
+    """A kind of link. `offset` chooses among the traces of a profile: two links, or two rounds, take two numbers."""
 
     name: str
     description: str
@@ -129,7 +129,7 @@ class LinkProfile:
 
     def schedule(self, offset: int = 0) -> tuple[PhaseStretch, ...]:
         """One round of phases. Each appears about `share × length_s / mean_s` times, at least once."""
-        chance = random.Random(f"{self.seed + offset} phases")  # noqa: S311 - weather, not secrets
+        chance = random.Random(f"{self.seed + offset} phases")  # noqa: S311 - a link trace, no secret
         lengths = [
             (seconds, phase)
             for phase in self.phases
@@ -177,7 +177,7 @@ class LinkProfile:
         return RunningAverage(sum(s * r for s, r in limited) / 1e6 if len(limited) == len(rates) else None, lost)
 
     def _spec(self, way: Way, round_: tuple[PhaseStretch, ...], offset: int) -> LinkSpec:
-        chance = random.Random(f"{self.seed + offset} bursts {way}")  # noqa: S311 - weather, not secrets
+        chance = random.Random(f"{self.seed + offset} bursts {way}")  # noqa: S311 - a link trace, no secret
         steps = tuple(step for stretch in round_ for step in _steps(stretch, way, chance))
         plain = self.up if way == "up" else self.down
         return LinkSpec(
@@ -188,7 +188,7 @@ class LinkProfile:
         )
 
 
-def weather_number(round_: int, place: int) -> int:
+def trace_number(round_: int, place: int) -> int:
     """The `offset` of the link at one of two places, in one of the rounds of a test."""
     return 2 * round_ + place
 
@@ -299,7 +299,7 @@ def _phases(given: _ProfileFile, path: Path) -> tuple[LinkPhase, ...]:
         raise ConfigError(f"{path}: phase: the shares add up to {shares:g}; expected 1")
     if sum(phase.share * given.length_s / phase.mean_s for phase in phases) > MAX_STRETCHES:
         raise ConfigError(f"{path}: phase: more than {MAX_STRETCHES} stretches in {given.length_s:g} s")
-    if all(phase.dead == "certified" for phase in phases):
+    if all(phase.dead == "held" for phase in phases):
         raise ConfigError(f"{path}: phase: every one is dead and holds what is sent; nothing would ever arrive")
     return phases
 

@@ -175,12 +175,12 @@ def version_of(peer: ReferenceServer, python: Path) -> str:
         return f"({__version__})"
     ask = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
     try:
-        told = subprocess.run(
+        ran = subprocess.run(
             [str(python), "-c", ask, peer.distribution], capture_output=True, text=True, check=True, timeout=VERSION_S
         )
     except (subprocess.SubprocessError, OSError):
         return f"({peer.distribution}, version not known)"
-    return f"({peer.distribution} {told.stdout.strip()})"
+    return f"({peer.distribution} {ran.stdout.strip()})"
 
 
 def telling(console: Console) -> Callable[[str], None]:

@@ -24,7 +24,7 @@ from hawkvision.system.process import running
 from loadgen.clients.base import RequestTimes
 from loadgen.clients.engine import Engine, Job, ServerAddress, SharedImages
 from loadgen.workload.arrivals import PoissonArrivals
-from loadgen.workload.record import Outcome
+from loadgen.workload.record import RequestOutcome
 from tests.bench.servers.catalogue import Handler, HandlerWork, ReferenceServer
 from tests.bench.servers.handlers.work import Classify
 from tests.bench.servers.overhead.node import pinned
@@ -230,7 +230,7 @@ class ServerMeasurement:
         ms = np.array([each.latency_s * 1e3 if _is_good(each) else np.inf for each in outcomes])
         return Waits(rate, ms)
 
-    async def _drive(self, served: Served, job: Job) -> tuple[list[Outcome], float]:
+    async def _drive(self, served: Served, job: Job) -> tuple[list[RequestOutcome], float]:
         """What came of a job, and the seconds until its last answer."""
         field = self._field
         loaded = SharedImages(field.bodies, range(len(field.bodies)), field.expected[served.peer.handler])
@@ -328,7 +328,7 @@ def _job(
     )
 
 
-def _is_good(outcome: Outcome) -> bool:
+def _is_good(outcome: RequestOutcome) -> bool:
     """Answered, and with the class that is expected: also under load nobody may answer fast and wrong."""
     return outcome.answered and bool(outcome.right)
 

@@ -21,7 +21,7 @@ import msgspec
 from hawkvision.core.errors import NotReady
 from hawkvision.models.manifest import InputSpec
 from hawkvision.system.process import ended
-from loadgen.clients.base import Reply, RequestTimes
+from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionBroken, ConnectionPool
 from loadgen.workload.record import UNANSWERED
 from tests.bench.servers import supervisor
@@ -75,20 +75,20 @@ class ReferenceClient:
         image: bytes,
         fields: Mapping[str, str],
         times: RequestTimes,
-    ) -> Reply:
+    ) -> ClientReply:
         """See `Asker`."""
         body = self._peer.frame(image)
         try:
             reply = await self._connections.exchange(self._head, body, times)
             if reply.status != 200:
-                return Reply(reply.status, reply.body[:60].decode(errors="replace"), sent_bytes=len(body))
-            return Reply(200, index=self._peer.index(reply.body), sent_bytes=len(body))
+                return ClientReply(reply.status, reply.body[:60].decode(errors="replace"), sent_bytes=len(body))
+            return ClientReply(200, index=self._peer.index(reply.body), sent_bytes=len(body))
         except TimeoutError:
-            return Reply(UNANSWERED, "timeout")
+            return ClientReply(UNANSWERED, "timeout")
         except ConnectionBroken as error:
-            return Reply(UNANSWERED, error.code)
+            return ClientReply(UNANSWERED, error.code)
         except (msgspec.DecodeError, IndexError):
-            return Reply(UNANSWERED, "bad_reply")
+            return ClientReply(UNANSWERED, "bad_reply")
 
     async def close(self) -> None:
         """See `Asker`."""
@@ -180,17 +180,17 @@ async def _wait_ready(
     peer: ReferenceServer, asker: ReferenceClient, process: subprocess.Popen[bytes], image: bytes, log: Path
 ) -> None:
     until = time.monotonic() + READY_TIMEOUT_S
-    last = Reply(UNANSWERED)
+    last = ClientReply(UNANSWERED)
     while process.poll() is None and time.monotonic() < until:
         last = await asker.ask(image, {}, RequestTimes())
         if last.status == 200:
             return
         await asyncio.sleep(PROBE_PAUSE_S)
     how = "ended" if process.poll() is not None else f"did not answer within {READY_TIMEOUT_S:g} s"
-    raise NotReady(f"{peer.title} {how} (last reply: {last.status} {last.error}); {_told(log)}")
+    raise NotReady(f"{peer.title} {how} (last reply: {last.status} {last.error}); {_log_tail(log)}")
 
 
-def _told(log: Path) -> str:
+def _log_tail(log: Path) -> str:
     return f"its log is {log}; it ends:\n{log.read_bytes()[-LOG_BYTES:].decode(errors='replace')}"
 
 

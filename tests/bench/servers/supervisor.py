@@ -38,13 +38,13 @@ def main() -> int:
     core, folder, *command = sys.argv[1:]
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.sched_setaffinity(0, {int(core)})
-    told, tell = os.pipe()
-    signal.signal(signal.SIGTERM, lambda *_: os.write(tell, b"."))
+    stopped, stop = os.pipe()
+    signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
     server = subprocess.Popen(
-        command, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_keeper
+        command, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_supervisor
     )
     ended = os.pidfd_open(server.pid)
-    select.select([sys.stdin.fileno(), told, ended], [], [])
+    select.select([sys.stdin.fileno(), stopped, ended], [], [])
     if not select.select([ended], [], [], 0)[0]:
         server.send_signal(signal.SIGTERM)
         select.select([ended], [], [], STOP_TIMEOUT_S)
@@ -85,8 +85,8 @@ def cpu_seconds(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _die_with_keeper() -> None:
-    """Should the keeper be killed, the server itself at least is told."""
+def _die_with_supervisor() -> None:
+    """If the supervisor is killed, the kernel stops the server itself."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 

@@ -416,10 +416,10 @@ def test_the_documented_handler_takes_no_memory_anew_for_every_image() -> None:
         "before = faults(); [prepare(jpeg) for _ in range(10)]; print(faults() - before)"
     )
     large = enlarged(make_image(), 0, 1280)
-    told = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-c", script, task().spec()], input=large, capture_output=True, check=True, timeout=60
     )
-    assert int(told.stdout) < 1000  # else several hundred for each of the ten
+    assert int(ran.stdout) < 1000  # else several hundred for each of the ten
 
 
 def test_enlarged_images_keep_the_centred_square_and_are_mirrored_beside_it() -> None:

@@ -16,7 +16,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import AccuracyStatus
 from loadgen.analysis.bootstrap import exact_interval
 from loadgen.analysis.summary import ClassSummary, RunSummary, TargetVerdict, show, summarise, targets_kept
-from loadgen.workload.record import Outcome, Run, TargetClass
+from loadgen.workload.record import RequestOutcome, Run, TargetClass
 from tests.loadgen.runs import answer, plausible, refusal, run_of
 
 DROP = TargetClass({"max_accuracy_drop": "0.02"}, 1.0)
@@ -31,7 +31,7 @@ def only(run: Run) -> ClassSummary:
 
 def drops(
     lost: int, n: int, target: TargetClass = DROP, *, guarantee: AccuracyStatus = AccuracyStatus.CERTIFIED
-) -> list[Outcome]:
+) -> list[RequestOutcome]:
     """Images that the reference stage gets right, of which the first so many were answered wrong."""
     return [answer(k / 100, 10, right=k >= lost, image=k, guarantee=guarantee) for k in range(n)]
 
@@ -86,8 +86,8 @@ def test_effective_accuracy_wants_right_and_in_time_of_all_requests() -> None:
 
 
 def test_own_deadline_of_a_target_goes_before_that_of_the_run() -> None:
-    patient = TargetClass({"deadline_ms": "200"}, 1.0)
-    total = summarise(run_of([answer(0.1, 150)], targets=(patient,), deadline_ms=100)).total
+    lenient = TargetClass({"deadline_ms": "200"}, 1.0)
+    total = summarise(run_of([answer(0.1, 150)], targets=(lenient,), deadline_ms=100)).total
     assert total.in_time is not None
     assert total.in_time.value == 1.0
 
@@ -267,7 +267,7 @@ OUTCOMES = st.lists(
 @given(OUTCOMES, st.none() | st.just(100.0), st.booleans())
 @settings(max_examples=15, deadline=None)
 def test_any_run_is_summarised_within_its_bounds(
-    outcomes: list[Outcome], deadline: float | None, labelled: bool
+    outcomes: list[RequestOutcome], deadline: float | None, labelled: bool
 ) -> None:
     run = run_of(
         outcomes, targets=(DROP, AT_LEAST), deadline_ms=deadline, reference={1: True, 2: False}, labelled=labelled

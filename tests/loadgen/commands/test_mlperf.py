@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError, NotReady
 from hawkvision.system.process import ServerProcess
-from loadgen.commands.mlperf import Options, Scenario, figures, rules, score, verdict
+from loadgen.commands.mlperf import MlperfOptions, Scenario, figures, rules, score, verdict
 from tests.loadgen.command import command
 from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
 from tests.loadgen.scripted import Asked, reply, scripted
@@ -173,7 +173,7 @@ def test_benchmarks_of_loadgens_conf_are_known_in_every_scenario(scenario: Scena
     import mlperf_loadgen as loadgen
 
     for benchmark in ("resnet50", "retinanet", "3d-unet", "bert"):
-        rules(loadgen, Options(url="http://127.0.0.1", benchmark=benchmark, scenario=scenario))
+        rules(loadgen, MlperfOptions(url="http://127.0.0.1", benchmark=benchmark, scenario=scenario))
 
 
 @needs_loadgen

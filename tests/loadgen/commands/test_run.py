@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gzip
-import importlib
 import shlex
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from hawkvision.system.process import ServerProcess
 from loadgen.__main__ import COMMANDS, main
 from loadgen.analysis.summary import RunSummary, summarise
 from loadgen.commands.command_line import stated, words
-from loadgen.commands.run import Options, host_limits, missed_goals
+from loadgen.commands.run import RunOptions, host_limits, missed_goals
 from loadgen.workload.record import load
 from tests.loadgen.command import command, endless
 from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
@@ -221,7 +220,7 @@ def test_goals_are_missed_by_what_was_measured() -> None:
 
 def test_a_disturbed_host_fails_a_test_that_allows_less() -> None:
     quiet = msgspec.structs.replace(run_of([answer(0.1, 50.0)]), stolen=0.01, slowed=0.05)
-    given = Options(url="http://127.0.0.1", max_cpu_steal=0.01, max_cpu_slowdown=0.05)
+    given = RunOptions(url="http://127.0.0.1", max_cpu_steal=0.01, max_cpu_slowdown=0.05)
     assert host_limits(quiet, given) == []
     assert host_limits(msgspec.structs.replace(quiet, stolen=0.03, slowed=None), given) == [
         "CPU steal is 3.0%; expected at most 1.0%",
@@ -344,7 +343,7 @@ def test_every_command_is_listed(module: list[str]) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_says_what_it_is_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = importlib.import_module(f"loadgen.commands.{COMMANDS[name].module}").Options
+    options = COMMANDS[name].load().options
     hints = get_type_hints(options, include_extras=True)
     for field in dataclasses.fields(options):
         assert hints[field.name].__metadata__[0].help, f"{name}: {field.name}"
