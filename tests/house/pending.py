@@ -8,19 +8,22 @@ PENDING_IMPORTS: Final[frozenset[tuple[str, str]]] = frozenset(
     {
         ("hawkvision.cascade.certification", "hawkvision.cascade"),
         ("hawkvision.core", "hawkvision"),
+        ("hawkvision.core", "hawkvision.core.settings"),
         ("hawkvision.core", "hawkvision.servers"),
         ("hawkvision.core", "hawkvision.system"),
         ("hawkvision.system", "hawkvision.models"),
         ("hawkvision.imaging", "hawkvision.inference.int8"),
-        ("hawkvision.inference", "hawkvision.inference.int8"),
+        ("hawkvision.imaging", "hawkvision.inference.backends"),
+        ("hawkvision.inference.int8", "hawkvision.inference"),
         ("hawkvision.datacenter.execution", "hawkvision.datacenter"),
         ("hawkvision.datacenter.execution", "hawkvision.datacenter.servers"),
         ("hawkvision.datacenter.launch", "hawkvision.datacenter"),
         ("hawkvision.datacenter.servers", "hawkvision.datacenter"),
         ("hawkvision.datacenter.servers", "hawkvision.datacenter.execution"),
         ("hawkvision.model_zoo.building", "hawkvision.model_zoo.training"),
-        ("hawkvision.model_zoo.training", "hawkvision.model_zoo.calibration"),
+        ("hawkvision.model_zoo.calibration", "hawkvision.model_zoo.training"),
         ("hawkvision.transport.endpoint", "hawkvision.transport"),
+        ("hawkvision.transport.endpoint", "hawkvision.transport.server"),
         ("edge.escalation", "edge.serving"),
         ("edge.monitoring", "edge.serving"),
         ("edge.monitoring", "edge.policies"),
@@ -29,8 +32,21 @@ PENDING_IMPORTS: Final[frozenset[tuple[str, str]]] = frozenset(
 )
 """(room, room that it must not import)."""
 
-PENDING_ROOMS: Final = frozenset({"edge.policies", "hawkvision.control"})
-"""Folders without a row."""
+PENDING_ROOMS: Final = frozenset(
+    {
+        "edge.policies",
+        "hawkvision.cascade.confidence",
+        "hawkvision.control",
+        "hawkvision.core.settings",
+        "hawkvision.datacenter.deployment",
+        "hawkvision.datacenter.local_socket",
+        "hawkvision.datacenter.stages",
+        "hawkvision.inference.backends",
+        "hawkvision.native",
+        "hawkvision.transport.server",
+    }
+)
+"""Folders without a row, and rows without a folder."""
 
 PENDING_CYCLES: Final = frozenset(
     {
@@ -57,3 +73,19 @@ PENDING_DUPLICATED: Final = 42
 
 PENDING_FILE_LINES: Final = 403
 """The 95th percentile of the lines of a file, where the limit is lower."""
+
+PENDING_WORDS: Final[tuple[str, ...]] = (
+    "README.md",
+    "docs/",
+    "edge/",
+    "hawkvision/",
+    "models/",
+    "tests/bench/cascade/",
+    "tests/bench/robustness/",
+    "tests/bench/transport/",
+    "tests/edge/",
+    "tests/hawkvision/",
+    "tests/sim/",
+    "tests/system/",
+)
+"""Beginnings of paths whose files may still have old words."""
