@@ -129,19 +129,8 @@ async def run(given: EvaluateOptions) -> int:
     """
     check_server(given.url, given.api_key)
     check_files(given.json)
-    if given.seed < 0:
-        raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
-    models = models_dir(given.models_dir)
     targets = parse_targets(given.targets)
-    images = read_labelled(given.data, given.task, models, given.class_map)
-    if given.split == "held_out":
-        chosen = read_indices(given.indices or models / given.task / "held_out.json", images)
-    else:
-        chosen = np.arange(len(images))
-    # Data sets come class by class, and a node rightly takes five hundred cats in a row for other traffic.
-    chosen = np.random.default_rng(given.seed).permutation(thin(chosen, given.limit))
-    if not 1 <= given.concurrency <= MAX_CONCURRENCY:
-        raise ConfigError(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {given.concurrency}")
+    images, chosen = _chosen_images(given)
     seen = EvaluatedImages()
     rows: tuple[TargetRow | UnattainableTarget, ...] | None = None
     failed: HawkVisionError | None = None
@@ -175,6 +164,22 @@ async def run(given: EvaluateOptions) -> int:
     if failed is not None:
         raise failed
     return INTERRUPTED_STATUS if report.interrupted else int(report.not_best > 0)
+
+
+def _chosen_images(given: EvaluateOptions) -> tuple[LabelledImages, NDArray[np.intp]]:
+    """The data, and the positions of the images to send, in the order of sending."""
+    if given.seed < 0:
+        raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
+    if not 1 <= given.concurrency <= MAX_CONCURRENCY:
+        raise ConfigError(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {given.concurrency}")
+    models = models_dir(given.models_dir)
+    images = read_labelled(given.data, given.task, models, given.class_map)
+    if given.split == "held_out":
+        chosen = read_indices(given.indices or models / given.task / "held_out.json", images)
+    else:
+        chosen = np.arange(len(images))
+    # Data sets come class by class, and a node takes five hundred cats in a row for drift.
+    return images, np.random.default_rng(given.seed).permutation(thin(chosen, given.limit))
 
 
 def parse_targets(text: str) -> tuple[Target, ...]:

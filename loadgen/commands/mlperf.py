@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
+from rich.console import Console
 
 from hawkvision.core.errors import ConfigError, NotReady
 from hawkvision.models.artifacts import check_writable, write_atomic
@@ -141,48 +142,73 @@ async def run(given: MlperfOptions) -> int:
         await bridge.drive(settings, given.out)
     finally:
         await asker.close()
-    summary = given.out / SUMMARY_LOG
-    right: float | None = None
-    changed: list[str] = []
+    result = _result(loadgen, given, setup_, settings, bridge)
+    _show(given, bridge, result, console)
+    if given.json is not None:
+        report = _report(given, setup_, bridge, result, started)
+        write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    return 0 if result.valid else 1
+
+
+@dataclass(frozen=True, slots=True)
+class MlperfResult:
+    """The verdict on a finished run."""
+
+    valid: bool
+    accuracy: float | None = None
+    deviations: list[str] = dataclasses.field(default_factory=list)
+    summary: str = ""
+    """LoadGen's own, in performance mode."""
+
+
+def _result(loadgen: Any, given: MlperfOptions, setup_: Setup, settings: Any, bridge: LoadGenBridge) -> MlperfResult:
     if given.mode == "accuracy":
         right = score(given.out / "mlperf_log_accuracy.json", setup_.dataset.labels)
-        said = "without labels" if right is None else f"{right:.2%} right"
+        return MlperfResult(bridge.failed == 0, accuracy=right)
+    text = (given.out / SUMMARY_LOG).read_text(encoding="utf-8")
+    return MlperfResult(
+        verdict(text) and bridge.failed == 0, deviations=deviations(loadgen, given, settings), summary=text
+    )
+
+
+def _show(given: MlperfOptions, bridge: LoadGenBridge, result: MlperfResult, console: Console) -> None:
+    if given.mode == "accuracy":
+        said = "without labels" if result.accuracy is None else f"{result.accuracy:.2%} right"
         console.print(f"{given.scenario}, accuracy: {bridge.completed} images, {said}, {bridge.failed} not answered")
-        valid = bridge.failed == 0
     else:
-        text = summary.read_text(encoding="utf-8")
-        console.print(text.strip(), markup=False)
-        valid = verdict(text) and bridge.failed == 0
-        if changed := deviations(loadgen, given, settings):
-            console.print(f"other than MLPerf's rules for {given.benchmark}: {', '.join(changed)}")
+        console.print(result.summary.strip(), markup=False)
+        if result.deviations:
+            console.print(f"other than MLPerf's rules for {given.benchmark}: {', '.join(result.deviations)}")
         console.print(
-            f"{given.scenario}: {'VALID' if valid else 'INVALID'}; {bridge.completed} requests, {bridge.failed} not "
-            f"answered{_reasons(bridge)}"
+            f"{given.scenario}: {'VALID' if result.valid else 'INVALID'}; {bridge.completed} requests, "
+            f"{bridge.failed} not answered{_reasons(bridge)}"
         )
     if len(bridge.tallies) > 1:
         for tally in bridge.tallies:
             console.print(f"  {_said(tally)}", markup=False)
     console.print(f"LoadGen's logs are in {given.out}")
-    if given.json is not None:
-        report = MlperfReport(
-            url=given.url,
-            data=setup_.dataset.name,
-            scenario=given.scenario,
-            mode=given.mode,
-            benchmark=given.benchmark,
-            valid=valid,
-            deviations=changed,
-            requests=bridge.completed,
-            failed=bridge.failed,
-            errors=bridge.errors,
-            accuracy=right,
-            classes=bridge.tallies,
-            figures=figures((given.out / "mlperf_log_detail.txt").read_text(encoding="utf-8", errors="replace")),
-            logs=str(given.out),
-            origin=started,
-        )
-        write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    return 0 if valid else 1
+
+
+def _report(
+    given: MlperfOptions, setup_: Setup, bridge: LoadGenBridge, result: MlperfResult, started: Origin
+) -> MlperfReport:
+    return MlperfReport(
+        url=given.url,
+        data=setup_.dataset.name,
+        scenario=given.scenario,
+        mode=given.mode,
+        benchmark=given.benchmark,
+        valid=result.valid,
+        deviations=result.deviations,
+        requests=bridge.completed,
+        failed=bridge.failed,
+        errors=bridge.errors,
+        accuracy=result.accuracy,
+        classes=bridge.tallies,
+        figures=figures((given.out / "mlperf_log_detail.txt").read_text(encoding="utf-8", errors="replace")),
+        logs=str(given.out),
+        origin=started,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,11 @@ OLD_PHRASES: Final[dict[str, str]] = {
 ALLOWED: Final[tuple[tuple[str, str, str], ...]] = (
     (r".*", r"held[-_ ]?out|\bHeldOut", "held-out images, a term of statistics"),
     (r".*", r"c_void_p", "a type of ctypes"),
-    (r".*", r"(?:[\"'`:=/,]|before |\b(?:edge|tiny)_)committee(?:_\w+)?|\bcommittee_\w+", "stages' names, which are data"),
+    (
+        r".*",
+        r"(?:[\"'`:=/,]|before |\b(?:edge|tiny)_)committee(?:_\w+)?|\bcommittee_\w+",
+        "stages' names, which are data",
+    ),
     (
         r"hawkvision/(core/escalation_api|cascade/certification/\w+|models/manifest)\.py",
         r"",
