@@ -240,7 +240,7 @@ def _too_wrong(
     if goal.min_accuracy is None:
         return False
     if accuracy is None:
-        return True  # nothing was answered, or nobody can know
+        return True  # nothing was answered, or the labels are unknown
     standing = goal.standing(accuracy)
     if standing is Standing.CHANCE:
         return least is not None and _lost_by_load(answers, least)

@@ -268,7 +268,7 @@ def _accuracy(counted: CountedRequests) -> IntervalEstimate | None:
 
 
 def _share(flags: NDArray[np.bool_], resampled: Floats) -> IntervalEstimate:
-    """A share of requests of which neighbours are alike.
+    """A share of requests whose neighbours depend on each other.
 
     At least as wide as if they were not: resamples of nothing but successes would call the next one certain.
     """

@@ -63,7 +63,7 @@ class RequestClient(Protocol):
         """Connect, so that the first request pays for no handshake.
 
         Raises:
-            HawkVisionError: if there is nobody.
+            HawkVisionError: if no server answers.
         """
 
     async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> ClientReply:

@@ -30,7 +30,7 @@ AHEAD_S: Final = 3.5e-4
 """How long before it is due the engine wakes for a request and prepares it: its bytes leave on time (`Times.send`), in
 the median less than a microsecond late at 8 and at 100 a second on an EPYC, where they were 0.1 ms late at 8."""
 REFUSED_PAUSE_S: Final = 0.05
-"""Of a caller in the closed loop that was not answered, lest a dead server be asked a million times."""
+"""Pause of a caller in the closed loop after a failure, so that a dead server is not asked a million times."""
 MAX_OUTCOMES: Final = 5_000_000
 """Of one process: a closed loop against a server that does nothing reaches it in three minutes, and 2 GB."""
 GENERATOR_FULL: Final = "generator_full"
@@ -39,7 +39,7 @@ Protocol: TypeAlias = Literal["http", "datagram", "oip"]
 
 
 class ServerAddress(msgspec.Struct, frozen=True):
-    """Whom to ask, and how."""
+    """The server to ask, and how."""
 
     url: str
     protocol: Protocol = "http"

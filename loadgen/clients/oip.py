@@ -8,7 +8,7 @@
 
 It reads four forms of answer, the first that it finds: an output `index`; a BYTES output in Triton's classification
 form (`confidence:index[:label]`) or with the index; an integer output of one element, whatever its name; logits (FP16,
-FP32 or FP64; JSON may write some as integers), of which the largest counts.
+FP32 or FP64; JSON may write some as integers); the largest counts.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ async def _report_progress(engine: Engine, out: int) -> None:
 
 
 async def _obey(engine: Engine, orders: asyncio.StreamReader) -> None:
-    """`StopSending` stops; the pipe's end ends the process, for nobody is left to tell."""
+    """Stop at `StopSending`; end the process when the pipe closes, because its parent has ended."""
     try:
         while True:
             if isinstance(ORDERS.decode(await read_frame(orders)), StopSending):

@@ -125,7 +125,7 @@ async def run(given: EvaluateOptions) -> int:
 
     Raises:
         HawkVisionError: for data, indices or targets that do not fit, or a node that does not answer; what was
-            answered before is said and written all the same.
+            answered before is printed and written, too.
     """
     check_server(given.url, given.api_key)
     check_files(given.json)
@@ -231,7 +231,7 @@ async def measure(
 ) -> tuple[TargetRow | UnattainableTarget, ...]:
     """Send the chosen images once per target, `best` first, for the others are compared with it.
 
-    What is answered is in `seen` at once, for whoever does not want to wait for the end.
+    Each answer is in `seen` at once, also for callers that do not wait for the end.
 
     Raises:
         HawkVisionError: what the node says of an image, with the image's number.

@@ -91,7 +91,7 @@ class ProbePlan:
         rng = np.random.default_rng([of.seed, tried.confirming, tried.again])
         due = WARM_UP_S + np.sort(rng.random(n)) * seconds
         before = np.sort(rng.random(warming)) * WARM_UP_S
-        # The counted ones first, lest how many warm up decide which images count.
+        # The counted ones first, so that the length of the warm-up does not decide which images count.
         image = of.dataset.order(n, of.seed + 2), of.dataset.order(warming, of.seed + 3)
         target = [list(itertools.islice(target_mix.draws(of.classes, of.seed + 1), count)) for count in (n, warming)]
         return Job(
@@ -175,8 +175,8 @@ class CapacityOptions(options.LoadOptions):
 
 
 async def run(given: CapacityOptions) -> int:
-    """Search and print; 0 if a rate was confirmed, 1 if none was, 130 after an interrupt. What is known is said and
-    written all the same.
+    """Search and print; 0 if a rate was confirmed, 1 if none was, 130 after an interrupt. Partial findings are
+    printed and written, too.
 
     Raises:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
@@ -238,7 +238,7 @@ async def find(
     findings: CapacityFindings,
     report: Callable[[Probe], None],
 ) -> None:
-    """Try rates until the search is over or interrupted; what comes of them is added to the findings, and told.
+    """Try rates until the search is over or interrupted; each probe is added to the findings and reported.
 
     Raises:
         NotReady: if the first run has no answer at all, which no lower rate would mend.

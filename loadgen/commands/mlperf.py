@@ -120,7 +120,7 @@ async def run(given: MlperfOptions) -> int:
     """Test, and print LoadGen's verdict; 0 if it is VALID, or in accuracy mode if all was answered, else 1.
 
     Raises:
-        HawkVisionError: if LoadGen is not installed, options do not fit, or nobody answers.
+        HawkVisionError: if LoadGen is not installed, options do not fit, or no server answers.
     """
     loadgen = _load()
     if given.processes != 1:

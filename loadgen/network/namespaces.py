@@ -182,7 +182,7 @@ class TunDevice:
 
 @contextlib.contextmanager
 def _device_made() -> Iterator[TunDevice]:
-    """A TUN device in our own namespace, named by the kernel; it exists while somebody holds its descriptor."""
+    """A TUN device in our own namespace, named by the kernel; it exists while its descriptor is open."""
     with open("/dev/net/tun", "r+b", buffering=0) as file:  # noqa: PTH123 - Path.open takes no unbuffered r+b
         answer = fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH22x", b"hvtun%d", _IFF_TUN_NO_PI))
         os.set_blocking(file.fileno(), False)

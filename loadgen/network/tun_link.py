@@ -51,7 +51,7 @@ from loadgen.network.namespaces import (
 from loadgen.network.tun_relay import AskStatus, BeginRelay, Command, CutPath, KeepOff, RelayStatus, SetLink
 
 DISCARD_PORT: Final = 9
-"""Where nobody listens (RFC 863): a packet to it makes a link that follows a trace begin."""
+"""The discard port (RFC 863): a packet to it starts a link that follows a trace."""
 MAX_CHAIN: Final = 8
 """Links one behind another. Each has a network of its own, 10.98.0.0/16 and on."""
 CONTROL_LIMIT_S: Final = 30.0
@@ -197,7 +197,7 @@ class TunLink:
         self._command(SetLink(path, up, down))
 
     def cut(self, path: int = 0) -> None:
-        """Kill a path both ways: packets disappear, those under way as well, and nobody is told."""
+        """Cut a path both ways: all packets disappear without an error, those under way included."""
         self._check(path)
         self._command(CutPath(path, dead=True))
 

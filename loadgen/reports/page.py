@@ -91,7 +91,7 @@ def page(
 
     Args:
         runs: what was measured.
-        uplink_bytes: from the edge to the datacenter per request, by the name of each run; None if nobody counted.
+        uplink_bytes: from the edge to the datacenter per request, by the name of each run; None if not counted.
         headline: says what the page begins with.
         section: markup that follows the headline.
 

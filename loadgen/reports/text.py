@@ -185,7 +185,7 @@ def right_in_time_words(one: ChartSeries, others: Sequence[ChartSeries]) -> str:
 
 
 def uplink_words(one: ChartSeries, others: Sequence[ChartSeries]) -> str:
-    """`8.2 kB to the datacenter per request, against 12.5 (infaas)`; empty where nobody counted them."""
+    """`8.2 kB to the datacenter per request, against 12.5 (infaas)`; empty where they were not counted."""
     if one.uplink_bytes is None:
         return ""
     theirs = [(other.run.name, other.uplink_bytes) for other in others if other.uplink_bytes is not None]

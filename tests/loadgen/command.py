@@ -17,7 +17,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def unread(*words: str) -> subprocess.CompletedProcess[str]:
-    """The command with nobody left to read what it prints."""
+    """The command, with its output closed by the reader."""
     read, write = os.pipe()
     os.close(read)
     try:

@@ -5,17 +5,17 @@ round all are sent the same images with the same targets at the same moments, ov
 has other ones, and begins with another policy. HawkVision is tested as it is meant to be used over such links, with
 its datagram transport, and once more over TCP alone like all others (`hawkvision-tcp`).
 
-Callers and links run before all ordinary processes, where that is allowed: they are other machines, and what they wait
-for the servers' processors is no latency of anybody's.
+Callers and links run at a higher priority than ordinary processes, where that is allowed: they stand for other
+machines, and must not add their own waits for a processor to latencies.
 
 Before each round, all models of the policy are loaded and both tiers are connected, over links of the usual rate and
 delay without loss. The link traces begin with the schedule. The answers of the reference stage to all images, which
 pair the accuracy drops, are collected once beforehand.
 
 `static@0.55` among the policies is `static` with that threshold, and `static+fallback` is `static` whose edge answers
-just before a deadline that the datacenter misses. `all-edge` is our own edge stage alone. What is compared first is the
-share of requests that are answered right within the deadline (`claims`). No round is repeated or left out for having
-been disturbed: what the machine's host held back is said beside the figures.
+just before a deadline that the datacenter misses. `all-edge` is our own edge stage alone. The first comparison is the
+share of requests that are answered right within the deadline (`goal_checks`). No round is repeated or left out because
+it was disturbed: CPU steal is reported beside the figures.
 
 Writes, into a folder: a record per link, rate and policy, all rounds together, with its figures; the single rounds; a
 page per link and rate; what servers said; and `summary.json` with all figures and the claims they bear out.
@@ -73,7 +73,7 @@ __all__ = ["SUMMARY", "add_arguments", "run"]
 
 SUMMARY: Final = "Compare policies over bad links: same servers, models, images, moments and link traces."
 REFERENCE_RATE: Final = 10.0
-"""Images per second that the reference stage is asked about: few, lest they wait for one another and are given up."""
+"""Images per second that the reference stage is asked about: few, so that none waits for another and times out."""
 REFERENCE_TRIES: Final = 5
 SETTLE_TRIES: Final = 20
 """Of less than a second each, until both tiers answer as they do when they are idle."""
@@ -339,7 +339,7 @@ def samples(profiles: Mapping[str, LinkProfile | None], duration_s: float, numbe
 
 
 def _conclude(plan: PolicyPlan, found: _Found, congestion: str, console: Console) -> None:
-    """Put rounds together, print, and write. Cells that nobody finished are left out."""
+    """Put rounds together, print, and write. Unfinished cells are left out."""
     report = PolicyReport(
         command=command_line.stated(),
         where=list(plan.where),

@@ -4,7 +4,7 @@
       client processes  ◄─ link ─►  edge node, one at a time  ◄─ link ─►  datacenter tier (Ray Serve)
 
 The datacenter tier is started once; edge nodes come and go. Nothing else runs here meanwhile: all three share this
-machine's cores, whoever is tested. Needs root, as `loadgen.network.tun_link` says.
+machine's cores, whichever policy is tested. Needs root, as `loadgen.network.tun_link` says.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class ReferenceServer:
     pins: tuple[str, ...] | None = None
     """Of its environment, besides those all share; None: it runs in ours."""
     alone: tuple[str, ...] = ()
-    """Packages of which only the files are used, not their dependencies."""
+    """Packages that are installed without their dependencies."""
     shares: str | None = None
     """The peer whose environment it runs in, if not one of its own."""
     works: tuple[HandlerWork, ...] = ("model", "decode", "nothing")
@@ -113,7 +113,7 @@ class ReferenceServer:
     """Of classifying images, by its own documentation; `loadgen/README.md` says what it does before the model."""
     handler: Handler = "same"
     python: bool = True
-    """Whether its HTTP server is Python: one of the Python peers, of whom HawkVision is compared with the best."""
+    """Whether its HTTP server is Python: HawkVision is compared with the best of these."""
 
 
 def _module(name: str, **env: str) -> Callable[[ServerSite], StartCommand]:

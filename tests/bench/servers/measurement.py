@@ -329,7 +329,7 @@ def _job(
 
 
 def _is_good(outcome: RequestOutcome) -> bool:
-    """Answered, and with the class that is expected: also under load nobody may answer fast and wrong."""
+    """Answered with the expected class: a fast wrong answer does not count, also under load."""
     return outcome.answered and bool(outcome.right)
 
 

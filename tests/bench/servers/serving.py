@@ -1,4 +1,4 @@
-"""One peer, really started, asked and ended: on its core, under a keeper, its log kept when it fails."""
+"""One reference server, started, asked and ended: on its core, under a supervisor, its log kept when it fails."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ class Served:
     peer: ReferenceServer
     url: str
     asker: ReferenceClient
-    keeper: int
+    supervisor_pid: int
     """Process id of the one that holds all of the server's processes."""
 
     def cpu_seconds(self) -> float:
         """CPU time of all its processes so far."""
-        return supervisor.cpu_seconds(self.keeper)
+        return supervisor.cpu_seconds(self.supervisor_pid)
 
 
 @contextlib.asynccontextmanager
@@ -172,7 +172,7 @@ def _start(peer: ReferenceServer, site: ServerSite, task: ServedTask, log: Path)
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**inherited, **given},
-            start_new_session=True,  # Ctrl-C is for us; the keeper hears of it by its standard input
+            start_new_session=True,  # Ctrl-C is for us; the supervisor notices when its standard input closes
         )
 
 
@@ -195,7 +195,7 @@ def _log_tail(log: Path) -> str:
 
 
 def _forget(log: Path) -> None:
-    """Of a server that worked nobody reads the log."""
+    """Delete the log of a server that worked."""
     log.unlink()
 
 

@@ -105,7 +105,7 @@ async def served_once(tiny: ReferenceServer, log: Path, expected: Iterable[int])
     """(process ids, CPU seconds) of a server whose answers were checked."""
     async with serving(tiny, Path(sys.executable), task(), "model", BODIES[0], log) as served:
         assert await check_answers(served, BODIES, given := list(expected)) == given
-        return set(descendants(served.keeper)), served.cpu_seconds()
+        return set(descendants(served.supervisor_pid)), served.cpu_seconds()
 
 
 def test_a_server_is_started_checked_and_ended_with_all_its_processes(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def only(run: Run) -> ClassSummary:
 def drops(
     lost: int, n: int, target: TargetClass = DROP, *, guarantee: AccuracyStatus = AccuracyStatus.CERTIFIED
 ) -> list[RequestOutcome]:
-    """Images that the reference stage gets right, of which the first so many were answered wrong."""
+    """Images that the reference stage gets right; the first `lost` of them were answered wrong."""
     return [answer(k / 100, 10, right=k >= lost, image=k, guarantee=guarantee) for k in range(n)]
 
 
