@@ -36,7 +36,7 @@ class CountedRequests:
     target: NDArray[np.int64]
     image: NDArray[np.int64]
 
-    def some(self, places: Places) -> CountedRequests:
+    def subset(self, places: Places) -> CountedRequests:
         """Some of them."""
         return CountedRequests(
             tuple(self.outcomes[place] for place in places.tolist()),

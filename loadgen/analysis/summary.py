@@ -183,7 +183,7 @@ def summarise(run: Run) -> RunSummary:
     for number, target in enumerate(run.targets):
         places = np.flatnonzero(counted.target == number)
         if len(places):
-            classes.append(_class_summary(run, target, counted.some(places), len(counted.outcomes)))
+            classes.append(_class_summary(run, target, counted.subset(places), len(counted.outcomes)))
     return RunSummary(
         name=run.name,
         url=run.url,

@@ -45,7 +45,7 @@ class HttpClient:
             head = self._heads[key] = self._connections.head(
                 "POST", f"{self._path}?{query}" if query else self._path, "Content-Type: application/octet-stream\r\n"
             )
-        reply = await exchanged(self._connections, head, image, times)
+        reply = await exchange(self._connections, head, image, times)
         return reply if isinstance(reply, ClientReply) else read_answer(reply, len(image))
 
     async def close(self) -> None:
@@ -53,7 +53,7 @@ class HttpClient:
         await self._connections.close()
 
 
-async def exchanged(
+async def exchange(
     connections: ConnectionPool, head: bytes, body: bytes, times: RequestTimes
 ) -> HttpReply | ClientReply:
     """The reply, or what to say of its absence."""
@@ -94,7 +94,7 @@ _ERROR: Final = msgspec.json.Decoder(_ErrorReply)
 def read_answer(reply: HttpReply, sent_bytes: int) -> ClientReply:
     """What a reply of `/v1/classify` says; one that is no answer says `bad_reply` and counts as none."""
     if reply.status != 200:
-        return refused(reply, sent_bytes)
+        return refusal_of(reply, sent_bytes)
     try:
         answer = _ANSWER.decode(reply.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -114,7 +114,7 @@ def read_answer(reply: HttpReply, sent_bytes: int) -> ClientReply:
     )
 
 
-def refused(reply: HttpReply, sent_bytes: int) -> ClientReply:
+def refusal_of(reply: HttpReply, sent_bytes: int) -> ClientReply:
     """An error reply, by its code where it has one."""
     try:
         code = _ERROR.decode(reply.body).code[:MAX_CODE]

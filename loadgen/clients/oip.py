@@ -25,7 +25,7 @@ import numpy as np
 from hawkvision.core.types import AccuracyStatus
 from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionPool, HttpReply
-from loadgen.clients.http import WARM, exchanged, refused
+from loadgen.clients.http import WARM, exchange, refusal_of
 from loadgen.workload.record import UNANSWERED
 
 MAX_ELEMENTS: Final = 100_000
@@ -69,7 +69,7 @@ class OipClient:
             f"Inference-Header-Content-Length: {len(header)}\r\n",
         )  # fmt: skip
         body = b"%s%s%s" % (header, struct.pack("<I", len(image)), image)
-        reply = await exchanged(self._connections, head, body, times)
+        reply = await exchange(self._connections, head, body, times)
         return reply if isinstance(reply, ClientReply) else read_reply(reply, len(body))
 
     async def close(self) -> None:
@@ -121,7 +121,7 @@ _REPLY: Final = msgspec.json.Decoder(_InferReply)
 def read_reply(reply: HttpReply, sent_bytes: int) -> ClientReply:
     """What a reply says; one that cannot be read says `bad_reply` and counts as none."""
     if reply.status != 200:
-        return refused(reply, sent_bytes)
+        return refusal_of(reply, sent_bytes)
     try:
         decoded, tensors = _tensors(reply)
         index, confidence = _answer(tensors)

@@ -46,7 +46,7 @@ from loadgen.analysis.evaluation import (
 )
 from loadgen.clients.connections import check_server
 from loadgen.commands.command_line import MeasurementOptions, option
-from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
+from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt, run_unless
 from loadgen.commands.terminal import terminal
 from loadgen.workload.dataset import read_labelled
 from loadgen.workload.held_out import read_indices, thin
@@ -134,13 +134,13 @@ async def run(given: EvaluateOptions) -> int:
     seen = EvaluatedImages()
     rows: tuple[TargetRow | UnattainableTarget, ...] | None = None
     failed: HawkVisionError | None = None
-    with heeded() as stop:
+    with first_interrupt() as stop:
         async with AsyncClient(
             given.url, api_key=given.api_key, late_s=LATE_S, connections=given.concurrency
         ) as client:
             asking = measure(client, given.task, images, chosen, targets, given.concurrency, seen)
             try:
-                rows = await unless(stop, asking)
+                rows = await run_unless(stop, asking)
             except HawkVisionError as error:
                 if not rows_of(seen, chosen, targets):
                     raise

@@ -42,7 +42,7 @@ from loadgen.clients.engine import Job
 from loadgen.clients.processes import WorkerProcesses
 from loadgen.commands import options
 from loadgen.commands.command_line import option
-from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
+from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt, run_unless
 from loadgen.commands.options import Setup
 from loadgen.commands.terminal import terminal
 from loadgen.workload import target_mix
@@ -200,7 +200,7 @@ async def run(given: CapacityOptions) -> int:
         if given.json is not None:
             write_atomic(given.json, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
 
-    with heeded() as stop:
+    with first_interrupt() as stop:
         async with WorkerProcesses(setup_.processes) as workers:
 
             async def ask(job: Job) -> tuple[list[RequestOutcome], bool]:
@@ -209,7 +209,7 @@ async def run(given: CapacityOptions) -> int:
             await workers.load(setup_.dataset)
             if not given.no_noise:
                 job = setup_.job(ConstantArrivals(noise_floor.LEAST_RATE), given.probe_s)
-                floor = await unless(stop, noise_floor.measure(workers, job, given.from_rate))
+                floor = await run_unless(stop, noise_floor.measure(workers, job, given.from_rate))
                 if floor is not None:
                     limit = GENERATOR_SHARE * floor.max_rate
                     search.most = min(search.most, limit)
@@ -218,7 +218,7 @@ async def run(given: CapacityOptions) -> int:
                     )
             try:
                 if not stop.is_set():
-                    await find(search, plan, goal, ask, findings, lambda probe: console.print(said(probe)))
+                    await find(search, plan, goal, ask, findings, lambda probe: console.print(probe_line(probe)))
             except HawkVisionError:
                 if findings.probes:
                     conclude()
@@ -310,7 +310,7 @@ def confirmed_by(run: Confirmation, min_accuracy: float | None) -> str:
     return text
 
 
-def said(probe: Probe) -> str:
+def probe_line(probe: Probe) -> str:
     """One run in a line."""
     p99 = "P99 none" if probe.p99_ms is None else f"P99 {probe.p99_ms:.1f} ms"
     accuracy = "" if probe.accuracy is None else f", right {probe.accuracy:.1%}"

@@ -185,7 +185,7 @@ def _show(given: MlperfOptions, bridge: LoadGenBridge, result: MlperfResult, con
         )
     if len(bridge.tallies) > 1:
         for tally in bridge.tallies:
-            console.print(f"  {_said(tally)}", markup=False)
+            console.print(f"  {_tally_line(tally)}", markup=False)
     console.print(f"LoadGen's logs are in {given.out}")
 
 
@@ -354,7 +354,7 @@ def figures(detail: str) -> dict[str, Any]:
     return found
 
 
-class _Logged(msgspec.Struct):
+class _LogEntry(msgspec.Struct):
     qsl_idx: int
     data: str
     """Hexadecimal, little-endian int32."""
@@ -369,14 +369,14 @@ def score(log: Path, labels: Sequence[int] | None) -> float | None:
     if labels is None:
         return None
     try:
-        entries = msgspec.json.decode(log.read_bytes(), type=list[_Logged])
+        entries = msgspec.json.decode(log.read_bytes(), type=list[_LogEntry])
         right = [struct.unpack("<i", bytes.fromhex(each.data))[0] == labels[each.qsl_idx] for each in entries]
     except (OSError, msgspec.DecodeError, ValueError, struct.error, IndexError) as error:
         raise ConfigError(f"{log}: not LoadGen's accuracy log: {error}") from None
     return sum(right) / len(right) if right else None
 
 
-def _said(tally: ClassTally) -> str:
+def _tally_line(tally: ClassTally) -> str:
     accuracy = "" if tally.accuracy is None else f", {tally.accuracy:.2%} right"
     return f"{tally.target}: {tally.asked} requests{accuracy}, {tally.asked - tally.answered} not answered"
 

@@ -27,7 +27,7 @@ from loadgen.clients.reference import ask_reference
 from loadgen.clients.server_info import identify
 from loadgen.commands import options
 from loadgen.commands.command_line import option
-from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded
+from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt
 from loadgen.commands.link_proxy import LinkProxy, link_samples, udp_port_of
 from loadgen.commands.options import Setup
 from loadgen.commands.terminal import progress_bar, terminal
@@ -215,7 +215,7 @@ async def _measure(given: RunOptions, test: LoadTest, console: Console) -> LoadT
             _show_floor(floor, rate, console)
         server = await identify(setup_.server)
         reference = await _reference(setup_, job) if given.reference else None
-        async with _behind(setup_, test.profile) as proxy:
+        async with _link_proxy(setup_, test.profile) as proxy:
             if proxy is not None:
                 job = msgspec.structs.replace(job, server=msgspec.structs.replace(job.server, url=proxy.url))
             before, paced = cpu_steal.read(), idle_prevention.pace()
@@ -297,7 +297,7 @@ async def _reference(setup_: Setup, job: Job) -> dict[int, bool]:
 
 
 @asynccontextmanager
-async def _behind(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[LinkProxy | None]:
+async def _link_proxy(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[LinkProxy | None]:
     """Put the server behind the given link, after a first connection: a link accepts connections for a dead server."""
     if profile is None:
         yield None
@@ -324,7 +324,7 @@ async def _interruptible(
         await stop.wait()
         return loop.time() - began
 
-    with heeded() as stop, progress_bar("requests", len(job.due) or None) as show:
+    with first_interrupt() as stop, progress_bar("requests", len(job.due) or None) as show:
         noting = asyncio.create_task(noted())
         try:
             outcomes = await workers.run(job, stop=stop, show=show, begun=begun)

@@ -80,7 +80,7 @@ LOOK_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _PathDirection:
     """One direction of one path."""
 
     source: int
@@ -110,7 +110,7 @@ class _Relay:
         self._pending = b""
         """The beginning of a command: at most one trace per direction."""
         self._files: list[int] = []
-        self._ways: dict[int, _Way] = {}
+        self._ways: dict[int, _PathDirection] = {}
         """By source; (up, down) of each path, one after another."""
         self._realtime = False
         self._processors: Final = frozenset(os.sched_getaffinity(0))
@@ -165,8 +165,8 @@ class _Relay:
                 self._realtime = realtime and before_others(LINKS)
                 for path, (up, down) in enumerate(paths):
                     client, server = self._files[2 * path : 2 * path + 2]
-                    self._ways[client] = _Way(client, server, LinkPipe(up, f"{path} up"))
-                    self._ways[server] = _Way(server, client, LinkPipe(down, f"{path} down"))
+                    self._ways[client] = _PathDirection(client, server, LinkPipe(up, f"{path} up"))
+                    self._ways[server] = _PathDirection(server, client, LinkPipe(down, f"{path} down"))
             case SetLink(path=path, up=up, down=down):
                 for way, spec in zip(self._path(path), (up, down), strict=True):
                     if spec is not None:
@@ -192,11 +192,11 @@ class _Relay:
         except OSError:  # it has ended
             self._kept_off = None
 
-    def _path(self, path: int) -> list[_Way]:
+    def _path(self, path: int) -> list[_PathDirection]:
         return list(self._ways.values())[2 * path : 2 * path + 2]
 
 
-def _take(way: _Way, came: float) -> None:
+def _take(way: _PathDirection, came: float) -> None:
     """Read what the kernel sent into one end of a path, the first of it at that time."""
     for _ in range(BATCH):
         try:
@@ -207,7 +207,7 @@ def _take(way: _Way, came: float) -> None:
         came = time.monotonic()
 
 
-def _give(way: _Way) -> None:
+def _give(way: _PathDirection) -> None:
     """Write what has arrived to the other end."""
     for packet in way.pipe.due(time.monotonic()):
         try:

@@ -315,7 +315,7 @@ def span(found: Percentile) -> str:
     return f"{low.split()[0]}–{high}" if same_unit else f"{low}–{high}"
 
 
-def within(estimate: IntervalEstimate) -> str:
+def interval_text(estimate: IntervalEstimate) -> str:
     """`73.4–81.4`: an interval of a share, in percent."""
     return f"{100 * estimate.low:.1f}–{100 * estimate.high:.1f}"
 

@@ -102,7 +102,7 @@ async def run(given: argparse.Namespace) -> int:
     console = terminal(180)
     backend = ("--backend", given.backend)
     dc_arguments = ("--task", given.task, "--datagram-port", "0", *backend)
-    found = _Found({}, [])
+    found = _PartialResults({}, [])
     floors = {} if given.no_noise else await _floors(plan, dataset)
     for protocol, floor in floors.items():
         console.print(
@@ -152,15 +152,15 @@ async def _floors(plan: PolicyPlan, dataset: Dataset) -> dict[Protocol, NoiseFlo
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What is known so far."""
+class _PartialResults:
+    """The results and failures so far."""
 
     cells: dict[tuple[str, float], dict[str, list[PolicyResult]]]
     """By link and rate, then contender: a result per round."""
     failures: list[str]
 
 
-async def _test_all(plan: PolicyPlan, bench: _Bench, found: _Found, console: Console) -> None:
+async def _test_all(plan: PolicyPlan, bench: _Bench, found: _PartialResults, console: Console) -> None:
     for link in plan.links:
         if unseen := plan.unseen(link):
             never = f"{link.name}: never {', '.join(unseen)} while requests count"
@@ -338,7 +338,7 @@ def samples(profiles: Mapping[str, LinkProfile | None], duration_s: float, numbe
     return sorted(found, key=lambda sample: sample.at_s)
 
 
-def _conclude(plan: PolicyPlan, found: _Found, congestion: str, console: Console) -> None:
+def _conclude(plan: PolicyPlan, found: _PartialResults, congestion: str, console: Console) -> None:
     """Put rounds together, print, and write. Unfinished cells are left out."""
     report = PolicyReport(
         command=command_line.stated(),

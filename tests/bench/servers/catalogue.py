@@ -30,7 +30,7 @@ DOCUMENTED: Final = "-documented"
 """What the name of a peer with that handler ends with."""
 
 
-class _Indexed(msgspec.Struct):
+class _IndexReply(msgspec.Struct):
     index: int
 
 
@@ -38,12 +38,12 @@ class _TensorOutput(msgspec.Struct):
     data: list[int]
 
 
-class _Inferred(msgspec.Struct):
+class _InferReply(msgspec.Struct):
     outputs: list[_TensorOutput]
 
 
-_indexed: Final = msgspec.json.Decoder(_Indexed)
-_inferred: Final = msgspec.json.Decoder(_Inferred)
+_indexed: Final = msgspec.json.Decoder(_IndexReply)
+_inferred: Final = msgspec.json.Decoder(_InferReply)
 
 
 def read_index(body: bytes) -> int:

@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from hawkvision import __version__
 from hawkvision.models.artifacts import write_atomic
-from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
+from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt, run_unless
 from loadgen.workload.record import Origin
 from tests.bench.servers import results, tables
 from tests.bench.servers.catalogue import Handler, ReferenceServer
@@ -145,8 +145,8 @@ async def conduct(comparison: ServerComparison, bare: Mapping[Handler, Classify]
         comparison.write(comparison.report(contest, complete=False))
 
     contest = ServerMeasurement(field, comparison.plan, telling(console), keep)
-    with heeded() as stop:
-        complete = await unless(stop, _measure(contest, bare, comparison.parts)) is not None
+    with first_interrupt() as stop:
+        complete = await run_unless(stop, _measure(contest, bare, comparison.parts)) is not None
     report = comparison.report(contest, complete=complete)
     tables.show(report, console)
     comparison.write(report)

@@ -96,7 +96,7 @@ class ReferenceClient:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RunningServer:
     """A peer that answers."""
 
     peer: ReferenceServer
@@ -113,7 +113,7 @@ class Served:
 @contextlib.asynccontextmanager
 async def serving(
     peer: ReferenceServer, python: Path, task: ServedTask, work: HandlerWork, image: bytes, log: Path
-) -> AsyncIterator[Served]:
+) -> AsyncIterator[RunningServer]:
     """The peer, started and asked once with success; ended with all its processes on leaving.
 
     Raises:
@@ -129,7 +129,7 @@ async def serving(
         try:
             await _wait_ready(peer, asker, process, image, log)
             await asker.open()
-            yield Served(peer, url, asker, process.pid)
+            yield RunningServer(peer, url, asker, process.pid)
         finally:
             await asker.close()
             _end(process)

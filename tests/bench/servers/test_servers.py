@@ -59,7 +59,7 @@ from tests.bench.servers.results import (
     ServerRatio,
     ServersReport,
     ServerVisit,
-    Waits,
+    WaitTimes,
 )
 from tests.bench.servers.serving import ServedTask, serving
 from tests.bench.servers.supervisor import descendants
@@ -269,7 +269,7 @@ def test_contest_goes_on_without_a_server_that_fails(tmp_path: Path) -> None:
 
 
 def visit(done: int, ms: float) -> ServerVisit:
-    return ServerVisit(LoadWindow(done, 0, 1.0, 0.5), {0.6: Waits(10.0, np.full(100, ms))})
+    return ServerVisit(LoadWindow(done, 0, 1.0, 0.5), {0.6: WaitTimes(10.0, np.full(100, ms))})
 
 
 def contender(name: str, kind: Kind = "python") -> ComparedLoop:
@@ -297,12 +297,12 @@ def test_answers_are_counted_against_the_labels_and_against_ours() -> None:
 
 
 def test_ours_is_compared_with_the_python_peer_that_is_best_in_each_figure() -> None:
-    ours = AttributionFinding([visit(200, 3.0)], [Waits(5.0, np.full(100, 2.0))])
+    ours = AttributionFinding([visit(200, 3.0)], [WaitTimes(5.0, np.full(100, 2.0))])
     seen = {"busy": (100, 6.0, 8.0), "quick": (50, 4.0, 9.0), "native": (400, 1.0, 1.0)}
     rows = [
         results.row(
             contender(name, "native" if name == "native" else "python"),
-            AttributionFinding([visit(done, ms)], [Waits(5.0, np.full(100, same_ms))]),
+            AttributionFinding([visit(done, ms)], [WaitTimes(5.0, np.full(100, same_ms))]),
             ours,
             None,
         )

@@ -22,17 +22,17 @@ from loadgen.clients.http import read_answer
 from loadgen.clients.oip import JSON_LENGTH, read_reply
 from loadgen.workload.record import UNANSWERED
 from tests.loadgen.commands.test_evaluate import answer
-from tests.loadgen.scripted import Asked, Say, reply, scripted
+from tests.loadgen.scripted import RecordedRequest, Say, reply, scripted
 
 ANSWER = json.dumps(answer(3, escalated=True, max_drop=0.02, degraded=True).to_json()).encode()
 
 
 def asked(
     say: Say, fields: dict[str, str], protocol: str = "http", image: bytes = b"jpeg"
-) -> tuple[Asked, ClientReply]:
+) -> tuple[RecordedRequest, ClientReply]:
     """The last request of one question, and what was made of the reply."""
 
-    async def scenario() -> tuple[Asked, ClientReply]:
+    async def scenario() -> tuple[RecordedRequest, ClientReply]:
         async with scripted(say) as server:
             asker = client_for(ServerAddress(server.url, protocol, "birds", timeout_s=60.0), 4)  # type: ignore[arg-type]
             await asker.open()
@@ -44,7 +44,7 @@ def asked(
 
 
 def saying(body: bytes, status: int = 200, headers: str = "") -> Say:
-    async def say(_: Asked) -> bytes:
+    async def say(_: RecordedRequest) -> bytes:
         return reply(body, status, headers)
 
     return say
@@ -94,10 +94,10 @@ def test_garbage_counts_as_no_answer(protocol: str, body: bytes) -> None:
 
 
 def test_silence_and_hanging_up_have_codes_of_their_own() -> None:
-    async def hang_up(_: Asked) -> None:
+    async def hang_up(_: RecordedRequest) -> None:
         return None
 
-    async def silent(_: Asked) -> bytes:
+    async def silent(_: RecordedRequest) -> bytes:
         await asyncio.Event().wait()
         return b""
 

@@ -35,7 +35,7 @@ from loadgen.commands.options import Setup
 from loadgen.workload.dataset import Dataset
 from loadgen.workload.record import INTERRUPTED, UNANSWERED, RequestOutcome, TargetClass
 from tests.loadgen.command import unread
-from tests.loadgen.scripted import Asked, reply, scripted
+from tests.loadgen.scripted import RecordedRequest, reply, scripted
 
 # ------------------------------------------------------------------------------------------- the search
 
@@ -401,9 +401,9 @@ def test_interrupted_command_says_what_it_knows_and_writes_it(tmp_path: Path) ->
     """The first probe has 300 requests, with those that warm up; the second has 600, and is interrupted amid them."""
     report = tmp_path / "capacity.json"
     enough = asyncio.Event()
-    seen: list[Asked] = []
+    seen: list[RecordedRequest] = []
 
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         seen.append(asked)
         if len(seen) == 550:
             enough.set()
@@ -434,9 +434,9 @@ def test_server_that_goes_away_amid_the_search_leaves_what_probes_found(tmp_path
     """The first probe has 300 requests, with those that warm up; the server goes amid the second's 600."""
     report = tmp_path / "capacity.json"
     enough = asyncio.Event()
-    seen: list[Asked] = []
+    seen: list[RecordedRequest] = []
 
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         seen.append(asked)
         if len(seen) == 550:
             enough.set()
@@ -465,7 +465,7 @@ def test_server_that_goes_away_amid_the_search_leaves_what_probes_found(tmp_path
 
 
 def test_server_that_answers_nothing_ends_the_search_with_its_codes() -> None:
-    async def refuse(_: Asked) -> bytes:
+    async def refuse(_: RecordedRequest) -> bytes:
         return reply(b'{"error": "no such path", "code": "not_found"}', status=404)
 
     async def scenario() -> tuple[int | None, str, str]:

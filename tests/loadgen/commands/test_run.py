@@ -24,7 +24,7 @@ from loadgen.workload.record import load
 from tests.loadgen.command import command, endless
 from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
 from tests.loadgen.runs import answer, refusal, run_of
-from tests.loadgen.scripted import Asked, reply, scripted
+from tests.loadgen.scripted import RecordedRequest, reply, scripted
 
 
 def test_run_writes_the_record_and_the_page_it_prints(null: ServerProcess, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_interrupt_stops_sending_and_still_writes_record_and_page(tmp_path: Path
     record, page = tmp_path / "run.json", tmp_path / "run.html"
     enough = asyncio.Event()
 
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         seen.append(asked.sends)
         if sum(seen) == 5:
             enough.set()
@@ -163,7 +163,7 @@ def test_a_recording_that_is_over_before_the_warm_up_is_refused_with_both_durati
 def test_a_server_that_refuses_everything_fails_the_test(tmp_path: Path) -> None:
     record = tmp_path / "run.json"
 
-    async def refuse(_: Asked) -> bytes:
+    async def refuse(_: RecordedRequest) -> bytes:
         return reply(b'{"error": "no key", "code": "unauthorized"}', status=401)
 
     async def scenario() -> tuple[int | None, bytes]:
@@ -183,7 +183,7 @@ def test_a_server_that_refuses_everything_fails_the_test(tmp_path: Path) -> None
 def test_a_record_that_cannot_be_written_costs_neither_table_nor_page(tmp_path: Path) -> None:
     record, page = tmp_path / "run.json", tmp_path / "run.html"
 
-    async def say(_: Asked) -> bytes:
+    async def say(_: RecordedRequest) -> bytes:
         record.mkdir(exist_ok=True)  # after it was found to be writable
         return reply(b'{"index": 1}')
 
