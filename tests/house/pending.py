@@ -28,6 +28,7 @@ PENDING_IMPORTS: Final[frozenset[tuple[str, str]]] = frozenset(
         ("edge.monitoring", "edge.serving"),
         ("edge.monitoring", "edge.policies"),
         ("edge.serving", "edge.policies"),
+        ("edge.servers.oip", "edge.servers"),
     }
 )
 """(room, room that it must not import)."""
@@ -35,6 +36,7 @@ PENDING_IMPORTS: Final[frozenset[tuple[str, str]]] = frozenset(
 PENDING_ROOMS: Final = frozenset(
     {
         "edge.policies",
+        "edge.servers.oip",
         "hawkvision.cascade.confidence",
         "hawkvision.control",
         "hawkvision.core.settings",
