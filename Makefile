@@ -1,6 +1,6 @@
-# Two commands do all the set-up on a fresh machine with Python >= 3.11: `make demo` and `make test`.
-# Every dependency is a wheel. `make test` installs exactly what the lock names, by its hash; .ci/run lists the system
-# packages that some tests use.
+# Two commands set up a fresh machine with Python >= 3.11: `make demo` and `make test`.
+# Every dependency is a wheel. `make test` installs exactly the files of the lock, by their hashes; .ci/run lists the
+# system packages that some tests use.
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,9 +14,9 @@ TOOLS_VENV := .venv-tools
 demo: $(VENV)/.demo
 	$(BIN)/hawkvision demo
 
-# Builds the models first, because system tests run them; it takes seconds when they are built.
-# Two workers, because most tests wait for processes and sockets: they share two cores well.
-# A test that is skipped for a reason that is not in the list fails the run.
+# Builds the models first, because system tests run them; this takes seconds if they are already built.
+# Two workers share two cores well, because most tests wait for processes and sockets.
+# The run fails if a test is skipped for a reason that is not in the list.
 NOT_IN_THE_CASCADE := squeezenet1_1
 test: $(VENV)/.test
 	@echo "make test: building models (they are kept in ~/.cache/hawkvision)"
@@ -30,12 +30,12 @@ test: $(VENV)/.test
 test-fast: $(VENV)/.test
 	$(BIN)/pytest -m "not slow and not models"
 
-# Parity against torch and torchvision: a second environment, because torch takes 5 GB that nobody else needs.
+# Parity against torch and torchvision: a second environment, because torch takes 5 GB.
 test-models: $(MODELS_VENV)/.models
 	$(MODELS_VENV)/bin/pytest -m models tests/hawkvision/model_zoo
 
-# The oldest versions of everything that pyproject.toml allows, Ray's apart, which its own tests hold: a quick part of
-# the tests, in an environment of its own.
+# A quick part of the tests with the oldest versions that pyproject.toml allows, in an environment of its own. Ray is
+# not part of it: its versions have their own tests.
 OLDEST_TESTS := tests/hawkvision/client/test_client.py tests/hawkvision/core/settings/test_config.py tests/hawkvision/models/test_manifest.py \
 	tests/hawkvision/cascade/certification/test_profile.py tests/hawkvision/inference/test_backend_registry.py \
 	tests/hawkvision/imaging/test_image_refusals.py tests/hawkvision/transport/protocol/test_identity.py \
@@ -43,7 +43,7 @@ OLDEST_TESTS := tests/hawkvision/client/test_client.py tests/hawkvision/core/set
 test-oldest: $(OLDEST_VENV)/.oldest
 	$(OLDEST_VENV)/bin/python -m pytest -m "not slow" $(OLDEST_TESTS)
 
-# What the tests and the container install, with the hash of every file; to be run after a change of dependencies.
+# Locks for the tests and the container, with the hash of every file; run this after a change of dependencies.
 LOCK := edge/deploy/requirements
 TEST_LOCK := .ci/requirements.test.txt
 MODELS_LOCK := .ci/requirements.models.txt
@@ -64,7 +64,7 @@ sbom: $(TOOLS_VENV)/.tools
 	$(TOOLS_VENV)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-format JSON \
 		--output-file dist/hawkvision-datacenter.cdx.json $(LOCK).build,datacenter.txt
 
-# A release's images: BASE names the base image by its digest, which only a registry knows.
+# Container images of a release. BASE names the base image by its digest, which comes from a registry.
 image:
 	@case "$(BASE)" in *@sha256:*) ;; *) echo "expected BASE=python:3.11-slim-bookworm@sha256:DIGEST;" \
 		"docker buildx imagetools inspect python:3.11-slim-bookworm says the digest" >&2; exit 1;; esac

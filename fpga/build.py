@@ -22,7 +22,7 @@ from fpga.compiler.resource_model import of_graph
 from fpga.compiler.synthesis import (
     ROUTE_CPU_S,
     Attempt,
-    Routed,
+    RoutedDesign,
     SynthesisResult,
     median_mhz,
     pack,
@@ -141,7 +141,7 @@ def _route(order: BuildOrder, made: SynthesisResult, say: Say) -> list[Attempt]:
         pins=order.pins,
         say=say,
     ):
-        outcome = f"{attempt.fmax_mhz:.1f} MHz" if isinstance(attempt, Routed) else attempt.why
+        outcome = f"{attempt.fmax_mhz:.1f} MHz" if isinstance(attempt, RoutedDesign) else attempt.why
         say(f"seed {attempt.seed}: {outcome}, {attempt.cpu_s:.0f} CPU s")
         attempts.append(attempt)
     return attempts
@@ -254,7 +254,7 @@ def _switching(run: NetlistRun) -> SwitchingCounts:
 
 
 def _seed(attempt: Attempt) -> SeedResult:
-    if isinstance(attempt, Routed):
+    if isinstance(attempt, RoutedDesign):
         return SeedResult(seed=attempt.seed, mhz=attempt.fmax_mhz, cpu_s=attempt.cpu_s)
     return SeedResult(seed=attempt.seed, mhz=None, why_not=attempt.why, cpu_s=attempt.cpu_s)
 

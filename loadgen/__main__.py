@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NamedTuple
 
 import typer
@@ -15,22 +15,51 @@ from hawkvision.system.terminal import write_anything
 from loadgen.commands import command_line
 
 
+class LoadedCommand(NamedTuple):
+    """What a command's module offers."""
+
+    options: type[Any]
+    """A dataclass; each field is an option."""
+    run: Callable[[Any], Coroutine[Any, Any, int | None]]
+    """Takes the options; gives an exit status or None."""
+
+
 class Command(NamedTuple):
     """Where a command is, and what it is for."""
 
     module: str
-    """It has `Options`, a dataclass, and `async run(options)`, which gives an exit status or None."""
+    options: str
+    """The name of its dataclass of options."""
     summary: str
+
+    def load(self) -> LoadedCommand:
+        """Import the command's module: some need extras that others do without."""
+        module = importlib.import_module(f"loadgen.commands.{self.module}")
+        return LoadedCommand(getattr(module, self.options), module.run)
 
 
 COMMANDS: Final = {
-    "run": Command("run", "Send a schedule of requests to a server, and report what its users would see."),
-    "find-capacity": Command("find_capacity", "Find the highest rate at which a server keeps a P99 and an accuracy."),
-    "compare": Command("compare", "Compare recorded runs with the first: ratios with intervals, and what they show."),
-    "evaluate": Command("evaluate", "Measure accuracy, escalations and latency per target on labelled images."),
-    "mlperf": Command("mlperf", "Run MLPerf LoadGen against a server: SingleStream, MultiStream, Server or Offline."),
-    "noise": Command("noise", "Measure what the load generator itself adds and can send, against a null server."),
-    "link-proxy": Command("link_proxy", "Offer a server at another loopback address, behind a bad link (needs root)."),
+    "run": Command(
+        "run", "RunOptions", "Send a schedule of requests to a server, and report what its users would see."
+    ),
+    "find-capacity": Command(
+        "find_capacity", "CapacityOptions", "Find the highest rate at which a server keeps a P99 and an accuracy."
+    ),
+    "compare": Command(
+        "compare", "CompareOptions", "Compare recorded runs with the first: ratios with intervals, and what they show."
+    ),
+    "evaluate": Command(
+        "evaluate", "EvaluateOptions", "Measure accuracy, escalations and latency per target on labelled images."
+    ),
+    "mlperf": Command(
+        "mlperf", "MlperfOptions", "Run MLPerf LoadGen against a server: SingleStream, MultiStream, Server or Offline."
+    ),
+    "noise": Command(
+        "noise", "NoiseOptions", "Measure what the load generator itself adds and can send, against a null server."
+    ),
+    "link-proxy": Command(
+        "link_proxy", "LinkProxyOptions", "Offer a server at another loopback address, behind a bad link (needs root)."
+    ),
 }
 MOVED: Final = {
     "behind": "python -m loadgen link-proxy",
@@ -41,7 +70,7 @@ MOVED: Final = {
 
 
 class _Commands(TyperGroup):
-    """Loads only the command that was asked for: some need extras that others do without."""
+    """Loads only the command that was asked for."""
 
     def list_commands(self, _: Any) -> list[str]:
         return list(COMMANDS)
@@ -54,8 +83,8 @@ class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None:
-            module = importlib.import_module(f"loadgen.commands.{COMMANDS[name].module}")
-            command = command_line.command_of(name, COMMANDS[name].summary, module.Options, module.run)
+            loaded = COMMANDS[name].load()
+            command = command_line.command_of(name, COMMANDS[name].summary, loaded.options, loaded.run)
         return name, command, rest
 
 

@@ -36,7 +36,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 class Authority:
-    """Certifies whom it is told to."""
+    """A certificate authority for tests."""
 
     def __init__(self, folder: Path, name: str = "an authority") -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Fixtures and settings for all tests."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from hawkvision.core import advice
 
 ROOT: Final = Path(__file__).parent
 TOGETHER: Final = ("hawkvision/datacenter", "system")
-"""Folders of which one worker runs all tests, for they share tiers of Ray, which are slow to start; the longest first.
-All others are given out by the file, so that all workers are busy until the end."""
+"""Folders whose tests all run in one worker, because they share Ray tiers, which are slow to start; the longest first.
+Other tests are distributed by file, so that all workers are busy until the end."""
 
 # No test may depend on how busy the machine is; a hanging one is ended by pytest-timeout.
 settings.register_profile("hawkvision", deadline=None)
 settings.load_profile("hawkvision")
 
-# A shell makes what it starts in the background deaf to Ctrl-C, which processes inherit; tests send it to theirs.
+# A shell lets background jobs ignore Ctrl-C, and their children inherit that; tests send Ctrl-C to their processes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Nodes that tests start keep what they learn of streams, and must not find what others left.
+# Nodes keep the state of streams in this folder; a test must not find the state of an earlier run.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="hawkvision-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 def together(nodeid: str) -> str:
-    """What a test shares its worker with: its folder if that is one of `TOGETHER`, else its file."""
+    """The group of tests that runs in one worker: the folder if it is one of `TOGETHER`, else the file."""
     file = nodeid.partition("::")[0].removeprefix(f"{ROOT.name}/")
     return next((folder for folder in TOGETHER if file.startswith(f"{folder}/")), file)
 
 
 @pytest.fixture(autouse=True)
 def nothing_given() -> None:
-    """Messages advise commands with the options of the process, which many tests share."""
+    """Forget the options of earlier commands: messages repeat them in the commands that they advise."""
     advice.forget()
 
 
@@ -63,7 +63,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several workers run them, begin with the folders of `TOGETHER`."""
+    """Begin with the folders of `TOGETHER` if several workers run the tests."""
     if hasattr(config, "workerinput"):
         rank = {folder: number for number, folder in enumerate(TOGETHER)}
         items.sort(key=lambda item: rank.get(together(item.nodeid), len(rank)))

@@ -1,6 +1,6 @@
 """A pytest plugin: with `--allowed-skips FILE`, a run in which a test is skipped for a reason not in the file fails.
 
-What is skipped is not tested, and nobody reads a line among thousands that says so. The file has one entry for each
+A skipped test is easily overlooked among thousands. The file has one entry for each
 reason: a regular expression that the whole of it must match, and why that is all right.
 
     pytest -p tests.skips --allowed-skips .ci/allowed_skips.toml

@@ -63,7 +63,7 @@ def is_private(name: str) -> bool:
 
 
 def test_every_private_name_that_is_not_our_own_is_listed() -> None:
-    """Names that our code assigns or defines are our own; what else begins with an underscore is somebody else's."""
+    """Names that our code assigns or defines are our own; other names with an underscore are another library's."""
     own, used = set[str](), dict[str, str]()
     for path, tree in sources():
         for node in ast.walk(tree):

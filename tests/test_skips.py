@@ -1,4 +1,4 @@
-"""A run fails if tests are skipped for reasons that nobody has allowed."""
+"""A run fails if tests are skipped for reasons that are not in the list of allowed ones."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Trace:
     def sent(self) -> list[str]:
         """Look-ups of names, and what was sent or connected to beyond this machine.
 
-        A datagram socket that is connected and never sent on has asked nobody.
+        A datagram socket that is connected and never sent on does not count.
         """
         return [line for line in self.lines if _leaves(line)]
 
@@ -84,8 +84,8 @@ def _here(address: str) -> bool:
 
 @functools.cache
 def _own_addresses() -> frozenset[str]:
-    told = Path("/proc/net/fib_trie").read_text(encoding="ascii")
-    return frozenset(re.findall(r"\|-- (\S+)\s+/32 host LOCAL", told))
+    routes = Path("/proc/net/fib_trie").read_text(encoding="ascii")
+    return frozenset(re.findall(r"\|-- (\S+)\s+/32 host LOCAL", routes))
 
 
 def _written(line: str) -> list[str]:
@@ -109,7 +109,7 @@ def _written(line: str) -> list[str]:
 def traced() -> Iterator[tuple[Trace, list[str]]]:
     """A trace, and the command to put before the one that is to be traced; on leaving, the trace is complete.
 
-    The traced process is the direct child of whoever starts it, so signals and exit statuses are its own.
+    The traced process is the direct child of its starter, so signals and exit statuses are its own.
     """
     strace = shutil.which("strace")
     if strace is None:

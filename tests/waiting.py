@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-PATIENCE_S: Final = 60.0
+WAIT_LIMIT_S: Final = 60.0
 """Longer than anything takes on a machine that stands still now and then."""
 
 
-async def until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
+async def until(condition: Callable[[], bool], within_s: float = WAIT_LIMIT_S) -> None:
     """Poll until a condition holds; seen from outside, there is nothing else to wait on.
 
     Raises:

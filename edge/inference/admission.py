@@ -50,8 +50,6 @@ class Admission:
     def __init__(
         self, scales: DecodingScales, rates: DecodingRates, metrics: EdgeMetrics, workers: int, limit_s: float
     ) -> None:
-        self, scales: DecodingScales, rates: DecodingRates, metrics: EdgeMetrics, workers: int, limit_s: float
-    ) -> None:
         """Prepare; memory is unbounded until `divide`.
 
         Args:

@@ -42,7 +42,7 @@ class DeviceFamily(ABC):
         """Improve the netlist that yosys wrote, where possible."""
 
     @abstractmethod
-    def made(self, module: NetlistModule) -> Resources:
+    def used_resources(self, module: NetlistModule) -> Resources:
         """The resources of a netlist."""
 
     @abstractmethod
@@ -90,7 +90,7 @@ class Ecp5Family(DeviceFamily):
         """Move registers behind block RAMs into them."""
         absorb(netlist, top)
 
-    def made(self, module: NetlistModule) -> Resources:
+    def used_resources(self, module: NetlistModule) -> Resources:
         """See `DeviceFamily.made`; placement adds a few LUTs that pass signals on."""
         cells = Counter(cell.type for cell in module.cells.values())
         return Resources(
@@ -164,7 +164,7 @@ class Ice40Family(DeviceFamily):
     def refine(self, netlist: Path, top: str) -> None:
         """Do nothing: iCE40 block RAMs have no output registers."""
 
-    def made(self, module: NetlistModule) -> Resources:
+    def used_resources(self, module: NetlistModule) -> Resources:
         """Logic cells by nextpnr's rules; placement adds about 2 % for carry chains."""
         cells = Counter(cell.type for cell in module.cells.values())
         flip_flops = [cell for cell in module.cells.values() if cell.type.startswith("SB_DFF")]

@@ -48,7 +48,7 @@ class SynthesisResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
+class RoutedDesign:
     """A seed that gave a complete design."""
 
     seed: int
@@ -61,7 +61,7 @@ class Routed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unrouted:
+class FailedRouting:
     """A seed that gave no design."""
 
     seed: int
@@ -69,7 +69,7 @@ class Unrouted:
     cpu_s: float
 
 
-Attempt = Routed | Unrouted
+Attempt = RoutedDesign | FailedRouting
 
 
 def synthesise(
@@ -95,7 +95,9 @@ def synthesise(
     ran = run(tool.command, ["-q", "-p", script], cpu_limit_s=cpu_limit_s, folder=folder, title="yosys").check()
     kind.refine(folder / NETLIST, top)
     module = read_module(folder / NETLIST, top)
-    return SynthesisResult(folder / NETLIST, count_cells(module), kind.made(module), ran.cpu_s, f"yosys -p '{script}'")
+    return SynthesisResult(
+        folder / NETLIST, count_cells(module), kind.used_resources(module), ran.cpu_s, f"yosys -p '{script}'"
+    )
 
 
 def place_and_route(
@@ -125,8 +127,8 @@ def place_and_route(
     content = made.netlist.read_bytes() + placed
     for seed in seeds:
         arguments = kind.route(device, seed, target_mhz or device.target_mhz)
-        told_apart = " ".join([tool.version, *arguments]).encode()
-        tried = hashlib.sha256(told_apart + content).hexdigest()
+        identity = " ".join([tool.version, *arguments]).encode()
+        tried = hashlib.sha256(identity + content).hexdigest()
         kept = _SeedStore(folder / f"seed{seed}.done.json", tried, cpu_limit_s)
         attempt = kept.read()
         if attempt is None:
@@ -144,8 +146,8 @@ class _SeedRecord(msgspec.Struct):
     tried: str
     stopped_at_s: int | None = None
     """The CPU limit that ended it."""
-    routed: Routed | None = None
-    unrouted: Unrouted | None = None
+    routed: RoutedDesign | None = None
+    unrouted: FailedRouting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +168,8 @@ class _SeedStore:
         return done.routed or done.unrouted
 
     def write(self, attempt: Attempt, *, stopped: bool) -> None:
-        routed_one = attempt if isinstance(attempt, Routed) else None
-        unrouted_one = attempt if isinstance(attempt, Unrouted) else None
+        routed_one = attempt if isinstance(attempt, RoutedDesign) else None
+        unrouted_one = attempt if isinstance(attempt, FailedRouting) else None
         self.path.write_bytes(
             msgspec.json.encode(
                 _SeedRecord(self.tried, self.cpu_limit_s if stopped else None, routed_one, unrouted_one)
@@ -217,13 +219,13 @@ class _NextpnrReport(msgspec.Struct):
 def _attempt(ran: CommandResult, seed: int, made: SynthesisResult, device: FpgaDevice) -> Attempt:
     written = made.netlist.parent / f"seed{seed}.json"
     if not ran.succeeded or not written.exists():
-        return Unrouted(seed, ran.complaint, ran.cpu_s)
+        return FailedRouting(seed, ran.complaint, ran.cpu_s)
     report = msgspec.json.decode(written.read_bytes(), type=_NextpnrReport)
     used = {name: entry.used for name, entry in report.utilization.items()}
     placed = {field: used.get(name, 0) for field, name in FAMILIES[device.family].placed.items()}
     resources = msgspec.structs.replace(made.resources, **placed)
     fmax = min((clock.achieved for clock in report.fmax.values()), default=0.0)
-    return Routed(seed, fmax, resources, ran.cpu_s, _slowest(report.critical_paths))
+    return RoutedDesign(seed, fmax, resources, ran.cpu_s, _slowest(report.critical_paths))
 
 
 def _slowest(paths: Sequence[_TimingPath]) -> tuple[str, ...]:
@@ -237,7 +239,7 @@ def _slowest(paths: Sequence[_TimingPath]) -> tuple[str, ...]:
     )
 
 
-def pack(made: SynthesisResult, device: FpgaDevice, best: Routed, say: Say | None = None) -> Path:
+def pack(made: SynthesisResult, device: FpgaDevice, best: RoutedDesign, say: Say | None = None) -> Path:
     """Write the bitstream of a routed seed.
 
     Raises:
@@ -249,15 +251,15 @@ def pack(made: SynthesisResult, device: FpgaDevice, best: Routed, say: Say | Non
     return folder / BITSTREAM
 
 
-def routed(attempts: Sequence[Attempt]) -> list[Routed]:
+def routed(attempts: Sequence[Attempt]) -> list[RoutedDesign]:
     """The routed attempts, fastest first.
 
     Raises:
         CompileError: if there is none, with every reason.
     """
-    found = [attempt for attempt in attempts if isinstance(attempt, Routed)]
+    found = [attempt for attempt in attempts if isinstance(attempt, RoutedDesign)]
     if not found:
-        reasons = "; ".join(attempt.why for attempt in attempts if isinstance(attempt, Unrouted))
+        reasons = "; ".join(attempt.why for attempt in attempts if isinstance(attempt, FailedRouting))
         raise CompileError(f"no seed led to a routed design: {reasons}")
     return sorted(found, key=lambda attempt: -attempt.fmax_mhz)
 
@@ -268,9 +270,9 @@ def median_mhz(attempts: Sequence[Attempt]) -> float:
     Raises:
         CompileError: if most seeds did not route.
     """
-    found = statistics.median(attempt.fmax_mhz if isinstance(attempt, Routed) else 0.0 for attempt in attempts)
+    found = statistics.median(attempt.fmax_mhz if isinstance(attempt, RoutedDesign) else 0.0 for attempt in attempts)
     if not found:
-        failed = [attempt.why for attempt in attempts if isinstance(attempt, Unrouted)]
+        failed = [attempt.why for attempt in attempts if isinstance(attempt, FailedRouting)]
         raise CompileError(
             f"{len(failed)} of {len(attempts)} seeds led to no design, so there is no median clock; fold it more, or "
             f"try more seeds: {'; '.join(failed)}"

@@ -5,7 +5,7 @@ differs from it by more than chance explains.
 
 *Feedback.* Replies that follow each other while images wait show the device's true speed; a device κ times slower than
 modelled at rate r is treated as one at rate κr. If clearly more than one image in a hundred is late, the share shrinks
-by `TRIM_DOWN`; after `PATIENCE_S` with hardly any late ones it grows by `TRIM_UP`. A growth that must be taken back
+by `TRIM_DOWN`; after `RETRY_AFTER_S` with hardly any late ones it grows by `TRIM_UP`. A growth that must be taken back
 doubles that time, so that the share settles.
 
 *Hysteresis.* The share moves when the target is `DEAD_BAND` away, at most `STEP_DOWN` or `STEP_UP` per step. Down is
@@ -41,8 +41,8 @@ LATE_SHARE: Final = 0.01
 LATE_SLACK: Final = 1.5
 LATE_BURST: Final = 8
 """Late images beyond `LATE_SLACK` times the allowed number plus `LATE_BURST` are not chance; they come in bursts."""
-PATIENCE_S: Final = 5.0
-MOST_PATIENCE_S: Final = 64 * PATIENCE_S
+RETRY_AFTER_S: Final = 5.0
+MAX_RETRY_AFTER_S: Final = 64 * RETRY_AFTER_S
 TRIM_DOWN: Final = 0.85
 TRIM_UP: Final = 1.15
 LEAST_TRIM: Final = 0.05
@@ -94,7 +94,7 @@ class ShareController:
     _seen: int = 0
     _late: int = 0
     _watched_s: float = 0.0
-    _patience_s: float = PATIENCE_S
+    _retry_after_s: float = RETRY_AFTER_S
     _grown: bool = False
     _probe_at: float = field(default=math.inf)
     _probe_after_s: float = FIRST_PROBE_S
@@ -167,9 +167,9 @@ class ShareController:
         if self._late > LATE_SLACK * allowed + LATE_BURST:
             self.trim = max(LEAST_TRIM, self.trim * TRIM_DOWN)
             if self._grown:
-                self._patience_s, self._grown = min(MOST_PATIENCE_S, self._patience_s * 2), False
+                self._retry_after_s, self._grown = min(MAX_RETRY_AFTER_S, self._retry_after_s * 2), False
             self._forget()
-        elif self._watched_s >= self._patience_s:
+        elif self._watched_s >= self._retry_after_s:
             if self._late <= allowed / 2 and self.trim < 1:
                 self.trim, self._grown = min(1.0, self.trim * TRIM_UP), True
             self._forget()

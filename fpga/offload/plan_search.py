@@ -316,7 +316,7 @@ def _explained(
     objective: Objective,
 ) -> tuple[RejectedChoice, ...]:
     """Reasons against the extremes: the CPU alone, and each design with all images."""
-    told = list(rejected)
+    noted = list(rejected)
     for workload, chosen in zip(workloads, choices, strict=True):
         own = _price(cost(workload, chosen, machine), machine, objective)
         known = {r.choice for r in rejected if r.workload == workload.name}
@@ -327,8 +327,8 @@ def _explained(
                 reason = f"it costs {price:.4g} {unit}, the chosen {own:.4g}"
                 if price <= own:
                     reason = f"it costs {price:.4g} {unit}, but not all workloads keep their deadlines then"
-                told.append(RejectedChoice(workload.name, str(choice), reason))
-    return _summary(told)
+                noted.append(RejectedChoice(workload.name, str(choice), reason))
+    return _summary(noted)
 
 
 def _summary(rejected: Sequence[RejectedChoice]) -> tuple[RejectedChoice, ...]:

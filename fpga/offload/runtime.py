@@ -173,7 +173,7 @@ class OffloadBackend:
         with self._lock:
             self._tally.arrivals += n
             if self._controller.due(now):
-                self._controller.step(self._seen(), now)
+                self._controller.step(self._observe(), now)
             if self._controller.probe_due(now) and not self._probing:
                 self._probing = True
                 self._start(self._probe)
@@ -191,7 +191,7 @@ class OffloadBackend:
         except RuntimeError:  # closed meanwhile
             raise BackendError("the offload backend is closed") from None
 
-    def _seen(self) -> Observation:
+    def _observe(self) -> Observation:
         now, then = self._tally, self._step_begun
         self._step_begun = now.copy()
         return Observation(

@@ -242,8 +242,8 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    told = sorted({line for line in lines if line.split("\t")[0].strip() in kinds})
-    return "\n".join([platform.machine(), *told])
+    described = sorted({line for line in lines if line.split("\t")[0].strip() in kinds})
+    return "\n".join([platform.machine(), *described])
 
 
 class _NumpyKernel:

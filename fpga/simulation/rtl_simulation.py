@@ -22,7 +22,7 @@ from hawkvision.integer.reference import Mask
 from hawkvision.system.files import check_ours
 
 DRIVER: Final = emit.RTL / "sim" / "stream_driver.cpp"
-PATIENCE: Final = 8
+TIMEOUT_FACTOR: Final = 8
 """Factor over the expected cycles; random stalls cost less."""
 
 Cycles = NDArray[np.int64]
@@ -106,7 +106,7 @@ class Simulation:
         *,
         arrives: Cycles | None = None,
         stalls: Stalls | None = None,
-        patience: float = PATIENCE,
+        timeout_factor: float = TIMEOUT_FACTOR,
     ) -> SimulationRun:
         """Stream images (n, height, width, channels) through the device back to back.
 
@@ -115,13 +115,13 @@ class Simulation:
             mask: (n, height, width), true where a pixel arrived; None: everywhere.
             arrives: (n, height), the cycle from which each row is available; None: all at once.
             stalls: random pauses of the streams.
-            patience: multiple of the expected cycles after which the run fails.
+            timeout_factor: multiple of the expected cycles after which the run fails.
 
         Raises:
             BackendError: if shapes do not fit, or the device does not answer correctly in time.
         """
         n = len(pixels)
-        job, logits, times = self._job(pixels, mask, arrives, stalls or Stalls(), patience)
+        job, logits, times = self._job(pixels, mask, arrives, stalls or Stalls(), timeout_factor)
         with self._lock:
             self._code.hv_run(self._handle, ctypes.byref(job))
             sound = job.given == n * self.graph.classes and not job.misplaced
@@ -146,7 +146,12 @@ class Simulation:
             self._code.hv_run(self._handle, ctypes.byref(job))
 
     def _job(
-        self, pixels: Pixels, mask: Mask | None, arrives: Cycles | None, stalls: Stalls, patience: float = PATIENCE
+        self,
+        pixels: Pixels,
+        mask: Mask | None,
+        arrives: Cycles | None,
+        stalls: Stalls,
+        timeout_factor: float = TIMEOUT_FACTOR,
     ) -> tuple[_SimulationJob, NDArray[np.int32], Cycles]:
         at, n = self.graph.input, len(pixels)
         if pixels.dtype != np.uint8 or pixels.shape != (n, at.height, at.width, at.channels):
@@ -168,7 +173,7 @@ class Simulation:
             n, at.height, at.width, at.channels, self.graph.classes,
             *(None if array is None else array.ctypes.data for array in arrays),
             stalls.into, stalls.out_of, stalls.seed,
-            last + int(patience * slower * self._interval * (n + len(self.graph.stages) + 1)),
+            last + int(timeout_factor * slower * self._interval * (n + len(self.graph.stages) + 1)),
             n * at.height * at.width,
             logits.ctypes.data, times[0].ctypes.data, times[1].ctypes.data, times[2].ctypes.data,
         )  # fmt: skip

@@ -115,10 +115,10 @@ def _verdict(shortfall: IntervalEstimate, unflagged: IntervalEstimate | None) ->
 def mean_difference(
     differences: Floats, images: NDArray[np.int64], which: NDArray[np.bool_], in_time_seed: int | None = None
 ) -> IntervalEstimate | None:
-    """The mean of some paired differences, of which those on the same image may be alike.
+    """The mean of paired differences; those on the same image may depend on each other.
 
     With a seed, neighbours in time may be alike as well, and the wider of both intervals is taken. Never narrower than
-    the exact upper bound of a share of which nothing was seen: no difference among ten images proves little.
+    the exact upper bound of a share that was never seen: no difference among ten images proves little.
     """
     some, clusters = differences[which], images[which]
     n = len(some)

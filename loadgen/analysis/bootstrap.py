@@ -141,7 +141,7 @@ def exact_interval(successes: float, n: float, delta: float = 0.05) -> tuple[flo
 
 
 def clustered_interval(right: NDArray[np.bool_], images: NDArray[np.int64]) -> tuple[float, float]:
-    """The exact interval of a share of requests, of which several may have sent the same image.
+    """The exact interval of a share of requests; several requests may have sent the same image.
 
     An image sent twice is right twice or wrong twice and says hardly more than one sent once. So the exact interval is
     taken at as many independent requests as would vary as much (Korn and Graubard, 1998); with every image sent once,
@@ -157,7 +157,7 @@ def clustered_interval(right: NDArray[np.bool_], images: NDArray[np.int64]) -> t
 
 
 def clustered_error(values: Floats, clusters: NDArray[np.int64]) -> float:
-    """The standard error of a mean over requests, of which those of one cluster may be alike in any way."""
+    """The standard error of a mean over requests; those of one cluster may depend on each other in any way."""
     _, members = np.unique(clusters, return_inverse=True)
     sums = np.bincount(members, weights=values - values.mean())
     return math.sqrt(float(sums @ sums)) / len(values)

@@ -41,7 +41,7 @@ from loadgen.analysis.bootstrap import (
 from loadgen.analysis.rate_search import RateTrial
 from loadgen.analysis.samples import FEWEST_BEYOND
 from loadgen.analysis.steady_state import is_growing, is_steady
-from loadgen.workload.record import INTERRUPTED, Outcome
+from loadgen.workload.record import INTERRUPTED, RequestOutcome
 
 SHARE: Final = 0.99
 
@@ -130,7 +130,7 @@ class Confirmation(msgspec.Struct, frozen=True):
 class CountedAnswers:
     """What came of the counted requests of a run, in the order in which they were due."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestOutcome]
     start_s: float
     end_s: float
     latency_ms: Floats
@@ -152,7 +152,7 @@ class CountedAnswers:
         return IntervalEstimate(float(self.right.mean()), *clustered_interval(self.right, self.image))
 
 
-def counted(outcomes: Sequence[Outcome], start_s: float, end_s: float, *, labelled: bool) -> CountedAnswers:
+def counted(outcomes: Sequence[RequestOutcome], start_s: float, end_s: float, *, labelled: bool) -> CountedAnswers:
     """The requests due from `start_s` to `end_s`, but those that were still unanswered when an interrupt came."""
     kept = sorted(
         (each for each in outcomes if start_s <= each.due_s < end_s and each.error != INTERRUPTED),
@@ -240,7 +240,7 @@ def _too_wrong(
     if goal.min_accuracy is None:
         return False
     if accuracy is None:
-        return True  # nothing was answered, or nobody can know
+        return True  # nothing was answered, or the labels are unknown
     standing = goal.standing(accuracy)
     if standing is Standing.CHANCE:
         return least is not None and _lost_by_load(answers, least)
@@ -258,7 +258,7 @@ def _lost_by_load(answers: CountedAnswers, least: CountedAnswers) -> bool:
     return found is not None and found.low > 0.0
 
 
-def _late_ms(outcomes: Sequence[Outcome]) -> float:
+def _late_ms(outcomes: Sequence[RequestOutcome]) -> float:
     late = np.array([(each.sent_s - each.due_s) * 1e3 for each in outcomes], np.float64)
     return float(quantiles(late, [SHARE])[0]) if len(late) else 0.0
 

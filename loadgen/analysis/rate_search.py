@@ -65,7 +65,7 @@ class RateSearch:
             return RateTrial(rate_or_none, again=rate_or_none == self.doubted)
         return RateTrial(self.low, confirming=True) if self.low > 0.0 else None
 
-    def tell(self, tried: RateTrial, held: bool) -> None:
+    def record(self, tried: RateTrial, held: bool) -> None:
         """What came of it."""
         if tried.confirming:
             if held:

@@ -14,7 +14,7 @@ from scipy.stats import rankdata
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import AccuracyStatus
 from loadgen.analysis.bootstrap import Floats, Places, block_length, occasions, quantiles
-from loadgen.workload.record import Outcome, Run, TargetClass
+from loadgen.workload.record import RequestOutcome, Run, TargetClass
 
 FEWEST_BEYOND: Final = 10
 """Requests that must lie beyond a percentile, and separate occasions on which it must have been reached, for it to say
@@ -25,7 +25,7 @@ more of the server than of luck: a P99 needs 1,000 requests, and more where slow
 class CountedRequests:
     """Counted requests in order of time, as columns."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RequestOutcome, ...]
     latency_ms: Floats
     answered: NDArray[np.bool_]
     in_time: NDArray[np.bool_]
@@ -36,7 +36,7 @@ class CountedRequests:
     target: NDArray[np.int64]
     image: NDArray[np.int64]
 
-    def some(self, places: Places) -> CountedRequests:
+    def subset(self, places: Places) -> CountedRequests:
         """Some of them."""
         return CountedRequests(
             tuple(self.outcomes[place] for place in places.tolist()),
@@ -127,17 +127,17 @@ def number_of(run: Run, target: TargetClass, field: str) -> float | None:
     return value
 
 
-def counted_seconds(run: Run, outcomes: Sequence[Outcome]) -> float:
+def counted_seconds(run: Run, outcomes: Sequence[RequestOutcome]) -> float:
     """How long the schedule ran after the warm-up: as planned, or to the last request if it was interrupted."""
     last = max(each.due_s for each in outcomes)
     return max((last if run.interrupted else max(run.duration_s, last)) - run.warm_up_s, 1e-9)
 
 
-def is_flagged(outcome: Outcome) -> bool:
+def is_flagged(outcome: RequestOutcome) -> bool:
     """Whether an answer does not claim to keep its accuracy target."""
     return outcome.degraded or outcome.guarantee is not AccuracyStatus.CERTIFIED
 
 
-def error_code(outcome: Outcome) -> str:
+def error_code(outcome: RequestOutcome) -> str:
     """What a request without an answer is counted under."""
     return outcome.error or (f"http_{outcome.status}" if outcome.status else "unanswered")

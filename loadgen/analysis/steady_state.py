@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 
-from loadgen.workload.record import Outcome
+from loadgen.workload.record import RequestOutcome
 
 BLOCKS: Final = 10
 """Per half. The smallest attainable p-value is 2 / C(20, 10) = 1.1e-5."""
@@ -34,7 +34,7 @@ ONE_REQUEST: Final = 1.0
 """By which a backlog must have grown: a server that is nearly idle has none."""
 
 
-def is_steady(outcomes: Sequence[Outcome], start_s: float, end_s: float) -> bool | None:
+def is_steady(outcomes: Sequence[RequestOutcome], start_s: float, end_s: float) -> bool | None:
     """Whether latencies of requests due from `start_s` to `end_s` stayed as they were; unanswered ones took for ever.
 
     None if any block has fewer than `LEAST_PER_BLOCK` requests.
@@ -54,7 +54,7 @@ def is_steady(outcomes: Sequence[Outcome], start_s: float, end_s: float) -> bool
     return p >= SIGNIFICANT or not (high > CLEARLY * low and high > low + NOTICEABLE_S)
 
 
-def is_growing(outcomes: Sequence[Outcome], start_s: float, end_s: float) -> bool | None:
+def is_growing(outcomes: Sequence[RequestOutcome], start_s: float, end_s: float) -> bool | None:
     """Whether ever more requests waited at once from `start_s` to `end_s`: more come than are answered.
 
     None if that is no time, or there are fewer than `LEAST_PER_BLOCK` requests per block.

@@ -5,7 +5,7 @@
   is a lower bound (`at_least`).
 - Effective accuracy is the share of all requests that were answered right and within the deadline. Accuracy is the
   share of the answers that are right, whenever they came.
-- An answer is *flagged* when it does not claim to keep its accuracy target: its status is not `held`, or it is
+- An answer is *flagged* when it does not claim to keep its accuracy target: its status is not `certified`, or it is
   `degraded`. Answers of servers that give no guarantee are all flagged.
 - A drop is paired: on the same images, the share that the reference stage gets right less the share answered right.
 - Percentiles are measured values: the smallest that so many of all do not exceed.
@@ -183,7 +183,7 @@ def summarise(run: Run) -> RunSummary:
     for number, target in enumerate(run.targets):
         places = np.flatnonzero(counted.target == number)
         if len(places):
-            classes.append(_class_summary(run, target, counted.some(places), len(counted.outcomes)))
+            classes.append(_class_summary(run, target, counted.subset(places), len(counted.outcomes)))
     return RunSummary(
         name=run.name,
         url=run.url,
@@ -268,7 +268,7 @@ def _accuracy(counted: CountedRequests) -> IntervalEstimate | None:
 
 
 def _share(flags: NDArray[np.bool_], resampled: Floats) -> IntervalEstimate:
-    """A share of requests of which neighbours are alike.
+    """A share of requests whose neighbours depend on each other.
 
     At least as wide as if they were not: resamples of nothing but successes would call the next one certain.
     """

@@ -15,8 +15,8 @@ import msgspec
 from hawkvision.core.types import AccuracyStatus
 
 
-class Reply(msgspec.Struct, frozen=True):
-    """What came back; the fields are those of `loadgen.workload.record.Outcome`."""
+class ClientReply(msgspec.Struct, frozen=True):
+    """What came back; the fields are those of `loadgen.workload.record.RequestOutcome`."""
 
     status: int
     error: str = ""
@@ -63,10 +63,10 @@ class RequestClient(Protocol):
         """Connect, so that the first request pays for no handshake.
 
         Raises:
-            HawkVisionError: if there is nobody.
+            HawkVisionError: if no server answers.
         """
 
-    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> ClientReply:
         """Send one image with its target's fields, not before it is due, and say in `times` when it left and came."""
 
     async def close(self) -> None:

@@ -95,7 +95,7 @@ class ConnectionPool:
         """Connect so often, at once, so that first requests pay for no handshake; one that comes about is enough.
 
         Raises:
-            Unreachable: if nobody is there.
+            Unreachable: if no connection can be made.
         """
         attempts = (asyncio.wait_for(self._connect(), self.timeout_s) for _ in range(count))
         failed: OSError = TimeoutError()
@@ -204,7 +204,7 @@ class _Connection(asyncio.Protocol):
         self.spoke = True
         self._received += len(data)
         if self._waiting is None or self._received > MAX_REPLY_BYTES:
-            self._fail("bad_reply")  # nobody asked, or far too much
+            self._fail("bad_reply")  # unasked for, or far too much
             return
         try:
             self._parser.feed_data(data)

@@ -8,14 +8,14 @@ from typing import Any, Final
 from hawkvision.client.asynchronous import AsyncClient
 from hawkvision.client.response import BadReply, Unreachable
 from hawkvision.core.errors import HawkVisionError
-from loadgen.clients.base import Reply, RequestTimes
+from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.workload.record import UNANSWERED
 
 MAX_UNDER_WAY: Final = 1 << 16
 """Images under way at once: whatever the server does, the schedule is kept."""
 
 
-class DatagramClient:
+class DatagramLoadClient:
     """An `Asker` whose images travel as datagrams."""
 
     def __init__(self, url: str, *, timeout_s: float, task: str | None = None, api_key: str | None = None) -> None:
@@ -34,7 +34,7 @@ class DatagramClient:
         """See `Asker`."""
         await self._client.connect()
 
-    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> ClientReply:
         """See `Asker`."""
         asked: dict[str, Any] = dict(fields)
         if "deadline_ms" in asked:
@@ -43,10 +43,10 @@ class DatagramClient:
         try:
             answer = await self._client.classify(image, task=self._task, **asked)
         except (Unreachable, BadReply) as error:
-            return Reply(UNANSWERED, error.code, sent_bytes=self._sent())
+            return ClientReply(UNANSWERED, error.code, sent_bytes=self._sent())
         except HawkVisionError as error:
-            return Reply(error.status, error.code, sent_bytes=self._sent())
-        return Reply(
+            return ClientReply(error.status, error.code, sent_bytes=self._sent())
+        return ClientReply(
             status=200,
             index=answer.index,
             confidence=answer.confidence,

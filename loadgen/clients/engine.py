@@ -16,13 +16,13 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from loadgen.clients.base import Reply, RequestClient, RequestTimes
+from loadgen.clients.base import ClientReply, RequestClient, RequestTimes
 from loadgen.clients.connections import ConnectionPool
-from loadgen.clients.datagram import DatagramClient
+from loadgen.clients.datagram import DatagramLoadClient
 from loadgen.clients.http import HttpClient
 from loadgen.clients.oip import OipClient
 from loadgen.host.timer import PreciseTimer
-from loadgen.workload.record import INTERRUPTED, UNANSWERED, Outcome
+from loadgen.workload.record import INTERRUPTED, UNANSWERED, RequestOutcome
 
 GRACE_S: Final = 5.0
 """How long answers are waited for after an interrupt."""
@@ -30,7 +30,7 @@ AHEAD_S: Final = 3.5e-4
 """How long before it is due the engine wakes for a request and prepares it: its bytes leave on time (`Times.send`), in
 the median less than a microsecond late at 8 and at 100 a second on an EPYC, where they were 0.1 ms late at 8."""
 REFUSED_PAUSE_S: Final = 0.05
-"""Of a caller in the closed loop that was not answered, lest a dead server be asked a million times."""
+"""Pause of a caller in the closed loop after a failure, so that a dead server is not asked a million times."""
 MAX_OUTCOMES: Final = 5_000_000
 """Of one process: a closed loop against a server that does nothing reaches it in three minutes, and 2 GB."""
 GENERATOR_FULL: Final = "generator_full"
@@ -39,7 +39,7 @@ Protocol: TypeAlias = Literal["http", "datagram", "oip"]
 
 
 class ServerAddress(msgspec.Struct, frozen=True):
-    """Whom to ask, and how."""
+    """The server to ask, and how."""
 
     url: str
     protocol: Protocol = "http"
@@ -94,7 +94,7 @@ def client_for(server: ServerAddress, connections: int) -> RequestClient:
         ConfigError: if the URL is none.
     """
     if server.protocol == "datagram":
-        return DatagramClient(server.url, timeout_s=server.timeout_s, task=server.task, api_key=server.api_key)
+        return DatagramLoadClient(server.url, timeout_s=server.timeout_s, task=server.task, api_key=server.api_key)
     pool = ConnectionPool(server.url, limit=connections, timeout_s=server.timeout_s, api_key=server.api_key)
     if server.protocol == "oip":
         return OipClient(pool, connections, server.task or "imagenet")
@@ -111,7 +111,7 @@ class Engine:
         self._loaded = loaded
         self._asker = asker
         self._grace_s = grace_s
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[RequestOutcome] = []
         self._tasks: set[asyncio.Task[bool] | asyncio.Task[None]] = set()
         self._alarm: PreciseTimer | None = None
         self._stopping = asyncio.Event()
@@ -123,7 +123,7 @@ class Engine:
         if self._alarm is not None:
             self._alarm.ring()
 
-    async def run(self, start: float) -> list[Outcome]:
+    async def run(self, start: float) -> list[RequestOutcome]:
         """Send everything, the times counting from `start` on the monotonic clock; wait for the answers."""
         try:
             async with asyncio.TaskGroup() as group:
@@ -154,7 +154,7 @@ class Engine:
                 return
             if len(self._tasks) >= self._job.max_in_flight:
                 now_s = max(due_s, time.monotonic() - start)
-                self._note(number, due_s, now_s, now_s, Reply(UNANSWERED, GENERATOR_FULL))
+                self._note(number, due_s, now_s, now_s, ClientReply(UNANSWERED, GENERATOR_FULL))
                 continue
             self.tally.sent += 1
             task = group.create_task(self._ask(number, due_s, start))
@@ -184,13 +184,13 @@ class Engine:
         except asyncio.CancelledError:
             if not self._stopping.is_set():
                 raise
-            replied = Reply(UNANSWERED, INTERRUPTED)  # by `_cut_off`; the task ends with this
+            replied = ClientReply(UNANSWERED, INTERRUPTED)  # by `_cut_off`; the task ends with this
         sent = begun if times.sent is None else times.sent
         done = time.monotonic() if times.done is None else times.done
         self._note(number, due_s, max(due_s, sent - start), done - start, replied)
         return replied.status != UNANSWERED
 
-    def _note(self, number: int, due_s: float, sent_s: float, done_s: float, replied: Reply) -> None:
+    def _note(self, number: int, due_s: float, sent_s: float, done_s: float, replied: ClientReply) -> None:
         position = self._job.image[number]
         right: bool | None = None
         if self._loaded.labels is not None and replied.index is not None:
@@ -198,7 +198,7 @@ class Engine:
         self.tally.done += 1
         self.tally.failed += replied.status != 200
         self._outcomes.append(
-            Outcome(
+            RequestOutcome(
                 due_s=due_s,
                 sent_s=sent_s,
                 done_s=done_s,

@@ -10,7 +10,7 @@ import msgspec
 
 from hawkvision.client.asynchronous import CLASSIFY_PATH
 from hawkvision.core.types import AccuracyStatus
-from loadgen.clients.base import Reply, RequestTimes
+from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionBroken, ConnectionPool, HttpReply
 from loadgen.workload.record import UNANSWERED
 
@@ -36,7 +36,7 @@ class HttpClient:
         """See `Asker`."""
         await self._connections.open(min(WARM, self._limit))
 
-    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> ClientReply:
         """See `Asker`."""
         key = tuple(fields.items())
         head = self._heads.get(key)
@@ -45,22 +45,24 @@ class HttpClient:
             head = self._heads[key] = self._connections.head(
                 "POST", f"{self._path}?{query}" if query else self._path, "Content-Type: application/octet-stream\r\n"
             )
-        reply = await exchanged(self._connections, head, image, times)
-        return reply if isinstance(reply, Reply) else read_answer(reply, len(image))
+        reply = await exchange(self._connections, head, image, times)
+        return reply if isinstance(reply, ClientReply) else read_answer(reply, len(image))
 
     async def close(self) -> None:
         """See `Asker`."""
         await self._connections.close()
 
 
-async def exchanged(connections: ConnectionPool, head: bytes, body: bytes, times: RequestTimes) -> HttpReply | Reply:
+async def exchange(
+    connections: ConnectionPool, head: bytes, body: bytes, times: RequestTimes
+) -> HttpReply | ClientReply:
     """The reply, or what to say of its absence."""
     try:
         return await connections.exchange(head, body, times)
     except TimeoutError:
-        return Reply(UNANSWERED, "timeout")
+        return ClientReply(UNANSWERED, "timeout")
     except ConnectionBroken as error:
-        return Reply(UNANSWERED, error.code)
+        return ClientReply(UNANSWERED, error.code)
 
 
 class _AccuracyBlock(msgspec.Struct, frozen=True):
@@ -81,23 +83,23 @@ class _AnswerBody(msgspec.Struct, frozen=True):
     accuracy: _AccuracyBlock = _AccuracyBlock()
 
 
-class _ErrorBody(msgspec.Struct, frozen=True):
+class _ErrorReply(msgspec.Struct, frozen=True):
     code: str = ""
 
 
 _ANSWER: Final = msgspec.json.Decoder(_AnswerBody)
-_ERROR: Final = msgspec.json.Decoder(_ErrorBody)
+_ERROR: Final = msgspec.json.Decoder(_ErrorReply)
 
 
-def read_answer(reply: HttpReply, sent_bytes: int) -> Reply:
+def read_answer(reply: HttpReply, sent_bytes: int) -> ClientReply:
     """What a reply of `/v1/classify` says; one that is no answer says `bad_reply` and counts as none."""
     if reply.status != 200:
-        return refused(reply, sent_bytes)
+        return refusal_of(reply, sent_bytes)
     try:
         answer = _ANSWER.decode(reply.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return Reply(UNANSWERED, "bad_reply", sent_bytes=sent_bytes)
-    return Reply(
+        return ClientReply(UNANSWERED, "bad_reply", sent_bytes=sent_bytes)
+    return ClientReply(
         status=200,
         index=answer.index,
         confidence=answer.confidence,
@@ -112,10 +114,10 @@ def read_answer(reply: HttpReply, sent_bytes: int) -> Reply:
     )
 
 
-def refused(reply: HttpReply, sent_bytes: int) -> Reply:
+def refusal_of(reply: HttpReply, sent_bytes: int) -> ClientReply:
     """An error reply, by its code where it has one."""
     try:
         code = _ERROR.decode(reply.body).code[:MAX_CODE]
     except (msgspec.DecodeError, UnicodeDecodeError):
         code = ""
-    return Reply(reply.status, code or f"http_{reply.status}", sent_bytes=sent_bytes)
+    return ClientReply(reply.status, code or f"http_{reply.status}", sent_bytes=sent_bytes)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 
 from loadgen.clients.engine import Job
-from loadgen.workload.record import Outcome
+from loadgen.workload.record import RequestOutcome
 
 if TYPE_CHECKING:
     pass  # OpenCV, which clients do not need
@@ -62,7 +62,7 @@ class WorkerProgress(msgspec.Struct, frozen=True, tag=True):
 class WorkerDone(msgspec.Struct, frozen=True, tag=True):
     """All that came of the job."""
 
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True):

@@ -27,7 +27,7 @@ from hawkvision.transport.server.session import Incoming
 from loadgen.clients.engine import Job
 from loadgen.clients.processes import WorkerProcesses
 from loadgen.workload.arrivals import PoissonArrivals
-from loadgen.workload.record import NoiseFloor, Outcome
+from loadgen.workload.record import NoiseFloor, RequestOutcome
 
 LEAST_RATE: Final = 100.0
 LEAST_SHARE: Final = 0.1
@@ -93,7 +93,7 @@ async def measure(
     return NoiseFloor(float(p50), float(p99), max_rate)
 
 
-async def _ask_null(workers: WorkerProcesses, job: Job) -> list[Outcome]:
+async def _ask_null(workers: WorkerProcesses, job: Job) -> list[RequestOutcome]:
     """The job, sent to a null server of its own: one that was just overwhelmed may still be busy with that."""
     with running("loadgen.clients.noise_floor", title="the null server") as null:
         server = msgspec.structs.replace(job.server, url=null.url, path=CLASSIFY_PATH, api_key=None)

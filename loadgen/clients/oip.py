@@ -8,7 +8,7 @@
 
 It reads four forms of answer, the first that it finds: an output `index`; a BYTES output in Triton's classification
 form (`confidence:index[:label]`) or with the index; an integer output of one element, whatever its name; logits (FP16,
-FP32 or FP64; JSON may write some as integers), of which the largest counts.
+FP32 or FP64; JSON may write some as integers); the largest counts.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 
 from hawkvision.core.types import AccuracyStatus
-from loadgen.clients.base import Reply, RequestTimes
+from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionPool, HttpReply
-from loadgen.clients.http import WARM, exchanged, refused
+from loadgen.clients.http import WARM, exchange, refusal_of
 from loadgen.workload.record import UNANSWERED
 
 MAX_ELEMENTS: Final = 100_000
@@ -57,7 +57,7 @@ class OipClient:
         """See `Asker`."""
         await self._connections.open(min(WARM, self._limit))
 
-    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> ClientReply:
         """See `Asker`."""
         key = tuple(fields.items())
         parameters = self._parameters.get(key)
@@ -69,8 +69,8 @@ class OipClient:
             f"Inference-Header-Content-Length: {len(header)}\r\n",
         )  # fmt: skip
         body = b"%s%s%s" % (header, struct.pack("<I", len(image)), image)
-        reply = await exchanged(self._connections, head, body, times)
-        return reply if isinstance(reply, Reply) else read_reply(reply, len(body))
+        reply = await exchange(self._connections, head, body, times)
+        return reply if isinstance(reply, ClientReply) else read_reply(reply, len(body))
 
     async def close(self) -> None:
         """See `Asker`."""
@@ -118,18 +118,18 @@ class _InferReply(msgspec.Struct, frozen=True):
 _REPLY: Final = msgspec.json.Decoder(_InferReply)
 
 
-def read_reply(reply: HttpReply, sent_bytes: int) -> Reply:
+def read_reply(reply: HttpReply, sent_bytes: int) -> ClientReply:
     """What a reply says; one that cannot be read says `bad_reply` and counts as none."""
     if reply.status != 200:
-        return refused(reply, sent_bytes)
+        return refusal_of(reply, sent_bytes)
     try:
         decoded, tensors = _tensors(reply)
         index, confidence = _answer(tensors)
     except (ValueError, TypeError, OverflowError, msgspec.DecodeError, struct.error):  # whatever JSON may hold
-        return Reply(UNANSWERED, "bad_reply", sent_bytes=sent_bytes)
+        return ClientReply(UNANSWERED, "bad_reply", sent_bytes=sent_bytes)
     said = decoded.parameters
     status, fraction, drop = said.get("status"), said.get("received_fraction"), said.get("max_drop")
-    return Reply(
+    return ClientReply(
         status=200,
         index=index,
         confidence=confidence,

@@ -39,7 +39,7 @@ from loadgen.clients.messages import (
     frame,
     read_frame,
 )
-from loadgen.workload.record import Outcome
+from loadgen.workload.record import RequestOutcome
 
 if TYPE_CHECKING:
     from loadgen.workload.dataset import Dataset  # OpenCV, which clients do not need
@@ -115,13 +115,13 @@ class WorkerProcesses:
         stop: asyncio.Event | None = None,
         show: Callable[[Tally], None] | None = None,
         begun: Callable[[], None] | None = None,
-    ) -> list[Outcome]:
+    ) -> list[RequestOutcome]:
         """Run a job, dealt among the processes, and give what came of it in the order in which it was due.
 
         Args:
             job: for all processes together.
             stop: when set, nothing more is sent, and answers are waited for `GRACE_S`.
-            show: told how far all of them are, some times a second.
+            show: called with the progress of all of them, some times a second.
             begun: called when all are connected, `LEAD_S` before the first moment of the schedule; it must be quick.
 
         Raises:
@@ -130,17 +130,17 @@ class WorkerProcesses:
             InternalError: if a client process ends or hangs.
         """
         for client, part in zip(self._clients, parts(job, self.size), strict=True):
-            await _tell(client, ConnectClients(part))
+            await _send(client, ConnectClients(part))
         await self._ready(START_S)
         begin = BeginSending(time.monotonic() + LEAD_S)
         for client in self._clients:
-            await _tell(client, begin)
+            await _send(client, begin)
         if begun is not None:
             begun()
         stopping = asyncio.create_task(self._stop_when(stop))
         tallies = [Tally() for _ in self._clients]
 
-        def told(number: int, progress: WorkerProgress) -> None:
+        def on_progress(number: int, progress: WorkerProgress) -> None:
             tallies[number] = Tally(progress.sent, progress.done, progress.failed)
             if show is not None:
                 show(Tally(*(sum(getattr(t, name) for t in tallies) for name in ("sent", "done", "failed"))))
@@ -149,7 +149,7 @@ class WorkerProcesses:
         try:
             async with asyncio.timeout(limit_s):
                 gathered = await asyncio.gather(
-                    *(_outcomes(client, number, told) for number, client in enumerate(self._clients))
+                    *(_outcomes(client, number, on_progress) for number, client in enumerate(self._clients))
                 )
         except TimeoutError:
             raise InternalError(f"a client process had not finished after {limit_s:g} s") from None
@@ -159,12 +159,12 @@ class WorkerProcesses:
 
     async def _all_ready(self, order: Order) -> None:
         for client in self._clients:
-            await _tell(client, order)
+            await _send(client, order)
         await self._ready(START_S)
 
     async def _ready(self, within_s: float) -> None:
         """All say `WorkerReady`, or one says why not."""
-        reports = await asyncio.wait_for(asyncio.gather(*(_hear(client) for client in self._clients)), within_s)
+        reports = await asyncio.wait_for(asyncio.gather(*(_receive(client) for client in self._clients)), within_s)
         for report in reports:
             if isinstance(report, WorkerFailed):
                 raise ConfigError(report.message) if report.config else Unreachable(report.message)
@@ -175,7 +175,7 @@ class WorkerProcesses:
         if stop is not None:
             await stop.wait()
             for client in self._clients:
-                await _tell(client, StopSending())
+                await _send(client, StopSending())
 
 
 def parts(job: Job, size: int) -> list[Job]:
@@ -201,27 +201,27 @@ def _share(job: Job, part: int, size: int, callers: int) -> Job:
 
 
 async def _outcomes(
-    client: asyncio.subprocess.Process, number: int, told: Callable[[int, WorkerProgress], None]
-) -> list[Outcome]:
+    client: asyncio.subprocess.Process, number: int, on_progress: Callable[[int, WorkerProgress], None]
+) -> list[RequestOutcome]:
     """A client's outcomes, once it is done."""
     while True:
-        match await _hear(client):
+        match await _receive(client):
             case WorkerDone(outcomes):
                 return outcomes
             case WorkerProgress() as progress:
-                told(number, progress)
+                on_progress(number, progress)
             case other:
                 raise InternalError(f"a client process said {type(other).__name__} in the middle of a job")
 
 
-async def _tell(client: asyncio.subprocess.Process, order: Order) -> None:
+async def _send(client: asyncio.subprocess.Process, order: Order) -> None:
     assert client.stdin is not None
     with contextlib.suppress(ConnectionError):  # it ended: what is heard next says so
         client.stdin.write(frame(msgspec.msgpack.encode(order)))
         await client.stdin.drain()
 
 
-async def _hear(client: asyncio.subprocess.Process) -> Report:
+async def _receive(client: asyncio.subprocess.Process) -> Report:
     assert client.stdout is not None
     try:
         report: Report = REPORTS.decode(await read_frame(client.stdout))

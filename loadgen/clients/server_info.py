@@ -26,18 +26,18 @@ class _Metadata(msgspec.Struct):
     version: str = ""
 
 
-class _Stage(msgspec.Struct):
+class _ListedStage(msgspec.Struct):
     variant: str
 
 
 class _Targets(msgspec.Struct):
     policy: str
-    edge: _Stage
-    best: _Stage
+    edge: _ListedStage
+    best: _ListedStage
     certificates_valid: bool
 
 
-SaidT = TypeVar("SaidT")
+ReplyT = TypeVar("ReplyT")
 
 
 async def identify(server: ServerAddress) -> str:
@@ -48,8 +48,8 @@ async def identify(server: ServerAddress) -> str:
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
         about, targets = await asyncio.gather(
-            _said(session, f"{server.url.rstrip('/')}/v2", _Metadata),
-            _said(session, f"{server.url.rstrip('/')}/v1/targets", _Targets),
+            _fetch(session, f"{server.url.rstrip('/')}/v2", _Metadata),
+            _fetch(session, f"{server.url.rstrip('/')}/v1/targets", _Targets),
         )
     words = []
     if about is not None:
@@ -61,7 +61,7 @@ async def identify(server: ServerAddress) -> str:
     return ", ".join(words)
 
 
-async def _said(session: aiohttp.ClientSession, url: str, kind: type[SaidT]) -> SaidT | None:
+async def _fetch(session: aiohttp.ClientSession, url: str, kind: type[ReplyT]) -> ReplyT | None:
     try:
         async with session.get(url) as response:
             if response.status != 200:

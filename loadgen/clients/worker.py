@@ -37,7 +37,7 @@ from loadgen.host.scheduling import before_others
 if TYPE_CHECKING:
     pass  # OpenCV, which clients do not need
 
-TELL_S: Final = 0.2
+PROGRESS_INTERVAL_S: Final = 0.2
 """Between reports of progress."""
 
 
@@ -71,7 +71,7 @@ async def _work(job: Job, loaded: SharedImages, orders: asyncio.StreamReader, ou
         await asker.close()
         return
     engine = Engine(job, loaded, asker)
-    helpers = [asyncio.create_task(_tell_progress(engine, out)), asyncio.create_task(_obey(engine, orders))]
+    helpers = [asyncio.create_task(_report_progress(engine, out)), asyncio.create_task(_obey(engine, orders))]
     try:
         outcomes = await engine.run(begin.at)
     finally:
@@ -82,14 +82,14 @@ async def _work(job: Job, loaded: SharedImages, orders: asyncio.StreamReader, ou
     _say(out, WorkerDone(outcomes))
 
 
-async def _tell_progress(engine: Engine, out: int) -> None:
+async def _report_progress(engine: Engine, out: int) -> None:
     while True:
-        await asyncio.sleep(TELL_S)
+        await asyncio.sleep(PROGRESS_INTERVAL_S)
         _say(out, WorkerProgress(engine.tally.sent, engine.tally.done, engine.tally.failed))
 
 
 async def _obey(engine: Engine, orders: asyncio.StreamReader) -> None:
-    """`StopSending` stops; the pipe's end ends the process, for nobody is left to tell."""
+    """Stop at `StopSending`; end the process when the pipe closes, because its parent has ended."""
     try:
         while True:
             if isinstance(ORDERS.decode(await read_frame(orders)), StopSending):

@@ -25,7 +25,7 @@ from loadgen.workload.record import Run, check_files, load
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class CompareOptions:
     """The options of `python -m loadgen compare`."""
 
     runs: Annotated[list[Path], typer.Argument(help="Records to compare with the first.", metavar="RUN.json...")]
@@ -44,7 +44,7 @@ class Options:
     ] = None
 
 
-async def run(given: Options) -> int:
+async def run(given: CompareOptions) -> int:
     """Compare as the options say, print the table; the exit status.
 
     Raises:

@@ -46,7 +46,7 @@ from loadgen.analysis.evaluation import (
 )
 from loadgen.clients.connections import check_server
 from loadgen.commands.command_line import MeasurementOptions, option
-from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
+from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt, run_unless
 from loadgen.commands.terminal import terminal
 from loadgen.workload.dataset import read_labelled
 from loadgen.workload.held_out import read_indices, thin
@@ -78,7 +78,7 @@ class EvaluationReport(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(MeasurementOptions):
+class EvaluateOptions(MeasurementOptions):
     """The options of `python -m loadgen evaluate`."""
 
     url: Annotated[str, option("Server", "Address of the edge node.")]
@@ -117,7 +117,7 @@ class Options(MeasurementOptions):
     json: Annotated[Path | None, option("Output", "Write the report to this file.", metavar="FILE")] = None
 
 
-async def run(given: Options) -> int:
+async def run(given: EvaluateOptions) -> int:
     """Evaluate as the options say, and print the table.
 
     The status is 130 after an interrupt, which ends it with what it has; 1 if `best` was not the reference stage's,
@@ -125,33 +125,22 @@ async def run(given: Options) -> int:
 
     Raises:
         HawkVisionError: for data, indices or targets that do not fit, or a node that does not answer; what was
-            answered before is said and written all the same.
+            answered before is printed and written, too.
     """
     check_server(given.url, given.api_key)
     check_files(given.json)
-    if given.seed < 0:
-        raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
-    models = models_dir(given.models_dir)
     targets = parse_targets(given.targets)
-    images = read_labelled(given.data, given.task, models, given.class_map)
-    if given.split == "held_out":
-        chosen = read_indices(given.indices or models / given.task / "held_out.json", images)
-    else:
-        chosen = np.arange(len(images))
-    # Data sets come class by class, and a node rightly takes five hundred cats in a row for other traffic.
-    chosen = np.random.default_rng(given.seed).permutation(thin(chosen, given.limit))
-    if not 1 <= given.concurrency <= MAX_CONCURRENCY:
-        raise ConfigError(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {given.concurrency}")
+    images, chosen = _chosen_images(given)
     seen = EvaluatedImages()
     rows: tuple[TargetRow | UnattainableTarget, ...] | None = None
     failed: HawkVisionError | None = None
-    with heeded() as stop:
+    with first_interrupt() as stop:
         async with AsyncClient(
             given.url, api_key=given.api_key, late_s=LATE_S, connections=given.concurrency
         ) as client:
             asking = measure(client, given.task, images, chosen, targets, given.concurrency, seen)
             try:
-                rows = await unless(stop, asking)
+                rows = await run_unless(stop, asking)
             except HawkVisionError as error:
                 if not rows_of(seen, chosen, targets):
                     raise
@@ -175,6 +164,22 @@ async def run(given: Options) -> int:
     if failed is not None:
         raise failed
     return INTERRUPTED_STATUS if report.interrupted else int(report.not_best > 0)
+
+
+def _chosen_images(given: EvaluateOptions) -> tuple[LabelledImages, NDArray[np.intp]]:
+    """The data, and the positions of the images to send, in the order of sending."""
+    if given.seed < 0:
+        raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
+    if not 1 <= given.concurrency <= MAX_CONCURRENCY:
+        raise ConfigError(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {given.concurrency}")
+    models = models_dir(given.models_dir)
+    images = read_labelled(given.data, given.task, models, given.class_map)
+    if given.split == "held_out":
+        chosen = read_indices(given.indices or models / given.task / "held_out.json", images)
+    else:
+        chosen = np.arange(len(images))
+    # Data sets come class by class, and a node takes five hundred cats in a row for drift.
+    return images, np.random.default_rng(given.seed).permutation(thin(chosen, given.limit))
 
 
 def parse_targets(text: str) -> tuple[Target, ...]:
@@ -226,7 +231,7 @@ async def measure(
 ) -> tuple[TargetRow | UnattainableTarget, ...]:
     """Send the chosen images once per target, `best` first, for the others are compared with it.
 
-    What is answered is in `seen` at once, for whoever does not want to wait for the end.
+    Each answer is in `seen` at once, also for callers that do not wait for the end.
 
     Raises:
         HawkVisionError: what the node says of an image, with the image's number.

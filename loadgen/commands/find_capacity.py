@@ -42,12 +42,12 @@ from loadgen.clients.engine import Job
 from loadgen.clients.processes import WorkerProcesses
 from loadgen.commands import options
 from loadgen.commands.command_line import option
-from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
+from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt, run_unless
 from loadgen.commands.options import Setup
 from loadgen.commands.terminal import terminal
 from loadgen.workload import target_mix
 from loadgen.workload.arrivals import MAX_RATE, MAX_REQUESTS, ConstantArrivals
-from loadgen.workload.record import Origin, Outcome, TargetClass, check_files
+from loadgen.workload.record import Origin, RequestOutcome, TargetClass, check_files
 
 WARM_UP_S: Final = 1.0
 """Of every run; not counted."""
@@ -62,7 +62,7 @@ GENERATOR_SHARE: Final = 0.7
 LATE_MS: Final = 1.0
 """Of the generator, which is worth saying."""
 
-Ask: TypeAlias = Callable[[Job], Awaitable[tuple[list[Outcome], bool]]]
+Ask: TypeAlias = Callable[[Job], Awaitable[tuple[list[RequestOutcome], bool]]]
 """What comes of a job, and whether it was interrupted."""
 
 
@@ -91,7 +91,7 @@ class ProbePlan:
         rng = np.random.default_rng([of.seed, tried.confirming, tried.again])
         due = WARM_UP_S + np.sort(rng.random(n)) * seconds
         before = np.sort(rng.random(warming)) * WARM_UP_S
-        # The counted ones first, lest how many warm up decide which images count.
+        # The counted ones first, so that the length of the warm-up does not decide which images count.
         image = of.dataset.order(n, of.seed + 2), of.dataset.order(warming, of.seed + 3)
         target = [list(itertools.islice(target_mix.draws(of.classes, of.seed + 1), count)) for count in (n, warming)]
         return Job(
@@ -146,7 +146,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(options.LoadOptions):
+class CapacityOptions(options.LoadOptions):
     """The options of `python -m loadgen find-capacity`."""
 
     p99_ms: Annotated[
@@ -174,9 +174,9 @@ class Options(options.LoadOptions):
     json: Annotated[Path | None, option("Output", "Write what was found to this file.", metavar="FILE")] = None
 
 
-async def run(given: Options) -> int:
-    """Search and print; 0 if a rate was confirmed, 1 if none was, 130 after an interrupt. What is known is said and
-    written all the same.
+async def run(given: CapacityOptions) -> int:
+    """Search and print; 0 if a rate was confirmed, 1 if none was, 130 after an interrupt. Partial findings are
+    printed and written, too.
 
     Raises:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
@@ -200,16 +200,16 @@ async def run(given: Options) -> int:
         if given.json is not None:
             write_atomic(given.json, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
 
-    with heeded() as stop:
+    with first_interrupt() as stop:
         async with WorkerProcesses(setup_.processes) as workers:
 
-            async def ask(job: Job) -> tuple[list[Outcome], bool]:
+            async def ask(job: Job) -> tuple[list[RequestOutcome], bool]:
                 return await workers.run(job, stop=stop), stop.is_set()
 
             await workers.load(setup_.dataset)
             if not given.no_noise:
                 job = setup_.job(ConstantArrivals(noise_floor.LEAST_RATE), given.probe_s)
-                floor = await unless(stop, noise_floor.measure(workers, job, given.from_rate))
+                floor = await run_unless(stop, noise_floor.measure(workers, job, given.from_rate))
                 if floor is not None:
                     limit = GENERATOR_SHARE * floor.max_rate
                     search.most = min(search.most, limit)
@@ -218,7 +218,7 @@ async def run(given: Options) -> int:
                     )
             try:
                 if not stop.is_set():
-                    await find(search, plan, goal, ask, findings, lambda probe: console.print(said(probe)))
+                    await find(search, plan, goal, ask, findings, lambda probe: console.print(probe_line(probe)))
             except HawkVisionError:
                 if findings.probes:
                     conclude()
@@ -236,9 +236,9 @@ async def find(
     goal: CapacityGoal,
     ask: Ask,
     findings: CapacityFindings,
-    tell: Callable[[Probe], None],
+    report: Callable[[Probe], None],
 ) -> None:
-    """Try rates until the search is over or interrupted; what comes of them is added to the findings, and told.
+    """Try rates until the search is over or interrupted; each probe is added to the findings and reported.
 
     Raises:
         NotReady: if the first run has no answer at all, which no lower rate would mend.
@@ -255,7 +255,7 @@ async def find(
         answers = counted(outcomes, WARM_UP_S, end_s, labelled=labelled)
         probe = judge(tried, answers, goal, None if interrupted else least, interrupted=interrupted)
         findings.probes.append(probe)
-        tell(probe)
+        report(probe)
         if tried.confirming and len(answers):
             seed = plan.setup.seed
             findings.confirmation = confirmation(tried.rate, answers, goal, plan.confirm_requests, seed)
@@ -265,7 +265,7 @@ async def find(
             raise NotReady(f"none of {probe.n} requests was answered: {_codes(probe)}")
         if tried.rate < least_rate and is_lightly_loaded(probe):
             least, least_rate = answers, tried.rate
-        search.tell(tried, probe.held)
+        search.record(tried, probe.held)
 
 
 def conclusion(found: Capacity) -> str:
@@ -310,12 +310,12 @@ def confirmed_by(run: Confirmation, min_accuracy: float | None) -> str:
     return text
 
 
-def said(probe: Probe) -> str:
+def probe_line(probe: Probe) -> str:
     """One run in a line."""
     p99 = "P99 none" if probe.p99_ms is None else f"P99 {probe.p99_ms:.1f} ms"
     accuracy = "" if probe.accuracy is None else f", right {probe.accuracy:.1%}"
     late = f", generator late {probe.late_ms:.1f} ms" if probe.late_ms > LATE_MS else ""
-    came = "certified" if probe.held else "interrupted" if probe.interrupted else f"failed: {', '.join(probe.failing)}"
+    came = "held" if probe.held else "interrupted" if probe.interrupted else f"failed: {', '.join(probe.failing)}"
     kind = "confirming: " if probe.confirming else ""
     errors = f", not answered: {_codes(probe)}" if probe.errors else ""
     return f"{probe.rate:8.4g} requests/s: {kind}{p99}{accuracy}, n={probe.n}{errors}{late}: {came}"
@@ -334,7 +334,7 @@ def _bracket(found: Capacity) -> str:
 
 
 def _capacity(
-    given: Options,
+    given: CapacityOptions,
     setup_: Setup,
     search: RateSearch,
     findings: CapacityFindings,
@@ -359,7 +359,7 @@ def _capacity(
     )
 
 
-def _check(given: Options) -> None:
+def _check(given: CapacityOptions) -> None:
     options.positive("--p99-ms", given.p99_ms)
     options.positive("--precision", given.precision)
     options.positive("--probe-s", given.probe_s)

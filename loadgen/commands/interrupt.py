@@ -21,7 +21,7 @@ AT_ONCE: Final[Mapping[signal.Signals, Handler]] = {
 
 
 @contextmanager
-def heeded() -> Iterator[asyncio.Event]:
+def first_interrupt() -> Iterator[asyncio.Event]:
     """An event that SIGINT or SIGTERM sets, as long as the context lasts. For the main thread, inside its loop.
 
     Not by `loop.add_signal_handler`: a second signal must be heard even while something keeps the loop from running.
@@ -42,7 +42,7 @@ def heeded() -> Iterator[asyncio.Event]:
             signal.signal(each, handler)
 
 
-async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+async def run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """What comes of some work; None if the event was set first, and so the work was cancelled."""
     task = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())

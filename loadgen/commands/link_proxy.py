@@ -123,7 +123,7 @@ class LinkProxy:
         await self._stack.__aexit__(kind, error, trace)
 
     def begin(self, offset: int = 0) -> None:
-        """The weather begins, with the next packet; the same for the same `offset`."""
+        """The link trace begins with the next packet; the same for the same `offset`."""
         up, down = self._profile.specs(offset)
         self._link.set(up=up, down=down)
         for packet, address in self._pokes:  # a trace begins with the first packet that crosses
@@ -253,7 +253,7 @@ def _loopback(address: str) -> str:
 
 
 def link_samples(profile: LinkProfile, duration_s: float, link: str = CLIENT_EDGE, offset: int = 0) -> list[LinkSample]:
-    """What a link of a run is like, for its record; its weather begins `LEAD_S` before the run."""
+    """What a link of a run is like, for its record; its trace begins `LEAD_S` before the run."""
     found = profile.samples(link, duration_s + LEAD_S, offset, -LEAD_S)
     return [msgspec.structs.replace(sample, at_s=max(0.0, sample.at_s)) for sample in found]
 
@@ -279,7 +279,7 @@ async def udp_port_of(url: str, api_key: str | None) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(MeasurementOptions):
+class LinkProxyOptions(MeasurementOptions):
     """The options of `python -m loadgen link-proxy`."""
 
     url: Annotated[str, option("Server", "Address of the server, such as http://127.0.0.1:8090; plain HTTP.")]
@@ -295,7 +295,7 @@ class Options(MeasurementOptions):
     ] = dataclasses.field(default_factory=list)
 
 
-async def run(given: Options) -> None:
+async def run(given: LinkProxyOptions) -> None:
     """Offer the server until interrupted; then print what happened to packets.
 
     Raises:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
+from rich.console import Console
 
 from hawkvision.core.errors import ConfigError, NotReady
 from hawkvision.system.files import check_writable, write_atomic
@@ -56,7 +57,7 @@ _RESULTS: Final = ("result_", "early_stopping_", "num_errors", "num_warnings")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(options.LoadOptions):
+class MlperfOptions(options.LoadOptions):
     """The options of `python -m loadgen mlperf`."""
 
     max_in_flight: Annotated[int, option("Load", "Most requests without an answer at a time.")] = IN_FLIGHT
@@ -115,11 +116,11 @@ class MlperfReport(msgspec.Struct, frozen=True):
     origin: Origin
 
 
-async def run(given: Options) -> int:
+async def run(given: MlperfOptions) -> int:
     """Test, and print LoadGen's verdict; 0 if it is VALID, or in accuracy mode if all was answered, else 1.
 
     Raises:
-        HawkVisionError: if LoadGen is not installed, options do not fit, or nobody answers.
+        HawkVisionError: if LoadGen is not installed, options do not fit, or no server answers.
     """
     loadgen = _load()
     if given.processes != 1:
@@ -141,48 +142,73 @@ async def run(given: Options) -> int:
         await bridge.drive(settings, given.out)
     finally:
         await asker.close()
-    summary = given.out / SUMMARY_LOG
-    right: float | None = None
-    changed: list[str] = []
+    result = _result(loadgen, given, setup_, settings, bridge)
+    _show(given, bridge, result, console)
+    if given.json is not None:
+        report = _report(given, setup_, bridge, result, started)
+        write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    return 0 if result.valid else 1
+
+
+@dataclass(frozen=True, slots=True)
+class MlperfResult:
+    """The verdict on a finished run."""
+
+    valid: bool
+    accuracy: float | None = None
+    deviations: list[str] = dataclasses.field(default_factory=list)
+    summary: str = ""
+    """LoadGen's own, in performance mode."""
+
+
+def _result(loadgen: Any, given: MlperfOptions, setup_: Setup, settings: Any, bridge: LoadGenBridge) -> MlperfResult:
     if given.mode == "accuracy":
         right = score(given.out / "mlperf_log_accuracy.json", setup_.dataset.labels)
-        said = "without labels" if right is None else f"{right:.2%} right"
+        return MlperfResult(bridge.failed == 0, accuracy=right)
+    text = (given.out / SUMMARY_LOG).read_text(encoding="utf-8")
+    return MlperfResult(
+        verdict(text) and bridge.failed == 0, deviations=deviations(loadgen, given, settings), summary=text
+    )
+
+
+def _show(given: MlperfOptions, bridge: LoadGenBridge, result: MlperfResult, console: Console) -> None:
+    if given.mode == "accuracy":
+        said = "without labels" if result.accuracy is None else f"{result.accuracy:.2%} right"
         console.print(f"{given.scenario}, accuracy: {bridge.completed} images, {said}, {bridge.failed} not answered")
-        valid = bridge.failed == 0
     else:
-        text = summary.read_text(encoding="utf-8")
-        console.print(text.strip(), markup=False)
-        valid = verdict(text) and bridge.failed == 0
-        if changed := deviations(loadgen, given, settings):
-            console.print(f"other than MLPerf's rules for {given.benchmark}: {', '.join(changed)}")
+        console.print(result.summary.strip(), markup=False)
+        if result.deviations:
+            console.print(f"other than MLPerf's rules for {given.benchmark}: {', '.join(result.deviations)}")
         console.print(
-            f"{given.scenario}: {'VALID' if valid else 'INVALID'}; {bridge.completed} requests, {bridge.failed} not "
-            f"answered{_reasons(bridge)}"
+            f"{given.scenario}: {'VALID' if result.valid else 'INVALID'}; {bridge.completed} requests, "
+            f"{bridge.failed} not answered{_reasons(bridge)}"
         )
     if len(bridge.tallies) > 1:
         for tally in bridge.tallies:
-            console.print(f"  {_said(tally)}", markup=False)
+            console.print(f"  {_tally_line(tally)}", markup=False)
     console.print(f"LoadGen's logs are in {given.out}")
-    if given.json is not None:
-        report = MlperfReport(
-            url=given.url,
-            data=setup_.dataset.name,
-            scenario=given.scenario,
-            mode=given.mode,
-            benchmark=given.benchmark,
-            valid=valid,
-            deviations=changed,
-            requests=bridge.completed,
-            failed=bridge.failed,
-            errors=bridge.errors,
-            accuracy=right,
-            classes=bridge.tallies,
-            figures=figures((given.out / "mlperf_log_detail.txt").read_text(encoding="utf-8", errors="replace")),
-            logs=str(given.out),
-            origin=started,
-        )
-        write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    return 0 if valid else 1
+
+
+def _report(
+    given: MlperfOptions, setup_: Setup, bridge: LoadGenBridge, result: MlperfResult, started: Origin
+) -> MlperfReport:
+    return MlperfReport(
+        url=given.url,
+        data=setup_.dataset.name,
+        scenario=given.scenario,
+        mode=given.mode,
+        benchmark=given.benchmark,
+        valid=result.valid,
+        deviations=result.deviations,
+        requests=bridge.completed,
+        failed=bridge.failed,
+        errors=bridge.errors,
+        accuracy=result.accuracy,
+        classes=bridge.tallies,
+        figures=figures((given.out / "mlperf_log_detail.txt").read_text(encoding="utf-8", errors="replace")),
+        logs=str(given.out),
+        origin=started,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +219,7 @@ class ExpectedSpeed:
     per_s: float
 
 
-def read_settings(loadgen: Any, given: Options, images: int, expected: ExpectedSpeed) -> Any:
+def read_settings(loadgen: Any, given: MlperfOptions, images: int, expected: ExpectedSpeed) -> Any:
     """LoadGen's `TestSettings`: the rules it carries for the benchmark, then what the warm-up saw, the user's conf, and
     the options.
 
@@ -235,7 +261,7 @@ def read_settings(loadgen: Any, given: Options, images: int, expected: ExpectedS
     return settings
 
 
-def rules(loadgen: Any, given: Options) -> Any:
+def rules(loadgen: Any, given: MlperfOptions) -> Any:
     """The settings that LoadGen's own mlperf.conf has for the benchmark and scenario.
 
     Raises:
@@ -261,7 +287,7 @@ def _values(settings: Any) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in names}
 
 
-def deviations(loadgen: Any, given: Options, settings: Any) -> list[str]:
+def deviations(loadgen: Any, given: MlperfOptions, settings: Any) -> list[str]:
     """In which settings a run is no run by the rules, whatever LoadGen says of it."""
     ruled = rules(loadgen, given)
     names = ["min_duration_ms", "min_query_count"]
@@ -274,7 +300,7 @@ def deviations(loadgen: Any, given: Options, settings: Any) -> list[str]:
     ]
 
 
-async def expect(given: Options, asker: RequestClient, setup_: Setup) -> ExpectedSpeed:
+async def expect(given: MlperfOptions, asker: RequestClient, setup_: Setup) -> ExpectedSpeed:
     """Warm up, with all classes by their shares: one request after another, or for Offline as many at once as may be.
 
     Raises:
@@ -328,7 +354,7 @@ def figures(detail: str) -> dict[str, Any]:
     return found
 
 
-class _Logged(msgspec.Struct):
+class _LogEntry(msgspec.Struct):
     qsl_idx: int
     data: str
     """Hexadecimal, little-endian int32."""
@@ -343,14 +369,14 @@ def score(log: Path, labels: Sequence[int] | None) -> float | None:
     if labels is None:
         return None
     try:
-        entries = msgspec.json.decode(log.read_bytes(), type=list[_Logged])
+        entries = msgspec.json.decode(log.read_bytes(), type=list[_LogEntry])
         right = [struct.unpack("<i", bytes.fromhex(each.data))[0] == labels[each.qsl_idx] for each in entries]
     except (OSError, msgspec.DecodeError, ValueError, struct.error, IndexError) as error:
         raise ConfigError(f"{log}: not LoadGen's accuracy log: {error}") from None
     return sum(right) / len(right) if right else None
 
 
-def _said(tally: ClassTally) -> str:
+def _tally_line(tally: ClassTally) -> str:
     accuracy = "" if tally.accuracy is None else f", {tally.accuracy:.2%} right"
     return f"{tally.target}: {tally.asked} requests{accuracy}, {tally.asked - tally.answered} not answered"
 

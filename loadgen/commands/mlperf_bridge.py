@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from loadgen.clients.base import Reply, RequestClient, RequestTimes
+from loadgen.clients.base import ClientReply, RequestClient, RequestTimes
 from loadgen.commands.options import Setup
 from loadgen.workload import target_mix
 
@@ -57,11 +57,11 @@ class LoadGenBridge:
         self._labels = labels
         self._limit = setup_.max_in_flight
         self._fields = [each.fields for each in setup_.classes]
-        # Other draws than the warm-up's, lest a server see the same requests again.
+        # Other draws than the warm-up's, so that a server does not see the same requests again.
         self._targets = target_mix.draws(setup_.classes, setup_.seed + 2)
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[int, int, int]] = deque()
-        """Identity, image and class of what LoadGen asked and nobody took: as many as it issues ahead of answers."""
+        """Identity, image and class of queries that LoadGen issued and no caller has taken yet."""
         self._active = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -117,7 +117,7 @@ class LoadGenBridge:
             self._complete(identity, NO_CLASS if replied.index is None else replied.index)
         self._active -= 1
 
-    def _count(self, replied: Reply, image: int, tally: ClassTally) -> None:
+    def _count(self, replied: ClientReply, image: int, tally: ClassTally) -> None:
         self.completed += 1
         tally.asked += 1
         if replied.status != 200 or replied.index is None:

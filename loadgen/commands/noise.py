@@ -36,7 +36,7 @@ class NoiseReport(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(MeasurementOptions):
+class NoiseOptions(MeasurementOptions):
     """The options of `python -m loadgen noise`."""
 
     protocol: Annotated[Protocol, option("Load", "Protocol to send requests with.")] = "http"
@@ -57,7 +57,7 @@ class Options(MeasurementOptions):
     json: Annotated[Path | None, option("Output", "Write what was measured to this file.", metavar="FILE")] = None
 
 
-async def run(given: Options) -> None:
+async def run(given: NoiseOptions) -> None:
     """Measure and print.
 
     Raises:

@@ -26,7 +26,7 @@ from loadgen.workload.dataset import Dataset, Split, read_dataset
 from loadgen.workload.record import Origin, TargetClass
 
 MAX_IN_FLIGHT: Final = 512
-"""Unanswered requests, for all processes together: two seconds at 250 per second, beyond which nobody would wait."""
+"""Unanswered requests, for all processes together: two seconds at 250 per second."""
 MOST_IN_FLIGHT: Final = 4096
 CLOSED_PLAN: Final = 20_000
 """Requests that are dealt for a closed loop; it begins anew after these."""
@@ -98,7 +98,7 @@ class LoadOptions(MeasurementOptions):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setup:
-    """Whom to ask about which images, for what, by how many processes."""
+    """The server, the images, the targets and the number of processes."""
 
     server: ServerAddress
     dataset: Dataset
@@ -187,7 +187,7 @@ def origin(seed: int) -> Origin:
 
 
 def check_callers(arrivals: Arrivals, processes: int) -> None:
-    """Refuse a closed loop with fewer callers than processes, some of which would have nothing to do.
+    """Refuse a closed loop with fewer callers than processes: some processes would have nothing to do.
 
     Raises:
         ConfigError: saying so.

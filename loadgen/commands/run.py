@@ -1,8 +1,8 @@
 """`python -m loadgen run`: one load test, from the schedule to the report.
 
-The command measures the generator against a null server (`noise_floor`), asks the reference stage for every image if
-wanted (`--reference`), and runs the schedule. Ctrl-C stops sending, waits a few seconds for answers and writes
-everything; a second Ctrl-C ends at once.
+The command measures the generator against a null server (`noise_floor`), asks the reference stage for every image
+(`--reference`), and runs the schedule. Ctrl-C stops sending, waits a few seconds for answers and writes everything; a
+second Ctrl-C ends at once.
 """
 
 from __future__ import annotations
@@ -10,51 +10,43 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hawkvision.client.asynchronous import AsyncClient
-from hawkvision.core.errors import ArtifactError, ConfigError, HawkVisionError, NotReady
-from hawkvision.core.types import Answer, Quality
+from hawkvision.core.errors import ArtifactError, ConfigError
 from loadgen.analysis.steady_state import is_steady
 from loadgen.clients import noise_floor
-from loadgen.clients.engine import Job, Tally, client_for
+from loadgen.clients.engine import Job, client_for
 from loadgen.clients.processes import WorkerProcesses
+from loadgen.clients.reference import ask_reference
 from loadgen.clients.server_info import identify
 from loadgen.commands import options
 from loadgen.commands.command_line import option
-from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded
+from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt
 from loadgen.commands.link_proxy import LinkProxy, link_samples, udp_port_of
 from loadgen.commands.options import Setup
-from loadgen.commands.terminal import terminal
+from loadgen.commands.terminal import progress_bar, terminal
 from loadgen.host import cpu_slowdown, cpu_steal, idle_prevention
 from loadgen.network.profiles import LinkProfile, load_profile, names
 from loadgen.workload.arrivals import Arrivals, ClosedLoop, ReplayedArrivals, parse
-from loadgen.workload.record import NoiseFloor, Origin, Outcome, Run, check_files, save
+from loadgen.workload.record import NoiseFloor, Origin, RequestOutcome, Run, check_files, save
 
-REFERENCE_CALLERS: Final = 4
-REFERENCE_RETRY_S: Final = 10.0
-REFERENCE_WAITS_S: Final = (0.5, 1.0, 2.0)
-"""Before an image is shown again that something else than the reference stage answered: a link has bad moments."""
 DURATION_S: Final = 60.0
 WARM_UP_S: Final = 2.0
 REPLAY_TAIL_S: Final = 0.001
-"""After the last timestamp, lest it be due when all is over."""
+"""After the last timestamp, so that its request still belongs to the run."""
 
 if TYPE_CHECKING:
     from loadgen.analysis.summary import RunSummary
 
-Show = Callable[[Tally], None]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(options.LoadOptions):
+class RunOptions(options.LoadOptions):
     """The options of `python -m loadgen run`."""
 
     arrivals: Annotated[
@@ -129,10 +121,10 @@ class LoadTest:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Measured:
+class LoadTestResult:
     """What came of a test."""
 
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
     stopped_s: float | None
     """When it was interrupted, after its start."""
     floor: NoiseFloor | None
@@ -144,7 +136,7 @@ class Measured:
     server: str
 
 
-async def run(given: Options) -> int:
+async def run(given: RunOptions) -> int:
     """Test as the options say; print, and write what is asked for.
 
     The status is 130 after an interrupt, 1 if nothing was answered or a goal was missed, else 0.
@@ -164,7 +156,7 @@ async def run(given: Options) -> int:
     return INTERRUPTED_STATUS if measured.stopped_s is not None else int(bool(missed))
 
 
-def read_test(given: Options) -> LoadTest:
+def read_test(given: RunOptions) -> LoadTest:
     """What the options say.
 
     Raises:
@@ -199,7 +191,7 @@ def read_test(given: Options) -> LoadTest:
     return LoadTest(setup_, arrivals, duration_s, profile, job)
 
 
-def _check_goals(given: Options) -> None:
+def _check_goals(given: RunOptions) -> None:
     if given.p99_ms is not None:
         options.positive("--p99-ms", given.p99_ms)
     for named, share in (
@@ -213,33 +205,37 @@ def _check_goals(given: Options) -> None:
         raise ConfigError("--max-cpu-slowdown: expected --prevent-cpu-idle as well, which measures it")
 
 
-async def _measure(given: Options, test: LoadTest, console: Console) -> Measured:
+async def _measure(given: RunOptions, test: LoadTest, console: Console) -> LoadTestResult:
     """The noise floor, the reference, then the schedule."""
     setup_, job, rate = test.setup, test.job, _rate(test.arrivals)
     async with WorkerProcesses(setup_.processes) as workers:
         await workers.load(setup_.dataset)
         floor = None if given.no_noise else await noise_floor.measure(workers, job, rate)
         if floor is not None:
-            console.print(
-                f"the generator alone: P50 {floor.p50_ms:.2f} ms, P99 {floor.p99_ms:.2f} ms, "
-                f"at most {floor.max_rate:.0f} requests/s",
-                highlight=False,
-            )
-            if rate is not None and rate > noise_floor.MOST_SHARE * floor.max_rate:
-                console.print(f"{rate:g} requests/s is near what this generator can send; use more --processes")
+            _show_floor(floor, rate, console)
         server = await identify(setup_.server)
-        reference = await ask_reference(setup_, job) if given.reference else None
-        async with _behind(setup_, test.profile) as proxy:
+        reference = await _reference(setup_, job) if given.reference else None
+        async with _link_proxy(setup_, test.profile) as proxy:
             if proxy is not None:
                 job = msgspec.structs.replace(job, server=msgspec.structs.replace(job.server, url=proxy.url))
             before, paced = cpu_steal.read(), idle_prevention.pace()
             outcomes, stopped_s = await _interruptible(workers, job, begun=None if proxy is None else proxy.begin)
             stolen, slowed = cpu_steal.since(before), cpu_slowdown.since(paced, idle_prevention.pace())
-    return Measured(outcomes, stopped_s, floor, reference, stolen, slowed, server)
+    return LoadTestResult(outcomes, stopped_s, floor, reference, stolen, slowed, server)
+
+
+def _show_floor(floor: NoiseFloor, rate: float | None, console: Console) -> None:
+    console.print(
+        f"the generator alone: P50 {floor.p50_ms:.2f} ms, P99 {floor.p99_ms:.2f} ms, "
+        f"at most {floor.max_rate:.0f} requests/s",
+        highlight=False,
+    )
+    if rate is not None and rate > noise_floor.MOST_SHARE * floor.max_rate:
+        console.print(f"{rate:g} requests/s is near what this generator can send; use more --processes")
 
 
 def missed_goals(summary: RunSummary, p99_ms: float | None, min_effective: float | None) -> list[str]:
-    """What a test came short of: answers at all, and the goals that are given, by what was measured."""
+    """The goals that a test missed, each with what was measured; a test without answers misses one, too."""
     total, missed = summary.total, []
     if not total.answered:
         why = ", ".join(f"{code} {count}" for code, count in total.errors.items())
@@ -252,8 +248,8 @@ def missed_goals(summary: RunSummary, p99_ms: float | None, min_effective: float
     return missed
 
 
-def host_limits(tested: Run, given: Options) -> list[str]:
-    """By how much the machine's host disturbed a test more than is allowed; unknown counts as too much."""
+def host_limits(tested: Run, given: RunOptions) -> list[str]:
+    """The limits on CPU steal and slow-down that a test exceeded; an unknown share counts as too much."""
     return [
         f"{name} is {'not known here' if share is None else f'{share:.1%}'}; expected at most {most:.1%}"
         for name, share, most in (
@@ -264,7 +260,7 @@ def host_limits(tested: Run, given: Options) -> list[str]:
     ]
 
 
-def assemble(given: Options, test: LoadTest, started: Origin, measured: Measured) -> Run:
+def assemble(given: RunOptions, test: LoadTest, started: Origin, measured: LoadTestResult) -> Run:
     """The record of a test. If it was interrupted before the warm-up was over, all requests count."""
     duration_s = test.duration_s if measured.stopped_s is None else min(measured.stopped_s, test.duration_s)
     warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
@@ -294,62 +290,15 @@ def assemble(given: Options, test: LoadTest, started: Origin, measured: Measured
     )
 
 
-async def ask_reference(setup_: Setup, job: Job) -> dict[int, bool]:
-    """Whether the reference stage is right about each (labelled) image of the job, over plain HTTP.
-
-    Once each, and again where something else answered.
-
-    Raises:
-        HawkVisionError: if an image is still refused, or unanswered, after `REFERENCE_RETRY_S` of waiting.
-        NotReady: if the reference stage does not answer one, however often it is asked.
-    """
-    dataset, server = setup_.dataset, setup_.server
-    labels = dataset.labels
-    assert labels is not None
-    used = sorted(set(job.image))
-    right: dict[int, bool] = {}
-    waiting = iter(used)
-
-    async with AsyncClient(
-        server.url, api_key=server.api_key, connections=REFERENCE_CALLERS, retry_budget_s=REFERENCE_RETRY_S
-    ) as client:
-
-        async def caller() -> None:
-            for position in waiting:
-                answer = await _of_the_best(client, dataset.bodies[position], server.task)
-                right[dataset.numbers[position]] = answer.index == labels[position]
-                show(Tally(len(right), len(right), 0))
-
-        with _bar("reference", len(used)) as show:
-            try:
-                async with asyncio.TaskGroup() as callers:
-                    for _ in range(REFERENCE_CALLERS):
-                        callers.create_task(caller())
-            except* HawkVisionError as group:
-                first = group.exceptions[0]
-                if isinstance(first, HawkVisionError):
-                    first.add_note("while asking for the reference, quality=best")
-                raise first from None
-    return right
-
-
-async def _of_the_best(client: AsyncClient, body: bytes, task: str | None) -> Answer:
-    """The reference stage's own answer; one that is `degraded` is another's, and would be a reference to nothing."""
-    for wait_s in (*REFERENCE_WAITS_S, None):
-        answer = await client.classify(body, task=task, quality=Quality.BEST)
-        if not answer.degraded:
-            return answer
-        if wait_s is not None:
-            await asyncio.sleep(wait_s)
-    raise NotReady(
-        f"{answer.model} ({answer.tier.value}) answered below the target, {1 + len(REFERENCE_WAITS_S)} times; expected "
-        "the reference stage: is the datacenter reached?"
-    )
+async def _reference(setup_: Setup, job: Job) -> dict[int, bool]:
+    positions = sorted(set(job.image))
+    with progress_bar("reference", len(positions)) as show:
+        return await ask_reference(setup_.dataset, setup_.server, positions, show)
 
 
 @asynccontextmanager
-async def _behind(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[LinkProxy | None]:
-    """The server behind the link that was asked for. It is connected to first: at a link, somebody always answers."""
+async def _link_proxy(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[LinkProxy | None]:
+    """Put the server behind the given link, after a first connection: a link accepts connections for a dead server."""
     if profile is None:
         yield None
         return
@@ -366,8 +315,8 @@ async def _behind(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[L
 
 async def _interruptible(
     workers: WorkerProcesses, job: Job, begun: Callable[[], None] | None
-) -> tuple[list[Outcome], float | None]:
-    """The outcomes, and when (since the start) an interrupt stopped the sending."""
+) -> tuple[list[RequestOutcome], float | None]:
+    """The outcomes, and the seconds after which an interrupt stopped the sending, or None."""
     loop = asyncio.get_running_loop()
     began = loop.time()
 
@@ -375,7 +324,7 @@ async def _interruptible(
         await stop.wait()
         return loop.time() - began
 
-    with heeded() as stop, _bar("requests", len(job.due) or None) as show:
+    with first_interrupt() as stop, progress_bar("requests", len(job.due) or None) as show:
         noting = asyncio.create_task(noted())
         try:
             outcomes = await workers.run(job, stop=stop, show=show, begun=begun)
@@ -384,25 +333,8 @@ async def _interruptible(
             noting.cancel()
 
 
-@contextmanager
-def _bar(title: str, total: int | None) -> Iterator[Show]:
-    """A progress bar, on a terminal; `total` None: nobody knows how many there will be."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[said]}"), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total, said="")
-
-        def show(tally: Tally) -> None:
-            said = f"{tally.sent - tally.done} in flight" + (f", {tally.failed} failed" if tally.failed else "")
-            bar.update(task, completed=tally.done, said=said)
-
-        yield show
-
-
 def _write(tested: Run, record: Path | None, page: Path | None, console: Console) -> RunSummary:
-    """Save first, and once more with the figures: whatever becomes of the rest, the record is there.
+    """Save the record first, and again with the figures, so that it is there whatever fails later.
 
     Raises:
         ArtifactError: if something could not be written, once all else is written and printed.

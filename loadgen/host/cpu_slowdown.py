@@ -45,7 +45,7 @@ class SpinnerProgress:
 
 
 def since(before: SpinnerProgress | None, now: SpinnerProgress | None) -> float | None:
-    """By how much slower than at their best the processors were meanwhile; None where nobody spun."""
+    """CPU slow-down between two readings, 0..1, against the processors' best; None without spinners."""
     return None if before is None or now is None else now.slowed_since(before)
 
 

@@ -94,7 +94,7 @@ class PreciseTimer:
             self._timer.set(None)
 
     def ring(self) -> None:
-        """Wake whoever waits, now."""
+        """Wake all waiters now."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 

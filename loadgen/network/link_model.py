@@ -75,10 +75,10 @@ class Direction:
     @spec.setter
     def spec(self, spec: LinkSpec) -> None:
         self._spec = spec
-        self._random = random.Random(f"{spec.seed} {self._name}")  # noqa: S311 - weather, not secrets
+        self._random = random.Random(f"{spec.seed} {self._name}")  # noqa: S311 - a link trace, no secret
         self._lost = _loss_process(spec.loss, self._random)
         trace = spec.trace or LinkTrace((TraceStep(1.0, spec.rate_bit_s, spec.delay_ms, 0.0),), loop=False)
-        self._weather = _LinkState(trace)
+        self._state = _LinkState(trace)
         self._begun_at: float | None = None
 
     def offer(self, packet: bytes | int, now: float) -> tuple[float, ...]:
@@ -92,7 +92,7 @@ class Direction:
         if sent_at is None:
             self.lost_queue += 1
             return ()
-        step = self._weather.at(sent_at - self._begun_at)
+        step = self._state.at(sent_at - self._begun_at)
         if self._lost(sent_at) or (step.loss_ratio > 0 and self._random.random() < step.loss_ratio):
             self.lost_air += 1
             return ()
@@ -112,7 +112,7 @@ class Direction:
             return None
         assert self._begun_at is not None
         start = max(now, self._free_at)
-        sent_at = self._begun_at + self._weather.sent(start - self._begun_at, 8.0 * size)
+        sent_at = self._begun_at + self._state.sent(start - self._begun_at, 8.0 * size)
         self._free_at = sent_at = max(sent_at, start)  # adding and subtracting the origin may round down
         if sent_at > now:
             queue.append((sent_at, size))

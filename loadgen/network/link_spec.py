@@ -69,7 +69,7 @@ Loss: TypeAlias = NoLoss | IidLoss | GilbertElliott | Outages
 
 
 class TraceStep(msgspec.Struct, frozen=True, array_like=True):
-    """A link's weather for some time. A rate of 0 sends nothing and lets packets queue; None is unlimited."""
+    """A link's state for some time. A rate of 0 sends nothing and lets packets queue; None is unlimited."""
 
     seconds: float
     rate_bit_s: float | None
@@ -158,7 +158,7 @@ class LinkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     queue_bytes: int = DEFAULT_QUEUE_BYTES
     """Bytes waiting for or in transmission beyond which a packet is dropped; an idle link takes any one packet."""
     trace: LinkTrace | None = None
-    """Weather in the place of rate, delay and loss."""
+    """A trace in the place of rate, delay and loss."""
     seed: int = 0
     """0 to 2^53, which also a float holds exactly."""
 

@@ -51,7 +51,7 @@ from loadgen.network.namespaces import (
 from loadgen.network.tun_relay import AskStatus, BeginRelay, Command, CutPath, KeepOff, RelayStatus, SetLink
 
 DISCARD_PORT: Final = 9
-"""Where nobody listens (RFC 863): a packet to it makes a link that follows a trace begin."""
+"""The discard port (RFC 863): a packet to it starts a link that follows a trace."""
 MAX_CHAIN: Final = 8
 """Links one behind another. Each has a network of its own, 10.98.0.0/16 and on."""
 CONTROL_LIMIT_S: Final = 30.0
@@ -88,9 +88,9 @@ class TunLink:
         behind: TunLink | None = None,
     ) -> None:
         self._behind = behind
-        self._position: int = 0 if behind is None else behind._position + 1
-        if self._position >= MAX_CHAIN:
-            raise ConfigError(f"a chain of {self._position + 1} links; expected at most {MAX_CHAIN}")
+        self._number: int = 0 if behind is None else behind._number + 1
+        if self._number >= MAX_CHAIN:
+            raise ConfigError(f"a chain of {self._number + 1} links; expected at most {MAX_CHAIN}")
         first = (up, up if down is None else down)
         self._paths = (first,) if second is None else (first, second)
         self._congestion = congestion
@@ -99,9 +99,9 @@ class TunLink:
         self._started: list[subprocess.Popen[bytes]] = []
         self._stack = contextlib.ExitStack()
         self.realtime = realtime
-        self.client_addresses = tuple(address_of(self._position, path, "client") for path in range(len(self._paths)))
+        self.client_addresses = tuple(address_of(self._number, path, "client") for path in range(len(self._paths)))
         """IPv4 addresses by path; as `server_addresses`."""
-        self.server_addresses = tuple(address_of(self._position, path, "server") for path in range(len(self._paths)))
+        self.server_addresses = tuple(address_of(self._number, path, "server") for path in range(len(self._paths)))
         self.client_address, self.server_address = self.client_addresses[0], self.server_addresses[0]
 
     def __enter__(self) -> TunLink:
@@ -116,14 +116,14 @@ class TunLink:
                 stack.callback(remove, self.namespace(side))
             devices = stack.enter_context(contextlib.ExitStack())
             files = [
-                devices.enter_context(open_device(self.namespace(side), side, self._position, path))
+                devices.enter_context(open_device(self.namespace(side), side, self._number, path))
                 for path in range(len(self._paths))
                 for side in SIDES
             ]
             if self._congestion is not None:
                 self.set_congestion(self._congestion)
             self._start_relay(stack)
-            begun = self._tell(BeginRelay(self._paths, self.realtime), [file.fileno() for file in files])
+            begun = self._command(BeginRelay(self._paths, self.realtime), [file.fileno() for file in files])
             devices.close()  # the relay has its own
             self.realtime = begun.realtime
             stack.callback(self._stop_started)
@@ -194,26 +194,26 @@ class TunLink:
     def set(self, path: int = 0, *, up: LinkSpec | None = None, down: LinkSpec | None = None) -> None:
         """Change a path from the next packet on; None leaves a direction as it is."""
         self._check(path)
-        self._tell(SetLink(path, up, down))
+        self._command(SetLink(path, up, down))
 
     def cut(self, path: int = 0) -> None:
-        """Kill a path both ways: packets disappear, those under way as well, and nobody is told."""
+        """Cut a path both ways: all packets disappear without an error, those under way included."""
         self._check(path)
-        self._tell(CutPath(path, dead=True))
+        self._command(CutPath(path, dead=True))
 
     def restore(self, path: int = 0) -> None:
         """Mend a path that was cut."""
         self._check(path)
-        self._tell(CutPath(path, dead=False))
+        self._command(CutPath(path, dead=False))
 
     def keep_off(self, pid: int) -> None:
         """Leave the processor that this process's first thread is on to it, where there is another (`priority`)."""
-        self._tell(KeepOff(pid))
+        self._command(KeepOff(pid))
 
     def counts(self, path: int = 0) -> tuple[PacketCounts, PacketCounts]:
         """What happened on a path (up, down)."""
         self._check(path)
-        return self._tell(AskStatus()).counts[path]
+        return self._command(AskStatus()).counts[path]
 
     def set_congestion(self, name: str | None) -> None:
         """TCP's congestion control for connections made from now on, both ways, even if a socket asks for another.
@@ -231,7 +231,7 @@ class TunLink:
             # may only be one that unprivileged users are allowed (net.ipv4.tcp_allowed_congestion_control), which
             # is for the machine to say.
             choice = "" if name is None else f" congctl {name}"
-            routes = [route for path in range(len(self._paths)) for route in routes_of(self._position, path, side)]
+            routes = [route for path in range(len(self._paths)) for route in routes_of(self._number, path, side)]
             lines = [f"route replace {route}{choice}\n" for route in routes]
             ip("-n", self.namespace(side), "-batch", "-", batch="".join(lines))
 
@@ -269,7 +269,7 @@ class TunLink:
         for process in self._started:
             ended(process, STOP_LIMIT_S)
 
-    def _tell(self, command: Command, files: Sequence[int] = ()) -> RelayStatus:
+    def _command(self, command: Command, files: Sequence[int] = ()) -> RelayStatus:
         line = msgspec.json.encode(command) + b"\n"
         with self._lock:
             try:

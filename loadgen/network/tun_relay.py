@@ -80,7 +80,7 @@ LOOK_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _PathDirection:
     """One direction of one path."""
 
     source: int
@@ -88,18 +88,17 @@ class _Way:
     pipe: LinkPipe[bytes]
 
 
-class _Waking:
-    """What every waking takes at least, of which a link is to have nothing.
+class _WakeUp:
+    """The shortest time that a wake-up takes, which is subtracted from a link's delay.
 
-    It is four times there and back: without this, 16 KB over `lan` and their answer took 0.77 ms on two cores of an
-    EPYC, with it 0.72; over loopback 0.08, to which the link is to add 0.64.
+    A packet and its answer cause four wake-ups.
     """
 
     def __init__(self) -> None:
         self.least_s = 0.0
 
     def took(self, seconds: float) -> None:
-        """Learn from one more; what they take may grow, slowly, and counts up to a bound."""
+        """Record a wake-up: the estimate falls at once, grows by at most `WAKING_RISE_S`, and is bounded."""
         self.least_s = max(0.0, min(seconds, self.least_s + WAKING_RISE_S, MOST_WAKING_S))
 
 
@@ -111,7 +110,7 @@ class _Relay:
         self._pending = b""
         """The beginning of a command: at most one trace per direction."""
         self._files: list[int] = []
-        self._ways: dict[int, _Way] = {}
+        self._ways: dict[int, _PathDirection] = {}
         """By source; (up, down) of each path, one after another."""
         self._realtime = False
         self._processors: Final = frozenset(os.sched_getaffinity(0))
@@ -123,13 +122,13 @@ class _Relay:
     def run(self) -> None:
         """Until the owner is gone."""
         data, self._files, _, _ = socket.recv_fds(self._control, 65536, 2 * MAX_PATHS)
-        self._hear(data)
+        self._receive(data)
         while data and not self._ways:
             data = self._control.recv(1 << 20)
-            self._hear(data)
+            self._receive(data)
         ways = tuple(self._ways.values())
         sources = [self._control.fileno(), *self._ways]
-        waking = _Waking()
+        waking = _WakeUp()
         while data:
             soonest = min((at for way in ways if (at := way.pipe.next_at) is not None), default=None)
             if soonest is None:
@@ -148,11 +147,11 @@ class _Relay:
                     _take(self._ways[ready], woke)
                 else:
                     data = self._control.recv(1 << 20)
-                    self._hear(data)
+                    self._receive(data)
             for way in ways:
                 _give(way)
 
-    def _hear(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
             self._obey(msgspec.json.decode(line, type=Command))
@@ -166,8 +165,8 @@ class _Relay:
                 self._realtime = realtime and before_others(LINKS)
                 for path, (up, down) in enumerate(paths):
                     client, server = self._files[2 * path : 2 * path + 2]
-                    self._ways[client] = _Way(client, server, LinkPipe(up, f"{path} up"))
-                    self._ways[server] = _Way(server, client, LinkPipe(down, f"{path} down"))
+                    self._ways[client] = _PathDirection(client, server, LinkPipe(up, f"{path} up"))
+                    self._ways[server] = _PathDirection(server, client, LinkPipe(down, f"{path} down"))
             case SetLink(path=path, up=up, down=down):
                 for way, spec in zip(self._path(path), (up, down), strict=True):
                     if spec is not None:
@@ -193,11 +192,11 @@ class _Relay:
         except OSError:  # it has ended
             self._kept_off = None
 
-    def _path(self, path: int) -> list[_Way]:
+    def _path(self, path: int) -> list[_PathDirection]:
         return list(self._ways.values())[2 * path : 2 * path + 2]
 
 
-def _take(way: _Way, came: float) -> None:
+def _take(way: _PathDirection, came: float) -> None:
     """Read what the kernel sent into one end of a path, the first of it at that time."""
     for _ in range(BATCH):
         try:
@@ -208,12 +207,12 @@ def _take(way: _Way, came: float) -> None:
         came = time.monotonic()
 
 
-def _give(way: _Way) -> None:
+def _give(way: _PathDirection) -> None:
     """Write what has arrived to the other end."""
     for packet in way.pipe.due(time.monotonic()):
         try:
             os.write(way.target, packet)
-        except OSError:  # the kernel has no room, or somebody took the device down
+        except OSError:  # the kernel has no room, or the device is down
             way.pipe.lost_relay += 1
 
 

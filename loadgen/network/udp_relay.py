@@ -122,7 +122,7 @@ class UdpRelay:
         return self._up.counts, self._down.counts
 
     def blackhole(self, dead: bool) -> None:
-        """Cut both directions, or mend them. Nobody is told: packets disappear, those under way as well."""
+        """Cut both directions, or restore them. All packets disappear without an error, those under way included."""
         self._up.dead = self._down.dead = dead
         self._pump()
 
@@ -212,7 +212,7 @@ class UdpRelay:
                     way.send(data)
                 else:
                     way.sendto(data, to)
-            except ConnectionRefusedError:  # reports that nobody took an earlier packet; this one has not been sent yet
+            except ConnectionRefusedError:  # about an earlier packet; this one has not been sent yet
                 continue
             except OSError:  # a full buffer, or the socket of a client that fell silent meanwhile
                 pipe.lost_relay += 1

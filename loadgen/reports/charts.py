@@ -51,7 +51,7 @@ class ChartSeries:
     counted: CountedRequests
     summary: RunSummary
     uplink_bytes: float | None = None
-    """From the edge to the datacenter, per request sent; None where nobody counted them."""
+    """From the edge to the datacenter, per request sent; None if not counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from loadgen.reports.charts import (
 )
 from loadgen.reports.text import (
     headline,
+    interval_text,
     milliseconds,
     notes_of,
     percent,
@@ -39,7 +40,6 @@ from loadgen.reports.text import (
     steady_words,
     targets_words,
     warnings_of,
-    within,
 )
 from loadgen.reports.timeline import timeline, timelines
 from loadgen.workload.record import Run
@@ -92,7 +92,7 @@ def page(
 
     Args:
         runs: what was measured.
-        uplink_bytes: from the edge to the datacenter per request, by the name of each run; None if nobody counted.
+        uplink_bytes: from the edge to the datacenter per request, by the name of each run; None if not counted.
         headline: says what the page begins with.
         section: markup that follows the headline.
 
@@ -144,11 +144,11 @@ def _cards(one: ChartSeries) -> list[tuple[str, str, str]]:
     total = one.summary.total
     cards = [(f"{found.name} latency", *_latency(total, found.share)) for found in total.percentiles]
     if total.in_time is not None:
-        cards.append(("in time", percent(total.in_time.value), within(total.in_time)))
+        cards.append(("in time", percent(total.in_time.value), interval_text(total.in_time)))
     if total.effective is not None:
-        cards.append(("right and in time", percent(total.effective.value), within(total.effective)))
+        cards.append(("right and in time", percent(total.effective.value), interval_text(total.effective)))
     if total.accuracy is not None:
-        cards.append(("accuracy of answers", percent(total.accuracy.value), within(total.accuracy)))
+        cards.append(("accuracy of answers", percent(total.accuracy.value), interval_text(total.accuracy)))
     cards.append(("escalated", percent(total.escalated), ""))
     shed = f"{total.shed:,} shed, {percent(total.shed_share)} of all"
     cards.append(("not answered", f"{total.n - total.answered:,}", shed))
@@ -200,7 +200,7 @@ def _run_row(place: int, one: ChartSeries, ratio: Ratio | None) -> list[Cell]:
 
 
 def _share_cell(found: IntervalEstimate | None) -> Cell:
-    return UNKNOWN if found is None else Cell(percent(found.value), (within(found),))
+    return UNKNOWN if found is None else Cell(percent(found.value), (interval_text(found),))
 
 
 def _ratio_cell(ratio: Ratio) -> Cell:

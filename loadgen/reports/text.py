@@ -177,7 +177,7 @@ def right_in_time_words(one: ChartSeries, others: Sequence[ChartSeries]) -> str:
 
 
 def uplink_words(one: ChartSeries, others: Sequence[ChartSeries]) -> str:
-    """`8.2 kB to the datacenter per request, against 12.5 (infaas)`; empty where nobody counted them."""
+    """`8.2 kB to the datacenter per request, against 12.5 (infaas)`; empty where they were not counted."""
     if one.uplink_bytes is None:
         return ""
     theirs = [(other.run.name, other.uplink_bytes) for other in others if other.uplink_bytes is not None]
@@ -307,7 +307,7 @@ def span(found: Percentile) -> str:
     return f"{low.split()[0]}–{high}" if same_unit else f"{low}–{high}"
 
 
-def within(estimate: IntervalEstimate) -> str:
+def interval_text(estimate: IntervalEstimate) -> str:
     """`73.4–81.4`: an interval of a share, in percent."""
     return f"{100 * estimate.low:.1f}–{100 * estimate.high:.1f}"
 

@@ -1,4 +1,4 @@
-"""The record of a load test: one `Outcome` per request, a `Run` for all of them, and the file that holds it.
+"""The record of a load test: one `RequestOutcome` per request, a `Run` for all of them, and the file that holds it.
 
 Latencies, accuracies, pages and comparisons are computed from this file, so anyone can compute them again. Times are
 seconds from the start of the run.
@@ -25,7 +25,7 @@ INTERRUPTED: Final = "interrupted"
 """The error of a request that the end of a test cut off."""
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
+class RequestOutcome(msgspec.Struct, frozen=True, array_like=True):
     """One request: when it was due, what it asked, what came back."""
 
     due_s: float
@@ -139,7 +139,7 @@ class Run(msgspec.Struct, frozen=True):
     data: str
     labelled: bool
     targets: list[TargetClass]
-    outcomes: list[Outcome]
+    outcomes: list[RequestOutcome]
     origin: Origin
     noise: NoiseFloor | None = None
     links: list[LinkSample] = []
@@ -152,7 +152,7 @@ class Run(msgspec.Struct, frozen=True):
     stolen: float | None = None
     """Share of the processor time wanted meanwhile, 0..1, that the machine's host held back; None if not known."""
     slowed: float | None = None
-    """By how much slower than at their best the processors were meanwhile, 0..1; None where nobody kept them awake."""
+    """CPU slow-down during the run, 0..1, against the processors' best; None if idling was not prevented."""
     server: str = ""
     """What the server says of itself (`loadgen.clients.server_info`); empty if it says nothing, or was not asked."""
     rounds_steady: list[bool | None] = []
@@ -163,10 +163,10 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def link_words(self) -> str:
-        """`lte`, `no link`, or `a link` of which an earlier version did not write the name."""
+        """`lte`, `no link`, or `a link` if an earlier version did not record its name."""
         return self.link or ("a link" if self.links else "no link")
 
-    def counted(self) -> list[Outcome]:
+    def counted(self) -> list[RequestOutcome]:
         """The outcomes after warm-up."""
         return [each for each in self.outcomes if each.due_s >= self.warm_up_s]
 
@@ -188,7 +188,7 @@ def save(run: Run, path: Path, summary: msgspec.Struct | None = None) -> None:
     """Write a run as JSON, gzipped if the name ends in `.gz`.
 
     `summary` is what is said of it (`summary.summarise`), for readers without this program: it goes into the same file,
-    and `load` passes over it, for whoever loads a run computes that again.
+    and `load` ignores it, because it is computed again from the run.
     """
     said = {} if summary is None else {"summary": summary}
     body = msgspec.json.encode({**said, **msgspec.structs.asdict(run)})

@@ -68,7 +68,7 @@ def deal(classes: Sequence[TargetClass], n: int, seed: int) -> NDArray[np.intp]:
 def draws(classes: Sequence[TargetClass], seed: int) -> Iterator[int]:
     """The class of one request after another, without end: each drawn for itself, with its share as its chance.
 
-    For when nobody knows how many there will be. One seed gives the same classes, however many are taken.
+    For an unknown number of requests. One seed gives the same classes, however many are taken.
     """
     rng = np.random.default_rng(seed)
     shares = np.array([each.share for each in classes])

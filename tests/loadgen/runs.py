@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hawkvision.core.types import AccuracyStatus
-from loadgen.workload.record import LinkSample, NoiseFloor, Origin, Outcome, Run, TargetClass
+from loadgen.workload.record import LinkSample, NoiseFloor, Origin, RequestOutcome, Run, TargetClass
 
 FIVE = (
     TargetClass({"max_accuracy_drop": "0.01", "deadline_ms": "100"}, 0.2),
@@ -21,7 +21,7 @@ def origin(seed: int = 7, command: str = "python -m loadgen run --arrivals poiss
 
 
 def run_of(
-    outcomes: list[Outcome],
+    outcomes: list[RequestOutcome],
     *,
     name: str = "hawkvision",
     targets: tuple[TargetClass, ...] = (TargetClass({}, 1.0),),
@@ -54,8 +54,8 @@ def answer(
     escalated: bool = False,
     sent_bytes: int = 1000,
     max_drop: float | None = None,
-) -> Outcome:
-    return Outcome(
+) -> RequestOutcome:
+    return RequestOutcome(
         due_s, due_s, due_s + ms / 1000, target, image, 200, index=1, right=right, escalated=escalated,
         degraded=degraded, guarantee=guarantee, sent_bytes=sent_bytes, max_drop=max_drop,
     )  # fmt: skip
@@ -63,8 +63,8 @@ def answer(
 
 def refusal(
     due_s: float, ms: float, status: int = 429, error: str = "overloaded", *, target: int = 0, image: int = 0
-) -> Outcome:
-    return Outcome(due_s, due_s, due_s + ms / 1000, target, image, status, error)
+) -> RequestOutcome:
+    return RequestOutcome(due_s, due_s, due_s + ms / 1000, target, image, status, error)
 
 
 def plausible(

@@ -12,7 +12,7 @@ LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecordedRequest:
     """One request."""
 
     connection: int
@@ -26,7 +26,7 @@ class Asked:
         return self.line.startswith("POST ")
 
 
-Say = Callable[[Asked], Awaitable[bytes | None]]
+Say = Callable[[RecordedRequest], Awaitable[bytes | None]]
 """The reply to a request; None closes the connection."""
 
 
@@ -35,7 +35,7 @@ class Scripted:
     """A running server."""
 
     url: str = ""
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[RecordedRequest] = field(default_factory=list)
     at_once: int = 0
     """Most requests that were being answered at one time."""
     answering: int = 0
@@ -61,7 +61,7 @@ async def scripted(say: Say) -> AsyncIterator[Scripted]:
                 length = LENGTH.search(head)
                 body = await reader.readexactly(int(length[1]) if length else 0)
                 text = head.decode()
-                asked = Asked(number, text.partition("\r\n")[0], text, body)
+                asked = RecordedRequest(number, text.partition("\r\n")[0], text, body)
                 sent = sent or asked.sends
                 server.asked.append(asked)
                 server.answering += 1

@@ -43,7 +43,7 @@ from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.protocol.test_identity import files
 from tests.images import encoded
 from tests.system.test_both_tiers import CAT, wait_for_certificates
-from tests.waiting import PATIENCE_S
+from tests.waiting import WAIT_LIMIT_S
 
 IMAGE = encoded(height=200, width=300)
 MOST_UNTIL_KNOWN = 40
@@ -198,7 +198,7 @@ def test_a_certificate_that_is_replaced_while_the_node_runs_is_offered_and_shown
     with running(*NOOP, "--datagram-certificate", str(certificate), "--datagram-key", str(key)) as node:
         before = offer_of(node.url)
         files(tmp_path, [x509.DNSName("edge.example")])
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + WAIT_LIMIT_S
         while offer_of(node.url) == before:
             assert time.monotonic() < end, "the files were not read again"
         with Client(node.url, transport="datagram") as client:

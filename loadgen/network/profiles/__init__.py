@@ -76,7 +76,7 @@ class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class LinkPhase:
-    """A kind of weather. `up` and `down` are what the link does meanwhile, unless it is dead."""
+    """One kind of link state. `up` and `down` are what the link does meanwhile, unless it is dead."""
 
     name: str
     share: float
@@ -110,7 +110,7 @@ class RunningAverage:
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """A kind of link. `offset` chooses among the weathers of a profile: two links, or two rounds, take two numbers."""
+    """A kind of link. `offset` chooses among the traces of a profile: two links, or two rounds, take two numbers."""
 
     name: str
     description: str
@@ -129,7 +129,7 @@ class LinkProfile:
 
     def schedule(self, offset: int = 0) -> tuple[PhaseStretch, ...]:
         """One round of phases. Each appears about `share × length_s / mean_s` times, at least once."""
-        chance = random.Random(f"{self.seed + offset} phases")  # noqa: S311 - weather, not secrets
+        chance = random.Random(f"{self.seed + offset} phases")  # noqa: S311 - a link trace, no secret
         lengths = [
             (seconds, phase)
             for phase in self.phases
@@ -177,7 +177,7 @@ class LinkProfile:
         return RunningAverage(sum(s * r for s, r in limited) / 1e6 if len(limited) == len(rates) else None, lost)
 
     def _spec(self, way: Way, round_: tuple[PhaseStretch, ...], offset: int) -> LinkSpec:
-        chance = random.Random(f"{self.seed + offset} bursts {way}")  # noqa: S311 - weather, not secrets
+        chance = random.Random(f"{self.seed + offset} bursts {way}")  # noqa: S311 - a link trace, no secret
         steps = tuple(step for stretch in round_ for step in _steps(stretch, way, chance))
         plain = self.up if way == "up" else self.down
         return LinkSpec(
@@ -188,7 +188,7 @@ class LinkProfile:
         )
 
 
-def weather_number(round_: int, place: int) -> int:
+def trace_number(round_: int, place: int) -> int:
     """The `offset` of the link at one of two places, in one of the rounds of a test."""
     return 2 * round_ + place
 

@@ -33,7 +33,7 @@ LINKS_MBIT: Final = (1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedRun:
     """The results for one link."""
 
     mbit: float
@@ -71,7 +71,7 @@ def main() -> int:
 
 def measure(
     graph: IntegerGraph, folding: Folding, mhz: float, lost: float, links: Sequence[float] = LINKS_MBIT
-) -> list[Timed]:
+) -> list[TimedRun]:
     """One image over each link, both ways, on an idle device."""
     simulation = Simulation(graph, folding)
     at = graph.input
@@ -88,11 +88,11 @@ def measure(
         late = simulation.run(image, mask, arrives=np.full_like(arrives, last))
         differing = sum(int((run.logits != expected).sum()) for run in (early, late))
         sooner, later = (int(run.last_out[0]) + 1 - last for run in (early, late))
-        found.append(Timed(mbit, last - int(arrives[0, 0]), sooner, later, differing))
+        found.append(TimedRun(mbit, last - int(arrives[0, 0]), sooner, later, differing))
     return found
 
 
-def show(timed: Sequence[Timed], mhz: float) -> None:
+def show(timed: Sequence[TimedRun], mhz: float) -> None:
     """Print the results."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     titles = (

@@ -59,7 +59,7 @@ BLOCKS: Final = 16 + 4
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedModel:
     """Picojoules: a cycle of the clock network, a flip-flop's clock pin, a transition, an 8x8 product."""
 
     clock: float
@@ -100,7 +100,7 @@ def planes(values: NDArray[np.uint64], bits: int) -> Words:
     return out
 
 
-def fit() -> tuple[Fitted, list[list[str]]]:
+def fit() -> tuple[FittedModel, list[list[str]]]:
     """Constants from the first set, from differences between designs, for these share their board and their day."""
     counters = {bits: activity("counter", {}, CYCLES, BITS=bits) for bits in COUNTERS}
     plain = activity("counter", {}, CYCLES, BITS=24)
@@ -122,7 +122,7 @@ def fit() -> tuple[Fitted, list[list[str]]]:
         [name, f"{energy:.2f}", f"{row @ weights:.2f}", f"{row[0]:.0f}", f"{row[1]:.1f}", f"{row[2]:.0f}"]
         for (name, *_), energy, row in zip(pairs, energies, rows, strict=True)
     ]
-    return Fitted(float(clock), *map(float, weights)), shown
+    return FittedModel(float(clock), *map(float, weights)), shown
 
 
 def kernel(repeats: int) -> Mapping[str, Words]:
@@ -170,7 +170,7 @@ class Prediction:
         return self.predicted / self.measured - 1
 
 
-def predict(fitted: Fitted) -> list[Prediction]:
+def predict(fitted: FittedModel) -> list[Prediction]:
     """MARLANN idle and at work, from constants that know nothing of it; then with its idle current known."""
     repeats = CYCLES // 29
     stimulus = kernel(repeats)
@@ -191,7 +191,7 @@ def predict(fitted: Fitted) -> list[Prediction]:
     return out
 
 
-def page(fitted: Fitted, differences: list[list[str]], predictions: Sequence[Prediction]) -> str:
+def page(fitted: FittedModel, differences: list[list[str]], predictions: Sequence[Prediction]) -> str:
     """The results, without what they mean."""
     constants_of = [
         ["clock network, a cycle", f"{fitted.clock:.1f}"],

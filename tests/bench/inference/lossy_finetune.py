@@ -98,7 +98,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
-class Improved:
+class ImprovedModel:
     """Top-1 of the committed and of the tuned network, and their difference."""
 
     before: float
@@ -116,7 +116,7 @@ class GainRow:
     top1: tuple[float, ...]
     over_committed: Gain
     over_control: Gain
-    among_partial: Improved | None
+    among_partial: ImprovedModel | None
     """Among images that came in part; None if none did."""
 
 
@@ -289,8 +289,8 @@ def row_of(arrived: Arrivals, labels: NDArray[np.int64], judges: Sequence[Judge]
     )
 
 
-def _improvement(before: NDArray[np.float64], after: NDArray[np.float64]) -> Improved:
-    return Improved(float(before.mean()), float(after.mean()), gain(after - before))
+def _improvement(before: NDArray[np.float64], after: NDArray[np.float64]) -> ImprovedModel:
+    return ImprovedModel(float(before.mean()), float(after.mean()), gain(after - before))
 
 
 def gain(differences: NDArray[np.float64]) -> Gain:
@@ -325,7 +325,7 @@ def _named(link: DatagramLink | None) -> str:
     return f"{link.loss:.0%}" + (f" in bursts of {BURST:.0f}" if link.bursty else "")
 
 
-def _improved(among: Improved) -> str:
+def _improved(among: ImprovedModel) -> str:
     return f"{100 * among.before:.1f} → {100 * among.after:.1f} ({_signed(among.gain)})"
 
 

@@ -1,21 +1,21 @@
 """`python -m tests.bench.policies`: policies compared over bad links, through the same servers, models and schedule.
 
 Every policy gets an edge node of its own, one after another, in front of one datacenter tier (`deployment`). Within a
-round all are sent the same images with the same targets at the same moments, under the same weather; the next round
+round all are sent the same images with the same targets at the same moments, over the same link traces; the next round
 has other ones, and begins with another policy. HawkVision is tested as it is meant to be used over such links, with
 its datagram transport, and once more over TCP alone like all others (`hawkvision-tcp`).
 
-Callers and links run before all ordinary processes, where that is allowed: they are other machines, and what they wait
-for the servers' processors is no latency of anybody's.
+Callers and links run at a higher priority than ordinary processes, where that is allowed: they stand for other
+machines, and must not add their own waits for a processor to latencies.
 
-A round begins with every policy's models loaded and both tiers connected, over links of the usual rate and delay that
-lose nothing; the weather begins with the schedule. What the reference stage says of every image, to pair drops with, is
-asked once beforehand.
+Before each round, all models of the policy are loaded and both tiers are connected, over links of the usual rate and
+delay without loss. The link traces begin with the schedule. The answers of the reference stage to all images, which
+pair the accuracy drops, are collected once beforehand.
 
 `static@0.55` among the policies is `static` with that threshold, and `static+fallback` is `static` whose edge answers
-just before a deadline that the datacenter misses. `all-edge` is our own edge stage alone. What is compared first is the
-share of requests that are answered right within the deadline (`claims`). No round is repeated or left out for having
-been disturbed: what the machine's host held back is said beside the figures.
+just before a deadline that the datacenter misses. `all-edge` is our own edge stage alone. The first comparison is the
+share of requests that are answered right within the deadline (`goal_checks`). No round is repeated or left out because
+it was disturbed: CPU steal is reported beside the figures.
 
 Writes, into a folder: a record per link, rate and policy, all rounds together, with its figures; the single rounds; a
 page per link and rate; what servers said; and `summary.json` with all figures and the claims they bear out.
@@ -49,10 +49,10 @@ from loadgen.commands.terminal import terminal
 from loadgen.host import cpu_slowdown, cpu_steal, idle_prevention
 from loadgen.host.cpu_slowdown import SpinnerProgress
 from loadgen.host.cpu_steal import ProcessorTime
-from loadgen.network.profiles import LinkProfile, weather_number
+from loadgen.network.profiles import LinkProfile, trace_number
 from loadgen.workload.arrivals import parse as parse_arrivals
 from loadgen.workload.dataset import Dataset, read_dataset
-from loadgen.workload.record import CLIENT_EDGE, EDGE_DC, LinkSample, NoiseFloor, Outcome, Run, TargetClass, save
+from loadgen.workload.record import CLIENT_EDGE, EDGE_DC, LinkSample, NoiseFloor, RequestOutcome, Run, TargetClass, save
 from tests.bench.policies.deployment import CarriedBytes, Deployment
 from tests.bench.policies.goal_checks import (
     GoalCheck,
@@ -71,15 +71,15 @@ from tests.bench.policies.report_goals import goals_page
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "Compare policies over bad links: same servers, models, images, moments and weather."
+SUMMARY: Final = "Compare policies over bad links: same servers, models, images, moments and link traces."
 REFERENCE_RATE: Final = 10.0
-"""Images per second that the reference stage is asked about: few, lest they wait for one another and are given up."""
+"""Images per second that the reference stage is asked about: few, so that none waits for another and times out."""
 REFERENCE_TRIES: Final = 5
 SETTLE_TRIES: Final = 20
 """Of less than a second each, until both tiers answer as they do when they are idle."""
 SETTLE_RATE: Final = 20.0
 TERMINATED_STATUS: Final = 128 + signal.SIGTERM
-SETTLED_S: Final = 1.0
+WARM_ANSWER_S: Final = 1.0
 """The slowest answer of a try that counts: nothing is left to do for requests of those tested before."""
 
 
@@ -102,7 +102,7 @@ async def run(given: argparse.Namespace) -> int:
     console = terminal(180)
     backend = ("--backend", given.backend)
     dc_arguments = ("--task", given.task, "--datagram-port", "0", *backend)
-    found = _Found({}, [])
+    found = _PartialResults({}, [])
     floors = {} if given.no_noise else await _floors(plan, dataset)
     for protocol, floor in floors.items():
         console.print(
@@ -152,15 +152,15 @@ async def _floors(plan: PolicyPlan, dataset: Dataset) -> dict[Protocol, NoiseFlo
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What is known so far."""
+class _PartialResults:
+    """The results and failures so far."""
 
     cells: dict[tuple[str, float], dict[str, list[PolicyResult]]]
     """By link and rate, then contender: a result per round."""
     failures: list[str]
 
 
-async def _test_all(plan: PolicyPlan, bench: _Bench, found: _Found, console: Console) -> None:
+async def _test_all(plan: PolicyPlan, bench: _Bench, found: _PartialResults, console: Console) -> None:
     for link in plan.links:
         if unseen := plan.unseen(link):
             never = f"{link.name}: never {', '.join(unseen)} while requests count"
@@ -244,8 +244,8 @@ class _Bench:
         """
         plan, deployment = self._plan, self._deployment
         name = title_of(contender, link, rate, number)
-        weather = plan.weather(link)
-        deployment.settle(weather[CLIENT_EDGE], weather[EDGE_DC])
+        profiles = plan.profiles(link)
+        deployment.settle(profiles[CLIENT_EDGE], profiles[EDGE_DC])
         with deployment.edge(*self._edge_arguments, *contender.arguments, log=name) as node:
             setup_ = self._setup(contender, node.url, plan.classes, number)
             await self._settle(setup_, contender)
@@ -254,7 +254,7 @@ class _Bench:
             had: list[tuple[ProcessorTime | None, SpinnerProgress | None]] = []
 
             def begun() -> None:
-                deployment.begin(weather[CLIENT_EDGE], weather[EDGE_DC], number)
+                deployment.begin(profiles[CLIENT_EDGE], profiles[EDGE_DC], number)
                 before.append(self._carried())
                 had.append((cpu_steal.read(), idle_prevention.pace()))
 
@@ -279,7 +279,7 @@ class _Bench:
             outcomes=outcomes,
             origin=started,
             noise=self._floors.get(contender.protocol),
-            links=samples(weather, plan.duration_s, number),
+            links=samples(profiles, plan.duration_s, number),
             steady=is_steady(outcomes, plan.warm_up_s, plan.duration_s),
             reference=self._reference,
             stolen=lost,
@@ -299,14 +299,14 @@ class _Bench:
         n = 2 * len(fields)
         due = [number / SETTLE_RATE for number in range(n)]
         targets = [number % len(fields) for number in range(n)]
-        outcomes: list[Outcome] = []
+        outcomes: list[RequestOutcome] = []
         for attempt in range(SETTLE_TRIES):
             # Other images each time: with a low threshold few are uncertain enough for the datacenter.
             images = [(attempt * n + number) % len(self._dataset) for number in range(n)]
             job = Job(setup_.server, fields, targets, images, n / SETTLE_RATE, MAX_IN_FLIGHT, due)
             outcomes = await self._workers.run(job)
             reached = any(each.tier == "datacenter" for each in outcomes) or contender.policy == "all-edge"
-            if reached and all(each.answered and each.latency_s < SETTLED_S for each in outcomes):
+            if reached and all(each.answered and each.latency_s < WARM_ANSWER_S for each in outcomes):
                 return
         said = sorted({f"{each.status} {each.error} {each.tier}".strip() for each in outcomes})
         slowest_ms = max(each.latency_s for each in outcomes) * 1e3
@@ -327,19 +327,19 @@ class _Bench:
         return self._deployment.carried(CLIENT_EDGE), self._deployment.carried(EDGE_DC)
 
 
-def samples(weather: Mapping[str, LinkProfile | None], duration_s: float, number: int) -> list[LinkSample]:
+def samples(profiles: Mapping[str, LinkProfile | None], duration_s: float, number: int) -> list[LinkSample]:
     """What the links of a round are like, for its record; as `Deployment.begin` makes them `LEAD_S` before."""
     found = [
         sample
-        for place, profile in enumerate(weather.values())
+        for place, profile in enumerate(profiles.values())
         if profile is not None
-        for sample in link_samples(profile, duration_s, PLACES[place], weather_number(number, place))
+        for sample in link_samples(profile, duration_s, PLACES[place], trace_number(number, place))
     ]
     return sorted(found, key=lambda sample: sample.at_s)
 
 
-def _conclude(plan: PolicyPlan, found: _Found, congestion: str, console: Console) -> None:
-    """Put rounds together, print, and write. Cells that nobody finished are left out."""
+def _conclude(plan: PolicyPlan, found: _PartialResults, congestion: str, console: Console) -> None:
+    """Put rounds together, print, and write. Unfinished cells are left out."""
     report = PolicyReport(
         command=command_line.stated(),
         where=list(plan.where),

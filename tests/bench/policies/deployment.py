@@ -4,7 +4,7 @@
       client processes  ◄─ link ─►  edge node, one at a time  ◄─ link ─►  datacenter tier (Ray Serve)
 
 The datacenter tier is started once; edge nodes come and go. Nothing else runs here meanwhile: all three share this
-machine's cores, whoever is tested. Needs root, as `loadgen.network.tun_link` says.
+machine's cores, whichever policy is tested. Needs root, as `loadgen.network.tun_link` says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from hawkvision.system.process import ServerProcess, running
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import Side
-from loadgen.network.profiles import LinkProfile, weather_number
+from loadgen.network.profiles import LinkProfile, trace_number
 from loadgen.network.tun_link import DISCARD_PORT, TunLink
 from loadgen.workload.record import CLIENT_EDGE
 from tests.bench.policies.baselines.plugin import with_baselines
@@ -132,10 +132,10 @@ class Deployment:
     def begin(self, client_edge: LinkProfile | None, edge_dc: LinkProfile | None, offset: int = 0) -> None:
         """From now on the links are like this, at the beginning of a round; None is a perfect one.
 
-        The links have different weather, and the same for the same `offset`. Returns within some milliseconds.
+        The links have different traces, and the same ones for the same `offset`. Returns within some milliseconds.
         """
         for number, (link, profile) in enumerate(((self.near, client_edge), (self.far, edge_dc))):
-            up, down = (PERFECT, PERFECT) if profile is None else profile.specs(weather_number(offset, number))
+            up, down = (PERFECT, PERFECT) if profile is None else profile.specs(trace_number(offset, number))
             link.set(up=up, down=down)
         for packet, target in self._pokes:  # a trace begins with the first packet that crosses
             packet.sendto(b"\0", (target, DISCARD_PORT))

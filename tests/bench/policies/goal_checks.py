@@ -28,7 +28,7 @@ from loadgen.analysis.summary import Percentile, RunSummary, summarise, targets_
 from loadgen.workload.record import LinkSample, Run
 
 OURS: Final = ("hawkvision", "hawkvision-tcp")
-"""The second without the datagram transport, so that nobody can say it was only that."""
+"""The second runs without the datagram transport, which shows what that transport contributes."""
 EQUAL_ACCURACY: Final = 0.002
 """Accuracies that differ by no more are equal."""
 COMPARED: Final = ("P50", "P99")
@@ -111,7 +111,7 @@ class PolicyRow(msgspec.Struct, frozen=True):
     stolen: float | None = None
     """Of the processor time that was wanted, by the machine's host; None where that is not known."""
     slowed: float | None = None
-    """How much slower than at their best processors were; None where nobody kept them awake."""
+    """CPU slow-down against the processors' best, 0..1; None if idling was not prevented."""
     steady: list[bool | None] = []
     """Per round, whether its second half looked like its first; None where it was too short to tell."""
 
@@ -314,7 +314,7 @@ def _value(found: IntervalEstimate | None) -> float | None:
 
 
 def _rounds(cell: PolicyCell, ours: str, name: str, figure: Callable[[Run, Run], float | None]) -> list[float]:
-    """A figure of each round that both took part in; none if somebody missed one, for then nobody knows which."""
+    """A figure of each round; none if one of the two missed a round, because rounds could not be paired."""
     mine, theirs = cell.results[ours].each, cell.results[name].each
     if len(mine) != len(theirs):
         return []
@@ -345,7 +345,7 @@ def _latency(
 
 
 def _unequal(ours: IntervalEstimate | None, theirs: IntervalEstimate | None, verdict: RatioVerdict) -> str:
-    """Why being quicker says nothing; empty if it does, or if nobody is shown to be."""
+    """Why being quicker proves nothing; empty if it does, or if neither is shown to be quicker."""
     if verdict not in (RatioVerdict.SLOWER, RatioVerdict.FASTER):
         return ""
     if ours is None or theirs is None:

@@ -15,7 +15,7 @@ from loadgen.analysis.compare import MOST_RUNS
 from loadgen.clients.engine import Protocol
 from loadgen.clients.processes import LEAD_S
 from loadgen.commands.options import positive
-from loadgen.network.profiles import LinkProfile, load_profile, names, weather_number
+from loadgen.network.profiles import LinkProfile, load_profile, names, trace_number
 from loadgen.workload import target_mix
 from loadgen.workload.arrivals import parse as parse_arrivals
 from loadgen.workload.dataset import SPLITS
@@ -92,7 +92,7 @@ class PolicyPlan:
     timeout_s: float
     out: Path
 
-    def weather(self, link: LinkProfile) -> dict[str, LinkProfile | None]:
+    def profiles(self, link: LinkProfile) -> dict[str, LinkProfile | None]:
         """What is where while a link is tested, in the order of `PLACES`; None is a perfect link."""
         near = link if self.client_link is None else self.client_link
         return {
@@ -100,14 +100,14 @@ class PolicyPlan:
         }
 
     def unseen(self, link: LinkProfile) -> list[str]:
-        """Phases of a link's weather that are never on while something counts: nothing can be said of them."""
+        """Phases of a link trace that are never on while something counts: nothing can be said of them."""
         seen = {
             name
-            for place, profile in enumerate(self.weather(link).values())
+            for place, profile in enumerate(self.profiles(link).values())
             if profile is link
             for number in range(self.rounds)
             for name in profile.phases_between(
-                LEAD_S + self.warm_up_s, LEAD_S + self.duration_s, weather_number(number, place)
+                LEAD_S + self.warm_up_s, LEAD_S + self.duration_s, trace_number(number, place)
             )
         }
         return [phase.name for phase in link.phases if phase.name not in seen]

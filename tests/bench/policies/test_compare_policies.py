@@ -87,12 +87,12 @@ def test_every_round_begins_with_another_policy() -> None:
 
 def test_each_place_gets_the_link_that_is_meant_for_it() -> None:
     tested = load_profile("outage")
-    assert list(plan_of().weather(tested).values()) == [tested, tested]
-    assert list(plan_of("--where", "edge-dc").weather(tested).values()) == [None, tested]
-    assert list(plan_of("--client-link", "lan").weather(tested).values()) == [load_profile("lan"), tested]
+    assert list(plan_of().profiles(tested).values()) == [tested, tested]
+    assert list(plan_of("--where", "edge-dc").profiles(tested).values()) == [None, tested]
+    assert list(plan_of("--client-link", "lan").profiles(tested).values()) == [load_profile("lan"), tested]
 
 
-def test_weather_that_no_counted_request_meets_is_named() -> None:
+def test_a_phase_that_no_counted_request_meets_is_named() -> None:
     outage = load_profile("outage")
     words = ("--client-link", "lan", "--duration-s", "47", "--warm-up-s", "4")
     assert plan_of(*words, "--rounds", "1").unseen(outage) == ["nothing"]

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from hawkvision.core.types import AccuracyStatus
 from loadgen.analysis.compare import RatioVerdict
-from loadgen.workload.record import LinkSample, Outcome, Run, TargetClass
+from loadgen.workload.record import LinkSample, RequestOutcome, Run, TargetClass
 from tests.bench.policies.goal_checks import (
     GoalCheck,
     LinkBytes,
@@ -216,7 +216,7 @@ def test_rounds_of_one_schedule_stay_comparable_in_pairs() -> None:
     def due(run: Run) -> list[tuple[float, int]]:
         return [(each.due_s, each.image) for each in run.counted()]
 
-    def slower(each: Outcome) -> Outcome:
+    def slower(each: RequestOutcome) -> RequestOutcome:
         return msgspec.structs.replace(each, done_s=each.done_s + 5.0)
 
     rounds = [round_of(10.0), round_of(20.0)]

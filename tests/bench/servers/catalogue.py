@@ -30,7 +30,7 @@ DOCUMENTED: Final = "-documented"
 """What the name of a peer with that handler ends with."""
 
 
-class _Indexed(msgspec.Struct):
+class _IndexReply(msgspec.Struct):
     index: int
 
 
@@ -38,12 +38,12 @@ class _TensorOutput(msgspec.Struct):
     data: list[int]
 
 
-class _Inferred(msgspec.Struct):
+class _InferReply(msgspec.Struct):
     outputs: list[_TensorOutput]
 
 
-_indexed: Final = msgspec.json.Decoder(_Indexed)
-_inferred: Final = msgspec.json.Decoder(_Inferred)
+_indexed: Final = msgspec.json.Decoder(_IndexReply)
+_inferred: Final = msgspec.json.Decoder(_InferReply)
 
 
 def read_index(body: bytes) -> int:
@@ -105,7 +105,7 @@ class ReferenceServer:
     pins: tuple[str, ...] | None = None
     """Of its environment, besides those all share; None: it runs in ours."""
     alone: tuple[str, ...] = ()
-    """Packages of which only the files are used, not their dependencies."""
+    """Packages that are installed without their dependencies."""
     shares: str | None = None
     """The peer whose environment it runs in, if not one of its own."""
     works: tuple[HandlerWork, ...] = ("model", "decode", "nothing")
@@ -113,7 +113,7 @@ class ReferenceServer:
     """Of classifying images, by its own documentation; `loadgen/README.md` says what it does before the model."""
     handler: Handler = "same"
     python: bool = True
-    """Whether its HTTP server is Python: one of the Python peers, of whom HawkVision is compared with the best."""
+    """Whether its HTTP server is Python: HawkVision is compared with the best of these."""
 
 
 def _module(name: str, **env: str) -> Callable[[ServerSite], StartCommand]:

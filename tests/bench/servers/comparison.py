@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from hawkvision.core.version import __version__
 from hawkvision.system.files import write_atomic
-from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
+from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt, run_unless
 from loadgen.workload.record import Origin
 from tests.bench.servers import results, tables
 from tests.bench.servers.catalogue import Handler, ReferenceServer
@@ -145,8 +145,8 @@ async def conduct(comparison: ServerComparison, bare: Mapping[Handler, Classify]
         comparison.write(comparison.report(contest, complete=False))
 
     contest = ServerMeasurement(field, comparison.plan, telling(console), keep)
-    with heeded() as stop:
-        complete = await unless(stop, _measure(contest, bare, comparison.parts)) is not None
+    with first_interrupt() as stop:
+        complete = await run_unless(stop, _measure(contest, bare, comparison.parts)) is not None
     report = comparison.report(contest, complete=complete)
     tables.show(report, console)
     comparison.write(report)
@@ -175,12 +175,12 @@ def version_of(peer: ReferenceServer, python: Path) -> str:
         return f"({__version__})"
     ask = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
     try:
-        told = subprocess.run(
+        ran = subprocess.run(
             [str(python), "-c", ask, peer.distribution], capture_output=True, text=True, check=True, timeout=VERSION_S
         )
     except (subprocess.SubprocessError, OSError):
         return f"({peer.distribution}, version not known)"
-    return f"({peer.distribution} {told.stdout.strip()})"
+    return f"({peer.distribution} {ran.stdout.strip()})"
 
 
 def telling(console: Console) -> Callable[[str], None]:

@@ -52,7 +52,7 @@ def install(folder: Path, pins: Sequence[str], alone: Sequence[str], say: Callab
     Args:
         folder: the environment's.
         pins: requirements, with their dependencies.
-        alone: requirements of which only the files are wanted, not their dependencies.
+        alone: requirements that are installed without their dependencies.
         say: is told what is installed, for it takes minutes.
 
     Raises:

@@ -24,13 +24,13 @@ from hawkvision.system.process import running
 from loadgen.clients.base import RequestTimes
 from loadgen.clients.engine import Engine, Job, ServerAddress, SharedImages
 from loadgen.workload.arrivals import PoissonArrivals
-from loadgen.workload.record import Outcome
+from loadgen.workload.record import RequestOutcome
 from tests.bench.servers.catalogue import Handler, HandlerWork, ReferenceServer
 from tests.bench.servers.handlers.work import Classify
 from tests.bench.servers.overhead.node import pinned
 from tests.bench.servers.overhead.wire import WireClient, WireClientError
-from tests.bench.servers.results import BARE, LoadWindow, ServerVisit, Waits
-from tests.bench.servers.serving import Served, ServedTask, serving
+from tests.bench.servers.results import BARE, LoadWindow, ServerVisit, WaitTimes
+from tests.bench.servers.serving import RunningServer, ServedTask, serving
 
 T = TypeVar("T")
 SHARES: Final = (0.3, 0.6, 0.9)
@@ -109,7 +109,7 @@ class ServerMeasurement:
         self.visits: dict[str, list[ServerVisit]] = {}
         self.rate = 0.0
         """Requests per second of `at_rate`; 0 before it is known."""
-        self.at_rate: dict[str, list[Waits]] = {}
+        self.at_rate: dict[str, list[WaitTimes]] = {}
         self.waits: dict[tuple[str, HandlerWork | None], list[NDArray[np.float64]]] = {}
         self.failures: dict[str, str] = {}
         self._field = field
@@ -193,7 +193,7 @@ class ServerMeasurement:
             self._say(f"going on without {peer.name}: {error}")
 
     @asynccontextmanager
-    async def _serving(self, peer: ReferenceServer, work: HandlerWork) -> AsyncIterator[Served]:
+    async def _serving(self, peer: ReferenceServer, work: HandlerWork) -> AsyncIterator[RunningServer]:
         field = self._field
         log = field.logs / f"{peer.name}.log"
         async with serving(peer, field.pythons[peer.name], field.task, work, field.bodies[0], log) as served:
@@ -207,12 +207,12 @@ class ServerMeasurement:
             window = await self._closed(served, plan.window_s)
             if window.done == 0:
                 raise NotReady(f"{peer.title}: no right answer in {plan.window_s:g} s of {plan.callers} callers")
-            at: dict[float, Waits] = {}
+            at: dict[float, WaitTimes] = {}
             for share in plan.shares:
                 at[share] = await self._open(served, share * window.per_s, number, plan.window_s)
         return ServerVisit(window, at, answers)
 
-    async def _closed(self, served: Served, seconds: float) -> LoadWindow:
+    async def _closed(self, served: RunningServer, seconds: float) -> LoadWindow:
         n = len(self._field.bodies)
         job = _job(served, list(range(n)), seconds, callers=self._plan.callers, connections=self._plan.callers)
         cpu_s = served.cpu_seconds()
@@ -220,7 +220,7 @@ class ServerMeasurement:
         failed = sum(not _is_good(each) for each in outcomes)
         return LoadWindow(len(outcomes) - failed, failed, wall_s, served.cpu_seconds() - cpu_s)
 
-    async def _open(self, served: Served, rate: float, number: int, seconds: float) -> Waits:
+    async def _open(self, served: RunningServer, rate: float, number: int, seconds: float) -> WaitTimes:
         # One seed for all servers of a round: the same pattern of arrivals, stretched to each one's rate.
         seed = self._plan.seed + number
         due = PoissonArrivals(rate).due_times(seconds, seed).tolist()
@@ -228,9 +228,9 @@ class ServerMeasurement:
         job = _job(served, order, seconds, due=due, connections=self._field.task.connections)
         outcomes, _ = await self._drive(served, job)
         ms = np.array([each.latency_s * 1e3 if _is_good(each) else np.inf for each in outcomes])
-        return Waits(rate, ms)
+        return WaitTimes(rate, ms)
 
-    async def _drive(self, served: Served, job: Job) -> tuple[list[Outcome], float]:
+    async def _drive(self, served: RunningServer, job: Job) -> tuple[list[RequestOutcome], float]:
         """What came of a job, and the seconds until its last answer."""
         field = self._field
         loaded = SharedImages(field.bodies, range(len(field.bodies)), field.expected[served.peer.handler])
@@ -253,13 +253,13 @@ class ServerMeasurement:
             turns_s = _repeat(classify, self._field.bodies, self._plan.window_s)
             return turns_s, time.thread_time() - before
 
-    def _queued(self, turns_s: NDArray[np.float64], rate: float, number: int, seconds: float) -> Waits:
+    def _queued(self, turns_s: NDArray[np.float64], rate: float, number: int, seconds: float) -> WaitTimes:
         """Latencies computed: the arrivals that every server of the round gets, one after another, each for one turn.
 
         No server that runs one image at a time can be faster.
         """
         due_s = PoissonArrivals(rate).due_times(seconds, self._plan.seed + number)
-        return Waits(rate, sojourns_s(due_s, turns_s) * 1e3)
+        return WaitTimes(rate, sojourns_s(due_s, turns_s) * 1e3)
 
     def _floor(self) -> NDArray[np.float64]:
         """What the client itself waits, against a loop over one blocking socket."""
@@ -270,7 +270,7 @@ class ServerMeasurement:
             return _exchanges(wire, self._plan.requests)
 
 
-async def check_answers(served: Served, bodies: Sequence[bytes], expected: Sequence[int]) -> list[int]:
+async def check_answers(served: RunningServer, bodies: Sequence[bytes], expected: Sequence[int]) -> list[int]:
     """Every image once: the classes that the server gave.
 
     Raises:
@@ -308,7 +308,7 @@ def choose_cores() -> tuple[int, int]:
 
 
 def _job(
-    served: Served,
+    served: RunningServer,
     order: list[int],
     seconds: float,
     *,
@@ -328,8 +328,8 @@ def _job(
     )
 
 
-def _is_good(outcome: Outcome) -> bool:
-    """Answered, and with the class that is expected: also under load nobody may answer fast and wrong."""
+def _is_good(outcome: RequestOutcome) -> bool:
+    """Answered with the expected class: a fast wrong answer does not count, also under load."""
     return outcome.answered and bool(outcome.right)
 
 

@@ -46,7 +46,7 @@ class LoadWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class WaitTimes:
     """Open loop for a while."""
 
     rate: float
@@ -59,7 +59,7 @@ class ServerVisit:
     """One server in one round."""
 
     window: LoadWindow
-    at: Mapping[float, Waits] = field(default_factory=dict)
+    at: Mapping[float, WaitTimes] = field(default_factory=dict)
     """By share of that round's capacity."""
     answers: Sequence[int] = ()
     """The class it gave to each image, by image."""
@@ -196,7 +196,7 @@ class AttributionFinding:
     """What was seen of one contender, a member of each sequence per round."""
 
     visits: Sequence[ServerVisit]
-    at_rate: Sequence[Waits] = ()
+    at_rate: Sequence[WaitTimes] = ()
 
 
 def row(
@@ -248,7 +248,7 @@ def row(
     )
 
 
-def _at_share(share: float, waits: Sequence[Waits], ours: Sequence[Waits] | None) -> AtShare:
+def _at_share(share: float, waits: Sequence[WaitTimes], ours: Sequence[WaitTimes] | None) -> AtShare:
     pooled = np.concatenate([each.ms for each in waits])
     p50, p99 = percentiles(pooled)
     return AtShare(

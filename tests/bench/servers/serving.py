@@ -1,4 +1,4 @@
-"""One peer, really started, asked and ended: on its core, under a keeper, its log kept when it fails."""
+"""One reference server, started, asked and ended: on its core, under a supervisor, its log kept when it fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import msgspec
 from hawkvision.core.errors import NotReady
 from hawkvision.models.manifest import InputSpec
 from hawkvision.system.process import ended
-from loadgen.clients.base import Reply, RequestTimes
+from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionBroken, ConnectionPool
 from loadgen.workload.record import UNANSWERED
 from tests.bench.servers import supervisor
@@ -75,20 +75,20 @@ class ReferenceClient:
         image: bytes,
         fields: Mapping[str, str],
         times: RequestTimes,
-    ) -> Reply:
+    ) -> ClientReply:
         """See `Asker`."""
         body = self._peer.frame(image)
         try:
             reply = await self._connections.exchange(self._head, body, times)
             if reply.status != 200:
-                return Reply(reply.status, reply.body[:60].decode(errors="replace"), sent_bytes=len(body))
-            return Reply(200, index=self._peer.index(reply.body), sent_bytes=len(body))
+                return ClientReply(reply.status, reply.body[:60].decode(errors="replace"), sent_bytes=len(body))
+            return ClientReply(200, index=self._peer.index(reply.body), sent_bytes=len(body))
         except TimeoutError:
-            return Reply(UNANSWERED, "timeout")
+            return ClientReply(UNANSWERED, "timeout")
         except ConnectionBroken as error:
-            return Reply(UNANSWERED, error.code)
+            return ClientReply(UNANSWERED, error.code)
         except (msgspec.DecodeError, IndexError):
-            return Reply(UNANSWERED, "bad_reply")
+            return ClientReply(UNANSWERED, "bad_reply")
 
     async def close(self) -> None:
         """See `Asker`."""
@@ -96,24 +96,24 @@ class ReferenceClient:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class RunningServer:
     """A peer that answers."""
 
     peer: ReferenceServer
     url: str
     asker: ReferenceClient
-    keeper: int
+    supervisor_pid: int
     """Process id of the one that holds all of the server's processes."""
 
     def cpu_seconds(self) -> float:
         """CPU time of all its processes so far."""
-        return supervisor.cpu_seconds(self.keeper)
+        return supervisor.cpu_seconds(self.supervisor_pid)
 
 
 @contextlib.asynccontextmanager
 async def serving(
     peer: ReferenceServer, python: Path, task: ServedTask, work: HandlerWork, image: bytes, log: Path
-) -> AsyncIterator[Served]:
+) -> AsyncIterator[RunningServer]:
     """The peer, started and asked once with success; ended with all its processes on leaving.
 
     Raises:
@@ -129,7 +129,7 @@ async def serving(
         try:
             await _wait_ready(peer, asker, process, image, log)
             await asker.open()
-            yield Served(peer, url, asker, process.pid)
+            yield RunningServer(peer, url, asker, process.pid)
         finally:
             await asker.close()
             _end(process)
@@ -172,7 +172,7 @@ def _start(peer: ReferenceServer, site: ServerSite, task: ServedTask, log: Path)
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**inherited, **given},
-            start_new_session=True,  # Ctrl-C is for us; the keeper hears of it by its standard input
+            start_new_session=True,  # Ctrl-C is for us; the supervisor notices when its standard input closes
         )
 
 
@@ -180,22 +180,22 @@ async def _wait_ready(
     peer: ReferenceServer, asker: ReferenceClient, process: subprocess.Popen[bytes], image: bytes, log: Path
 ) -> None:
     until = time.monotonic() + READY_TIMEOUT_S
-    last = Reply(UNANSWERED)
+    last = ClientReply(UNANSWERED)
     while process.poll() is None and time.monotonic() < until:
         last = await asker.ask(image, {}, RequestTimes())
         if last.status == 200:
             return
         await asyncio.sleep(PROBE_PAUSE_S)
     how = "ended" if process.poll() is not None else f"did not answer within {READY_TIMEOUT_S:g} s"
-    raise NotReady(f"{peer.title} {how} (last reply: {last.status} {last.error}); {_told(log)}")
+    raise NotReady(f"{peer.title} {how} (last reply: {last.status} {last.error}); {_log_tail(log)}")
 
 
-def _told(log: Path) -> str:
+def _log_tail(log: Path) -> str:
     return f"its log is {log}; it ends:\n{log.read_bytes()[-LOG_BYTES:].decode(errors='replace')}"
 
 
 def _forget(log: Path) -> None:
-    """Of a server that worked nobody reads the log."""
+    """Delete the log of a server that worked."""
     log.unlink()
 
 

@@ -1,12 +1,11 @@
-"""`python keeper.py CORE FOLDER COMMAND…`: run a foreign server so that nothing of it is left behind.
+"""`python supervisor.py CORE FOLDER COMMAND…`: run a reference server and leave no process of it behind.
 
-Foreign servers start processes that start processes, some in sessions of their own, and not all end with their parent.
-The keeper is made the one that orphans are given to (prctl(2), PR_SET_CHILD_SUBREAPER), so that it knows them all. It
-ends them when the server ends, when it is told to (SIGTERM), and when its own standard input is closed: which the
-kernel does when whoever started the keeper dies, however it dies. CORE is the only one that all of them may use;
-FOLDER, where the server starts, is removed with it.
+Reference servers start trees of processes, some in sessions of their own, and not all end with their parent. The
+supervisor adopts orphans (prctl(2), PR_SET_CHILD_SUBREAPER), so that it can end all of them: when the server ends, at
+SIGTERM, and when its standard input closes, which happens however its parent dies. All processes run on CORE only; the
+server starts in FOLDER, which is removed at the end.
 
-The standard library is all it needs, for it runs among the environment variables that are meant for the server.
+It uses the standard library only, because it runs with the environment of the server.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ def main() -> int:
     core, folder, *command = sys.argv[1:]
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.sched_setaffinity(0, {int(core)})
-    told, tell = os.pipe()
-    signal.signal(signal.SIGTERM, lambda *_: os.write(tell, b"."))
+    stopped, stop = os.pipe()
+    signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
     server = subprocess.Popen(
-        command, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_keeper
+        command, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_supervisor
     )
     ended = os.pidfd_open(server.pid)
-    select.select([sys.stdin.fileno(), told, ended], [], [])
+    select.select([sys.stdin.fileno(), stopped, ended], [], [])
     if not select.select([ended], [], [], 0)[0]:
         server.send_signal(signal.SIGTERM)
         select.select([ended], [], [], STOP_TIMEOUT_S)
@@ -55,7 +54,7 @@ def main() -> int:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _bury(left)
+        _reap(left)
     shutil.rmtree(folder, ignore_errors=True)  # symbolic links in it are not followed
     return server.poll() or 0
 
@@ -85,13 +84,13 @@ def cpu_seconds(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _die_with_keeper() -> None:
-    """Should the keeper be killed, the server itself at least is told."""
+def _die_with_supervisor() -> None:
+    """If the supervisor is killed, the kernel stops the server itself."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def _bury(killed: set[int]) -> None:
-    """Wait for those that are ours by now; the others become so when their parents are buried."""
+def _reap(killed: set[int]) -> None:
+    """Wait for those that are ours by now; the others become so when their parents are reaped."""
     until = time.monotonic() + STOP_TIMEOUT_S
     for pid in killed:
         with contextlib.suppress(ChildProcessError):

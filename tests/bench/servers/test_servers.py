@@ -59,7 +59,7 @@ from tests.bench.servers.results import (
     ServerRatio,
     ServersReport,
     ServerVisit,
-    Waits,
+    WaitTimes,
 )
 from tests.bench.servers.serving import ServedTask, serving
 from tests.bench.servers.supervisor import descendants
@@ -105,7 +105,7 @@ async def served_once(tiny: ReferenceServer, log: Path, expected: Iterable[int])
     """(process ids, CPU seconds) of a server whose answers were checked."""
     async with serving(tiny, Path(sys.executable), task(), "model", BODIES[0], log) as served:
         assert await check_answers(served, BODIES, given := list(expected)) == given
-        return set(descendants(served.keeper)), served.cpu_seconds()
+        return set(descendants(served.supervisor_pid)), served.cpu_seconds()
 
 
 def test_a_server_is_started_checked_and_ended_with_all_its_processes(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_contest_goes_on_without_a_server_that_fails(tmp_path: Path) -> None:
 
 
 def visit(done: int, ms: float) -> ServerVisit:
-    return ServerVisit(LoadWindow(done, 0, 1.0, 0.5), {0.6: Waits(10.0, np.full(100, ms))})
+    return ServerVisit(LoadWindow(done, 0, 1.0, 0.5), {0.6: WaitTimes(10.0, np.full(100, ms))})
 
 
 def contender(name: str, kind: Kind = "python") -> ComparedLoop:
@@ -297,12 +297,12 @@ def test_answers_are_counted_against_the_labels_and_against_ours() -> None:
 
 
 def test_ours_is_compared_with_the_python_peer_that_is_best_in_each_figure() -> None:
-    ours = AttributionFinding([visit(200, 3.0)], [Waits(5.0, np.full(100, 2.0))])
+    ours = AttributionFinding([visit(200, 3.0)], [WaitTimes(5.0, np.full(100, 2.0))])
     seen = {"busy": (100, 6.0, 8.0), "quick": (50, 4.0, 9.0), "native": (400, 1.0, 1.0)}
     rows = [
         results.row(
             contender(name, "native" if name == "native" else "python"),
-            AttributionFinding([visit(done, ms)], [Waits(5.0, np.full(100, same_ms))]),
+            AttributionFinding([visit(done, ms)], [WaitTimes(5.0, np.full(100, same_ms))]),
             ours,
             None,
         )
@@ -416,10 +416,10 @@ def test_the_documented_handler_takes_no_memory_anew_for_every_image() -> None:
         "before = faults(); [prepare(jpeg) for _ in range(10)]; print(faults() - before)"
     )
     large = enlarged(make_image(), 0, 1280)
-    told = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-c", script, task().spec()], input=large, capture_output=True, check=True, timeout=60
     )
-    assert int(told.stdout) < 1000  # else several hundred for each of the ten
+    assert int(ran.stdout) < 1000  # else several hundred for each of the ten
 
 
 def test_enlarged_images_keep_the_centred_square_and_are_mirrored_beside_it() -> None:

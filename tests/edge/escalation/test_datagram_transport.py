@@ -27,7 +27,7 @@ from tests.edge.bench import Bench, bench, known, misses
 from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA
 from tests.images import encoded
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import WAIT_LIMIT_S, until
 
 IMAGE = encoded(height=128, width=128)
 LARGE = encoded(height=600, width=600)
@@ -257,7 +257,7 @@ async def node(peer: Peer, *, conditions: bool, intermediate: bool = False) -> A
         for _ in range(16):  # fifty datagrams tell what the link loses; and now probes come often
             await datacenter.infer(IMAGE, EscalationRequest(variant="large"), start_trace(), 10.0)
         await until(lambda: datacenter.loss == 0.0 and datacenter.transport is Transport.DATAGRAM)
-        async with asyncio.timeout(PATIENCE_S):  # a machine that stood still is remembered as loss, or as a slow link
+        async with asyncio.timeout(WAIT_LIMIT_S):  # a machine that stood still is remembered as loss, or as a slow link
             while not datacenter.fits_lossless(LARGE, 2.0):
                 await datacenter.infer(IMAGE, EscalationRequest(variant="large"), start_trace(), 10.0)
         yield it

@@ -82,7 +82,7 @@ def test_the_reference_counts_what_the_model_says() -> None:
 
 
 def built(chip_uj: float) -> BuildReport:
-    """A report of which only folding, clock and energy mean something."""
+    """A report in which only folding, clock and energy mean something."""
     none = Resources(luts=0, ffs=0, multipliers=0, block_rams=0)
     parts = dict.fromkeys(("nets_uj", "multipliers_uj", "memories_uj", "clock_uj", "static_uj", "chip_w"), 0.0)
     energy = ImageEnergy(**parts, chip_uj=chip_uj, with_board_uj=0.0)

@@ -64,14 +64,14 @@ def serial(model: Path) -> Iterator[tuple[str, str]]:
         yield one.url, other.url
 
 
-class TestBoardBackendOverUdp(BackendConformance):
+class TestDeviceBackendOverUdp(BackendConformance):
     # A device has one session: the newer host takes it from the older, which greets it again for its next image.
     @pytest.fixture
     def make_backend(self, udp: str) -> Callable[[], Backend]:
         return lambda: DeviceBackend(GRAPH, udp)
 
 
-class TestBoardBackendOverSerial(BackendConformance):
+class TestDeviceBackendOverSerial(BackendConformance):
     @pytest.fixture
     def make_backend(self, serial: tuple[str, str]) -> Callable[[], Backend]:
         lines = itertools.cycle(serial)

@@ -91,7 +91,7 @@ class World:
             self._finish(now)
             self._arrivals += 1
             if self.controller.due(now):
-                self.record.steps.append((now, self.controller.step(self._seen(), now)))
+                self.record.steps.append((now, self.controller.step(self._observe(), now)))
             if self.controller.probe_due(now) and not dead:
                 self.controller.recover()
             to_fpga = self.draws.random() < self.controller.share and len(self._waiting) < self.plan.places
@@ -123,7 +123,7 @@ class World:
                 self._spacing_s += end - self._answered_at
             self._answered_at = end
 
-    def _seen(self) -> Observation:
+    def _observe(self) -> Observation:
         seen = Observation(self._arrivals, self._done, self._late, self._spaced, self._spacing_s)
         self._arrivals = self._done = self._late = self._spaced = 0
         self._spacing_s = 0.0

@@ -1,4 +1,4 @@
-"""What is compiled and kept: no more than so much, the oldest goes first, and nobody else's code is loaded."""
+"""The cache of compiled code: bounded, the oldest goes first, and code of other users is not loaded."""
 
 from __future__ import annotations
 

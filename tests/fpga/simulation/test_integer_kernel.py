@@ -122,7 +122,7 @@ def test_without_a_compiler_numpy_takes_over_and_says_so(
 
 @contextmanager
 def not_root() -> Iterator[None]:
-    """Root may write everywhere, so be nobody meanwhile."""
+    """Root may write everywhere, so run as the user `nobody`."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(65534)

@@ -70,7 +70,7 @@ def test_reset_in_the_midst_of_an_image_leaves_nothing_behind(case: Case, device
 def test_run_that_is_given_up_leaves_nothing_behind(case: Case, device: Simulation) -> None:
     images = random_images(case.graph, 4, seed=7)
     with pytest.raises(BackendError, match="the simulated device gave"):
-        device.run(images[:1], patience=0.1)
+        device.run(images[:1], timeout_factor=0.1)
     run = device.run(images[1:])
     assert (run.logits == reference.logits(case.graph, images[1:])).all()
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from loadgen.analysis.steady_state import is_growing, is_steady
-from loadgen.workload.record import Outcome
+from loadgen.workload.record import RequestOutcome
 
 
-def outcomes(latency: np.ndarray, status: np.ndarray | None = None) -> list[Outcome]:
+def outcomes(latency: np.ndarray, status: np.ndarray | None = None) -> list[RequestOutcome]:
     """One request each 10 ms."""
     found = np.full(len(latency), 200) if status is None else status
     due = np.arange(len(latency)) / 100
     return [
-        Outcome(at, at, at + took, 0, 0, code)
+        RequestOutcome(at, at, at + took, 0, 0, code)
         for at, took, code in zip(due.tolist(), latency.tolist(), found.tolist(), strict=True)
     ]
 

@@ -17,7 +17,7 @@ from hawkvision.core.types import AccuracyStatus
 from loadgen.analysis.accuracy import TargetVerdict
 from loadgen.analysis.bootstrap import exact_interval
 from loadgen.analysis.summary import ClassSummary, RunSummary, show, summarise, targets_kept
-from loadgen.workload.record import Outcome, Run, TargetClass
+from loadgen.workload.record import RequestOutcome, Run, TargetClass
 from tests.loadgen.runs import answer, plausible, refusal, run_of
 
 DROP = TargetClass({"max_accuracy_drop": "0.02"}, 1.0)
@@ -32,8 +32,8 @@ def only(run: Run) -> ClassSummary:
 
 def drops(
     lost: int, n: int, target: TargetClass = DROP, *, guarantee: AccuracyStatus = AccuracyStatus.CERTIFIED
-) -> list[Outcome]:
-    """Images that the reference stage gets right, of which the first so many were answered wrong."""
+) -> list[RequestOutcome]:
+    """Images that the reference stage gets right; the first `lost` of them were answered wrong."""
     return [answer(k / 100, 10, right=k >= lost, image=k, guarantee=guarantee) for k in range(n)]
 
 
@@ -87,8 +87,8 @@ def test_effective_accuracy_wants_right_and_in_time_of_all_requests() -> None:
 
 
 def test_own_deadline_of_a_target_goes_before_that_of_the_run() -> None:
-    patient = TargetClass({"deadline_ms": "200"}, 1.0)
-    total = summarise(run_of([answer(0.1, 150)], targets=(patient,), deadline_ms=100)).total
+    lenient = TargetClass({"deadline_ms": "200"}, 1.0)
+    total = summarise(run_of([answer(0.1, 150)], targets=(lenient,), deadline_ms=100)).total
     assert total.in_time is not None
     assert total.in_time.value == 1.0
 
@@ -268,7 +268,7 @@ OUTCOMES = st.lists(
 @given(OUTCOMES, st.none() | st.just(100.0), st.booleans())
 @settings(max_examples=15, deadline=None)
 def test_any_run_is_summarised_within_its_bounds(
-    outcomes: list[Outcome], deadline: float | None, labelled: bool
+    outcomes: list[RequestOutcome], deadline: float | None, labelled: bool
 ) -> None:
     run = run_of(
         outcomes, targets=(DROP, AT_LEAST), deadline_ms=deadline, reference={1: True, 2: False}, labelled=labelled

@@ -15,22 +15,24 @@ from hypothesis import strategies as st
 from hawkvision.core.errors import Overloaded, TargetUnreachable
 from hawkvision.core.types import AccuracyStatus
 from hawkvision.system.process import ServerProcess
-from loadgen.clients.base import Reply, RequestTimes
+from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import HttpReply
 from loadgen.clients.engine import ServerAddress, client_for
 from loadgen.clients.http import read_answer
 from loadgen.clients.oip import JSON_LENGTH, read_reply
 from loadgen.workload.record import UNANSWERED
 from tests.loadgen.commands.test_evaluate import answer
-from tests.loadgen.scripted import Asked, Say, reply, scripted
+from tests.loadgen.scripted import RecordedRequest, Say, reply, scripted
 
 ANSWER = json.dumps(answer(3, escalated=True, max_drop=0.02, degraded=True).to_json()).encode()
 
 
-def asked(say: Say, fields: dict[str, str], protocol: str = "http", image: bytes = b"jpeg") -> tuple[Asked, Reply]:
+def asked(
+    say: Say, fields: dict[str, str], protocol: str = "http", image: bytes = b"jpeg"
+) -> tuple[RecordedRequest, ClientReply]:
     """The last request of one question, and what was made of the reply."""
 
-    async def scenario() -> tuple[Asked, Reply]:
+    async def scenario() -> tuple[RecordedRequest, ClientReply]:
         async with scripted(say) as server:
             asker = client_for(ServerAddress(server.url, protocol, "birds", timeout_s=60.0), 4)  # type: ignore[arg-type]
             await asker.open()
@@ -42,7 +44,7 @@ def asked(say: Say, fields: dict[str, str], protocol: str = "http", image: bytes
 
 
 def saying(body: bytes, status: int = 200, headers: str = "") -> Say:
-    async def say(_: Asked) -> bytes:
+    async def say(_: RecordedRequest) -> bytes:
         return reply(body, status, headers)
 
     return say
@@ -58,7 +60,7 @@ def test_http_sends_the_very_bytes_and_the_fields_as_query() -> None:
 
 def test_answer_is_read_with_its_guarantee() -> None:
     _, replied = asked(saying(ANSWER), {})
-    assert replied == Reply(
+    assert replied == ClientReply(
         200, index=3, confidence=0.9, tier="edge", model="m", escalated=True, degraded=True,
         guarantee=AccuracyStatus.CERTIFIED, max_drop=0.02, received_fraction=1.0, sent_bytes=4,
     )  # fmt: skip
@@ -92,19 +94,19 @@ def test_garbage_counts_as_no_answer(protocol: str, body: bytes) -> None:
 
 
 def test_silence_and_hanging_up_have_codes_of_their_own() -> None:
-    async def hang_up(_: Asked) -> None:
+    async def hang_up(_: RecordedRequest) -> None:
         return None
 
-    async def silent(_: Asked) -> bytes:
+    async def silent(_: RecordedRequest) -> bytes:
         await asyncio.Event().wait()
         return b""
 
-    async def scenario() -> Reply:
+    async def scenario() -> ClientReply:
         async with scripted(silent) as server:
             return await client_for(ServerAddress(server.url, timeout_s=0.05), 1).ask(b"x", {}, RequestTimes())
 
     assert asked(hang_up, {})[1].error == "broken_off"
-    assert asyncio.run(scenario()) == Reply(UNANSWERED, "timeout")
+    assert asyncio.run(scenario()) == ClientReply(UNANSWERED, "timeout")
 
 
 def test_oip_sends_a_binary_tensor_and_the_fields_as_parameters() -> None:
@@ -224,7 +226,7 @@ def test_no_tensor_breaks_the_reader(datatype: str, data: object) -> None:
 def test_datagram_images_are_answered_and_their_bytes_counted(null: ServerProcess) -> None:
     from loadgen.workload.dataset import generated
 
-    async def scenario() -> list[Reply]:
+    async def scenario() -> list[ClientReply]:
         asker = client_for(ServerAddress(null.url, "datagram", timeout_s=60.0), 4)
         await asker.open()
         found = [
@@ -240,7 +242,7 @@ def test_datagram_images_are_answered_and_their_bytes_counted(null: ServerProces
 
 
 def test_datagram_images_that_are_none_are_refused_not_raised(null: ServerProcess) -> None:
-    async def scenario() -> Reply:
+    async def scenario() -> ClientReply:
         asker = client_for(ServerAddress(null.url, "datagram", timeout_s=60.0), 4)
         replied = await asker.ask(b"no image", {}, RequestTimes())
         await asker.close()

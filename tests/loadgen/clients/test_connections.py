@@ -15,7 +15,7 @@ from hawkvision.client.response import Unreachable
 from hawkvision.core.errors import ConfigError
 from loadgen.clients.base import RequestTimes
 from loadgen.clients.connections import MAX_REPLY_BYTES, ConnectionBroken, ConnectionPool, HttpReply
-from tests.loadgen.scripted import Asked, Say, Scripted, reply, scripted
+from tests.loadgen.scripted import RecordedRequest, Say, Scripted, reply, scripted
 
 
 def against(
@@ -37,12 +37,12 @@ async def ask(connections: ConnectionPool, body: bytes = b"x") -> HttpReply:
     return await connections.exchange(connections.head("POST", "/p?a=1"), body)
 
 
-async def fine(asked: Asked) -> bytes:
+async def fine(asked: RecordedRequest) -> bytes:
     return reply(asked.body)
 
 
 def refused(said: bytes | None, code: str) -> None:
-    async def say(_: Asked) -> bytes | None:
+    async def say(_: RecordedRequest) -> bytes | None:
         return said
 
     async def act(connections: ConnectionPool) -> None:
@@ -67,7 +67,7 @@ def test_requests_one_after_another_share_a_connection() -> None:
 def test_a_request_leaves_when_it_is_due_and_both_ends_of_the_exchange_are_noted() -> None:
     came: list[float] = []
 
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         came.append(time.monotonic())
         return reply(asked.body)
 
@@ -84,7 +84,7 @@ def test_a_request_leaves_when_it_is_due_and_both_ends_of_the_exchange_are_noted
 def test_of_a_request_that_is_sent_again_the_first_time_counts() -> None:
     came: list[float] = []
 
-    async def say(asked: Asked) -> bytes | None:
+    async def say(asked: RecordedRequest) -> bytes | None:
         came.append(time.monotonic())
         return None if asked.connection == 0 and asked.body == b"second" else reply(asked.body)
 
@@ -121,7 +121,7 @@ def test_no_more_connections_than_the_limit() -> None:
 
 
 def test_connection_that_closed_while_idle_is_replaced() -> None:
-    async def say(asked: Asked) -> bytes | None:
+    async def say(asked: RecordedRequest) -> bytes | None:
         return None if asked.connection == 0 and asked.body == b"second" else reply(asked.body)
 
     async def act(connections: ConnectionPool) -> None:
@@ -132,7 +132,7 @@ def test_connection_that_closed_while_idle_is_replaced() -> None:
 
 
 def test_server_that_says_close_is_obeyed() -> None:
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         return reply(asked.body, headers="Connection: close\r\n")
 
     async def act(connections: ConnectionPool) -> None:
@@ -143,7 +143,7 @@ def test_server_that_says_close_is_obeyed() -> None:
 
 
 def test_late_reply_is_not_taken_for_the_next_ones() -> None:
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         if asked.body == b"slow":
             await asyncio.Event().wait()
         return reply(asked.body)
@@ -158,7 +158,7 @@ def test_late_reply_is_not_taken_for_the_next_ones() -> None:
 
 
 def test_chunked_replies_and_interim_ones_are_read() -> None:
-    async def say(_: Asked) -> bytes:
+    async def say(_: RecordedRequest) -> bytes:
         return (
             b"HTTP/1.1 103 Early\r\nLink: x\r\n\r\n"
             b"HTTP/1.1 200 OK\r\nX-A: B\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
@@ -172,7 +172,7 @@ def test_chunked_replies_and_interim_ones_are_read() -> None:
 
 
 def test_reply_that_breaks_off_says_so() -> None:
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         return b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 9\r\n\r\nabc"
 
     async def act(connections: ConnectionPool) -> None:
@@ -193,7 +193,7 @@ def test_what_is_no_reply_is_a_bad_one(said: bytes) -> None:
 @settings(max_examples=40)
 @given(st.binary(max_size=200), st.booleans())
 def test_no_bytes_of_a_server_break_out(garbage: bytes, prefixed: bool) -> None:
-    async def say(_: Asked) -> bytes | None:
+    async def say(_: RecordedRequest) -> bytes | None:
         return (b"HTTP/1.1 200 OK\r\n" if prefixed else b"") + garbage
 
     async def act(connections: ConnectionPool) -> None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from loadgen.clients.base import Reply, RequestTimes
-from loadgen.clients.datagram import DatagramClient
+from loadgen.clients.base import ClientReply, RequestTimes
+from loadgen.clients.datagram import DatagramLoadClient
 from loadgen.clients.engine import GENERATOR_FULL, Engine, Job, ServerAddress, SharedImages, client_for
 from loadgen.clients.http import HttpClient
 from loadgen.clients.oip import OipClient
 from loadgen.host.timer import PreciseTimer
-from loadgen.workload.record import INTERRUPTED, UNANSWERED, Outcome
+from loadgen.workload.record import INTERRUPTED, UNANSWERED, RequestOutcome
 
 LOADED = SharedImages([b"a", b"b", b"c"], [10, 20, 30], [0, 1, 2])
 
@@ -32,13 +32,15 @@ class Clerk:
     crowd: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when so many wait."""
     at_once: int = 0
-    reply: Reply = field(default_factory=lambda: Reply(200, index=1, confidence=0.5, tier="edge", sent_bytes=7))
+    reply: ClientReply = field(
+        default_factory=lambda: ClientReply(200, index=1, confidence=0.5, tier="edge", sent_bytes=7)
+    )
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
-    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+    async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> ClientReply:
         times.send()
         self.asked.append((image, dict(fields)))
         self.waiting += 1
@@ -60,7 +62,7 @@ def job(due: list[float], callers: int = 0, duration_s: float = 1.0, in_flight: 
     )  # fmt: skip
 
 
-def run(given: Job, clerk: Clerk, loaded: SharedImages = LOADED, began_ago_s: float = 0.0) -> list[Outcome]:
+def run(given: Job, clerk: Clerk, loaded: SharedImages = LOADED, began_ago_s: float = 0.0) -> list[RequestOutcome]:
     clerk.gate.set()
     return asyncio.run(Engine(given, loaded, clerk).run(time.monotonic() - began_ago_s))
 
@@ -83,7 +85,7 @@ def test_nothing_is_sent_before_it_is_due() -> None:
 
 def test_an_answer_counts_from_when_it_was_whole_not_from_when_it_was_read() -> None:
     class Prompt(Clerk):
-        async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+        async def ask(self, image: bytes, fields: Mapping[str, str], times: RequestTimes) -> ClientReply:
             replied = await super().ask(image, fields, times)
             assert times.sent is not None
             times.done = times.sent + 0.002
@@ -113,7 +115,7 @@ def test_requests_do_not_wait_for_answers() -> None:
 
 
 def test_what_exceeds_the_bound_counts_as_unanswered() -> None:
-    async def scenario() -> list[Outcome]:
+    async def scenario() -> list[RequestOutcome]:
         clerk = Clerk()
         engine = Engine(job([0.0] * 20, in_flight=5), LOADED, clerk)
         running = asyncio.create_task(engine.run(time.monotonic()))
@@ -139,7 +141,7 @@ def test_callers_wait_for_their_answers_and_begin_the_plan_anew() -> None:
 
 @pytest.mark.parametrize("callers", [0, 4])
 def test_interrupt_sends_nothing_more_and_notes_what_had_no_answer(callers: int) -> None:
-    async def scenario() -> list[Outcome]:
+    async def scenario() -> list[RequestOutcome]:
         clerk = Clerk()
         due = [] if callers else [0.0] * 4 + [60.0] * 4
         engine = Engine(job(due, callers=callers, duration_s=60.0), LOADED, clerk, grace_s=0.01)
@@ -153,7 +155,7 @@ def test_interrupt_sends_nothing_more_and_notes_what_had_no_answer(callers: int)
 
 
 def test_answers_are_still_taken_after_an_interrupt() -> None:
-    async def scenario() -> list[Outcome]:
+    async def scenario() -> list[RequestOutcome]:
         clerk = Clerk()
         engine = Engine(job([0.0] * 4 + [60.0]), LOADED, clerk)
         running = asyncio.create_task(engine.run(time.monotonic()))
@@ -171,7 +173,7 @@ def test_without_labels_nothing_is_right_or_wrong() -> None:
 
 
 def test_refusals_are_noted_as_such() -> None:
-    clerk = Clerk(reply=Reply(429, "overloaded"))
+    clerk = Clerk(reply=ClientReply(429, "overloaded"))
     (outcome,) = run(job([0.0]), clerk)
     assert (outcome.status, outcome.error, outcome.right, outcome.answered) == (429, "overloaded", None, False)
 
@@ -181,7 +183,9 @@ def test_job_survives_the_pipe() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(given), type=Job) == given
 
 
-@pytest.mark.parametrize(("protocol", "kind"), [("http", HttpClient), ("oip", OipClient), ("datagram", DatagramClient)])
+@pytest.mark.parametrize(
+    ("protocol", "kind"), [("http", HttpClient), ("oip", OipClient), ("datagram", DatagramLoadClient)]
+)
 def test_every_protocol_has_an_asker(protocol: str, kind: type) -> None:
     async def scenario() -> None:
         server = msgspec.convert({"url": "http://127.0.0.1:1", "protocol": protocol}, ServerAddress)

@@ -21,7 +21,7 @@ from loadgen.__main__ import main
 from loadgen.clients.engine import Job, ServerAddress, Tally
 from loadgen.clients.processes import WorkerProcesses, parts
 from loadgen.workload.dataset import read_dataset
-from loadgen.workload.record import NoiseFloor, Outcome
+from loadgen.workload.record import NoiseFloor, RequestOutcome
 
 IMAGES = read_dataset(None, "imagenet", Path(), limit=3)
 
@@ -47,20 +47,20 @@ def test_callers_are_shared_out(callers: int, size: int) -> None:
 
 def test_two_processes_send_one_schedule_and_their_outcomes_are_one(null: ServerProcess) -> None:
     due = [i / 100 for i in range(60)]
-    told: list[Tally] = []
+    shown: list[Tally] = []
 
-    async def scenario() -> tuple[list[Outcome], list[Outcome]]:
+    async def scenario() -> tuple[list[RequestOutcome], list[RequestOutcome]]:
         async with WorkerProcesses(2) as workers:
             await workers.load(IMAGES)
             again = await workers.run(job(null.url, [], callers=4, duration_s=0.1))
-            return await workers.run(job(null.url, due), show=told.append), again
+            return await workers.run(job(null.url, due), show=shown.append), again
 
     outcomes, closed = asyncio.run(scenario())
     assert [each.due_s for each in outcomes] == due
     assert [each.image for each in outcomes] == [IMAGES.numbers[i % 3] for i in range(60)]
     assert all(each.answered for each in (*outcomes, *closed))
     assert closed
-    assert told[-1].sent <= 60
+    assert shown[-1].sent <= 60
 
 
 def test_a_server_that_is_not_there_is_said_before_anything_is_sent() -> None:

@@ -13,7 +13,7 @@ from loadgen.clients.server_info import MAX_BYTES, identify
 from loadgen.workload.record import load
 from tests.bench.policies.baselines.plugin import with_baselines
 from tests.loadgen.command import command
-from tests.loadgen.scripted import Asked, reply, scripted
+from tests.loadgen.scripted import RecordedRequest, reply, scripted
 
 TRITON = b'{"name": "triton", "version": "2.65.0", "extensions": ["binary_tensor_data"]}'
 TARGETS = (
@@ -22,7 +22,7 @@ TARGETS = (
 
 
 def said_by(replies: dict[str, bytes]) -> str:
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         path = asked.line.split()[1]
         return replies.get(path, reply(b'{"error": "no such path"}', status=404))
 

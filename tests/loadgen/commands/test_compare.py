@@ -203,7 +203,7 @@ class Files:
 
     def compare(self, *words: str) -> int:
         given = dict(zip(words[::2], words[1::2], strict=True))
-        options = command.Options(
+        options = command.CompareOptions(
             runs=[self.folder / name for name in ("a.json", "b.json.gz")],
             fail_if_slower=float(given["--fail-if-slower"]) if "--fail-if-slower" in given else None,
             html=Path(given["--html"]) if "--html" in given else None,

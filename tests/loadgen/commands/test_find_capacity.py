@@ -33,9 +33,9 @@ from loadgen.clients.engine import Job, ServerAddress
 from loadgen.commands.find_capacity import WARM_UP_S, Ask, CapacityFindings, ProbePlan, find
 from loadgen.commands.options import Setup
 from loadgen.workload.dataset import Dataset
-from loadgen.workload.record import INTERRUPTED, UNANSWERED, Outcome, TargetClass
+from loadgen.workload.record import INTERRUPTED, UNANSWERED, RequestOutcome, TargetClass
 from tests.loadgen.command import unread
-from tests.loadgen.scripted import Asked, reply, scripted
+from tests.loadgen.scripted import RecordedRequest, reply, scripted
 
 # ------------------------------------------------------------------------------------------- the search
 
@@ -44,7 +44,7 @@ def searched(search: RateSearch, capacity: float, hiccup: int = -1) -> int:
     """Search a server that holds up to `capacity`, but for one hiccup among the probes; the number of probes."""
     probes = 0
     while (tried := search.next()) is not None:
-        search.tell(tried, tried.rate <= capacity and (tried.confirming or probes != hiccup))
+        search.record(tried, tried.rate <= capacity and (tried.confirming or probes != hiccup))
         probes += not tried.confirming
     return probes
 
@@ -73,37 +73,37 @@ def test_no_rate_beyond_the_generators_own_is_tried() -> None:
 
 def test_rate_counts_as_failed_only_the_second_time() -> None:
     search = RateSearch(8.0, 0.05, 1e6, probes_left=9)
-    search.tell(RateTrial(8.0), held=False)
+    search.record(RateTrial(8.0), held=False)
     assert (search.next(), search.high) == (RateTrial(8.0, again=True), math.inf)
-    search.tell(RateTrial(8.0, again=True), held=False)
+    search.record(RateTrial(8.0, again=True), held=False)
     assert (search.next(), search.high) == (RateTrial(4.0), 8.0)
 
 
 def test_rate_that_only_probes_found_is_stepped_down_from_until_one_is_confirmed() -> None:
     search = RateSearch(8.0, 0.05, 1e6, probes_left=1)
-    search.tell(RateTrial(8.0), held=True)
+    search.record(RateTrial(8.0), held=True)
     assert search.next() == RateTrial(8.0, confirming=True)
-    search.tell(RateTrial(8.0, confirming=True), held=False)
+    search.record(RateTrial(8.0, confirming=True), held=False)
     assert search.next() == RateTrial(STEP_DOWN * 8.0, confirming=True)
-    search.tell(RateTrial(STEP_DOWN * 8.0, confirming=True), held=True)
+    search.record(RateTrial(STEP_DOWN * 8.0, confirming=True), held=True)
     assert (search.next(), search.confirmed, search.high) == (None, STEP_DOWN * 8.0, 8.0)
 
 
 def test_steps_down_end() -> None:
     search = RateSearch(8.0, 0.05, 1e6, probes_left=1)
     while (tried := search.next()) is not None:
-        search.tell(tried, held=not tried.confirming)
+        search.record(tried, held=not tried.confirming)
     assert (search.confirmed, len(search.refuted)) == (None, 1 + STEPS_DOWN)
 
 
 # ------------------------------------------------------------------------------------------- one run
 
 
-def outcomes(latency_ms: float, status: int, n: int, right: bool | None = None) -> list[Outcome]:
-    return [Outcome(0.0, 0.001, latency_ms / 1e3, 0, image, status, right=right) for image in range(n)]
+def outcomes(latency_ms: float, status: int, n: int, right: bool | None = None) -> list[RequestOutcome]:
+    return [RequestOutcome(0.0, 0.001, latency_ms / 1e3, 0, image, status, right=right) for image in range(n)]
 
 
-def answers(*parts: list[Outcome], labelled: bool = False) -> CountedAnswers:
+def answers(*parts: list[RequestOutcome], labelled: bool = False) -> CountedAnswers:
     return counted([each for part in parts for each in part], 0.0, 1.0, labelled=labelled)
 
 
@@ -135,7 +135,7 @@ def test_no_outcomes_hold_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "wanted", "standing", "certified"),
+    ("right", "wanted", "standing", "held"),
     [
         (950, 0.90, Standing.SHOWN, True),
         (910, 0.90, Standing.KEPT, True),
@@ -162,7 +162,7 @@ def test_images_lost_to_load_fail_a_rate_that_chance_would_excuse() -> None:
 
 
 def test_requests_that_an_interrupt_cut_off_are_not_counted() -> None:
-    cut = [Outcome(0.0, 0.0, 5.0, 0, 0, UNANSWERED, INTERRUPTED)]
+    cut = [RequestOutcome(0.0, 0.0, 5.0, 0, 0, UNANSWERED, INTERRUPTED)]
     assert len(answers(outcomes(1, 200, 3), cut)) == 3
 
 
@@ -170,7 +170,7 @@ def test_confirmation_says_how_sure_its_p99_is_and_that_its_time_was_cut() -> No
     rng = np.random.default_rng(3)
     waits = rng.exponential(20.0, 700).tolist()
     got = counted(
-        [Outcome(at / 700, 0.0, at / 700 + ms / 1e3, 0, 0, 200) for at, ms in enumerate(waits)],
+        [RequestOutcome(at / 700, 0.0, at / 700 + ms / 1e3, 0, 0, 200) for at, ms in enumerate(waits)],
         0.0,
         1.0,
         labelled=False,
@@ -218,13 +218,13 @@ def queue(
     """
     runs = iter(range(1000))
 
-    async def ask(job: Job) -> tuple[list[Outcome], bool]:
+    async def ask(job: Job) -> tuple[list[RequestOutcome], bool]:
         rate = len(job.due) / job.duration_s
         free_s = 2.0 if next(runs) in stalls else 0.0
         found = []
         for due_s, image in zip(job.due, job.image, strict=True):
             free_s = max(free_s, due_s) + service_s
-            found.append(Outcome(due_s, due_s, free_s, 0, image, 200, right=right(rate, image)))
+            found.append(RequestOutcome(due_s, due_s, free_s, 0, image, 200, right=right(rate, image)))
         return found, False
 
     return ask
@@ -355,7 +355,7 @@ def test_interrupt_ends_the_search_and_what_is_known_stays() -> None:
     whole = queue()
     runs = iter(range(1000))
 
-    async def ask(job: Job) -> tuple[list[Outcome], bool]:
+    async def ask(job: Job) -> tuple[list[RequestOutcome], bool]:
         found, _ = await whole(job)
         return (found, False) if next(runs) < 2 else (found[:200], True)
 
@@ -380,7 +380,7 @@ def test_command_finds_a_rate_confirms_it_and_writes_its_runs(
     assert "capacity: 400 requests/s at P99 ≤ 5000 ms, confirmed, and perhaps more" in said
     found = json.loads(report.read_text())
     assert (found["low"], found["high"], found["interrupted"]) == (400.0, None, False)
-    assert [(each["confirming"], each["certified"]) for each in found["probes"]] == [(False, True), (True, True)]
+    assert [(each["confirming"], each["held"]) for each in found["probes"]] == [(False, True), (True, True)]
     run = found["confirmation"]
     assert (run["n"], run["wanted"]) == (1000, 1000)
     assert 0.0 < run["p99_low"] <= run["p99_ms"] <= run["p99_high"]
@@ -401,9 +401,9 @@ def test_interrupted_command_says_what_it_knows_and_writes_it(tmp_path: Path) ->
     """The first probe has 300 requests, with those that warm up; the second has 600, and is interrupted amid them."""
     report = tmp_path / "capacity.json"
     enough = asyncio.Event()
-    seen: list[Asked] = []
+    seen: list[RecordedRequest] = []
 
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         seen.append(asked)
         if len(seen) == 550:
             enough.set()
@@ -434,9 +434,9 @@ def test_server_that_goes_away_amid_the_search_leaves_what_probes_found(tmp_path
     """The first probe has 300 requests, with those that warm up; the server goes amid the second's 600."""
     report = tmp_path / "capacity.json"
     enough = asyncio.Event()
-    seen: list[Asked] = []
+    seen: list[RecordedRequest] = []
 
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         seen.append(asked)
         if len(seen) == 550:
             enough.set()
@@ -458,14 +458,14 @@ def test_server_that_goes_away_amid_the_search_leaves_what_probes_found(tmp_path
     assert "no rate was confirmed to keep P99 ≤ 9000 ms: 100 requests/s held in a probe and are not confirmed" in out
     assert "cannot be reached" in err
     held, failed = json.loads(report.read_text())["probes"]
-    assert (held["certified"], held["errors"], failed["certified"]) == (True, {}, False)
+    assert (held["held"], held["errors"], failed["held"]) == (True, {}, False)
     lost = failed["errors"]["unreachable"]
     assert lost > 0
     assert f"unreachable {lost}" in out
 
 
 def test_server_that_answers_nothing_ends_the_search_with_its_codes() -> None:
-    async def refuse(_: Asked) -> bytes:
+    async def refuse(_: RecordedRequest) -> bytes:
         return reply(b'{"error": "no such path", "code": "not_found"}', status=404)
 
     async def scenario() -> tuple[int | None, str, str]:

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from loadgen.commands.interrupt import heeded, unless
+from loadgen.commands.interrupt import first_interrupt, run_unless
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -16,7 +16,7 @@ def test_first_signal_sets_the_event_and_handlers_are_put_back(number: signal.Si
     before = signal.getsignal(number)
 
     async def scenario() -> bool:
-        with heeded() as stop:
+        with first_interrupt() as stop:
             os.kill(os.getpid(), number)
             await stop.wait()
             return stop.is_set()
@@ -27,7 +27,7 @@ def test_first_signal_sets_the_event_and_handlers_are_put_back(number: signal.Si
 
 def test_second_interrupt_ends_even_what_never_gives_the_loop_a_turn() -> None:
     async def scenario() -> None:
-        with heeded():
+        with first_interrupt():
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
             while True:
@@ -50,7 +50,7 @@ def test_work_is_cancelled_and_cleans_up_when_the_event_is_set() -> None:
 
     async def scenario() -> int | None:
         stop = asyncio.Event()
-        return await unless(stop, work(stop))
+        return await run_unless(stop, work(stop))
 
     assert asyncio.run(scenario()) is None
     assert cleaned == [True]
@@ -64,8 +64,8 @@ def test_work_that_is_done_gives_its_result_and_errors_pass() -> None:
         raise ValueError("no")
 
     async def scenario() -> int | None:
-        assert await unless(asyncio.Event(), give()) == 1
-        return await unless(asyncio.Event(), fail())
+        assert await run_unless(asyncio.Event(), give()) == 1
+        return await run_unless(asyncio.Event(), fail())
 
     with pytest.raises(ValueError, match="no"):
         asyncio.run(scenario())
@@ -81,7 +81,7 @@ def test_work_ends_with_whoever_waits_for_it() -> None:
             ended.append(True)
 
     async def scenario() -> None:
-        waiting = asyncio.create_task(unless(asyncio.Event(), work()))
+        waiting = asyncio.create_task(run_unless(asyncio.Event(), work()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         waiting.cancel()

@@ -186,7 +186,7 @@ def test_the_command_offers_a_server_until_it_is_interrupted(null: ServerProcess
     assert re.search(r'^up \{.*"delivered":[1-9]', said, re.MULTILINE)
 
 
-def test_the_record_has_the_weather_from_the_first_request_on() -> None:
+def test_the_record_has_the_trace_from_the_first_request_on() -> None:
     found = link_samples(load_profile("wifi-busy"), 30.0)
     assert found[0].at_s == 0.0
     assert [each.at_s for each in found] == sorted(each.at_s for each in found)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError, NotReady
 from hawkvision.system.process import ServerProcess
-from loadgen.commands.mlperf import Options, Scenario, figures, rules, score, verdict
+from loadgen.commands.mlperf import MlperfOptions, Scenario, figures, rules, score, verdict
 from tests.loadgen.command import command
 from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
-from tests.loadgen.scripted import Asked, reply, scripted
+from tests.loadgen.scripted import RecordedRequest, reply, scripted
 
 try:
     import mlperf_loadgen  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
@@ -173,15 +173,15 @@ def test_benchmarks_of_loadgens_conf_are_known_in_every_scenario(scenario: Scena
     import mlperf_loadgen as loadgen
 
     for benchmark in ("resnet50", "retinanet", "3d-unet", "bert"):
-        rules(loadgen, Options(url="http://127.0.0.1", benchmark=benchmark, scenario=scenario))
+        rules(loadgen, MlperfOptions(url="http://127.0.0.1", benchmark=benchmark, scenario=scenario))
 
 
 @needs_loadgen
 def test_interrupt_ends_at_once_and_names_the_logs_that_are_incomplete(tmp_path: Path) -> None:
     enough = asyncio.Event()
-    seen: list[Asked] = []
+    seen: list[RecordedRequest] = []
 
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         seen.append(asked)
         if (tmp_path / "mlperf_log_detail.txt").exists():  # the warm-up is over
             enough.set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gzip
-import importlib
 import shlex
 import signal
 import subprocess
@@ -20,12 +19,12 @@ from hawkvision.system.process import ServerProcess
 from loadgen.__main__ import COMMANDS, main
 from loadgen.analysis.summary import RunSummary, summarise
 from loadgen.commands.command_line import stated, words
-from loadgen.commands.run import Options, host_limits, missed_goals
+from loadgen.commands.run import RunOptions, host_limits, missed_goals
 from loadgen.workload.record import load
 from tests.loadgen.command import command, endless
 from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
 from tests.loadgen.runs import answer, refusal, run_of
-from tests.loadgen.scripted import Asked, reply, scripted
+from tests.loadgen.scripted import RecordedRequest, reply, scripted
 
 
 def test_run_writes_the_record_and_the_page_it_prints(null: ServerProcess, tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_interrupt_stops_sending_and_still_writes_record_and_page(tmp_path: Path
     record, page = tmp_path / "run.json", tmp_path / "run.html"
     enough = asyncio.Event()
 
-    async def say(asked: Asked) -> bytes:
+    async def say(asked: RecordedRequest) -> bytes:
         seen.append(asked.sends)
         if sum(seen) == 5:
             enough.set()
@@ -164,7 +163,7 @@ def test_a_recording_that_is_over_before_the_warm_up_is_refused_with_both_durati
 def test_a_server_that_refuses_everything_fails_the_test(tmp_path: Path) -> None:
     record = tmp_path / "run.json"
 
-    async def refuse(_: Asked) -> bytes:
+    async def refuse(_: RecordedRequest) -> bytes:
         return reply(b'{"error": "no key", "code": "unauthorized"}', status=401)
 
     async def scenario() -> tuple[int | None, bytes]:
@@ -184,7 +183,7 @@ def test_a_server_that_refuses_everything_fails_the_test(tmp_path: Path) -> None
 def test_a_record_that_cannot_be_written_costs_neither_table_nor_page(tmp_path: Path) -> None:
     record, page = tmp_path / "run.json", tmp_path / "run.html"
 
-    async def say(_: Asked) -> bytes:
+    async def say(_: RecordedRequest) -> bytes:
         record.mkdir(exist_ok=True)  # after it was found to be writable
         return reply(b'{"index": 1}')
 
@@ -221,7 +220,7 @@ def test_goals_are_missed_by_what_was_measured() -> None:
 
 def test_a_disturbed_host_fails_a_test_that_allows_less() -> None:
     quiet = msgspec.structs.replace(run_of([answer(0.1, 50.0)]), stolen=0.01, slowed=0.05)
-    given = Options(url="http://127.0.0.1", max_cpu_steal=0.01, max_cpu_slowdown=0.05)
+    given = RunOptions(url="http://127.0.0.1", max_cpu_steal=0.01, max_cpu_slowdown=0.05)
     assert host_limits(quiet, given) == []
     assert host_limits(msgspec.structs.replace(quiet, stolen=0.03, slowed=None), given) == [
         "CPU steal is 3.0%; expected at most 1.0%",
@@ -344,7 +343,7 @@ def test_every_command_is_listed(module: list[str]) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_says_what_it_is_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = importlib.import_module(f"loadgen.commands.{COMMANDS[name].module}").Options
+    options = COMMANDS[name].load().options
     hints = get_type_hints(options, include_extras=True)
     for field in dataclasses.fields(options):
         assert hints[field.name].__metadata__[0].help, f"{name}: {field.name}"

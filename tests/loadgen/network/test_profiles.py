@@ -102,7 +102,7 @@ def test_phases_have_exactly_their_shares_of_a_round(name: str) -> None:
         assert spent == pytest.approx({phase.name: phase.share * profile.length_s for phase in profile.phases})
 
 
-def test_weather_repeats_by_its_number_and_differs_between_numbers() -> None:
+def test_a_trace_repeats_by_its_number_and_differs_between_numbers() -> None:
     profile = load_profile("lte-drive")
     assert profile.specs(1) == load_profile("lte-drive").specs(1)
     assert profile.schedule(1) != profile.schedule(2)
@@ -112,7 +112,7 @@ def test_weather_repeats_by_its_number_and_differs_between_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_number_has_weather_though_a_stretch_may_be_too_short_for_its_bursts(name: str) -> None:
+def test_every_number_has_a_trace_though_a_stretch_may_be_too_short_for_its_bursts(name: str) -> None:
     profile = load_profile(name)
 
     for number in range(250):

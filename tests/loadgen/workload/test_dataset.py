@@ -44,7 +44,7 @@ def test_folder_of_classes_has_labels(tmp_path: Path) -> None:
     assert read(tmp_path).labels == (281, 7)
 
 
-def test_held_out_pictures_keep_their_numbers(tmp_path: Path) -> None:
+def test_held_out_images_keep_their_numbers(tmp_path: Path) -> None:
     data = write_set(tmp_path, [0, 1, 2, 3])
     sha256 = read_images(data, [str(i) for i in range(10)]).sha256
     indices = tmp_path / "held_out.json"

@@ -1,1 +1,1 @@
-"""Circuits whose current somebody measured, written anew for `tests.bench.fpga.power_calibration`."""
+"""Circuits whose current was measured and published, written anew for `tests.bench.fpga.power_calibration`."""

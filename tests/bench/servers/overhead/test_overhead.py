@@ -96,10 +96,10 @@ def test_pinning_is_inherited_and_undone() -> None:
     before = os.sched_getaffinity(0)
     core = min(before)
     with pinned(core):
-        told = subprocess.run(
+        ran = subprocess.run(
             [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"], capture_output=True, check=True
         )
-    assert told.stdout.decode().strip() == str({core})
+    assert ran.stdout.decode().strip() == str({core})
     assert os.sched_getaffinity(0) == before
 
 

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md tells a newcomer to run and to open is there, and so are the tests that the Makefile names."""
+"""CONTRIBUTING.md names commands and files that exist, and the Makefile names tests that exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 TARGETS = sorted(set(re.findall(r"make (\S+?)[`\s,]", TEXT)))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")

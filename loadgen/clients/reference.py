@@ -1,0 +1,67 @@
+"""What the reference stage says of images, asked over plain HTTP before a load test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from hawkvision.client.asynchronous import AsyncClient
+from hawkvision.core.errors import HawkVisionError, NotReady
+from hawkvision.core.types import Answer, Quality
+from loadgen.clients.engine import ServerAddress, Tally
+from loadgen.workload.dataset import Dataset
+
+CALLERS: Final = 4
+RETRY_S: Final = 10.0
+WAITS_S: Final = (0.5, 1.0, 2.0)
+"""Before an image is sent again that another stage answered: a link has bad moments."""
+
+
+async def ask_reference(
+    dataset: Dataset, server: ServerAddress, positions: Sequence[int], show: Callable[[Tally], None]
+) -> dict[int, bool]:
+    """Whether the reference stage is right, by image number, for the labelled images at `positions` of a data set.
+
+    Each image is asked for once, and again where another stage answered. `show` is called after each answer.
+
+    Raises:
+        HawkVisionError: if an image is still refused, or unanswered, after `RETRY_S` of waiting.
+        NotReady: if the reference stage does not answer an image, however often it is asked.
+    """
+    labels = dataset.labels
+    assert labels is not None
+    right: dict[int, bool] = {}
+    waiting = iter(positions)
+
+    async def caller(client: AsyncClient) -> None:
+        for position in waiting:
+            answer = await _reference_answer(client, dataset.bodies[position], server.task)
+            right[dataset.numbers[position]] = answer.index == labels[position]
+            show(Tally(len(right), len(right), 0))
+
+    async with AsyncClient(server.url, api_key=server.api_key, connections=CALLERS, retry_budget_s=RETRY_S) as client:
+        try:
+            async with asyncio.TaskGroup() as callers:
+                for _ in range(CALLERS):
+                    callers.create_task(caller(client))
+        except* HawkVisionError as group:
+            first = group.exceptions[0]
+            if isinstance(first, HawkVisionError):
+                first.add_note("while asking for the reference, quality=best")
+            raise first from None
+    return right
+
+
+async def _reference_answer(client: AsyncClient, body: bytes, task: str | None) -> Answer:
+    """The reference stage's own answer: a `degraded` one comes from another stage."""
+    for wait_s in (*WAITS_S, None):
+        answer = await client.classify(body, task=task, quality=Quality.BEST)
+        if not answer.degraded:
+            return answer
+        if wait_s is not None:
+            await asyncio.sleep(wait_s)
+    raise NotReady(
+        f"{answer.model} ({answer.tier.value}) answered below the target, {1 + len(WAITS_S)} times; expected "
+        "the reference stage: is the datacenter reached?"
+    )
