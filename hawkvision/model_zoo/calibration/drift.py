@@ -281,7 +281,7 @@ class _ReplayedNode:
         self._intermediate_log = None if controls is None else _log(controls.intermediate_claims)
         self._share = 0.0 if controls is None else AUDIT_SHARE
 
-    def take(self, seen: _ReplayedImage, chances: Sequence[float]) -> _ReplayedRequest:
+    def take(self, image: _ReplayedImage, chances: Sequence[float]) -> _ReplayedRequest:
         suspended = any(log.suspended for log in (self._edge_log, self._intermediate_log) if log is not None)
         for control in (self._edge, self._intermediate):
             if control is not None:
@@ -289,27 +289,27 @@ class _ReplayedNode:
         threshold = self._route.threshold if self._edge is None else self._edge.threshold
         drawn = chances[0] < self._share
         if drawn and self._edge_log is not None:
-            self._edge_log.record(seen.score, seen.differs)
-        if seen.score >= threshold:
-            _accept(self._edge, seen.score, self._share, seen.differs if drawn else None)
-            return _ReplayedRequest(_EDGE, seen.loss, drawn, suspended, threshold)
+            self._edge_log.record(image.score, image.differs)
+        if image.score >= threshold:
+            _accept(self._edge, image.score, self._share, image.differs if drawn else None)
+            return _ReplayedRequest(_EDGE, image.loss, drawn, suspended, threshold)
         # The certificate covers the intermediate stage's answers to images that the certified threshold escalates only.
-        if self._route.intermediate is None or seen.score >= self._route.threshold:
-            _escalate(self._edge, seen.score, seen.differs)
+        if self._route.intermediate is None or image.score >= self._route.threshold:
+            _escalate(self._edge, image.score, image.differs)
             return _ReplayedRequest(_BEST, 0, False, suspended, threshold)
         # While the guarantee is suspended the intermediate stage is not believed, but still looked at: its log must
         # show when traffic is as certified again.
         if drawn and self._intermediate_log is not None:
-            self._intermediate_log.record(seen.intermediate_score, seen.intermediate_differs)
+            self._intermediate_log.record(image.intermediate_score, image.intermediate_differs)
         bar = self._route.intermediate.threshold if self._intermediate is None else self._intermediate.threshold
-        if seen.intermediate_score >= bar and not suspended:
-            _escalate(self._edge, seen.score, None)
+        if image.intermediate_score >= bar and not suspended:
+            _escalate(self._edge, image.score, None)
             _accept(
-                self._intermediate, seen.intermediate_score, self._share, seen.intermediate_differs if drawn else None
+                self._intermediate, image.intermediate_score, self._share, image.intermediate_differs if drawn else None
             )
-            return _ReplayedRequest(_INTERMEDIATE, seen.intermediate_loss, drawn, suspended, threshold)
-        _escalate(self._edge, seen.score, seen.differs)
-        _escalate(self._intermediate, seen.intermediate_score, seen.intermediate_differs)
+            return _ReplayedRequest(_INTERMEDIATE, image.intermediate_loss, drawn, suspended, threshold)
+        _escalate(self._edge, image.score, image.differs)
+        _escalate(self._intermediate, image.intermediate_score, image.intermediate_differs)
         return _ReplayedRequest(_BEST, 0, False, suspended, threshold)
 
 

@@ -181,9 +181,9 @@ def reliability(
     return Reliability(name, temperature, len(labels), _bins(raw, labels), _bins(calibrated, labels))
 
 
-def pair_findings(profile: Profile, pair: Pair, seen: LabelledPredictions, split: Split) -> PairFindings:
+def pair_findings(profile: Profile, pair: Pair, predictions: LabelledPredictions, split: Split) -> PairFindings:
     """What a pair's certificates guarantee, and what they do on held-out images."""
-    held_out, certifying = (seen.sample(pair, part) for part in (split.held_out, split.certify))
+    held_out, certifying = (predictions.sample(pair, part) for part in (split.held_out, split.certify))
     condition = pair.conditions[0]
     path = paths_of(pair)[0]
     observed = list(sweep(certifying, path))
@@ -241,9 +241,9 @@ def measure(sample: Sample, thresholds: Thresholds) -> ThresholdsResult:
     return ThresholdsResult(step.escalation, step.to_best, step.drop, INTERVAL_SIGMAS * spread)
 
 
-def _bins(looked: StagePredictions, labels: NDArray[np.int64]) -> ReliabilityBins:
-    confidence = looked.scores(Score.TOP1)
-    right = looked.labels() == labels
+def _bins(predictions: StagePredictions, labels: NDArray[np.int64]) -> ReliabilityBins:
+    confidence = predictions.scores(Score.TOP1)
+    right = predictions.labels() == labels
     place = np.minimum((confidence * BINS).astype(np.intp), BINS - 1)
     counts = np.bincount(place, minlength=BINS)
     filled = np.flatnonzero(counts)

@@ -74,8 +74,8 @@ def report_calibration(
             f"{FEWEST_HELD_OUT} to measure anything on"
         )
     names = tuple(stage.name for stage in known.stages)
-    looks = run_stages(manifest, names, images, backend=backend, cache=cache, chosen=split.used())
-    seen = LabelledPredictions({name: _calibrated(known, looks, name) for name in names}, images.labels)
+    predictions = run_stages(manifest, names, images, backend=backend, cache=cache, chosen=split.used())
+    clean = LabelledPredictions({name: _calibrated(known, predictions, name) for name in names}, images.labels)
     order = sorted(known.pairs, key=lambda pair: pair.edge != manifest.cascade.default_edge)
     fresh = np.sort(np.concatenate([split.certify, split.held_out]))
     findings = Findings(
@@ -89,14 +89,14 @@ def report_calibration(
             reliability(
                 stage.name,
                 stage.temperature,
-                StagePredictions(stage.name, softmax(looks.logits(stage.name)[fresh]), 0.0),
-                StagePredictions(stage.name, softmax(looks.logits(stage.name)[fresh], stage.temperature), 0.0),
+                StagePredictions(stage.name, softmax(predictions.logits(stage.name)[fresh]), 0.0),
+                StagePredictions(stage.name, softmax(predictions.logits(stage.name)[fresh], stage.temperature), 0.0),
                 images.labels[fresh],
             )
             for stage in known.stages
         ),
-        pairs=tuple(pair_findings(known, pair, seen, split) for pair in order),
-        drift=_drift(manifest, known, order[0].edge, order[0].best, images, seen, split, backend, cache),
+        pairs=tuple(pair_findings(known, pair, clean, split) for pair in order),
+        drift=_drift(manifest, known, order[0].edge, order[0].best, images, clean, split, backend, cache),
     )
     write_atomic(out, render(findings).encode())
     return findings
@@ -108,7 +108,7 @@ def _drift(
     edge: str,
     best: str,
     images: LabelledImages,
-    seen: LabelledPredictions,
+    clean: LabelledPredictions,
     split: Split,
     backend: BackendKind,
     cache: Path,
@@ -121,17 +121,19 @@ def _drift(
         chosen = np.sort(rng.choice(chosen, MOST_DRIFT_IMAGES, replace=False))
     some = subset(images, chosen)
     stages = (edge, best) if pair.intermediate is None else (edge, best, pair.intermediate.name)
-    looks = run_stages(manifest, stages, some, backend=backend, cache=cache, corruption=mixed(), name=mixture_name())
-    shifted = LabelledPredictions({stage: _calibrated(profile, looks, stage) for stage in stages}, some.labels)
-    return replay_drift(profile, pair, seen.sample(pair, chosen), shifted.sample(pair, np.arange(len(some))))
+    predictions = run_stages(
+        manifest, stages, some, backend=backend, cache=cache, corruption=mixed(), name=mixture_name()
+    )
+    shifted = LabelledPredictions({stage: _calibrated(profile, predictions, stage) for stage in stages}, some.labels)
+    return replay_drift(profile, pair, clean.sample(pair, chosen), shifted.sample(pair, np.arange(len(some))))
 
 
-def _calibrated(profile: Profile, looks: CascadePredictions, name: str) -> StagePredictions:
+def _calibrated(profile: Profile, predictions: CascadePredictions, name: str) -> StagePredictions:
     """A stage as certified: intermediate stages with the manifest's temperature, all others with the profile's."""
     if any(pair.intermediate is not None and pair.intermediate.name == name for pair in profile.pairs):
-        return looks.served(name)
+        return predictions.served(name)
     stage = profile.stage(name)
-    return StagePredictions(name, softmax(looks.logits(name), stage.temperature), stage.cost_ms)
+    return StagePredictions(name, softmax(predictions.logits(name), stage.temperature), stage.cost_ms)
 
 
 def _check_models(manifest: Manifest, profile: Profile) -> None:

@@ -155,18 +155,18 @@ def _measured(manifest: Manifest, graphs: Mapping[str, bytes], batch: Pixels, ju
         stages.append(found := judge.measured(variant.name, upright))
         variants.append(msgspec.structs.replace(variant, temperature=found.temperature, accuracy=found.unseen))
     manifest = msgspec.structs.replace(manifest, variants=tuple(variants))
-    looks = CascadePredictions(manifest, views, differs=False)
+    predictions = CascadePredictions(manifest, views, differs=False)
     ensembles = []
     for ensemble in manifest.ensembles:
-        stages.append(found := judge.measured(ensemble.name, looks.logits(ensemble.name)))
+        stages.append(found := judge.measured(ensemble.name, predictions.logits(ensemble.name)))
         ensembles.append(msgspec.structs.replace(ensemble, temperature=found.temperature, accuracy=found.unseen))
     return MeasuredCascade(msgspec.structs.replace(manifest, ensembles=tuple(ensembles)), tuple(stages))
 
 
 def _infer(graph: bytes, variant: Variant, classes: int, batch: Pixels) -> Logits:
     backend = open_backend("onnxruntime", graph, variant.input, classes, threads=len(sched_getaffinity(0)))
-    places, told = range(0, len(batch), BATCH), f"measuring {variant.name}"
-    starts = track(places, description=told, transient=True, disable=not sys.stdout.isatty())
+    places, description = range(0, len(batch), BATCH), f"measuring {variant.name}"
+    starts = track(places, description=description, transient=True, disable=not sys.stdout.isatty())
     try:
         return np.concatenate([backend.infer(np.ascontiguousarray(batch[i : i + BATCH])) for i in starts])
     finally:

@@ -285,10 +285,10 @@ def _narrow() -> Any:
 def _multiplies_bfloat16() -> bool:
     """What Linux says of the processor: torch's own question is private, and named differently in every version."""
     try:
-        told = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+        features = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    return re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", told) is not None
+    return re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", features) is not None
 
 
 def _batches(data: TrainingSet, network: TrainedNetwork, epoch: int) -> Iterator[tuple[Pixels, NDArray[np.int64]]]:
@@ -334,8 +334,8 @@ def _kept(checkpoint: Path) -> dict[str, Any] | None:
         state = torch.load(checkpoint, weights_only=True)
         return {"epoch": int(state["epoch"]), "model": state["model"], "sgd": state["sgd"]}
     except (RuntimeError, OSError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
-        said = str(error).partition("\n")[0]
-        raise ArtifactError(f"{checkpoint}: the kept training is damaged, remove it to train anew: {said}") from None
+        reason = str(error).partition("\n")[0]
+        raise ArtifactError(f"{checkpoint}: the kept training is damaged, remove it to train anew: {reason}") from None
 
 
 def _keep(checkpoint: Path, state: dict[str, Any]) -> None:

@@ -139,7 +139,9 @@ def test_round_trips_of_datagrams_are_learned_apart_from_those_over_tcp(peer: Pe
         async with linked(peer) as uplink:
             for body in (IMAGE, IMAGE, HUGE):
                 await uplink.infer(body, HURRIED, start_trace(), 10.0, exact=True)
-            return len(uplink._ways.escalation_transport.breaker.times._seen), len(uplink.link.times._seen)
+            return len(uplink._ways.escalation_transport.breaker.times._observations), len(
+                uplink.link.times._observations
+            )
 
     assert asyncio.run(scenario()) == (2, 1)
     assert peer.bodies == [HUGE]

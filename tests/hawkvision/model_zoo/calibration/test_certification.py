@@ -57,7 +57,7 @@ def thresholds(profile: Profile) -> list[object]:
 
 def test_a_profile_says_which_of_its_images_were_used_for_what(site: Site) -> None:
     profile = load_profile(site.task.profile)
-    assert [(use.purpose, use.n, use.looks) for use in profile.uses] == [
+    assert [(use.purpose, use.n, use.openings) for use in profile.uses] == [
         ("fit", profile.data.profile, None),
         ("certify", profile.data.certify, 1),
         ("test", profile.data.held_out, None),
@@ -73,7 +73,7 @@ def test_other_images_certify_a_design_and_leave_it_as_it_was(site: Site, tmp_pa
         [r.temperature for r in before.stages],
     )
     use = made.uses[-1]
-    assert (use.purpose, use.name, use.looks, use.design) == (
+    assert (use.purpose, use.name, use.openings, use.design) == (
         "certify",
         "others.npz",
         1,
@@ -106,7 +106,7 @@ def test_asking_again_about_the_same_design_is_free_and_about_another_halves_del
     other = tmp_path / "other.json"
     other.write_bytes(dump(msgspec.structs.replace(made, stages=(warmer, *made.stages[1:]))))
     changed = certified(site, site.others, second, design=other)
-    assert changed.uses[-1].looks == 2
+    assert changed.uses[-1].openings == 2
     assert {c.delta for c in changed.pairs[0].conditions[0].certificates} == {0.025}
 
 
@@ -167,7 +167,7 @@ def test_a_site_pays_for_images_that_were_compared_on_and_for_a_second_look(site
     other = tmp_path / "other.json"
     other.write_bytes(dump(msgspec.structs.replace(known, stages=(warmer, *known.stages[1:]))))
     assert ask(site.others, other) == 0.025
-    assert load_site(out).data.looks == 2
+    assert load_site(out).data.openings == 2
 
 
 @pytest.mark.parametrize("compared", [1, 12, 40, 1_000])

@@ -309,7 +309,7 @@ def test_page_says_so_where_the_held_out_images_served_the_design() -> None:
         return render(Findings(known, TODAY, "synthetic", SHA, 3_000, True, (stage,), (found,), drift))
 
     designed = ImageUse(purpose="design", name="synthetic", sha256=SHA, n=3_000)
-    elsewhere = ImageUse(purpose="certify", name="others.npz", sha256="e" * 64, n=410, looks=1)
+    elsewhere = ImageUse(purpose="certify", name="others.npz", sha256="e" * 64, n=410, openings=1)
     assert "no network, temperature or threshold has seen" in page_of()
     html = page_of(designed, elsewhere)
     assert "has seen" not in html
