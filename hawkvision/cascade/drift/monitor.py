@@ -15,7 +15,7 @@ and Ramdas, JRSS-B 2024). New bets start at each block of `BLOCK` outcomes, on e
 each of the K claims. The sum of all bets would grow by at most their number, so the probability that any of them
 reaches
 
-    T = (LOG / BLOCK) · A · K · 2 / δ         (A alternatives; half of δ for the caller's own log, half for the shared log)
+    T = (LOG / BLOCK) · A · K · 2 / δ     (A alternatives; half of δ each for the caller's own and the shared log)
 
 within any `LOG` outcomes (200,000 images at 2 %) is at most δ / 2 (the Shiryaev-Roberts argument; Shin, Ramdas and
 Rinaldo, "E-detectors", 2023). This holds from any time on: a long quiet past does not delay the alarm.

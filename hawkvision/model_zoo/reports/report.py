@@ -1,7 +1,7 @@
-"""`hawkvision report calibration`: a page that shows a cascade's guarantees, what they cost, and whether they are kept.
+"""`hawkvision report calibration`: a page with a cascade's guarantees, their costs, and whether they are kept.
 
-One file, no scripts, nothing fetched: it can be mailed, archived beside the profile and printed. The cascade is run
-over the labelled images, clean and corrupted, or what it said is taken from the cache.
+The page is one file without scripts or external resources. The cascade runs over the labelled images, clean and
+corrupted; logits come from the cache if they are there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.inference.backend_registry import BackendKind
-from hawkvision.model_zoo.calibration.drift import LabelledPredictions, mixed, mixture_name, subset
+from hawkvision.model_zoo.calibration.corruption import mixed, mixture_name
+from hawkvision.model_zoo.calibration.drift import LabelledPredictions, subset
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.model_zoo.reports.metrics import Drift, pair_findings, reliability, replay_drift
@@ -29,10 +30,10 @@ from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.advice import advise
 
 MOST_DRIFT_IMAGES: Final = 3_000
-"""Held-out images that are run again corrupted: enough for a drop of a tenth of a point, and minutes not hours."""
+"""Held-out images that also run corrupted: enough to measure a drop of a tenth of a point, within minutes."""
 
 FEWEST_HELD_OUT: Final = 30
-"""Below this no figure would say anything."""
+"""With fewer images the figures would mean nothing."""
 
 
 def report_calibration(
@@ -49,13 +50,13 @@ def report_calibration(
     """Measure what a profile guarantees on labelled images, and write the page to `out`.
 
     Args:
-        task: whose manifest and models are meant.
-        data: labelled images (`hawkvision.models.datasets`); best those that the profile was made of, of which the
-            held-out part then is measured on.
+        task: the task, by the name of its manifest.
+        data: labelled images (`hawkvision.models.datasets`), preferably the profile's own, of which the held-out part
+            is measured.
         out: the page.
         profile: None means the task's own.
-        models: where manifests lie.
-        cache: where built models lie, and logits are kept.
+        models: the folder of manifests.
+        cache: the folder of built models and cached logits.
         backend: what runs the models.
         today: the date to write; None means the clock's.
 
@@ -129,7 +130,7 @@ def _drift(
 
 
 def _calibrated(profile: Profile, predictions: CascadePredictions, name: str) -> StagePredictions:
-    """A stage as certified: intermediate stages with the manifest's temperature, all others with the profile's."""
+    """A stage as certified: intermediate stages at the manifest's temperature, others at the profile's."""
     if any(pair.intermediate is not None and pair.intermediate.name == name for pair in profile.pairs):
         return predictions.served(name)
     stage = profile.stage(name)
@@ -149,7 +150,7 @@ def _check_models(manifest: Manifest, profile: Profile) -> None:
 
 
 def _check_labelled(data: Path) -> None:
-    """A flat folder of images is a likely mistake, because `hawkvision certify` takes one."""
+    """Refuse a flat folder of images, a likely mistake because `hawkvision certify` takes one."""
     if data.is_dir() and any(path.suffix.lower() in SUFFIXES for path in data.iterdir()):
         raise ConfigError(
             f"{data}: the images have no labels; a report needs them: expected a directory per class, or an npz file "

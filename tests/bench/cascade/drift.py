@@ -46,16 +46,14 @@ from hawkvision.cascade.route import Route
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Quality
 from hawkvision.model_zoo.calibration.calibrate import intermediate_stage
+from hawkvision.model_zoo.calibration.corruption import SHIFT_SEVERITY, mixed, mixture_name
 from hawkvision.model_zoo.calibration.drift import (
     SETTLING,
-    SHIFT_SEVERITY,
     LabelledPredictions,
     MakeControl,
     Replay,
     Summary,
     alarm_delays,
-    mixed,
-    mixture_name,
     replay,
     subset,
     summarise,
