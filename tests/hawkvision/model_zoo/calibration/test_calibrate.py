@@ -107,7 +107,7 @@ def test_shipped_profile_names_the_models_of_the_manifest_and_its_data() -> None
     assert len(held_out["indices"]) == profile.data.held_out
 
 
-def test_shipped_temperatures_and_ranges_saw_no_image_that_certifies_or_tests() -> None:
+def test_shipped_temperatures_and_ranges_use_no_certification_or_test_image() -> None:
     models = models_dir()
     manifest = load_manifest("imagenet", models)
     data = load_profile(models / "imagenet" / "profile.json").data

@@ -110,7 +110,7 @@ def test_asking_again_about_the_same_design_is_free_and_about_another_halves_del
     assert {c.delta for c in changed.pairs[0].conditions[0].certificates} == {0.025}
 
 
-def test_what_few_images_cannot_confirm_stays_a_plan_and_is_never_called_held(site: Site, tmp_path: Path) -> None:
+def test_a_plan_that_few_images_cannot_confirm_stays_uncertified(site: Site, tmp_path: Path) -> None:
     made = certified(site, site.few, tmp_path / "p.json")
     planned = load_profile(site.task.profile).pairs[0].conditions[0].balanced
     tight = msgspec.structs.replace(planned, max_drop=0.01, threshold=0.9)
@@ -148,7 +148,7 @@ def test_calibrating_with_images_of_their_own_to_certify_leaves_all_others_to_th
         calibrate("bands", task.data, out, seed=5, certify_data=task.data, models=task.models, cache=task.cache)
 
 
-def test_a_site_pays_for_images_that_were_compared_on_and_for_a_second_look(site: Site, tmp_path: Path) -> None:
+def test_a_site_pays_for_compared_configurations_and_for_a_second_opening(site: Site, tmp_path: Path) -> None:
     out, task = tmp_path / "site.json", site.task
 
     def ask(data: Path, profile: Path, compared: int = 1) -> float:

@@ -161,7 +161,7 @@ def test_cascade_with_an_intermediate_stage_compares_costs() -> None:
     assert "medium" in html
 
 
-def test_targets_are_measured_on_held_out_pictures_only() -> None:
+def test_targets_are_measured_on_held_out_images_only() -> None:
     profile, seen, split = synthetic(False)
     found, _, _ = findings(False)
     route = Policy(profile, "small", "large").route(MaxAccuracyDrop(0.05))
@@ -324,7 +324,7 @@ def test_images_without_labels_are_refused(tmp_path: Path, task: BandTask) -> No
     assert not (tmp_path / "r.html").exists()
 
 
-def test_too_few_held_out_pictures_are_refused(tmp_path: Path, task: BandTask) -> None:
+def test_too_few_held_out_images_are_refused(tmp_path: Path, task: BandTask) -> None:
     (tmp_path / "images" / "b").mkdir(parents=True)
     (tmp_path / "images" / "b" / "a.jpg").write_bytes(encoded())
     with pytest.raises(ConfigError, match="expected at least 30"):
