@@ -235,7 +235,7 @@ def test_ray_starts_what_the_tier_does_without_by_the_functions_that_it_replaces
 def test_ray_knows_the_variables_of_the_environment_that_tune_it() -> None:
     import ray
 
-    from hawkvision.datacenter.run import TUNING
+    from hawkvision.datacenter.deployment.ray_settings import TUNING
 
     home = Path(ray.__file__).parent
     read = "".join(
@@ -266,11 +266,11 @@ def test_uvicorns_protocol_and_cycle_have_all_that_our_subclasses_use_of_them() 
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
     from uvicorn.server import ServerState
 
-    from edge.servers.fast_path import ExpressProtocol
+    from edge.servers.fast_path import FastPathProtocol
     from hawkvision.servers.protocol import BoundedProtocol
 
-    ours = (BoundedProtocol, ExpressProtocol)
-    assert issubclass(ExpressProtocol, BoundedProtocol)
+    ours = (BoundedProtocol, FastPathProtocol)
+    assert issubclass(FastPathProtocol, BoundedProtocol)
     assert issubclass(BoundedProtocol, HttpToolsProtocol)
     trees = [ast.parse(inspect.getsource(each)) for each in ours]
     defined = {name for each in ours for name in (*vars(each), *each.__annotations__)}

@@ -45,7 +45,7 @@ class Costs:
     intermediate: float | None = None
     """None where there is no intermediate stage."""
     reused: float = 0.0
-    """The part of `best` that the intermediate stage has already paid (`datacenter.execution.cascade_executor`)."""
+    """The part of `best` that the intermediate stage has already paid (`datacenter.stages.cascade_executor`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.calibration.model_runner import Corruption
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.system.files import sha256_of
 
 SEVERITIES: Final = range(1, 6)
 

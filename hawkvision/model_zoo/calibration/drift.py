@@ -23,8 +23,8 @@ from hawkvision.cascade.confidence.scores import Floats
 from hawkvision.cascade.drift.monitor import Claims, Monitor
 from hawkvision.cascade.drift.online import AUDIT_SHARE, ControllerSpec, DriftController
 from hawkvision.cascade.route import Route
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.datasets import LabelledImages
+from hawkvision.system.files import sha256_of
 
 
 def subset(images: LabelledImages, chosen: NDArray[np.intp]) -> LabelledImages:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge.inference.edge_stage import Look, Model, Others, Stage
+from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, InferenceJob, LoadedModel
 from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import ConfigError
@@ -76,7 +76,7 @@ def test_an_image_that_cannot_be_sent_is_named(cache: Path) -> None:
 
 
 def test_an_ensemble_reuses_the_views_of_shared_members(cache: Path) -> None:
-    """As `datacenter.execution.cascade_executor` does: an upright view counts for a mirrored stage, an average of both
+    """As `datacenter.stages.cascade_executor` does: an upright view counts for a mirrored stage, an average of both
     for no other."""
     upright = Ensemble(name="upright", members=("small", "large"))
     manifest = msgspec.structs.replace(MANIFEST, ensembles=(*MANIFEST.ensembles, upright))
@@ -96,19 +96,19 @@ def test_a_stepwise_ensemble_is_served_as_it_was_certified_to_the_bit(cache: Pat
     bodies = [encoded(height=32, width=32, seed=seed) for seed in range(24)]
     looks = looks_at(bodies, cache, manifest, ("tiny", "large", "steps"))
     models = [
-        Model(
+        LoadedModel(
             v.name, open_backend("onnxruntime", load_variant(cache, "cifar10", v), v.input, manifest.classes), v.input
         )
         for v in members
     ]
-    others = Others(tuple(models[1:]), tuple(v.temperature for v in members), steps.temperature, 0.5)
-    stage = Stage("steps", models[0], 1.25, Score.TOP1, others)
-    found = [Look(stage, body, probe(body), 10, MAX_PIXELS, MonotonicClock())() for body in bodies]
+    others = ConditionalEnsemble(tuple(models[1:]), tuple(v.temperature for v in members), steps.temperature, 0.5)
+    stage = EdgeStage("steps", models[0], 1.25, Score.TOP1, others)
+    found = [InferenceJob(stage, body, probe(body), 10, MAX_PIXELS, MonotonicClock())() for body in bodies]
     stage.close()
     served = softmax(looks.logits("steps"), 1.25)
     assert [each.score for each in found] == served.max(axis=1).tolist()
     assert [each.indices[0] for each in found] == served.argmax(axis=1).tolist()
-    again = [each.again for each in found]
+    again = [each.full_ensemble for each in found]
     assert 0 < sum(again) < len(again)
     first, second = looks.cost_ms("tiny"), looks.cost_ms("large")
     assert looks.cost_ms("steps") == pytest.approx(first + second * sum(again) / len(again))
