@@ -10,14 +10,14 @@ from hawkvision.core.types import OnMiss, Reason
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Answer with the edge's result. `degraded` means below target, because time, link or load forced it."""
+    """Answer with the edge's result. `degraded` means below target because of time, link or load."""
 
     degraded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Escalate:
-    """Ask the reference stage; if `cutoff_ms` is given, stop waiting that many milliseconds from now."""
+    """Ask the reference stage. Stop waiting after `cutoff_ms`, if that is given."""
 
     reason: Reason
     cutoff_ms: float | None = None
@@ -25,14 +25,13 @@ class Escalate:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """The deadline would pass and the caller asked to be told (`on_miss=fail`)."""
+    """The deadline would pass, and the caller asked for an error (`on_miss=fail`)."""
 
 
 Decision = Accept | Escalate | Miss
 
 ANSWER_MARGIN_MS = 5.0
-"""The timer fires this long before the deadline. At one millisecond, as first designed, three of eight answers came
-after the deadline on two busy cores: waking up and writing takes that long by itself."""
+"""The timer fires this long before the deadline, which leaves time to wake up and to write the answer."""
 
 
 def decide(
@@ -44,15 +43,15 @@ def decide(
     on_miss: OnMiss,
     threshold: float | None = None,
 ) -> Decision:
-    """Accept the edge's answer or escalate.
+    """Accept the edge's answer, escalate, or report a miss.
 
     Args:
         route: of the request's target.
         score: the edge's score of this image (its confidence, if `route.by_confidence`).
         slack_ms: time left before the deadline; None without one.
-        reachable: whether the datacenter is; whether it would answer in time is another question (`network`).
+        reachable: whether the datacenter is reachable; `network` estimates whether it would be on time.
         on_miss: what the caller wants when the deadline would pass.
-        threshold: in place of the route's, where a controller asks for more.
+        threshold: of a controller, in place of the route's.
     """
     if score >= (route.threshold if threshold is None else threshold):
         return Accept()

@@ -1,13 +1,13 @@
-"""Routes of images that crossed a lossy link: coarser than the caller sent them, with holes filled up, or both.
+"""Routes of images that crossed a lossy link: re-encoded by the sender, with concealed missing parts, or both.
 
-With holes a small network becomes confidently wrong, so confidence alone accepts nothing: an image's condition
-(quality class, received fraction) has its own temperature, thresholds and certificates, all against the reference stage
-on the *whole original image*. Three things can come of a target:
+Small networks are confidently wrong about images with missing parts, so confidence alone accepts nothing. Each
+condition (quality class, received fraction) has its own temperature, thresholds and certificates, all relative to the
+reference stage on the *whole original image*. A target leads to one of three cases:
 
-    kept      a certificate of this condition keeps it: accept from its threshold on, escalate the rest as received
-    short     none does, though it may be that accepting gives up no more than ε beyond what the link has lost already:
-              accept from there on, escalate the rest, guarantee nothing
-    unknown   nothing was measured of images like this: the edge is not believed, guarantee nothing
+    certified      a certificate of this condition meets it: accept from its threshold on, escalate the rest as received
+    below target   none does, but accepting loses no more than ε beyond what the link has lost: accept from that
+                   threshold on, escalate the rest, guarantee nothing
+    unknown        nothing was measured of such images: accept nothing, guarantee nothing
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ from hawkvision.core.types import (
 from hawkvision.models.manifest import MeasuredAccuracy
 
 KNOWN_ROUTES: Final = 512
-"""Routes that are kept: twenty conditions under the targets of a few dozen callers. Making one takes 20 to 40 µs on two
-busy cores, finding it 1.4."""
+"""Routes that are cached: twenty conditions for the targets of a few dozen callers."""
 
 
 class ReceivedRoutes:
@@ -56,10 +55,9 @@ class ReceivedRoutes:
 
         Args:
             pair: with its conditions.
-            models: what the controllers' keys are bound to.
-            best_accuracy: of the reference stage on whole images, which absolute targets are counted from.
-            elsewhere: whether the node guarantees for other traffic than the profile's, so that these certificates are
-                the best there is, and no guarantee.
+            models: fingerprints that become part of the controllers' keys.
+            best_accuracy: of the reference stage on whole images; absolute targets are relative to it.
+            elsewhere: whether site certificates are in force. Then these certificates are only the best estimate.
         """
         self._pair = pair
         self._models = models
@@ -72,10 +70,10 @@ class ReceivedRoutes:
         self._known = functools.lru_cache(KNOWN_ROUTES)(self._make)
 
     def route(self, target: Target, received: Received) -> Route:
-        """What a target that the reference stage reaches on whole images means for an image received so."""
+        """The route of a target, which the reference stage meets on whole images, for an image received so."""
         condition = self._pair.condition(received)
         if condition is None:
-            return _unbelieved(target)
+            return _nothing_accepted(target)
         return self._known(target, condition.min_quality, condition.min_received_fraction)
 
     def _make(self, target: Target, quality: int, fraction: float) -> Route:
@@ -95,35 +93,37 @@ class ReceivedRoutes:
                 return self._confidence(condition, target, value)
             case Quality.FAST:
                 if condition.fast is None:
-                    return _unbelieved(target)
+                    return _nothing_accepted(target)
                 return self._edge_alone(condition, guaranteed(target, condition.fast))
             case Quality.BALANCED:
                 balanced = self._pair.conditions[0].balanced.max_drop
                 return self._drop(condition, target, balanced) or self._below_target(condition, target, balanced)
             case Quality.BEST:
-                # No stage does better, but its answer to this image is below its answer to the original.
+                # No stage does better, but the reference stage itself does worse than on the original.
                 guarantee = replace(guaranteed(target, condition.best), status=AccuracyStatus.BEST_EFFORT)
                 return Route(math.inf, guarantee, 1.0, below_target=True)
 
     def _drop(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route | None:
-        """By the certificate with the largest ε that does not exceed the target's; None if nothing keeps it."""
+        """By the certificate with the largest ε that does not exceed the target's; None if there is none."""
         known = (condition.best, *condition.certificates)
         kept = _largest(tuple(c for c in known if c.basis != "profile"), max_drop)
         if kept is None:
             return None
         guarantee = guaranteed(target, kept)
         if threshold_value(kept.threshold) == math.inf:
-            # What the link has lost, no audit can see: the original is not there to ask the reference stage about.
+            # Audits cannot measure what the link lost: the original is not here.
             return _by(kept, unmonitored(guarantee))
         return replace(_by(kept, guarantee), controls=self._controls(condition, kept))
 
     def _below_target(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route:
         accepting = _largest(condition.accept_certificates, max_drop)
-        unbelieved = _unbelieved(target)
-        return unbelieved if accepting is None else replace(_by(accepting, unbelieved.guarantee), below_target=True)
+        none_accepted = _nothing_accepted(target)
+        return (
+            none_accepted if accepting is None else replace(_by(accepting, none_accepted.guarantee), below_target=True)
+        )
 
     def _accuracy(self, condition: ReceivedCondition, target: Target, accuracy: float) -> Route:
-        """As for whole images: held from the lower end of an interval, whose 2.5 % add to the certificate's δ."""
+        """As for whole images: certified from the lower end of the interval, whose 2.5 % add to δ."""
         edge, best, fast = condition.edge_accuracy, self._best_accuracy, condition.fast
         if fast is not None and accuracy <= edge.value:
             guarantee = AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE, n=edge.n)
@@ -135,18 +135,18 @@ class ReceivedRoutes:
         if route is not None:
             delta = round(INTERVAL_DELTA + (route.guarantee.delta or 0.0), 6)
             return replace(route, guarantee=replace(route.guarantee, delta=delta))
-        # The certified drop is stated, but the reference stage's own accuracy is an estimate there.
+        # The drop is certified, but the reference stage's accuracy is only an estimate.
         route = self._drop(condition, target, estimated)
         if route is not None:
             return replace(route, guarantee=replace(route.guarantee, status=AccuracyStatus.BEST_EFFORT))
         return self._below_target(condition, target, estimated)
 
     def _confidence(self, condition: ReceivedCondition, target: Target, confidence: float) -> Route:
-        """Per answer: calibrated in this condition, not certified."""
+        """Per answer: calibrated in this condition but not certified."""
         if condition.fast is None:
-            return _unbelieved(target)
+            return _nothing_accepted(target)
         guarantee = AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE, n=condition.edge_accuracy.n)
-        scores = condition.curve.scores  # margins, where the pair compares those, are no larger than confidences
+        scores = condition.curve.scores  # margins, if the pair compares those, never exceed confidences
         escalation = bisect.bisect_left(scores, confidence) / len(scores)
         return Route(confidence, guarantee, escalation, by_confidence=True, to_best=escalation)
 
@@ -164,7 +164,7 @@ class ReceivedRoutes:
         return self._decided[place]
 
     def _claims_in(self, condition: ReceivedCondition) -> Claims | None:
-        """What all certificates claim of the edge in a condition; None if none believes it."""
+        """The claims of all certificates about the edge in a condition; None if none accepts its answers."""
         certificates = [
             certificate
             for certificate in (*condition.certificates, *([] if condition.fast is None else [condition.fast]))
@@ -181,7 +181,7 @@ def _place(condition: ReceivedCondition) -> tuple[int, float]:
 
 
 def _largest(certificates: tuple[Certificate, ...], max_drop: float) -> Certificate | None:
-    """That of the largest ε up to `max_drop`, chosen by ε alone: by what it showed would spend δ twice."""
+    """The certificate with the largest ε up to `max_drop`. Choosing by its results would spend δ twice."""
     usable = [c for c in certificates if c.max_drop <= max_drop]
     return max(usable, key=lambda c: c.max_drop, default=None)
 
@@ -191,5 +191,5 @@ def _by(certificate: Certificate, guarantee: AccuracyGuarantee) -> Route:
     return Route(threshold, guarantee, certificate.escalation, to_best=certificate.to_best)
 
 
-def _unbelieved(target: Target) -> Route:
+def _nothing_accepted(target: Target) -> Route:
     return Route(math.inf, AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE), 1.0, below_target=True)

@@ -1,4 +1,4 @@
-"""A route: what a target means on a cascade, for images of one kind, with what stands behind it."""
+"""A route: the meaning of a target on a cascade, for images of one kind, and the certificate behind it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTERVAL_DELTA: Final = 0.025
 
 @dataclass(frozen=True, slots=True)
 class IntermediateRoute:
-    """A datacenter stage that is asked before the best one, and believed from `threshold` on."""
+    """A datacenter stage that runs before the reference stage; its answer is accepted from `threshold` on."""
 
     stage: str
     score: Score
@@ -30,25 +30,25 @@ class IntermediateRoute:
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """How a certificate is watched: what each stage below the reference claims, and what its threshold follows.
+    """How a certificate is monitored: the claims and the controller of each stage below the reference.
 
-    Every target that rests on a certificate has one; without it nothing is certified.
+    Every certified target has one.
     """
 
     edge_claims: Claims | None
-    """None where the edge is not asked."""
+    """None if the edge does not run."""
     edge: ControllerSpec | None = None
-    """None where the threshold is not to move: the edge is not asked, or the caller asked for its answer alone."""
+    """None if the threshold is fixed: the edge does not run, or the caller asked for its answer alone."""
     intermediate_claims: Claims | None = None
     intermediate: ControllerSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a target means on a cascade, for images received as this one was.
+    """The meaning of a target on a cascade, for images received like this one.
 
-    The edge's own answer is accepted when its score is at least `threshold`; +∞ sends the image straight to the best
-    stage, −∞ never escalates. `by_confidence` compares the calibrated top-1 probability instead of the pair's score.
+    The edge's answer is accepted if its score is at least `threshold`. +∞ sends the image to the reference stage
+    directly, −∞ never escalates. `by_confidence` compares the calibrated top-1 probability instead of the pair's score.
     """
 
     threshold: float
@@ -60,39 +60,38 @@ class Route:
     """Expected share that the reference stage answers, 0..1."""
     intermediate: IntermediateRoute | None = None
     controls: Controls | None = None
-    """None where no certificate stands behind the target, or its certificate accepts only the reference stage's
-    answers."""
+    """None if the target has no certificate, or its certificate accepts the reference stage's answers only."""
     temperature: float | None = None
-    """Of the edge stage, for `Look`; None: its own, of whole images."""
+    """Of the edge stage; None means its own, for whole images."""
     first_only: bool = False
-    """Whether the edge's first model answers alone, where more of them make up the edge stage."""
+    """Whether the first member of the edge's ensemble answers alone."""
     below_target: bool = False
-    """Whether not even the reference stage is known to keep the target for images received like this one: more of the
+    """Whether not even the reference stage is known to meet the target for images received like this one. More of the
     image is needed, or the answer is below target."""
 
     @property
     def direct(self) -> bool:
-        """Whether the edge stage is not asked at all."""
+        """Whether the edge stage does not run."""
         return self.threshold == math.inf
 
 
 def without_guarantee(guarantee: AccuracyGuarantee) -> AccuracyGuarantee:
-    """The guarantee of an answer that had to fall short: the target stands, the certificate is not claimed."""
+    """The guarantee of an answer below target: best effort, without the certificate."""
     return AccuracyGuarantee(guarantee.target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE)
 
 
 def unmonitored(guarantee: AccuracyGuarantee) -> AccuracyGuarantee:
-    """The guarantee while nobody knows whether the certificate is still true of the traffic."""
+    """The guarantee while too few audits show whether the certificate still holds for the traffic."""
     return AccuracyGuarantee(guarantee.target, AccuracyStatus.BEST_EFFORT, Basis.UNMONITORED)
 
 
 def uncertified(guarantee: AccuracyGuarantee) -> AccuracyGuarantee:
-    """The guarantee where something else computed the answer, or its reference, than what was certified."""
+    """The guarantee of an answer, or of a reference, that another computation than the certified one made."""
     return AccuracyGuarantee(guarantee.target, AccuracyStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)
 
 
 def guaranteed(target: Target, certificate: Certificate) -> AccuracyGuarantee:
-    """The guarantee that a certificate keeps; none, if the basis of its thresholds is the profile alone."""
+    """The guarantee of a certificate; best effort if its basis is the profile alone."""
     if certificate.basis == "profile":
         return AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE, n=certificate.n)
     return AccuracyGuarantee(
@@ -106,7 +105,7 @@ def guaranteed(target: Target, certificate: Certificate) -> AccuracyGuarantee:
 
 
 def certificates_name(models: Any, certificates: Any, curve: ScoreCurve) -> str:
-    """Names what the claims of a stage were made from: the same as long as models, certificates and curve are."""
+    """A name for the origin of a stage's claims: equal if models, certificates and curve are."""
     facts = in_first_words([models, msgspec.to_builtins(certificates), msgspec.to_builtins(curve)])
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32]
 
@@ -114,7 +113,7 @@ def certificates_name(models: Any, certificates: Any, curve: ScoreCurve) -> str:
 def controller_spec(
     place: str, models: Any, certificate: Certificate, threshold: float, watch: Watch, curve: ScoreCurve
 ) -> ControllerSpec:
-    """What a controller is to keep; its key is the same as long as place, models, certificate and curve are."""
+    """The specification of a controller. Its key is equal if place, models, certificate and curve are."""
     facts = in_first_words([place, models, msgspec.to_builtins(certificate), msgspec.to_builtins(curve)])
     return ControllerSpec(
         key=hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32],

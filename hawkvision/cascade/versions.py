@@ -1,9 +1,8 @@
-"""Which computations a profile's certificates are about: the set that each answer's fingerprint is looked up in.
+"""Which computations the certificates cover: the fingerprints of answers are looked up here.
 
-A certificate names a stage by its models' fingerprint, and was made with ONNX Runtime on a CPU. So the set of a stage
-holds that fingerprint with every execution that gives the same answers (`hawkvision.models.fingerprints.EXACT`), and
-those that have passed an equivalence check (`hawkvision.cascade.certification.equivalence`), which is about whole
-images only.
+A certificate names a stage by its models' fingerprint and was made with ONNX Runtime on a CPU. A stage's set holds that
+fingerprint with every execution that gives the same answers (`hawkvision.models.fingerprints.EXACT`). It also holds,
+for whole images only, executions that passed an equivalence check (`hawkvision.cascade.certification.equivalence`).
 """
 
 from __future__ import annotations
@@ -14,30 +13,30 @@ from typing import Final
 from hawkvision.models.fingerprints import EXACT, parts_of
 
 _REMEMBERED: Final = 256
-"""Fingerprints whose verdict is kept; a datacenter states a handful."""
+"""Fingerprints whose result is cached; a datacenter states a handful."""
 
 
 class CertifiedVersions:
-    """The set of certified fingerprints of each stage. Never changes: other certificates are another object."""
+    """The certified fingerprints of each stage. Immutable."""
 
     def __init__(self, stages: Mapping[str, str], equivalent: Mapping[str, Collection[str]] | None = None) -> None:
         """Make the set.
 
         Args:
             stages: the models' fingerprint of each stage, as the profile has it.
-            equivalent: whole fingerprints that passed an equivalence check, by stage.
+            equivalent: full fingerprints that passed an equivalence check, by stage.
         """
         self.stages = dict(stages)
         self.equivalent = {stage: frozenset(those) for stage, those in (equivalent or {}).items()}
         self._known: dict[tuple[str, str], tuple[bool, bool]] = {}
 
     def holds(self, stage: str, fingerprint: str | None, *, whole: bool = True) -> bool:
-        """Whether what states this fingerprint is the stage as it was certified.
+        """Whether this fingerprint is of the stage as certified.
 
         Args:
             stage: its name.
             fingerprint: as stated by the process that ran it; None is never certified.
-            whole: whether it was the whole image as its sender had it.
+            whole: whether the image was whole, as its sender had it.
         """
         if fingerprint is None:
             return False
@@ -50,7 +49,7 @@ class CertifiedVersions:
         return found[0] or (whole and found[1])
 
     def models_of(self, stage: str, models: str | None) -> bool:
-        """Whether these are the stage's models, whatever runs them."""
+        """Whether these are the stage's models, whatever executes them."""
         return models is not None and self.stages.get(stage) == models
 
     def _find(self, stage: str, fingerprint: str) -> tuple[bool, bool]:

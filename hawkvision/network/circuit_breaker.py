@@ -1,4 +1,4 @@
-"""Whether the datacenter is asked at all: a circuit breaker without an estimator of its own.
+"""Whether callers wait for the datacenter: a circuit breaker without an estimator of its own.
 
              P(reply on time) < p_min, or the connection failed              a probe is sent
     ┌────────┐ ────────────────────────────────────────────► ┌──────┐ ──────────────────────► ┌───────────┐
@@ -6,8 +6,8 @@
     └────────┘ ◄──────────────────────────┐                  └──────┘ ◄────────────────────── └───────────┘
                   P(reply on time) >= p_min, and connected              no reply, or too late
 
-P is that of `ResponseTimes` at t = 0, of the caller's own remaining time; the state that is shown is for the longest
-recent one. A probe is a background copy of a recent request, waited for as long as the longest recent deadline.
+P is that of `ResponseTimes` at t = 0, for the caller's own remaining time; `state` uses the longest recent one. A probe
+is a background copy of a recent request. It waits for as long as the longest recent deadline.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY, ResponseTi
 
 LONGEST_INTERVAL_S: Final = 30.0
 GROWTH: Final = 1.0 / (1.0 - MIN_ON_TIME_PROBABILITY)
-"""Of the interval after a probe in vain; the first is as long as the probe was waited for. Over a link on time with
-probability p, the mean time until a probe is on time is bounded only if GROWTH < 1 / (1 - p): wherever waiting pays.
-After an outage of t seconds, callers are put off for a twentieth of t more at most."""
+"""Growth of the interval after a missed probe; the first interval is as long as the probe waited. The mean time until a
+probe is on time is finite for GROWTH < 1 / (1 - p), with p the probability of a reply on time: wherever waiting pays.
+After an outage of t seconds the breaker closes at most t / 20 later."""
 RECENT: Final = 16
-"""Callers whose deadlines are recent."""
+"""Number of recent callers whose deadlines count."""
 
 
 class BreakerState(StrEnum):
-    """Of a circuit breaker."""
+    """The state of a circuit breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -36,16 +36,16 @@ class BreakerState(StrEnum):
 
 
 class CircuitBreaker:
-    """Of one link over one transport. Times are seconds of a monotonic clock, durations milliseconds."""
+    """The breaker of one link over one transport. Times are seconds of a monotonic clock, durations milliseconds."""
 
     def __init__(self, times: ResponseTimes, *, connected: bool = True) -> None:
-        """Begin closed, or open until there is a connection."""
+        """Start closed, or open until there is a connection."""
         self.times = times
         self.connected = connected
-        """Whether the last attempt got through; whoever tries says so."""
+        """Whether the last connection attempt succeeded; set by the caller."""
         self._recent_ms: deque[float] = deque(maxlen=RECENT)
         self._refused_ms: float | None = None
-        """Of the last caller that was refused."""
+        """The remaining time of the last caller that was refused."""
         self._probing = False
         self._interval_s = 0.0
         self._next_probe = float("-inf")
@@ -56,7 +56,7 @@ class CircuitBreaker:
         return max(self._recent_ms, default=0.0)
 
     def admits(self, within_ms: float, now: float) -> bool:
-        """Whether a caller that has so long waits for the datacenter; nobody does once the time is over."""
+        """Whether a caller with this remaining time waits for the datacenter; never if no time remains."""
         if within_ms <= 0.0:
             return False
         self._recent_ms.append(within_ms)
@@ -66,20 +66,20 @@ class CircuitBreaker:
         return False
 
     def state(self, now: float) -> BreakerState:
-        """For callers that have the longest recent time."""
+        """The state for callers with the longest recent remaining time."""
         if self.connected and (not self._recent_ms or self._likely(self.longest_ms, now)):
             return BreakerState.CLOSED
         return BreakerState.HALF_OPEN if self._probing else BreakerState.OPEN
 
     def begin_probe(self, now: float) -> bool:
-        """Whether a probe is due and none under way; then `end_probe` must follow."""
+        """Whether a probe is due and none is running; if so, `end_probe` must follow."""
         if self._probing or not self.connected or now < self._next_probe:
             return False
         self._probing = True
         return True
 
     def end_probe(self, now: float) -> None:
-        """A probe is over, and `times` has learned from it: the next is due later, unless callers are admitted."""
+        """End a probe, which `times` has recorded. The next is due later, unless callers are admitted."""
         self._probing = False
         if self._likely(self.longest_ms if self._refused_ms is None else self._refused_ms, now):
             self._interval_s, self._next_probe = 0.0, float("-inf")

@@ -1,8 +1,9 @@
-"""How long a caller waits for the datacenter: while a reply within its remaining time is likely enough.
+"""Response times of a link: how long a caller waits for the datacenter.
 
-An observation is (x_i, answered or given up): a round trip of x_i ms, or one that had not ended after x_i ms (right
-censored). T is a round trip, D the time that a caller has in ms, t what it has waited, p_min the one knob. A miss of D
-is an observation with x_i > D, or given up after at least D / 2.
+A caller waits while the probability of a reply within its remaining time is at least p_min. An observation is (x_i,
+answered or given up): a round trip of x_i ms, or one that had not ended after x_i ms (right censored). T is a round
+trip, D a caller's remaining time in ms, t the time it has waited. A miss of D is an observation with x_i > D, or one
+that was given up after at least D / 2.
 
      1  weight       w_i = (1 - g)^(number sent later) 2^(-age_i / H)
      2  runs         misses of D sent one after the other; M is the run after the last reply on time, with those under
@@ -19,12 +20,12 @@ is an observation with x_i > D, or given up after at least D / 2.
     10  rule         wait at t while P(T <= D | T > t) >= p_min
 
 s and f are the weights of all replies on time and misses, s_t that of replies after t; u and v are those outside
-outages and M. Two explanations of what was seen compete: a link that is up or out (line 6), where an outage begins or
-ends once in 1/g observations, and one on which each reply is on time by chance, misses in a row or not (line 7). Both
-are Beta-Bernoulli likelihoods with Jeffreys' prior. A link that is up is taken to have had a replies on time before;
-the rules of succession give h for an outage, and e for a reply that is later than those seen. The factor 2 is the
-back-off of RFC 6298 §5.5: what is known of a wait says nothing of one twice as long. By line 10 a share of p_min of the
-callers at most goes without a reply on time; of right answers, p_min times what the datacenter is more accurate.
+outages and M. Two models compete: a link that is up or out (line 6), where an outage begins or
+ends once in 1/g observations, and a link on which each reply is on time independently (line 7). Both
+are Beta-Bernoulli likelihoods with Jeffreys' prior. A link that is up has a prior of a replies on time.
+The rules of succession give h for an outage, and e for a reply later than all observed. The factor 2 is the back-off of
+RFC 6298 §5.5: a wait gives no evidence about one twice as long. By line 10 at most a share of p_min of the callers
+misses a reply that would have been on time.
 """
 
 from __future__ import annotations
@@ -42,25 +43,24 @@ HALF_LIFE_S: Final = 300.0
 CHANCE: Final = 0.1
 """c: prior odds that replies are on time by chance; most links are up or out."""
 PRIOR: Final = 4.0
-"""a. With p_min = 0.05, the third miss in a row then ends the waiting, and not the second, over an unknown link as over
-one that is always on time."""
+"""a. With p_min = 0.05, the third miss in a row ends the waiting, on an unknown link and on one that was always on
+time."""
 MIN_ON_TIME_PROBABILITY: Final = 0.05
-"""p_min by default. Whoever does not wait forgoes at most this share of what the datacenter is more accurate than the
-edge; a wait in vain costs time only, for the edge's answer stands by."""
+"""p_min by default. A caller that does not wait loses at most this share of the datacenter's advantage in accuracy; a
+missed wait costs time only, because the edge's answer is at hand."""
 REMEMBERED: Final = 96
-"""Observations; older ones would have 5 % of the newest one's weight at most."""
+"""Number of observations; older ones would have at most 5 % of the newest one's weight."""
 PROBES: Final = 16
-"""Misses of probes in a row that are remembered, so that a long outage does not displace what was before it."""
+"""Consecutive missed probes that are kept, so that a long outage does not displace earlier observations."""
 BACK_OFF: Final = 2.0
 OUTAGE: Final = 3
-"""Misses in a row that are taken for an outage afterwards."""
+"""Consecutive misses that count as an outage afterwards."""
 SUSPECTED: Final = 0.5
-"""q below which, as before the first reply, requests under way count as missed: no more callers are let wait at a time
-than may be in vain."""
+"""q below which (and before the first reply) outstanding requests count as missed, which limits concurrent waits."""
 TIMEOUT_DEVIATIONS: Final = 4.0
-"""RFC 6298 §2: a round trip hardly exceeds the mean by more than four mean deviations."""
+"""RFC 6298 §2: a timeout of the mean plus four mean deviations."""
 MAX_EXPONENT: Final = 700.0
-"""Of e, in a double."""
+"""Largest exponent of e in a double."""
 
 
 class _Observation(NamedTuple):
@@ -72,7 +72,7 @@ class _Observation(NamedTuple):
 
 
 class OutstandingRequest(NamedTuple):
-    """One that is under way."""
+    """A request without a reply yet."""
 
     number: int
     sent: float
@@ -82,74 +82,74 @@ class ResponseTimes:
     """Round trips of one link over one transport. Times are seconds of a monotonic clock, durations milliseconds."""
 
     def __init__(self, min_on_time_probability: float = MIN_ON_TIME_PROBABILITY) -> None:
-        """Begin with nothing known, which is worth a wait; `min_on_time_probability` is p_min, 0..1."""
+        """Start without observations, which admits callers; `min_on_time_probability` is p_min, 0..1."""
         self.min_on_time_probability = min_on_time_probability
-        self._seen: list[_Observation] = []
+        self._observations: list[_Observation] = []
         """In the order of sending."""
         self._under_way: dict[int, float] = {}
-        """When each was sent. As many as the caller has under way, who bounds them."""
+        """When each was sent. The caller bounds their number."""
         self._numbers = itertools.count()
 
     def sent(self, now: float) -> OutstandingRequest:
-        """A request is sent; `answered`, `given_up` or `dropped` must follow."""
+        """Record a sent request; `answered`, `given_up` or `dropped` must follow."""
         request = OutstandingRequest(next(self._numbers), now)
         self._under_way[request.number] = now
         return request
 
     def answered(self, request: OutstandingRequest, ms: float, now: float) -> None:
-        """Learn from a reply, on time or not, after `ms`."""
-        self._saw(_Observation(request.sent, now, ms, answered=True, probe=False), request)
+        """Record a reply after `ms`, on time or not."""
+        self._add(_Observation(request.sent, now, ms, answered=True, probe=False), request)
 
     def given_up(self, request: OutstandingRequest, ms: float, now: float, *, probe: bool = False) -> None:
-        """Learn that no reply had come after `ms`."""
-        self._saw(_Observation(request.sent, now, ms, answered=False, probe=probe), request)
+        """Record that no reply had come after `ms`."""
+        self._add(_Observation(request.sent, now, ms, answered=False, probe=probe), request)
 
-    def _saw(self, observation: _Observation, request: OutstandingRequest) -> None:
+    def _add(self, observation: _Observation, request: OutstandingRequest) -> None:
         self.dropped(request)
-        insort(self._seen, observation)
-        latest = self._seen[-PROBES - 1 :]
+        insort(self._observations, observation)
+        latest = self._observations[-PROBES - 1 :]
         if len(latest) > PROBES and all(each.probe for each in latest):
-            self._seen.remove(latest[0])
-        elif len(self._seen) > REMEMBERED:
-            del self._seen[0]
+            self._observations.remove(latest[0])
+        elif len(self._observations) > REMEMBERED:
+            del self._observations[0]
 
     def dropped(self, request: OutstandingRequest) -> None:
-        """Nothing is learned from it."""
+        """Discard a request without an observation."""
         self._under_way.pop(request.number, None)
 
     def forget(self) -> None:
-        """The link is another one from now on."""
-        self._seen.clear()
+        """Discard all observations, because the link has changed."""
+        self._observations.clear()
 
     def on_time(self, within_ms: float, now: float) -> float:
         """P(reply within `within_ms` of sending a request now)."""
         return self._estimate(within_ms, now).probability
 
     def worth_ms(self, within_ms: float, now: float) -> float:
-        """How long the rule waits for a reply within `within_ms`: all of that, part of it, or not at all."""
+        """The wait cutoff for a reply within `within_ms`: all of that, part of it, or 0."""
         return self._estimate(within_ms, now).worth_ms(self.min_on_time_probability)
 
     def bound_ms(self) -> float | None:
-        """What a round trip hardly exceeds, by RFC 6298 over all remembered; None before the first reply."""
+        """The timeout of RFC 6298 over all observations; None before the first reply."""
         mean_ms = self.mean_ms
         if mean_ms is None:
             return None
-        return mean_ms + TIMEOUT_DEVIATIONS * _recent_mean([abs(each.ms - mean_ms) for each in self._seen])
+        return mean_ms + TIMEOUT_DEVIATIONS * _recent_mean([abs(each.ms - mean_ms) for each in self._observations])
 
     @property
     def mean_ms(self) -> float | None:
-        """Mean round trip, of those given up what was waited; None before the first reply."""
-        if not any(each.answered for each in self._seen):
+        """Mean round trip, with the waited time of abandoned requests; None before the first reply."""
+        if not any(each.answered for each in self._observations):
             return None
-        return _recent_mean([each.ms for each in self._seen])
+        return _recent_mean([each.ms for each in self._observations])
 
     def _estimate(self, within_ms: float, now: float) -> _Estimate:
-        """In one pass over what was seen, that sent last first."""
+        """One pass over the observations, latest request first."""
         found = _Estimate(within_ms)
         up, misses = found.up, list[tuple[float, bool, float]]()
         known_ms = within_ms / BACK_OFF
         rank_weight, last = 1.0, -math.inf
-        for sent, at, ms, answered, _ in reversed(self._seen):
+        for sent, at, ms, answered, _ in reversed(self._observations):
             age_weight = 0.5 ** ((now - at) / HALF_LIFE_S)
             weight = rank_weight * age_weight
             rank_weight *= 1.0 - GAIN
@@ -172,27 +172,27 @@ class ResponseTimes:
 
 
 def _recent_mean(values: Sequence[float]) -> float:
-    """With the weights of line 1, whatever their age; the newest is the last."""
+    """Mean with the weights of line 1 without age; the newest value is the last."""
     weights = [(1.0 - GAIN) ** rank for rank in reversed(range(len(values)))]
     return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
 
 
 class _Estimate:
-    """P(T <= D | T > t) of one D."""
+    """P(T <= D | T > t) for one D."""
 
     def __init__(self, within_ms: float) -> None:
         self._within_ms = within_ms
         self.run: list[tuple[float, float]] = []
-        """M: what was waited, and the weight by age."""
+        """M: waited times, and weights by age."""
         self.up: list[tuple[float, bool, float]] = []
-        """What is neither of M nor of an outage: how long it took, whether it was answered, and its weight."""
+        """Observations outside M and outages: duration, whether answered, and weight."""
         self.outages = 0.0
         """K."""
         self.on_time = self.missed = 0.0
         """s and f."""
 
     def end_run(self, misses: list[tuple[float, bool, float]]) -> None:
-        """There was a reply on time before these, the newest first."""
+        """End a run of misses (newest first) at a reply on time."""
         if len(misses) >= OUTAGE:
             self.outages += misses[0][2]
         else:
@@ -200,7 +200,7 @@ class _Estimate:
         misses.clear()
 
     def end(self, under_way_ms: Sequence[float], *, unknown: bool) -> None:
-        """All is added; those under way since the last reply on time, if there was any, have waited for so long."""
+        """Compute the estimate. `under_way_ms` are the waits of requests sent after the last reply on time, if any."""
         up, run, within_ms = sorted(self.up), self.run, self._within_ms
         self.up = up
         self._survival = [1.0]
@@ -241,7 +241,7 @@ class _Estimate:
         return self._mixed(self._at_start, self.on_time)
 
     def worth_ms(self, least: float) -> float:
-        """The first time at which the probability is below `least`; only where a reply came on time can it fall."""
+        """The first time at which the probability is below `least`; it can fall only at observed replies."""
         if self.probability < least:
             return 0.0
         end = self._survives(self._within_ms)
@@ -283,7 +283,7 @@ class _Estimate:
 
 
 def _log_likelihood(on_time: float, missed: float, prior: float) -> float:
-    """Log likelihood of so many, with Jeffreys' prior and `prior` on time in advance."""
+    """Log likelihood of these counts, with Jeffreys' prior plus `prior` on time."""
     a, b = prior + 0.5, 0.5
     return _log_beta(on_time + a, missed + b) - _log_beta(a, b)
 

@@ -1,23 +1,20 @@
-"""Which transport escalated images take: chosen by what the link loses, without flapping.
+"""The transport of escalated images, chosen by the link's loss, with hysteresis.
 
-TCP is the better carrier of an image until the link loses some: the very bytes arrive, at no extra cost. At 1 % loss
-its P99 is 334 ms (CUBIC) or 299 ms (BBR) where datagrams take 27, and each percent more makes it worse (20 KB,
-20 Mbit/s, 40 ms; measured before any of this was built). So:
+TCP carries the exact bytes at no extra cost as long as the link loses nothing. With loss its tail latency grows to
+several round trips, which datagrams avoid. So:
 
-             loss ≥ 1 % for 3 s, on at least two lost datagrams; or two of the last 32 escalations
-             that should have been early had not come back by their deadlines for no fault of the tier's
-        ┌─────┐ ──────────────────────────────────────────────────────────────► ┌───────┐
-        │ TCP │                                                                 │ DATAGRAM │
-        └─────┘ ◄────────────────────────────────────────────────────────────── └───────┘
-             loss < 0.3 % for 30 s; or the lossy peer is gone, at once
+              loss ≥ 1 % for 3 s, on at least two lost datagrams; or two of the last 32 escalations
+              that four deviations left time for missed their deadlines, through no fault of the tier
+        ┌─────┐ ──────────────────────────────────────────────────────────────────────────► ┌──────────┐
+        │ TCP │                                                                             │ DATAGRAM │
+        └─────┘ ◄────────────────────────────────────────────────────────────────────────── └──────────┘
+              loss < 0.3 % for 30 s; or the datagram server is unreachable, at once
 
-Between the thresholds nothing moves. Losses are counted by the lossy channel itself, which is probed while TCP carries
-the images, so a return needs no trial. Whoever has just returned stays for `TCP_DWELL_S`, so that two changes for the
-worse are never closer than that.
+Between the thresholds nothing changes. The datagram channel counts losses, and probes the link while TCP carries the
+images, so a return needs no trial. After a return TCP stays for at least `TCP_DWELL_S`.
 
-Trap (found in simulation): the shares of answers that each transport brought in time cannot be compared, because they
-are not of the same weather. TCP is remembered for the good times, datagrams carry only through bad ones, and a choice
-by those shares flaps in every bad spell.
+The shares of on-time answers of the two transports do not decide: TCP is measured in good times and datagrams in bad
+ones, so a comparison of them would alternate.
 """
 
 from __future__ import annotations
@@ -36,34 +33,34 @@ class Transport(StrEnum):
 
 LOSS_TO_LEAVE: Final = 0.01
 LOST_TO_LEAVE: Final = 2
-"""Datagrams: a single one among the hundred that the estimate rests on is no loss of one percent yet."""
+"""Datagrams; one of the hundred in the estimate does not yet count as one percent."""
 LEAVE_AFTER_S: Final = 3.0
 LATE_TO_LEAVE: Final = 2
 LATE_AMONG: Final = 32
-"""Escalations over TCP that four deviations of the estimate left time for, so two of 32 are not chance."""
+"""Recent escalations over TCP; each had four deviations of time, so two late ones of 32 are no chance."""
 LOSS_TO_RETURN: Final = 0.003
 RETURN_AFTER_S: Final = 30.0
 TCP_DWELL_S: Final = 10.0
-"""For how long TCP is kept at least after a return, whatever is measured."""
+"""Minimum time on TCP after a return."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkReading:
-    """What is known at one moment."""
+    """The measurements at one moment."""
 
     available: bool
-    """Whether the lossy peer is connected and answers."""
+    """Whether the datagram server is connected and answers."""
     loss: float | None
-    """Share of datagrams that are lost, 0..1; None before it is known."""
+    """Share of lost datagrams, 0..1; None before the first estimate."""
     outcomes: int
-    """Datagrams that `loss` rests on."""
+    """Number of datagrams in `loss`."""
     late: int = 0
-    """Of the last `LATE_AMONG` escalations over TCP, those that were too late for no fault of the datacenter's."""
+    """Late ones of the last `LATE_AMONG` escalations over TCP, without those that the datacenter delayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransportChoice:
-    """The transport in use and since when it has had reasons to be another; times are of a monotonic clock."""
+    """The transport in use, and since when the link favours the other; times are of a monotonic clock."""
 
     transport: Transport = Transport.TCP
     since: float = float("-inf")
@@ -71,7 +68,7 @@ class TransportChoice:
     good_since: float | None = None
 
     def next(self, reading: LinkReading, now: float) -> TransportChoice:
-        """The choice after a reading; equal to this one while nothing is to be remembered."""
+        """The choice after a reading; equal to this one if nothing changed."""
         if self.transport is Transport.TCP:
             return self._on_tcp(reading, now)
         return self._on_datagram(reading, now)
@@ -89,8 +86,8 @@ class TransportChoice:
     def _on_datagram(self, reading: LinkReading, now: float) -> TransportChoice:
         if not reading.available:
             return TransportChoice(Transport.TCP, now)
-        calm = reading.loss is not None and reading.loss < LOSS_TO_RETURN
-        good_since = (now if self.good_since is None else self.good_since) if calm else None
+        good = reading.loss is not None and reading.loss < LOSS_TO_RETURN
+        good_since = (now if self.good_since is None else self.good_since) if good else None
         if good_since is not None and now - good_since >= RETURN_AFTER_S:
             return TransportChoice(Transport.TCP, now)
         return replace(self, good_since=good_since)

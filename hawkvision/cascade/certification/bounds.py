@@ -10,21 +10,20 @@ Only discordant images count: b of them lost (+1), c of them gained (−1), out 
 *Exact* (`paired_exact_p`). Outcomes are ordered by the score statistic T = (b − c − nε) / σ̃, with σ̃ the standard
 deviation of b − c at the likeliest discordance rate q = P(ℓ ≠ 0) under E ℓ = ε (Tango, Statistics in Medicine 1998),
 and the p-value is the probability of this T or a smaller one. Given q that is a finite sum: on the boundary of H0 the
-number of discordant images is binomial(n, q), and each is a loss with probability (q + ε) / 2q. It is made free of
-the nuisance q by taking its supremum over a (1 − β) confidence interval of q and adding β (Berger and Boos, JASA 1994;
-for paired proportions Hsueh, Liu and Chen, Biometrics 2001). The boundary is enough: for fixed q a larger drop makes
-losses out of gains, and T larger. Ordering by b − c alone is exact too, but two losses of two discordant images say
-more than twelve of twenty-two: with no drop, 5 % discordant, n = 60 and ε = 0.06 it rejects in 11 %, T in 53 %.
+number of discordant images is binomial(n, q), and each is a loss with probability (q + ε) / 2q. The nuisance q is
+removed by the supremum over a (1 − β) confidence interval of q, plus β (Berger and Boos, JASA 1994; for paired
+proportions Hsueh, Liu and Chen, Biometrics 2001). The boundary is enough: for fixed q a larger drop makes losses out of
+gains, and T larger. Ordering by b − c alone is exact too, but rejects less often.
 
 *Betting* (`paired_betting_p`). A gambler bets against H0 image by image, with stakes that depend on the past only;
-if H0 is true the expected wealth never grows, so wealth K is evidence with p = 1/K (Waudby-Smith and Ramdas,
-"Estimating means of bounded random variables by betting", JRSS-B 2024). Weaker than the exact test wherever measured
-(n = 1,000, q = 0.15, drop 0.02 against ε = 0.04: 32 % against 47 %), but it asks no independence, only that each
-image is as bad as ε given those before it. The stakes are tuned to n and the best moment of the game counts, so it
-tests one sample of a size fixed before; looking again as a sample grows would need stakes that do not know n.
+if H0 is true the expected wealth never grows, so wealth K gives p = 1/K (Waudby-Smith and Ramdas,
+"Estimating means of bounded random variables by betting", JRSS-B 2024). It is weaker than the exact test but
+needs no independence: under H0 the expected loss of each image given those before it is at least ε. The stakes are
+tuned to n and the maximum of the wealth counts, so it tests one sample of a size that was fixed in advance.
 
-*Agreement* (`agreement_p`). Without labels: an answer that equals the reference stage's gives nothing up, so E ℓ is at
-most the probability of answering below with another label, a plain binomial proportion (Clopper and Pearson, 1934).
+*Agreement* (`agreement_p`). Without labels: an answer equal to the reference stage's gives nothing up, so E ℓ is at
+most the probability of answering below it with a different label, a plain binomial proportion (Clopper and Pearson,
+1934).
 """
 
 from __future__ import annotations
@@ -39,18 +38,17 @@ from scipy.stats import beta as beta_distribution
 from scipy.stats import binom
 
 NUISANCE_BETA: Final = 0.004
-"""The most of δ that is spent on the confidence interval of the discordance rate."""
+"""Upper limit of the part of δ that is spent on the confidence interval of the discordance rate."""
 
 NUISANCE_SHARE: Final = 0.16
-"""The largest share of a small δ that is spent on it: with all of it spent, no sample could reject."""
+"""The same as a share of a small δ; with all of δ spent, no sample could reject."""
 
 NUISANCE_POINTS: Final = 33
-"""Discordance rates at which the supremum is sought. Between them the tail rises by 3e-4 at most (scan of p-values near
-δ), a tenth of β; brute-force enumeration (tests) finds no rate where the test exceeds its level."""
+"""Discordance rates at which the supremum is computed. Between them the tail rises by at most a tenth of β; the tests
+enumerate all outcomes and find no rate at which the test exceeds its level."""
 
 TAIL_SIGMAS: Final = 8.0
-"""Binomial mass further than this many standard deviations from the mean is left out. It is largest for small rates
-and reaches 1.2e-11 (scan over n from 100 to 100,000): less than a billionth of any δ worth asking for."""
+"""Binomial mass further than this many standard deviations from the mean is left out: at most 1.2e-11."""
 
 Floats: TypeAlias = NDArray[np.float64]
 Numbers: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
@@ -60,8 +58,8 @@ Numbers: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
 def paired_exact_p(lost: int, gained: int, n: int, max_drop: float, beta: float = NUISANCE_BETA) -> float:
     """p-value of H0: E ℓ ≥ max_drop, from `lost` (ℓ = +1) and `gained` (ℓ = −1) of n images.
 
-    It is 1, and not sought, where the observed drop is no smaller than max_drop. `beta` is spent on the nuisance rate
-    (`nuisance_beta`), chosen by the level of the test and never by the counts.
+    The p-value is 1 where the observed drop is at least max_drop. `beta` is spent on the nuisance rate; it follows from
+    the level of the test (`nuisance_beta`), never from the counts.
 
     Raises:
         ValueError: if the counts do not fit n or max_drop is not in (0, 1].
@@ -83,7 +81,7 @@ def paired_exact_p(lost: int, gained: int, n: int, max_drop: float, beta: float 
 
 
 def nuisance_beta(delta: float) -> float:
-    """What a test of level `delta` spends on the nuisance rate."""
+    """The part of `delta` that a test of that level spends on the nuisance rate."""
     return min(NUISANCE_BETA, NUISANCE_SHARE * delta)
 
 
@@ -118,7 +116,7 @@ def _discordant(n: int, rates: Floats) -> tuple[Numbers, Floats]:
 
 def _most_lost(observed: float, discordant: Numbers, n: int, drop: float) -> Numbers:
     """For each b + c (k,) the largest b whose T is at most `observed` < 0; −1 if none is."""
-    most = observed + 1e-9 * max(1.0, -observed)  # the observed outcome itself must not be lost to rounding
+    most = observed + 1e-9 * max(1.0, -observed)  # the observed outcome itself must count in spite of rounding
     passes, fails = np.full_like(discordant, -1), discordant + 1
     while (fails - passes).max() > 1:
         intermediate = (passes + fails) // 2
@@ -128,7 +126,7 @@ def _most_lost(observed: float, discordant: Numbers, n: int, drop: float) -> Num
 
 
 LARGEST_STAKE: Final = 0.75
-"""Share of the wealth that may be lost on one image: 1 would let a single loss end the game."""
+"""Share of the wealth that one image may lose; with 1 a single loss would end the game."""
 
 
 def paired_betting_p(losses: NDArray[np.int8], max_drop: float, delta: float = 0.05) -> float:
@@ -146,11 +144,11 @@ def paired_betting_p(losses: NDArray[np.int8], max_drop: float, delta: float = 0
     n = len(losses)
     x = (losses.astype(np.float64) + 1.0) / 2.0
     null_mean = (max_drop + 1.0) / 2.0
-    seen = np.arange(1, n + 1)
-    mean = (0.5 + np.cumsum(x)) / (seen + 1)
-    variance = (0.25 + np.cumsum((x - mean) ** 2)) / (seen + 1)
+    counts = np.arange(1, n + 1)
+    mean = (0.5 + np.cumsum(x)) / (counts + 1)
+    variance = (0.25 + np.cumsum((x - mean) ** 2)) / (counts + 1)
     past_variance = np.concatenate([[0.25], variance[:-1]])
-    # The most that one image can cost is stake · (1 − null_mean); max_drop = 1 can cost nothing.
+    # One image loses at most stake · (1 − null_mean), which is 0 for max_drop = 1.
     ceiling = LARGEST_STAKE / max(1.0 - null_mean, 1e-12)
     stake = np.minimum(np.sqrt(2.0 * math.log(1.0 / delta) / (n * past_variance)), ceiling)
     wealth = np.cumsum(np.log1p(stake * (null_mean - x)))

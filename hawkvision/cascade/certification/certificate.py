@@ -1,13 +1,13 @@
-"""Thresholds with a guarantee: how far a cascade may lower its bars before accuracy could suffer.
+"""Thresholds with a guarantee on the accuracy drop.
 
-Thresholds are tried in an order that was fixed before looking at the certification labels, from "the reference stage
-answers everything" downwards, each by a test of level δ (`bounds`), until the first failure (fixed sequence testing,
-Maurer et al. 1995). So with probability at least 1 − δ over the certification sample, the drop of the threshold that
-was kept is below ε, for traffic exchangeable with that sample, however many thresholds were tried.
+Thresholds are tested in an order that was fixed without the certification labels. The first lets the reference stage
+answer everything; each later one accepts more answers below it. Each is tested at level δ (`bounds`) until one fails
+(fixed sequence testing, Maurer et al. 1995). So with probability at least 1 − δ over the certification sample, the drop
+of the chosen threshold is below ε for traffic exchangeable with that sample, however many thresholds were tested.
 
-A step of the path is a pair of thresholds: the edge's answer is accepted from `edge` on, and of what is escalated the
-intermediate stage's from `intermediate` on. With `intermediate` = +∞ there are two levels, with both +∞ the reference
-stage answers all, which needs no test: nothing is given up.
+A step of the path is a pair of thresholds. The edge's answer is accepted from `edge` on; the intermediate stage's
+answer to an escalated image is accepted from `intermediate` on. `intermediate` = +∞ means two levels. With both +∞ the
+reference stage answers everything, and no test is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageOutcomes:
-    """What a stage said on a sample: scores (n,), and whether it was right and differed from the reference stage."""
+    """One stage on a sample: scores, whether it was right, and whether it differed from the reference; each (n,)."""
 
     scores: Floats
     right: Flags
@@ -78,7 +78,7 @@ BEST_ONLY = Thresholds(math.inf, math.inf)
 
 @dataclass(frozen=True, slots=True)
 class ThresholdStep:
-    """What a pair of thresholds did on a sample."""
+    """The results of a pair of thresholds on a sample."""
 
     thresholds: Thresholds
     escalation: float
@@ -86,17 +86,17 @@ class ThresholdStep:
     to_best: float
     """Share that the reference stage answered, 0..1."""
     drop: float
-    """Mean of ℓ: the plug-in estimate of what is given up."""
+    """Mean of ℓ, the plug-in estimate of the accuracy drop."""
     lost: int
     gained: int
     differing: int
-    """Images answered below the reference stage with another label than the reference stage's."""
+    """Images answered below the reference stage with a label that differs from its own."""
     edge_differing: int
-    """Those of them that the edge answered."""
+    """Those that the edge answered."""
 
 
 def threshold_grid(scores: Floats, points: int = 200) -> Floats:
-    """Thresholds in testing order, +∞ first, −∞ last, between them quantiles of *unlabelled* scores (m,)."""
+    """Thresholds in testing order: +∞, then falling quantiles of *unlabelled* scores (m,), then −∞."""
     inner = np.unique(np.quantile(scores, np.linspace(1.0, 0.0, points + 1)[1:-1]))[::-1]
     return np.concatenate([[np.inf], inner, [-np.inf]])
 
@@ -107,7 +107,7 @@ def two_levels(grid: Floats) -> tuple[Thresholds, ...]:
 
 
 def sweep(sample: Sample, path: Sequence[Thresholds]) -> Iterator[ThresholdStep]:
-    """What each pair of thresholds would do on this sample, in the order of the path."""
+    """The results of each pair of thresholds on this sample, in the order of the path."""
     n, edge, intermediate, best = len(sample), sample.edge, sample.intermediate, sample.best_right
     for thresholds in path:
         accepted = edge.scores >= thresholds.edge
@@ -137,18 +137,18 @@ def certify(
 ) -> ThresholdStep:
     """The cheapest step of the path whose drop below the reference stage is certified to be less than `max_drop`.
 
-    All steps before the first failure are certified at once, so any of them may be chosen.
+    All steps before the first failure are certified together, so any of them may be chosen.
 
     Args:
-        sample: images that neither chose the path nor trained a model.
+        sample: images that served neither to choose the path nor to train a model.
         path: thresholds from (+∞, +∞) on, chosen without the sample's labels.
-        max_drop: ε, the accuracy that may be given up, in [0, 1]; 0 can only be kept by the reference stage alone.
-        delta: probability, over samples, that the certificate is wrong.
-        method: the test. Betting takes images in the sample's order, which must not depend on what they show.
-        cost: of a step; None means that each is cheaper than those before it, as with two levels.
+        max_drop: ε, the accuracy that may be given up, in [0, 1]; at 0 only the reference stage answers.
+        delta: probability over samples that the certificate is wrong.
+        method: the test. Betting uses the order of the sample, which must not depend on the images' content.
+        cost: of a step; None means that each step is cheaper than those before it, as with two levels.
 
     Raises:
-        ValueError: if the path does not start with (+∞, +∞) or raises a threshold on its way.
+        ValueError: if the path does not start with (+∞, +∞) or a threshold rises along it.
     """
     check_path(path)
     kept = next(sweep(sample, path[:1]))
@@ -157,7 +157,7 @@ def certify(
     last_counts, last_passed = (-1, -1, -1), True
     for step in sweep(sample, path[1:]):
         counts = (step.lost, step.gained, step.differing)
-        # Equal counts are the same evidence, except for betting, which also sees their order: it is asked each time.
+        # Equal counts are equal evidence, except for betting, which depends on their order too.
         if counts != last_counts or method is Method.BETTING:
             last_counts = counts
             last_passed = _p_value(sample, step, max_drop, delta, method) <= delta
@@ -169,7 +169,7 @@ def certify(
 
 
 def check_path(path: Sequence[Thresholds]) -> None:
-    """State that a path is in testing order.
+    """Check that a path is in testing order.
 
     Raises:
         ValueError: if it does not start with (+∞, +∞) or raises a threshold on its way.
@@ -177,9 +177,7 @@ def check_path(path: Sequence[Thresholds]) -> None:
     if not path or path[0] != BEST_ONLY:
         raise ValueError("the path must start with +inf, where the reference stage answers everything")
     edges, intermediates = (np.array([getattr(t, name) for t in path]) for name in ("edge", "intermediate"))
-    if not (
-        np.all(edges[1:] <= edges[:-1]) and np.all(intermediates[1:] <= intermediates[:-1])
-    ):  # nor is NaN in any order
+    if not (np.all(edges[1:] <= edges[:-1]) and np.all(intermediates[1:] <= intermediates[:-1])):  # false for NaN, too
         raise ValueError("the thresholds of a path must descend, or stay")
 
 

@@ -12,7 +12,7 @@ from hawkvision.cascade.confidence.scores import Floats
 
 
 def written(value: float) -> EscalationThreshold:
-    """A threshold as profiles write it: eight decimals tell apart all float32 scores, even close to 1."""
+    """A threshold as profiles write it, with eight decimals, which distinguish all float32 scores."""
     if math.isinf(value):
         return "always" if value > 0 else "never"
     return round(min(max(value, 0.0), 1.0), 8)
@@ -53,7 +53,7 @@ def _intermediate_watch(step: ThresholdStep, max_drop: float, n: int, delta: flo
 
 
 def _share(part: int, whole: int) -> float:
-    """A stage's part of the disagreement, by the rule of succession: one without any must still be allowed some."""
+    """A stage's part of the disagreement by the rule of succession, so that no stage gets none."""
     return (part + 1) / (whole + 2)
 
 

@@ -1,25 +1,24 @@
-"""Passed equivalence checks: that another execution of a stage could not have changed one of its certificates.
+"""Equivalence checks: whether another execution of a stage would have received the same certificates.
 
-A certificate is the outcome of a test on n images. With the thresholds τ of the stage fixed beforehand, that outcome
-is a function of nothing but, for each image x, the stage's label y(x) and its decisions 1{s(x) ≥ τ}; of the reference
-stage, of its label alone. (Of a conditional ensemble the first member's threshold is one of the τ, too.) Let y', s' be
-the same by another execution. If on *the very images of the certificate*
+A certificate is the outcome of a test on n images. With fixed thresholds τ it depends, for each image x, only on the
+stage's label y(x) and its decisions 1{s(x) ≥ τ}; for the reference stage, only on its label. (The thresholds include
+that of a conditional ensemble's first member.) Let y', s' be the values of another execution. If on *the images of the
+certificate*
 
     y'(x) = y(x)   and   1{s'(x) ≥ τ} = 1{s(x) ≥ τ}   for all x and all τ,
 
-then the same test, made with that execution, would have read the same table and issued the same certificate. So the
-certificate is one of that execution too, with the same ε, δ and n, and no label was looked at for it. Traffic that is a
-mixture of k such executions of a stage keeps ε with probability at least 1 − kδ (union bound; each of them keeps it
-with 1 − δ), which is why a node runs its edge stage in one way only.
+the same test with that execution has the same data and issues the same certificate, with the same ε, δ and n. No label
+is read. Traffic that mixes k such executions of a stage keeps ε with probability at least 1 − kδ (union bound). So a
+node runs its edge stage in one way only.
 
-An execution may also differ from itself, with the batch size, the number of threads, or from run to run. So it is run
-in several ways w. With v = max |p'_w(x) − p'_w'(x)| over images, classes and ways, an image within what a score can
-move by that, v for a top-1 probability and 2 v for a lead, of a threshold counts as one whose decision differs, and one
-whose two most probable classes lie within 2 v as one whose label does. One such image, and the check is not passed.
+An execution may also vary by itself, with batch size, number of threads, or from run to run. So it runs in several ways
+w. Let v = max |p'_w(x) − p'_w'(x)| over images, classes and ways. A decision counts as different if the score lies
+within its possible variation of a threshold (v for a top-1 probability, 2 v for a margin). A label counts as different
+if the two most probable classes lie within 2 v. One such image fails the check.
 
-Other images than the certificate's prove nothing of the kind: zero differences among m others bound the share of
-traffic that differs by ln(1/δ') / m, which would add to ε and δ. So they are refused. And the images are whole, so
-nothing follows for images that a link has damaged or coarsened: there, only `fingerprints.EXACT` is certified.
+Other images than the certificate's do not suffice: no difference among m of them bounds the share of differing traffic
+by ln(1/δ') / m, which would add to ε and δ. They are refused. The images are whole, so nothing follows for images that
+a link damaged or re-encoded; for those only `fingerprints.EXACT` is certified.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ COMMAND: Final = "models equivalence"
 
 @dataclass(frozen=True, slots=True)
 class CertificateInputs:
-    """What of a stage's outputs certificates depend on."""
+    """The properties of a stage that its certificates depend on."""
 
     stage: str
     models: str
     """Fingerprint of the stage's models, as the profile has it."""
     temperature: float
     score: Score | None
-    """None of a stage of which the label alone counts: the reference, and what answers whatever its score."""
+    """None if only the label counts: the reference stage, and stages that answer whatever their score."""
     thresholds: tuple[float, ...]
     """Finite ones, falling."""
     images_sha256: str
@@ -62,7 +61,7 @@ class CertificateInputs:
 
     @property
     def digest(self) -> str:
-        """The same as long as all of it is."""
+        """Equal if and only if all fields are."""
         facts = [self.stage, self.models, self.temperature, self.score, self.thresholds, self.images_sha256]
         return sha256_of(msgspec.json.encode(facts))
 
@@ -72,17 +71,17 @@ class EquivalenceCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     stage: str
     fingerprint: Annotated[str, Meta(max_length=1024)]
-    """As a process states it that runs the stage so."""
+    """As stated by a process that runs the stage so."""
     judged: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """`CertificateInputs.digest` of what was looked at."""
+    """`CertificateInputs.digest` of the checked stage."""
     images: str
     images_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     n: Annotated[int, Meta(ge=1)]
     thresholds: tuple[float, ...]
     largest_difference: Annotated[float, Meta(ge=0.0)]
-    """Of a score from the certified execution's."""
+    """Largest difference of a score from the certified execution's."""
     variation: Annotated[float, Meta(ge=0.0)]
-    """Of a probability from one way of running it to another: v above."""
+    """v of the module's documentation."""
     as_of: str
     """Date, YYYY-MM-DD."""
 
@@ -97,16 +96,16 @@ class EquivalenceChecks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 @dataclass(frozen=True, slots=True)
 class ComparisonResult:
-    """What a comparison found."""
+    """The result of a comparison."""
 
     labels: int
-    """Images whose label differs, or could by as much as the execution varies."""
+    """Images whose label differs, or could within the execution's variation."""
     decisions: int
     """Images with another decision at a threshold, or one that could be."""
     largest_difference: float
-    """Of a score from the certified execution's."""
+    """Largest difference of a score from the certified execution's."""
     variation: float
-    """v: of a probability, from one way of running the execution to another."""
+    """v of the module's documentation."""
 
     @property
     def passed(self) -> bool:
@@ -119,7 +118,7 @@ def compare(judged: CertificateInputs, certified: Probabilities, ways: Sequence[
 
     Args:
         judged: the stage, with the thresholds that its scores are compared with.
-        certified: probabilities (n, classes) as the certificates saw them.
+        certified: probabilities (n, classes) of the certified execution.
         ways: the other execution's, of the same images.
     """
     kind = judged.score or Score.TOP1
@@ -141,7 +140,7 @@ def compare(judged: CertificateInputs, certified: Probabilities, ways: Sequence[
 
 
 def equivalences_path(own: Path | None, cache: Path, task: str) -> Path:
-    """Where passed checks are kept: `own`, or a file in the cache."""
+    """The file of passed checks: `own`, or one in the cache."""
     return cache / "equivalence" / f"{task}.json" if own is None else own
 
 
@@ -162,12 +161,12 @@ def dump_equivalences(checks: EquivalenceChecks) -> bytes:
 def certificate_inputs(
     profile: Profile, pair: Pair, site: SiteCertificates | None = None, first: str | None = None
 ) -> tuple[CertificateInputs, ...]:
-    """What certificates of whole images depend on, stage by stage.
+    """The properties that certificates of whole images depend on, stage by stage.
 
     Args:
         profile: of the cascade.
         pair: of its stages.
-        site: certificates that take the place of the profile's.
+        site: certificates that replace the profile's.
         first: the first member of a conditional ensemble at the edge, which answers `fast` alone if the profile's own
             certificates know it (`Policy`).
     """
@@ -202,7 +201,7 @@ def passed(
     site: SiteCertificates | None = None,
     first: str | None = None,
 ) -> dict[str, set[str]]:
-    """The fingerprints, by stage, that passed a check of the very certificates that are in force."""
+    """The fingerprints, by stage, that passed a check of the certificates in force."""
     found: dict[str, set[str]] = {}
     if checks is None or checks.task != profile.task:
         return found

@@ -13,8 +13,8 @@ from hawkvision.core.types import Score
 from hawkvision.models.manifest import MeasuredAccuracy
 
 SMALLEST_GROUP = 10
-"""Images of a source that is split by itself: the fewest of which the three parts get some each, and roughly their
-shares. Sources with fewer, such as one file name per image, are thrown together."""
+"""Images of a source that is split by itself: the fewest that give each of the three parts some. Smaller sources are
+pooled."""
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -25,14 +25,14 @@ class Split(msgspec.Struct, frozen=True):
     held_out: NDArray[np.intp]
 
     def used(self) -> NDArray[np.intp]:
-        """The numbers of all of them, rising."""
+        """All indices, rising."""
         return np.sort(np.concatenate([self.profile, self.certify, self.held_out]))
 
 
 def split_indices(groups: NDArray[np.str_], seed: int, shares: tuple[float, float] = (0.2, 0.5)) -> Split:
     """Divide images into profile, certification and held-out sets, with equal shares of every group.
 
-    Groups of fewer than `SMALLEST_GROUP` are pooled into one. From that many images on, no part is empty.
+    Groups of fewer than `SMALLEST_GROUP` images are pooled. With at least that many images no part is empty.
 
     Args:
         groups: (n,) the source of each image, so that each part has the same mixture.
@@ -63,7 +63,7 @@ def measure_accuracy(correct: NDArray[np.bool_], data_sha256: str, delta: float 
 
 
 class StagePredictions(msgspec.Struct, frozen=True):
-    """What a stage said of all images: calibrated probabilities (n, classes) exactly as it serves them."""
+    """One stage's calibrated probabilities (n, classes) for all images, exactly as it serves them."""
 
     name: str
     probabilities: Probabilities
@@ -75,7 +75,7 @@ class StagePredictions(msgspec.Struct, frozen=True):
         return found
 
     def scores(self, kind: Score) -> Floats:
-        """How sure it is of each image (n,)."""
+        """The score of each image (n,)."""
         return score(self.probabilities, kind).astype(np.float64)
 
 
@@ -88,17 +88,17 @@ def make_sample(
     intermediate: StagePredictions | None = None,
     intermediate_kind: Score | None = None,
 ) -> Sample:
-    """The images `chosen` as a sample; without labels nothing counts as right, and only agreement can certify."""
+    """The images `chosen` as a sample. Without labels no answer counts as right, and only agreement can certify."""
     truth = None if labels is None else labels[chosen]
     best_labels = best.labels()[chosen]
 
-    def stage(looked: StagePredictions, kind: Score) -> StageOutcomes:
-        said = looked.labels()[chosen]
-        return StageOutcomes(looked.scores(kind)[chosen], _right(said, truth), said != best_labels)
+    def stage(predictions: StagePredictions, kind: Score) -> StageOutcomes:
+        answers = predictions.labels()[chosen]
+        return StageOutcomes(predictions.scores(kind)[chosen], _right(answers, truth), answers != best_labels)
 
     between = None if intermediate is None or intermediate_kind is None else stage(intermediate, intermediate_kind)
     return Sample(stage(edge, kind), _right(best_labels, truth), between)
 
 
-def _right(said: NDArray[np.intp], truth: NDArray[np.integer] | None) -> Flags:
-    return np.zeros(len(said), np.bool_) if truth is None else np.asarray(said == truth)
+def _right(answers: NDArray[np.intp], truth: NDArray[np.integer] | None) -> Flags:
+    return np.zeros(len(answers), np.bool_) if truth is None else np.asarray(answers == truth)

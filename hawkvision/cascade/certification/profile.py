@@ -1,16 +1,9 @@
-"""A cascade's profile: what was measured of its stages, and the certificates that targets are mapped to.
+"""A cascade's profile: measurements of its stages, and the certificates that targets are mapped to.
 
-A profile is made by `hawkvision calibrate`, committed beside the manifest, and names by sha256 both the images it
-came from and the models it holds for. A site's own certificates, made by `hawkvision certify` from images of that
-site, take the place of the profile's without touching it. Thresholds of ±∞ are written "always" (escalate) and "never".
-A pair has one condition for whole images, and one per class of quality and received fraction for those that crossed
-a lossy link. Format 3 added the latter, format 4 which images were used for what; older files say nothing of that.
-Format 5, and 2 of a site's certificates, only renamed
-keys: older files are read.
-
-What a file guarantees must be what was measured. So the manifest pins the SHA-256 of the profile that comes with it,
-and every file carries a digest of its own content, made when it was written. That finds out a slip of the hand and a
-failing disk; it is no signature.
+`hawkvision calibrate` makes a profile. It is committed beside the manifest and names, by SHA-256, the images it was
+made from and the models it holds for. The thresholds +∞ and −∞ are written "always" (escalate) and "never". A pair has
+one condition for whole images, and one for each class of quality and received fraction of images that crossed a lossy
+link. Format 3 added the latter, format 4 the uses of images; format 5 renamed keys (`file_keys`).
 """
 
 from __future__ import annotations
@@ -48,7 +41,7 @@ CERTIFIED_DROPS = (
     0.3,
     0.5,
 )
-"""The ε that are certified ahead; a target between two of them uses the smaller."""
+"""The ε that are certified in advance; a target between two of them uses the smaller."""
 
 EscalationThreshold: TypeAlias = Fraction | Literal["always", "never"]
 
@@ -68,28 +61,28 @@ class ProfileData(_Strict, frozen=True):
     certify: Annotated[int, Meta(ge=1)]
     """Images used for accuracies and certificates, unless `Profile.uses` names others for that."""
     held_out: Annotated[int, Meta(ge=0)]
-    """Images kept out of all of it, for testing what was guaranteed."""
+    """Images used for neither, to test the guarantees."""
 
 
 class ImageUse(_Strict, frozen=True, kw_only=True):
     """What some images were used for.
 
-    `fit`: temperatures, scores and the order of thresholds. `design`: choosing models, bars and which targets to test.
-    `certify`: accuracies and certificates. `test`: neither fitted nor certified on; whether they served the design is
-    what an entry of its own says.
+    `fit`: temperatures, scores and the order of thresholds. `design`: choosing models, thresholds and targets.
+    `certify`: accuracies and certificates. `test`: neither fitting nor certifying; if the images also served the
+    design, a second entry says so.
     """
 
     purpose: Literal["fit", "design", "certify", "test"]
     name: str
     sha256: Sha256
     n: Annotated[int, Meta(ge=0)]
-    looks: Annotated[int, Meta(ge=1)] | None = None
-    """Of `certify`: how many designs have had the labels opened for them, this one included; each look after the first
-    halves δ. None for the other purposes, which may look as often as they like."""
+    openings: Annotated[int, Meta(ge=1)] | None = msgspec.field(default=None, name="looks")
+    """Of `certify`: the number of designs that the labels were opened for, this one included. Each after the first
+    halves δ. None for the other purposes."""
     compared: Annotated[int, Meta(ge=1)] = 1
-    """Of `certify`: how many configurations were compared on these very images; δ was divided by it."""
+    """Of `certify`: the number of configurations compared on these images; δ was divided by it."""
     design: Sha256 | None = None
-    """Of `certify`: `design_sha256` of what had been fixed before the labels were opened."""
+    """Of `certify`: the `design_sha256` of the design, fixed before the labels were opened."""
 
 
 class StageProfile(_Strict, frozen=True):
@@ -103,36 +96,36 @@ class StageProfile(_Strict, frozen=True):
     accuracy: MeasuredAccuracy
     calibration_error: Fraction
     cost_ms: Annotated[float, Meta(ge=0.0)]
-    """Inference of one image on one core of the calibrating machine, in batches of eight; weighs stages against each
-    other, and is no latency."""
+    """Processor time of one image in batches of eight on the calibrating machine. It compares stages with one another
+    and is not a latency."""
 
 
 class Watch(_Strict, frozen=True, kw_only=True):
-    """What traffic as certified looks like at one stage, as shares of the images that reach it.
+    """Bounds on certified traffic at one stage, as shares of the images that reach it.
 
-    The bounds are upper ends of exact one-sided intervals at half the certificate's δ each.
+    Each bound is the upper end of an exact one-sided interval at half the certificate's δ.
     """
 
     max_drop: Fraction
-    """The part of the certificate's ε that this stage may give up, in proportion to its disagreement."""
+    """This stage's part of the certificate's ε, in proportion to its disagreement."""
     disagreement: Fraction
-    """Bound on the share answered here with another label than the reference stage's."""
+    """Bound on the share answered here with a label that differs from the reference stage's."""
     difficulty: Fraction
     """Bound on the share that this stage passes on."""
 
 
 class Certificate(_Strict, frozen=True, kw_only=True):
-    """Thresholds with their guarantee: the drop is below `max_drop`, wrong with probability at most `delta`.
+    """Thresholds with their guarantee: the drop is below `max_drop`, except with probability `delta`.
 
-    With the basis `profile` there is no guarantee: images that served the design suggest these thresholds, and the
-    certification images were too few to confirm them. Answers by them are `best_effort`.
+    The basis `profile` means no guarantee: the design's images suggest these thresholds, but the certification images
+    were too few to confirm them. Answers by them are `best_effort`.
     """
 
     max_drop: Fraction
     threshold: EscalationThreshold
-    """The edge's answer is accepted from this score on."""
+    """The edge's answer is accepted if its score is at least this."""
     intermediate_threshold: EscalationThreshold = "always"
-    """Of what is escalated, the intermediate stage's answer is accepted from this score on; "always" does not ask it.
+    """The intermediate stage's answer to an escalated image is accepted from this score on; "always" skips the stage.
     """
     delta: Fraction
     n: Annotated[int, Meta(ge=1)]
@@ -149,7 +142,7 @@ class Certificate(_Strict, frozen=True, kw_only=True):
 
 
 class PathStep(_Strict, frozen=True, kw_only=True):
-    """What a pair of thresholds did on the certification split; for planning, not a guarantee."""
+    """The results of a pair of thresholds on the certification split; for planning, not a guarantee."""
 
     threshold: EscalationThreshold
     intermediate_threshold: EscalationThreshold = "always"
@@ -168,7 +161,7 @@ class Condition(_Strict, frozen=True, kw_only=True):
 
 
 class ScoreCurve(_Strict, frozen=True, kw_only=True):
-    """What a score is worth: knots that divide the profile split into equal shares, from least to most sure."""
+    """Expected disagreement and drop by score. Its knots divide the profile split into equal shares, scores rising."""
 
     scores: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
     disagreement: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
@@ -187,39 +180,36 @@ class ScoreCurve(_Strict, frozen=True, kw_only=True):
 
 
 class ReceivedCondition(_Strict, frozen=True, kw_only=True):
-    """What was measured of images that crossed a lossy link: encoded anew at `min_quality`, with holes filled up.
+    """Measurements of images that crossed a lossy link: re-encoded at `min_quality`, with missing parts concealed.
 
-    All drops are below the reference stage *on the whole original image*. What an escalation serves is the reference
-    stage on the image as received, so even escalating everything gives something up, and small ε have no certificate
-    here.
+    All drops are relative to the reference stage *on the whole original image*. An escalation runs the reference stage
+    on the image as received, so escalating everything has a drop too, and small ε have no certificate here.
     """
 
     min_quality: Annotated[int, Meta(ge=1, le=100)]
-    """The JPEG quality that was measured; finer images are taken to be no worse."""
+    """The JPEG quality that was measured; a higher quality is taken to be no worse."""
     min_received_fraction: Fraction
-    """From this share on, up to that of the condition before, or all of the image where it is 1."""
+    """Lower end of the received fraction; the upper end is that of the condition before, or 1."""
     edge_temperature: Annotated[float, Meta(gt=0.0)]
     edge_accuracy: MeasuredAccuracy
     best_accuracy: MeasuredAccuracy
     """Of the reference stage on these images as received."""
     curve: ScoreCurve
-    """Of the edge against the reference stage on the same received image, which is what escalations and audits
-    compare."""
+    """The edge against the reference stage on the same received image, as escalations and audits compare them."""
     best: Certificate
-    """What escalating everything gives up."""
+    """The drop of escalating everything."""
     fast: Certificate | None = None
-    """What never escalating gives up; None where the edge is not to be believed at all."""
+    """The drop of never escalating; None where the edge's answers are never accepted."""
     certificates: tuple[Certificate, ...] = ()
-    """Thresholds below "always" that keep ε, for `CERTIFIED_DROPS` and the ε of `balanced`; of those with one threshold
-    that of the smallest ε."""
+    """Thresholds below "always", for each ε of `CERTIFIED_DROPS` and of `balanced`; of several ε with one threshold the
+    smallest."""
     accept_certificates: tuple[Certificate, ...] = ()
-    """The same against the reference stage on the image as received: what accepting gives up beyond what the link
-    lost."""
+    """The same against the reference stage on the image as received: the drop beyond what the link lost."""
     order: tuple[Fraction, ...] = ()
-    """The thresholds that are tested, falling, where they were fixed before the certification images were looked at."""
+    """The thresholds to test, falling, if they were fixed before the certification images were opened."""
 
     def thresholds(self) -> tuple[float, ...]:
-        """The finite thresholds of `order`, or of all its certificates where there is none, falling."""
+        """The finite thresholds of `order`, or else of all certificates, falling."""
         if self.order:
             return self.order
         found = {c.threshold for c in (*self.certificates, *self.accept_certificates)}
@@ -227,25 +217,25 @@ class ReceivedCondition(_Strict, frozen=True, kw_only=True):
 
 
 class Intermediate(_Strict, frozen=True, kw_only=True):
-    """A datacenter stage between the edge and the best: asked first, and believed when it is sure."""
+    """A datacenter stage between edge and reference. It runs first; its answer is accepted from a score on."""
 
     name: Name
     score: Score
     curve: ScoreCurve
     path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
-    """All pairs of thresholds that were tried with this stage in between, in testing order."""
+    """All pairs of thresholds that were tried with this stage, in testing order."""
     reused_ms: Annotated[float, Meta(ge=0.0)] = 0.0
-    """What the reference stage need not do again of an image that this one has looked at."""
+    """The part of the reference stage's cost that this stage has already paid for an image."""
 
 
 class Pair(_Strict, frozen=True, kw_only=True):
-    """An edge stage backed by the cascade's reference stage, with or without an intermediate stage between them."""
+    """An edge stage and the reference stage, with or without an intermediate stage."""
 
     edge: Name
     best: Name
     score: Score
     escalation_ms: Annotated[float, Meta(ge=0.0)]
-    """What an escalation was taken to weigh besides the datacenter's own work."""
+    """The assumed cost of an escalation besides the datacenter's own work."""
     intermediate: Intermediate | None = None
     curve: ScoreCurve
     path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
@@ -253,13 +243,12 @@ class Pair(_Strict, frozen=True, kw_only=True):
     conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
     """Of whole images, the caller's own bytes."""
     received: tuple[ReceivedCondition, ...] = ()
-    """Of all others: finest quality first, and of one quality the largest fraction first. Empty where no links were
-    measured."""
+    """Of received images: by falling quality, then by falling fraction. Empty where no links were measured."""
 
     def condition(self, received: Received) -> ReceivedCondition | None:
-        """The measured condition next below: quality rounded down to a class, then the fraction to one of its bands.
+        """The measured condition at or next below: quality rounded down to a class, then the fraction to a band.
 
-        None if there is none below. The caller's own bytes with holes count as of the finest class.
+        None if there is none. The caller's own bytes with missing parts count as the highest quality.
         """
         quality = 100 if received.quality is None else received.quality
         below = [c for c in self.received if c.min_quality <= quality]
@@ -274,7 +263,7 @@ class Pair(_Strict, frozen=True, kw_only=True):
 
 
 class Profile(_Strict, frozen=True):
-    """All that was measured of a cascade."""
+    """All measurements of a cascade."""
 
     format: Literal[2, 3, 4, 5]
     task: Name
@@ -304,7 +293,7 @@ class Profile(_Strict, frozen=True):
         return last.name, last.sha256
 
     def use(self, purpose: str, sha256: str) -> ImageUse | None:
-        """What is recorded of those images and that purpose."""
+        """The recorded use of those images for that purpose; None if there is none."""
         return next((use for use in self.uses if (use.purpose, use.sha256) == (purpose, sha256)), None)
 
     def pair(self, edge: str, best: str) -> Pair:
@@ -326,8 +315,8 @@ class Profile(_Strict, frozen=True):
 def design_sha256(profile: Profile, pairs: Iterable[Pair]) -> str:
     """A digest of all that certification takes as given: models, temperatures, scores, and thresholds in their order.
 
-    Of the certificates themselves only what was planned counts: the ε and the thresholds of `balanced`, and the
-    thresholds of received images. What was measured does not.
+    Of the certificates it covers the plan (the ε and thresholds of `balanced`, the thresholds of received images), not
+    the measurements.
     """
     pairs = tuple(pairs)
     names = {

@@ -21,13 +21,13 @@ from hawkvision.models.manifest import Manifest
 from hawkvision.system.files import sha256_of
 
 _DIGEST: Final = "digest"
-"""The member of a file that holds the digest of the others."""
+"""The member of a file that holds the digest of all others."""
 
 _File = TypeVar("_File", bound=msgspec.Struct)
 
 
 def load_profile(path: Path, sha256: str | None = None) -> Profile:
-    """Read a profile; `sha256` is that of its file, where a manifest pins it.
+    """Read a profile; `sha256` is that of its file, if a manifest pins it.
 
     Raises:
         ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
@@ -36,7 +36,7 @@ def load_profile(path: Path, sha256: str | None = None) -> Profile:
 
 
 def load_profile_of(manifest: Manifest, models: Path, own: Path | None) -> Profile:
-    """A task's profile: `own`, or the one that lies beside its manifest.
+    """A task's profile: `own`, or the one beside its manifest.
 
     Raises:
         ManifestError: as `load_profile`.
@@ -56,14 +56,14 @@ def load_site(path: Path) -> SiteCertificates:
 
 
 def load_sealed(path: Path, kind: type[_File], what: str, command: str, sha256: str | None = None) -> _File:
-    """A document of this kind that carries the digest of its content.
+    """Read a document of this kind and check the digest of its content.
 
     Args:
         path: the file.
         kind: its schema.
-        what: it is called in errors.
-        command: that makes one, for `advise`.
-        sha256: of the file, where that is pinned.
+        what: its name in errors.
+        command: the command that makes one, for `advise`.
+        sha256: of the file, if it is pinned.
 
     Raises:
         ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
@@ -100,7 +100,7 @@ def dump(document: Profile | SiteCertificates) -> bytes:
 
 
 def seal(path: Path) -> bytes:
-    """The content of a file with the digest that belongs to it, whatever digest it has.
+    """The content of a file with its correct digest, whatever digest the file has.
 
     Raises:
         ManifestError: if it is missing, or neither a profile nor a site's certificates.
@@ -116,7 +116,7 @@ def seal(path: Path) -> bytes:
 
 
 def _taken_apart(data: bytes) -> tuple[dict[str, Any], object]:
-    """A file's content, and the digest that it carries."""
+    """A file's content, and its digest."""
     content = msgspec.json.decode(decode_text(data), type=dict[str, Any])
     return content, content.pop(_DIGEST, None)
 
@@ -133,5 +133,5 @@ def sealed(content: dict[str, Any]) -> bytes:
 
 
 def _digest(content: dict[str, Any]) -> str:
-    """Of the values, however they are spaced and ordered."""
+    """Independent of spacing and the order of keys."""
     return sha256_of(msgspec.json.encode(content, order="sorted"))

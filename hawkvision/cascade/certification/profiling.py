@@ -1,6 +1,6 @@
-"""Making a profile: from calibrated probabilities of every stage to temperatures, accuracies and certificates.
+"""Making a profile: from the stages' predictions to temperatures, accuracies and certificates.
 
-Apart from `profile` because it needs SciPy, whose import would cost a starting edge node more than a second.
+It needs SciPy, whose import takes over a second; `profile` does without, so that edge nodes start quickly.
 """
 
 from __future__ import annotations
@@ -47,16 +47,13 @@ from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.types import Logits, Score
 
 BALANCED_GAP_SHARE = 0.25
-"""`balanced` may give up a quarter of the gap between edge and best: closing the last quarter costs as many
-escalations as the first three."""
+"""The share of the gap between edge and reference that `balanced` may give up."""
 
 BALANCED_LARGEST_SHARE = 0.5
-"""What it may give up where a quarter is less than the certification images can show at all, whatever is on them:
-with 680 that is 0.46 points, and a stage within 1.8 points of the best would always escalate for want of images."""
+"""The same where a quarter of the gap is less than so few certification images can certify at all."""
 
 ESCALATION_MS = 5.0
-"""What an escalation weighs besides the datacenter's own work when thresholds are weighed against each other: an
-escalation on a good network. On a machine that is both edge and datacenter nothing would be too far away."""
+"""The assumed cost of an escalation besides the datacenter's work: a round trip on a good network."""
 
 
 def profile_stage(
@@ -70,12 +67,12 @@ def profile_stage(
     cost_ms: float,
     delta: float = 0.05,
 ) -> tuple[StageProfile, StagePredictions]:
-    """Fit one stage's temperature on the profile split and measure it on the certification split."""
-    # Rounded before use, so that the scores certified here are, bit for bit, those of a node that reads the profile.
+    """Fit one stage's temperature on the profile split and measure its accuracy on the certification split."""
+    # Rounded before use, so that a node that reads the profile computes the same scores bit for bit.
     temperature = round(calibration.fit_temperature(logits[split.profile], labels[split.profile]), 6)
-    looked = StagePredictions(name, softmax(logits, temperature), round(cost_ms, 3))
-    right = looked.labels() == labels
-    confidence = looked.scores(Score.TOP1)[split.certify]
+    predictions = StagePredictions(name, softmax(logits, temperature), round(cost_ms, 3))
+    right = predictions.labels() == labels
+    confidence = predictions.scores(Score.TOP1)[split.certify]
     return StageProfile(
         name=name,
         models=models,
@@ -83,8 +80,8 @@ def profile_stage(
         temperature=temperature,
         accuracy=measure_accuracy(right[split.certify], data_sha256, delta),
         calibration_error=round(calibration.expected_calibration_error(confidence, right[split.certify]), 6),
-        cost_ms=looked.cost_ms,
-    ), looked  # fmt: skip
+        cost_ms=predictions.cost_ms,
+    ), predictions  # fmt: skip
 
 
 def profile_pair(
@@ -99,7 +96,7 @@ def profile_pair(
 ) -> Pair:
     """Certify a pair: scores, curves and path from the profile split, certificates from the certification split.
 
-    `reused_ms` of the reference stage's cost are the intermediate stage's work
+    The intermediate stage has already paid `reused_ms` of the reference stage's cost
     (`model_zoo.calibration.model_runner.CascadePredictions.reused_ms`).
     """
     planned = split.profile
@@ -149,8 +146,8 @@ def certify_condition(
 ) -> Condition:
     """Certificates of whole images for all `CERTIFIED_DROPS`, for `balanced` and for never escalating.
 
-    Of several paths each gets its share of δ, so that the cheapest of their results may be chosen. Where nothing below
-    the reference stage can be certified to keep `balanced`, the thresholds `planned` for it stand, without a guarantee.
+    Several paths share δ equally, so that the cheapest result may be chosen. If `balanced` can be certified only by
+    escalating everything, the `planned` thresholds stay, without a guarantee.
     """
     n = len(sample)
 
@@ -179,7 +176,7 @@ def certify_condition(
 
 
 def rounded_path(path: Path) -> Path:
-    """The path as a profile holds it, so that what is certified is, bit for bit, what a node compares with."""
+    """The path rounded as in a profile, so that a node compares with exactly the certified thresholds."""
     return tuple(
         dict.fromkeys(
             Thresholds(threshold_value(written(step.edge)), threshold_value(written(step.intermediate)))
@@ -189,7 +186,7 @@ def rounded_path(path: Path) -> Path:
 
 
 def paths_of(pair: Pair) -> tuple[Path, ...]:
-    """The paths that a profile was certified along."""
+    """The paths along which a profile was certified."""
     written_paths = (pair.path,) if pair.intermediate is None else (pair.path, pair.intermediate.path)
     return tuple(
         tuple(
@@ -200,7 +197,7 @@ def paths_of(pair: Pair) -> tuple[Path, ...]:
 
 
 def costs_of(profile: Profile, pair: Pair) -> Costs:
-    """What the pair's stages cost, as they were weighed when it was certified."""
+    """The costs of the pair's stages as used for its certificates."""
     edge, best = (profile.stage(name).cost_ms for name in (pair.edge, pair.best))
     if pair.intermediate is None:
         return Costs(edge, best, pair.escalation_ms)
@@ -216,12 +213,12 @@ def balanced_drop(gap: float, n: int, delta: float) -> float:
 
 
 def _choose_score(
-    looked: StagePredictions, best: StagePredictions, labels: NDArray[np.integer], chosen: NDArray[np.intp]
+    predictions: StagePredictions, best: StagePredictions, labels: NDArray[np.integer], chosen: NDArray[np.intp]
 ) -> Score:
-    """The score with the smaller area under its drop-against-escalation curve; top-1 when there is no difference."""
+    """The kind of score with the smaller area under its curve of drop against escalation; top-1 on a tie."""
     area: dict[Score, float] = {}
     for kind in Score:
-        sample = make_sample(looked, kind, best, labels, chosen)
+        sample = make_sample(predictions, kind, best, labels, chosen)
         steps = list(sweep(sample, two_levels(threshold_grid(sample.edge.scores))))
         area[kind] = float(np.trapezoid([s.drop for s in steps][::-1], [s.escalation for s in steps][::-1]))
     return Score.MARGIN if area[Score.MARGIN] < area[Score.TOP1] else Score.TOP1

@@ -1,14 +1,14 @@
-"""Certifying images that crossed a lossy link, against the reference stage on the images as they were before.
+"""Certificates of images that crossed a lossy link, relative to the reference stage on the original images.
 
-The machinery of three levels (`certificate`) says it all when the levels are read like this:
+`certificate` handles this as three levels:
 
-    edge      the edge stage on the image as received, accepted from τ on
-    middle    the reference stage on the image as received, always accepted: what an escalation serves
-    best      the reference stage on the whole original: the reference, which nobody can ask any more
+    edge           the edge stage on the image as received, accepted from τ on
+    intermediate   the reference stage on the image as received, always accepted: the result of an escalation
+    best           the reference stage on the whole original, which no node has
 
-So the path is (τ, −∞) for falling τ, from (+∞, −∞), escalating everything, on. If the test fails there already, nothing
-keeps ε in this condition. Scores are compared as on whole images; the temperature is fitted anew, because on images
-with holes a network is surer than it is right.
+The path is (τ, −∞) for falling τ, from (+∞, −∞), escalating everything, on. If that first test fails, nothing keeps ε
+in this condition. Scores are compared as for whole images. The temperature is fitted again, because networks are
+over-confident on images with missing parts.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from hawkvision.core.types import Logits, Score
 
 DELTA: Final = 0.05
 CURVE_KNOTS: Final = 17
-"""Fewer than of whole images: there are twenty conditions, and controllers interpolate."""
+"""Fewer than for whole images: there are twenty conditions, and controllers interpolate."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedPredictions:
-    """What was said of n images in one condition, and of the originals."""
+    """Predictions for n images in one condition, and for their originals."""
 
     edge: Logits
     """(n, classes), on the images as received."""
     best: NDArray[np.intp]
-    """(n,) classes that the reference stage named, on the images as received."""
+    """(n,) the reference stage's classes for the images as received."""
     reference: NDArray[np.intp]
-    """(n,) classes that it named on the whole originals."""
+    """(n,) the reference stage's classes for the whole originals."""
     truth: NDArray[np.integer]
 
     def part(self, chosen: NDArray[np.intp]) -> ReceivedPredictions:
@@ -65,10 +65,10 @@ class ReceivedPredictions:
         return ReceivedPredictions(self.edge[chosen], self.best[chosen], self.reference[chosen], self.truth[chosen])
 
     def edge_stage(self, kind: Score, temperature: float) -> StageOutcomes:
-        """The edge, compared with the reference stage on the same received image."""
+        """The edge compared with the reference stage on the same received image."""
         probabilities = softmax(self.edge, temperature)
-        said = probabilities.argmax(axis=1)
-        return StageOutcomes(score(probabilities, kind).astype(np.float64), said == self.truth, said != self.best)
+        answers = probabilities.argmax(axis=1)
+        return StageOutcomes(score(probabilities, kind).astype(np.float64), answers == self.truth, answers != self.best)
 
 
 def profile_received(
@@ -83,16 +83,16 @@ def profile_received(
     data_sha256: str,
     delta: float = DELTA,
 ) -> ReceivedCondition:
-    """Measure one condition: temperature, curve and path on `planned`, all that is stated on `certifying`.
+    """Measure one condition: temperature, curve and path on `planned`, accuracies and certificates on `certifying`.
 
     Args:
         planned: of the profile split.
         certifying: of the certification split.
         kind: the pair's score.
         min_quality: at which the images were encoded.
-        min_received_fraction: the least that was received of any.
-        drops: ε to certify; those that cannot be kept are left out.
-        believed: whether the edge may be believed at all in this condition.
+        min_received_fraction: the smallest received fraction.
+        drops: ε to certify; those that cannot be certified are left out.
+        believed: whether the edge's answers may be accepted in this condition.
         data_sha256: over the images as received.
         delta: probability that a certificate is wrong.
     """
@@ -126,13 +126,13 @@ def certify_received(
     data_sha256: str,
     delta: float,
 ) -> ReceivedCondition:
-    """The condition with everything that is stated measured on `certifying`; what was fitted and planned stays.
+    """The condition with accuracies and certificates from `certifying`; its fitted values and plan stay.
 
     Args:
-        design: whose temperature, curve and thresholds were fixed without these images.
-        certifying: of the certification images that reached this condition.
+        design: the condition whose temperature, curve and thresholds were fixed without these images.
+        certifying: the certification images that reached this condition.
         kind: the pair's score.
-        drops: ε to certify; those that cannot be kept are left out.
+        drops: ε to certify; those that cannot be certified are left out.
         data_sha256: over the images as received.
         delta: probability that a certificate is wrong.
     """
@@ -154,7 +154,7 @@ def certify_received(
 
 
 def without_certificates(design: ReceivedCondition) -> ReceivedCondition:
-    """The condition as images that served the design suggest it, without a guarantee."""
+    """The condition as planned by the design, without a guarantee."""
 
     def plain(certificate: Certificate) -> Certificate:
         return msgspec.structs.replace(certificate, basis="profile")
@@ -169,17 +169,21 @@ def without_certificates(design: ReceivedCondition) -> ReceivedCondition:
     )
 
 
-def _against_original(looks: ReceivedPredictions, kind: Score, temperature: float) -> Sample:
-    escalated = StageOutcomes(np.zeros(len(looks.truth)), looks.best == looks.truth, looks.best != looks.reference)
-    return Sample(looks.edge_stage(kind, temperature), looks.reference == looks.truth, escalated)
+def _against_original(predictions: ReceivedPredictions, kind: Score, temperature: float) -> Sample:
+    escalated = StageOutcomes(
+        np.zeros(len(predictions.truth)),
+        predictions.best == predictions.truth,
+        predictions.best != predictions.reference,
+    )
+    return Sample(predictions.edge_stage(kind, temperature), predictions.reference == predictions.truth, escalated)
 
 
-def _against_received(looks: ReceivedPredictions, kind: Score, temperature: float) -> Sample:
-    return Sample(looks.edge_stage(kind, temperature), looks.best == looks.truth)
+def _against_received(predictions: ReceivedPredictions, kind: Score, temperature: float) -> Sample:
+    return Sample(predictions.edge_stage(kind, temperature), predictions.best == predictions.truth)
 
 
 def _certificates(sample: Sample, path: Path, drops: list[float], delta: float) -> tuple[Certificate, ...]:
-    """Of every threshold that is certified the certificate with the smallest ε; none of escalating everything."""
+    """For each certified threshold the certificate with the smallest ε; none for escalating everything."""
     found: list[Certificate] = []
     last = math.inf
     for max_drop in drops:
@@ -191,16 +195,14 @@ def _certificates(sample: Sample, path: Path, drops: list[float], delta: float) 
 
 
 def _bounded(sample: Sample, thresholds: Thresholds, delta: float) -> Certificate:
-    """What one pair of thresholds gives up, at most."""
+    """The certificate of one pair of thresholds, with the bound on its drop as ε."""
     step = next(sweep(sample, (thresholds,)))
     bound = drop_upper_bound(step.lost, step.gained, len(sample), delta)
     return _certificate(step, math.ceil(bound * 1e4) / 1e4, len(sample), delta)
 
 
 def _certificate(step: ThresholdStep, max_drop: float, n: int, delta: float) -> Certificate:
-    """As profiles write it: what is not accepted at the edge is escalated, to the reference stage as far as there is
-    one.
-    """
+    """The certificate as profiles write it: the reference stage answers all that the edge does not."""
     made = write_certificate(step, max_drop, n, delta)
     return msgspec.structs.replace(
         made, intermediate_threshold="always", to_best=made.escalation, intermediate_watch=None

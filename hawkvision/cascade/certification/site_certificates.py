@@ -25,21 +25,21 @@ class SiteData(_Strict, frozen=True):
     sha256: Sha256
     n: Annotated[int, Meta(ge=1)]
     labelled: bool
-    looks: Annotated[int, Meta(ge=1)] = 1
-    """How many designs have had these images opened for them, as far as the file that this one replaced tells."""
+    openings: Annotated[int, Meta(ge=1)] = msgspec.field(default=1, name="looks")
+    """The number of designs that these images were opened for, as far as the replaced file tells."""
     compared: Annotated[int, Meta(ge=1)] = 1
-    """How many configurations were compared on these very images; δ was divided by it."""
+    """The number of configurations compared on these images; δ was divided by it."""
     design: Sha256 | None = None
-    """`design_sha256` of what had been fixed before the images were looked at."""
+    """The `design_sha256` of the design, fixed before the images were opened."""
 
 
 class SiteStage(_Strict, frozen=True, kw_only=True):
-    """A stage as it was certified at a site; its accuracy there is known only with labels."""
+    """A stage as certified at a site. Its accuracy there is known only with labels."""
 
     name: Name
     fingerprint: Sha256
     temperature: Annotated[float, Meta(gt=0.0)]
-    """The profile's, which scores depend on and fingerprints do not cover."""
+    """The profile's. Scores depend on it, and fingerprints do not cover it."""
     accuracy: MeasuredAccuracy | None = None
 
 
@@ -55,7 +55,7 @@ class SitePair(_Strict, frozen=True, kw_only=True):
 
 
 class SiteCertificates(_Strict, frozen=True, kw_only=True):
-    """Certificates made from a site's own images, which take the place of the profile's there."""
+    """Certificates made from a site's own images. They replace the profile's there."""
 
     format: Literal[1, 2]
     task: Name
@@ -66,7 +66,7 @@ class SiteCertificates(_Strict, frozen=True, kw_only=True):
     pairs: Annotated[tuple[SitePair, ...], Meta(min_length=1)]
 
     def stage(self, name: str) -> SiteStage | None:
-        """The stage of that name, if it was certified."""
+        """The stage of that name; None if it was not certified."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
     def pair(self, edge: str, best: str) -> SitePair:

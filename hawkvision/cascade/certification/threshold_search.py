@@ -1,6 +1,6 @@
-"""Which thresholds to try, in which order: the cheapest way to give up a little accuracy, then a little more.
+"""The order in which thresholds are tested: the least loss of accuracy for the cost saved comes first.
 
-All of this looks only at the profile split, so a path is fixed before the certification labels are seen.
+Only the profile split is used, so the path is fixed before the certification labels are opened.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ EDGE_POINTS: Final = 100
 INTERMEDIATE_POINTS: Final = 24
 CURVE_KNOTS: Final = 65
 LEAST_SCORE: Final = 1e-6
-"""Scores closer to 0 or 1 are taken for so close: a sure network says exactly 1.0 of many images."""
+"""Scores are clipped to this distance from 0 and 1; networks give many images exactly 1.0."""
 
 Path: TypeAlias = tuple[Thresholds, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What an image costs at each stage, in milliseconds of one core, and what sending it there weighs beside that."""
+    """Cost of an image at each stage, in milliseconds of one core, and of an escalation."""
 
     edge: float
     best: float
@@ -45,24 +45,23 @@ class Costs:
     intermediate: float | None = None
     """None where there is no intermediate stage."""
     reused: float = 0.0
-    """Of `best`, what an image that comes from the intermediate stage need not cost again
-    (`datacenter.stages.cascade_executor`)."""
+    """The part of `best` that the intermediate stage has already paid (`datacenter.stages.cascade_executor`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What a score is worth, at knots that divide the profile split into equal shares, from least to most sure."""
+    """Expected disagreement and drop by score, at knots of equal shares of the profile split, scores rising."""
 
     scores: Floats
     disagreement: Floats
-    """P(another label than the reference stage's | score), falling."""
+    """P(label differs from the reference stage's | score), falling."""
     drop: Floats
     """E[right_best − right_edge | score], at least 0, falling."""
 
 
 def smooth(scores: Floats, values: Floats) -> Floats:
     """Isotonic regression: for every image (n,) the expectation of its value given its score, falling with it."""
-    # Equal scores get one value: a sure network says exactly 1.0 of many images, in whatever order they come.
+    # Equal scores get one value, whatever the order of their images.
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
     means = np.bincount(place, weights=values) / count
     fitted: Floats = isotonic_regression(means, weights=count, increasing=False).x[place]
@@ -70,12 +69,10 @@ def smooth(scores: Floats, values: Floats) -> Floats:
 
 
 def disagreement_risk(scores: Floats, differs: Flags) -> Floats:
-    """P(another label than the reference stage's | score) of every image (n,), by logistic regression on the score's
-    logit.
+    """P(label differs from the reference stage's | score) of every image (n,), by logistic regression on its logit.
 
-    Two parameters say less of the curve's shape than `smooth`, but also what lies ahead where nothing differs any more:
-    of two stages that never differed above some score, the one that is further away from where it did is the safer.
-    A Gaussian prior of variance 1 on the slope (of standardised logits) keeps it finite where one score divides all.
+    Unlike `smooth` it extrapolates to scores above the last observed difference. A Gaussian prior of variance 1 on the
+    slope (of standardised logits) keeps it finite if one score separates the classes.
     """
     clipped = np.clip(scores, LEAST_SCORE, 1.0 - LEAST_SCORE)
     logits = np.log(clipped) - np.log1p(-clipped)
@@ -84,8 +81,8 @@ def disagreement_risk(scores: Floats, differs: Flags) -> Floats:
     values = differs.astype(np.float64)
 
     def loss(weights: Floats) -> float:
-        said = design @ weights
-        return float((np.logaddexp(0.0, said) - values * said).sum() + 0.5 * weights[1] ** 2)
+        logit = design @ weights
+        return float((np.logaddexp(0.0, logit) - values * logit).sum() + 0.5 * weights[1] ** 2)
 
     def slope(weights: Floats) -> Floats:
         found: Floats = design.T @ (expit(design @ weights) - values) + np.array([0.0, weights[1]])
@@ -108,10 +105,10 @@ def measure_curve(stage: StageOutcomes, best_right: Flags, knots: int = CURVE_KN
 
 
 def plan_paths(sample: Sample, costs: Costs) -> tuple[Path, ...]:
-    """The paths to be certified, from images of the profile split: that of two levels, and one of three if it pays.
+    """The paths to certify, from images of the profile split: two levels, and three if that is cheaper.
 
-    With an intermediate stage both thresholds come down together, a bin of scores at a time: always the bin next whose
-    acceptance is expected to give up least for what it saves.
+    With three levels both thresholds fall, one bin of scores at a time. The next bin is the one whose acceptance is
+    expected to lose the least accuracy for the cost it saves.
     """
     two = two_levels(threshold_grid(sample.edge.scores))
     if sample.intermediate is None or costs.intermediate is None:
@@ -141,7 +138,7 @@ def _three_levels(sample: Sample, intermediate: StageOutcomes, costs: Costs) -> 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Bin:
-    """Scores from `bar` up to the bin before: what accepting them gives up per saving, then how far down they are."""
+    """Scores from `bar` up to the previous bin. Bins are ordered by drop per saved cost, then by depth."""
 
     price: float
     depth: float
@@ -150,7 +147,7 @@ class _Bin:
 
 
 def _bins(stage: StageOutcomes, best_right: Flags, grid: Floats, saving: float, *, level: int) -> list[_Bin]:
-    """Disagreement is what orders them: it has more events than the drop, and the two are in proportion."""
+    """Ordered by disagreement, which has more events than the drop and is in proportion to it."""
     disagreement = disagreement_risk(stage.scores, stage.differs)
     drop = float(best_right.mean() - stage.right.mean())
     ratio = max(drop, 1e-3) / max(float(stage.differs.mean()), 1e-3)
@@ -160,18 +157,18 @@ def _bins(stage: StageOutcomes, best_right: Flags, grid: Floats, saving: float, 
     price = 0.0
     for place in range(1, len(grid)):
         inside = disagreement[order[ends[place - 1] : ends[place]]]
-        # An empty bin costs what the one before it does.
+        # An empty bin has the price of the one before it.
         price = max(price, ratio * float(inside.mean()) / saving) if len(inside) else price
         found.append(_Bin(price, place / len(grid), level, float(grid[place])))
     return found
 
 
 def _area(sample: Sample, path: Sequence[Thresholds], costs: Costs) -> float:
-    """Mean of the least cost at which a drop is reached, over drops up to that of never escalating."""
+    """The least cost at a given drop, averaged over drops up to that of never escalating."""
     steps = list(sweep(sample, path))
     drops = np.maximum.accumulate([step.drop for step in steps])
     spent = np.minimum.accumulate([expected_cost(costs, step) for step in steps])
-    # All paths end at never escalating, so all are measured over the same drops.
+    # All paths end at never escalating, so all cover the same drops.
     wanted = np.linspace(0.0, max(steps[-1].drop, 1e-6), 41)[1:-1]
     reached = np.searchsorted(drops, wanted, side="right") - 1
     return float(spent[reached].mean())

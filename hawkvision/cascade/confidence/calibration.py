@@ -1,7 +1,8 @@
-"""Making probabilities mean what they say: temperature scaling, and how far off they are.
+"""Temperature scaling, and the calibration error of probabilities.
 
 Source: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017. One parameter per model, fitted by
-likelihood; it cannot change which class wins. Do not fit it on fewer than some 200 images: the optimum is too flat.
+    likelihood;
+it does not change the top class. It needs some 200 images: with fewer the optimum is too flat.
 """
 
 from __future__ import annotations

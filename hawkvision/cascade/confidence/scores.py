@@ -1,8 +1,4 @@
-"""How sure a model is: probabilities from logits, and the score that the threshold is compared with.
-
-Measured (Fashion-MNIST and ImageNet pairs): top-1 probability and margin rank errors equally well; entropy and energy
-need up to three times the escalations, and learned heads gained nothing (the project's study of cascades).
-"""
+"""How sure a model is: probabilities from logits, and the score that is compared with the threshold."""
 
 from __future__ import annotations
 
@@ -17,33 +13,31 @@ from hawkvision.core.types import Score as Score
 
 Floats: TypeAlias = NDArray[np.float64]
 ROUNDING: Final = 1e-4
-"""By how much probabilities may miss a sum of 1, many times over."""
+"""Tolerance for the sum of probabilities, many times their rounding error."""
 FEW: Final = 16
-"""Classes that are found one after the other, by looking for the largest left: five of 1,000 take 3 µs on an EPYC, and
-10 by partitioning and sorting them."""
+"""Up to this many classes, repeated search for the largest is faster than sorting."""
 Probabilities: TypeAlias = NDArray[np.float32]
 """(n, classes), rows summing to one."""
 
 
 class Ranking(Protocol):
-    """Tells the k most probable classes of one image, most probable first, ties by lower index.
+    """The k most probable classes of one image, most probable first, ties by lower index.
 
-    Of its logits (classes,), divided by `before` as `tempered` does, and then at that temperature. Gives their indices,
-    and their probabilities as `softmax` has them.
+    The logits (classes,) are divided by `before` as by `tempered`, then taken at `temperature`. The result is the
+    classes' indices and their probabilities as by `softmax`.
     """
 
     def __call__(
         self, logits: Logits, temperature: float, k: int, before: float = 1.0
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """See above."""
+        """Indices and probabilities."""
         ...
 
 
 def softmax(logits: Logits, temperature: float = 1.0) -> Probabilities:
     """Temperature-scaled probabilities (n, classes) of logits (n, classes).
 
-    Computed in double precision and rounded, so that of the same logits hardly a bit tells whose instructions computed
-    them: a certificate may be made on one processor and used on another.
+    Computed in double precision and rounded, so that processors agree: a certificate made on one is used on another.
     """
     scaled = np.asarray(logits, np.float64) / temperature
     scaled -= np.maximum.reduce(scaled, axis=1, keepdims=True)
@@ -53,7 +47,7 @@ def softmax(logits: Logits, temperature: float = 1.0) -> Probabilities:
 
 
 def tempered(logits: Logits, temperature: float) -> Logits:
-    """Logits that give at temperature 1 what these do at that one; from there they may be taken to another."""
+    """Logits that give at temperature 1 the probabilities that these give at `temperature`."""
     return logits / np.float32(temperature)
 
 
@@ -87,35 +81,35 @@ def most_probable(
 
 
 def average(members: Sequence[Probabilities], temperature: float = 1.0) -> Probabilities:
-    """A committee's probabilities: the equal-weight mean of its members', then sharpened or softened by `temperature`.
+    """An ensemble's probabilities: the mean of its members', then scaled by `temperature`.
 
-    Members (and views of the image) are each (n, classes). Averaging probabilities rather than logits keeps one
-    over-confident member from outvoting the rest (Lakshminarayanan et al., "Deep Ensembles", NeurIPS 2017, §2.4).
+    Members (and views of the image) are each (n, classes). Averaging probabilities instead of logits limits the weight
+    of an over-confident member (Lakshminarayanan et al., "Deep Ensembles", NeurIPS 2017, §2.4).
     """
     mean = np.asarray(np.mean(np.asarray(members), axis=0, dtype=np.float64), np.float32)
     return mean if temperature == 1.0 else softmax(log_probabilities(mean), temperature)
 
 
 def unsure(first: Probabilities, accept_confidence: float) -> NDArray[np.bool_]:
-    """Of which images (n,) the first member of a conditional ensemble is not sure enough to answer alone."""
+    """Whether the first member of a conditional ensemble is too unsure of an image to answer alone (n,)."""
     found: NDArray[np.bool_] = first.max(axis=1) < np.float32(accept_confidence)
     return found
 
 
 def decided(total: Probabilities, missing: int, rounding: float = ROUNDING) -> bool:
-    """Whether the first class of a sum (1, classes) of probabilities stays the first, whatever is added to it.
+    """Whether the top class of a sum of probabilities (1, classes) is final, whatever is added.
 
     Args:
-        total: of the views, or members, that were seen; each adds 1 over all classes.
-        missing: how many will be added; each can take at most 1 from the lead.
-        rounding: by how much all of them may miss that. Who stops for it must allow for more than who checks.
+        total: the sum over the views or members so far; each adds 1 over all classes.
+        missing: the number still to be added; each changes the lead by at most 1.
+        rounding: tolerance of the comparison; larger where it ends the computation than where it is checked.
     """
     second, first = np.partition(total[0], -2)[-2:]
     return missing == 0 or float(first - second) > missing + rounding
 
 
 def log_probabilities(probabilities: Probabilities) -> Logits:
-    """Logits that give these probabilities back at temperature 1; zero counts as float32's smallest normal number.
+    """Logits that give these probabilities at temperature 1. Zero counts as float32's smallest normal number.
 
     Rounded from double precision, as in `softmax`.
     """

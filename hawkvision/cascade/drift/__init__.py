@@ -1,1 +1,1 @@
-"""Whether traffic is still as certified: monitors and the controllers that follow them."""
+"""Drift: monitors that test whether traffic is as certified, and controllers that follow audits."""

@@ -1,32 +1,32 @@
-"""Is what was certified still true of this traffic? One log of audited outcomes, one test that ends or restores it.
+"""Monitoring: does a certificate still hold for this traffic? One log of audits, and tests that suspend and restore it.
 
-A certificate says, of images like those it was made from: with probability at most d an image has a score of at least τ
-and gets another answer from the stage than from the reference stage. One stage has several such claims (τ_k, d_k), one
-for each certificate. Of all images that the stage scores, a fixed share is drawn at random, whatever becomes of them,
-and the reference stage is asked about each (an audit). So audited outcomes are a uniform sample of the traffic, and of
-each of them every claim knows Z_k = 1{score ≥ τ_k and the answers differ}. An audit that did not take place is no
-outcome: it counts neither for nor against anything.
+A certificate says of images like its own: with probability at most d an image has a score of at least τ and an answer
+that differs from the reference stage's. A stage has several such claims (τ_k, d_k), one per certificate. A fixed share
+of the images that the stage scores is audited: drawn at random, whatever their answer, and sent to the reference stage.
+So audited outcomes are a uniform sample of the traffic, and each gives every claim a value Z_k = 1{score ≥ τ_k and the
+answers differ}. An audit that failed is no outcome: it counts neither for nor against a claim.
 
-*The alarm.* Under claim k, P(Z_k = 1) ≤ d_k. For an alternative a > d the likelihood ratio of one outcome,
+*Alarm.* Under claim k, P(Z_k = 1) ≤ d_k. For an alternative a > d the likelihood ratio of one outcome,
 
     L = a/d if Z = 1, (1 − a)/(1 − d) if Z = 0,
 
-has mean at most 1, so a product of such ratios is a bet that cannot be expected to grow (Ville 1939; Waudby-Smith and
-Ramdas, JRSS-B 2024). Bets start at each block of `BLOCK` outcomes, on each alternative a = 2d, 4d, 16d, for each of the
-K claims. Were all bets summed, the sum would grow by at most their number; so the probability that any of them reaches
+has mean at most 1, so a product of such ratios is a bet whose expected value does not grow (Ville 1939; Waudby-Smith
+and Ramdas, JRSS-B 2024). New bets start at each block of `BLOCK` outcomes, on each alternative a = 2d, 4d, 16d, for
+each of the K claims. The sum of all bets would grow by at most their number, so the probability that any of them
+reaches
 
-    T = (LOG / BLOCK) · A · K · 2 / δ         (A alternatives; half of δ is a caller's own log's, half the shared log's)
+    T = (LOG / BLOCK) · A · K · 2 / δ     (A alternatives; half of δ each for the caller's own and the shared log)
 
 within any `LOG` outcomes (200,000 images at 2 %) is at most δ / 2 (the Shiryaev-Roberts argument; Shin, Ramdas and
 Rinaldo, "E-detectors", 2023). This holds from any time on: a long quiet past does not delay the alarm.
 
-*The return* is the same test the other way round, on outcomes since the alarm: alternatives a = d/2, d/4, d/16 of the
-claim that failed, against "P(Z = 1) ≥ d", and at least `LEAST_RETURN` outcomes. The j-th return has the probability
-δ / 2^min(j, 3) of being wrong, so that traffic at the edge of a claim does not go to and fro.
+*Restoration* is the same test in the other direction, on outcomes since the alarm: alternatives a = d/2, d/4, d/16 of
+the failed claim, against "P(Z = 1) ≥ d", with at least `LEAST_RETURN` outcomes. The j-th restoration is wrong with
+probability δ / 2^min(j, 3), so that traffic at the limit of a claim does not alternate.
 
-*Who may raise it.* In a log that several callers share, a caller's outcomes multiply into a factor of their own, which
-is cut off at T^0.4. The product of what is left is never more than that of the whole factors, so the error bound holds;
-two callers reach T^0.8 < T. So an alarm of a shared log needs three callers, whatever the images of two of them are.
+*Weight of a caller.* In a log that several callers share, the product of one caller's outcomes is capped at T^0.4.
+Capped factors never exceed the whole ones, so the error bound holds. Two callers reach T^0.8 < T. So an alarm of a
+shared log needs outcomes of three callers.
 """
 
 from __future__ import annotations
@@ -41,37 +41,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 LOG: Final = 4096
-"""Outcomes that are remembered, two bytes each."""
+"""Outcomes in the log, two bytes each."""
 
 BLOCK: Final = 16
 """Outcomes after which new bets start."""
 
 ALTERNATIVES: Final = (2.0, 4.0, 16.0)
-"""Times the claimed disagreement: what an alarm bets on. A return bets on the inverse of each."""
+"""Multiples of the claimed disagreement that an alarm bets on. A restoration bets on the inverse of each."""
 
 LEAST_RETURN: Final = 100
-"""Audited outcomes since the alarm that a return needs at least."""
+"""Minimum number of audited outcomes since the alarm for a restoration."""
 
 MOST_DOUBLINGS: Final = 3
 
 SHARED_CAP: Final = 0.4
-"""Exponent: the part of an alarm's logarithm that one caller's outcomes can give. Three callers are needed."""
+"""Upper limit of one caller's part of an alarm's logarithm, so that an alarm needs three callers."""
 
 MOST_CALLERS: Final = 32
-"""Callers that a shared log tells apart; those beyond count as one, until others' outcomes have left the log."""
+"""Callers that a shared log distinguishes; further ones count as one until others' outcomes have left the log."""
 
 RECENT: Final = 1_000
-"""Answers over which the share of completed audits is counted."""
+"""Answers over which the share of completed audits is measured."""
 
 LEAST_COMPLETED: Final = 0.5
-"""Of the audits that were due: with fewer completed, nobody knows whether the guarantee holds."""
+"""Share of the due audits that must be completed for the guarantee to count as monitored."""
 
 _BUCKETS: Final = 127
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """At most so many images have a score of at least `threshold` and another answer than the reference's."""
+    """At most this share of images has a score of at least `threshold` and an answer that differs from the
+    reference's.
+    """
 
     threshold: float
     disagreement: float
@@ -79,24 +81,24 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What all certificates of one stage claim, by rising threshold, none twice."""
+    """The claims of all certificates of one stage, by rising threshold, without duplicates."""
 
     profile: str
-    """Names the certificates and models; state that was kept under another name is not taken up."""
+    """Name of the certificates and models; state saved under another name is not restored."""
     stage: str
     """The stage and the kind of images that reach it."""
     claims: tuple[Claim, ...]
     delta: float
-    """Probability of a false alarm within `LOG` outcomes, of the callers' own log and the shared one together."""
+    """Probability of a false alarm within `LOG` outcomes, for a caller's own log and the shared one together."""
 
     @property
     def key(self) -> str:
-        """Names the log."""
+        """Name of the log."""
         return f"{self.profile}/{self.stage}"
 
 
 def claims_of(profile: str, stage: str, found: list[Claim], delta: float) -> Claims:
-    """The claims in their order; of several with one threshold the strictest, for they were made of the same images."""
+    """The claims in order; of several with one threshold the strictest."""
     strictest: dict[float, float] = {}
     for claim in found:
         strictest[claim.threshold] = min(claim.disagreement, strictest.get(claim.threshold, 1.0))
@@ -104,26 +106,28 @@ def claims_of(profile: str, stage: str, found: list[Claim], delta: float) -> Cla
 
 
 class MonitorState(msgspec.Struct):
-    """All that a monitor remembers; what a store keeps."""
+    """The state of a monitor, as a store keeps it."""
 
     key: str
     outcomes: bytearray = msgspec.field(default_factory=bytearray)
-    """Two bytes each, oldest first: place of the caller in `callers`, from 1, and 0 for those beyond; claims that
-    accepted, times 2, plus 1 if the answers differed."""
+    """Two bytes per outcome, oldest first. First the caller's place in `callers`, from 1, or 0 for further callers;
+    then twice the number of claims that accepted, plus 1 if the answers differed."""
     callers: list[str] = msgspec.field(default_factory=list)
     failed: int | None = None
-    """Place of the claim that the alarm is about; None while there is none."""
+    """Index of the claim that raised the alarm; None without an alarm."""
     alarms: int = 0
     audits: int = 0
-    """Completed, ever."""
+    """Completed in total."""
     disagreements: int = 0
 
 
 class Monitor:
-    """The log of one stream at one stage, and what it says. Not thread-safe: made and used on one event loop."""
+    """The log of one stream at one stage, with its tests. Not thread-safe: for one event loop."""
 
     def __init__(self, claims: Claims, *, shared: bool) -> None:
-        """An empty log; `shared` if several callers' images are in it, of whom none is to raise an alarm alone."""
+        """Start with an empty log; `shared` if several callers' images enter it, so that none can raise an alarm
+        alone.
+        """
         assert 0 < len(claims.claims) <= _BUCKETS
         self.claims = claims
         self.shared = shared
@@ -137,7 +141,7 @@ class Monitor:
 
     @property
     def suspended(self) -> bool:
-        """Whether an alarm was raised, and nothing has lifted it."""
+        """Whether an alarm stands."""
         return self.state.failed is not None
 
     @property
@@ -148,33 +152,33 @@ class Monitor:
 
     @property
     def return_at(self) -> float:
-        """The logarithm of what a return takes."""
+        """The logarithm of the threshold of a restoration."""
         doublings = min(self.state.alarms, MOST_DOUBLINGS)
         return math.log(LOG // BLOCK * len(ALTERNATIVES) / self.claims.delta) + doublings * math.log(2.0)
 
     def record(self, score: float, differs: bool, caller: str = "") -> None:
-        """Take one audited outcome of a scored image that was drawn at random; then `suspended` may have changed."""
+        """Record the outcome of an audit of an image drawn at random; `suspended` may change."""
         state = self.state
         accepting = bisect_right(self._thresholds, score)
         state.outcomes += bytes((self._place(caller), 2 * accepting + differs))
         if len(state.outcomes) > 2 * LOG:
-            del state.outcomes[: 2 * BLOCK]  # whole blocks: bets start where they always did
+            del state.outcomes[: 2 * BLOCK]  # whole blocks, so that bets keep their starting points
         state.audits += 1
         state.disagreements += differs
         if not self.suspended:
-            if differs and accepting:  # nothing else adds to a bet
+            if differs and accepting:  # only this raises a bet
                 self._maybe_alarm()
         elif len(state.outcomes) >= 2 * LEAST_RETURN:
             self._maybe_return()
 
     def suspend(self, failed: int = 0) -> None:
-        """Raise the alarm about the claim of that place."""
+        """Raise the alarm for the claim of that index."""
         self.state.failed = failed
         self.state.alarms += 1
         self._begin_anew()
 
     def restore(self, state: MonitorState) -> bool:
-        """Take up a kept state; False, and nothing happens, if it is of other certificates or cannot be."""
+        """Restore a saved state; False, without effect, if it is of other certificates or invalid."""
         count = len(self.claims.claims)
         sound = state.failed is None or 0 <= state.failed < count
         pairs = state.outcomes[::2], state.outcomes[1::2]
@@ -210,7 +214,7 @@ class Monitor:
     def _maybe_return(self) -> None:
         failed, at, cap = self.state.failed, self.return_at, math.inf
         assert failed is not None
-        if self.shared:  # as many callers as an alarm takes, or all there are
+        if self.shared:  # as many callers as for an alarm, or all if there are fewer
             callers = len(set(self.state.outcomes[::2]))
             cap = at * (1.0 if callers == 1 else 0.6 if callers == 2 else SHARED_CAP)
         if self._evidence(*self._return_bets, cap)[failed] >= at:
@@ -231,20 +235,20 @@ class Monitor:
         claims, callers = len(self.claims.claims), len(present)
         blocks = (len(pairs) - 1) // BLOCK + 1
         cell = np.arange(len(pairs)) // BLOCK * callers + caller
-        seen = np.bincount(cell, minlength=blocks * callers).reshape(blocks, callers)
+        counts = np.bincount(cell, minlength=blocks * callers).reshape(blocks, callers)
         differs = (pairs[:, 1] & 1).astype(np.bool_)
         accepting = (cell * (claims + 1) + (pairs[:, 1] >> 1))[differs]
         found = np.bincount(accepting, minlength=blocks * callers * (claims + 1)).reshape(blocks, callers, claims + 1)
-        # Claim k accepted those that more than k claims accepted; and from each block on, to the end.
+        # Claim k accepted the outcomes that more than k claims accepted. Sums run from each block to the end.
         found = found[:, :, :0:-1].cumsum(2)[::-1, :, ::-1].cumsum(0)[::-1, :, :, None]
-        seen = seen[::-1].cumsum(0)[::-1, :, None, None]
-        grown = np.minimum(found * on + (seen - found) * off, cap).sum(1)
+        counts = counts[::-1].cumsum(0)[::-1, :, None, None]
+        grown = np.minimum(found * on + (counts - found) * off, cap).sum(1)
         best: NDArray[np.float64] = grown.max(axis=(0, 2))
         return best
 
 
 class Coverage:
-    """Which audits were due and which took place, over the last `RECENT` answers."""
+    """The due and the completed audits of the last `RECENT` answers."""
 
     __slots__ = ("_at", "_ring", "completed", "due")
 
@@ -253,13 +257,13 @@ class Coverage:
     MISSED: Final = 2
 
     def __init__(self) -> None:
-        """Nothing was due yet."""
+        """Start without answers."""
         self._ring = bytearray()
         self._at = 0
         self.due = self.completed = 0
 
     def add(self, outcome: int) -> None:
-        """Count an answer, once it is known what became of its audit."""
+        """Count an answer, once the outcome of its audit is known."""
         if len(self._ring) < RECENT:
             self._ring.append(outcome)
         else:
@@ -272,10 +276,10 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """Of the audits that were due, how many took place; 1 if none was due."""
+        """The share of due audits that were completed; 1 if none was due."""
         return self.completed / self.due if self.due else 1.0
 
     @property
     def enough(self) -> bool:
-        """Whether so many took place that the guarantee is monitored."""
+        """Whether enough audits were completed for the guarantee to count as monitored."""
         return self.share >= LEAST_COMPLETED

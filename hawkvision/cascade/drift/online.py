@@ -1,22 +1,22 @@
-"""Keeping a guarantee while traffic changes: per stream and target, a threshold that follows audits, without labels.
+"""Drift control: per stream and target, an accept threshold that follows audits, without labels.
 
-A certificate holds for traffic like its certification images. Rain, a dirty lens or a new camera make other traffic;
-then a fixed threshold silently gives up more than was certified. An answer that agrees with the reference stage gives
-nothing up, so the share of accepted answers that differ bounds the drop. Each accepted answer has an estimate of
-whether it differs: m, predicted from its score, or where it was audited m + (ℓ − m)/π, with ℓ what the audit found and
-π the probability that it took place. That is right on average whether the prediction is or not (doubly robust; Robins,
-Rotnitzky and Zhao, JASA 1994). Answers that could not have been audited move nothing. Escalations refresh m for free.
+A certificate holds for traffic like its own images. Rain, a dirty lens or a new camera change the traffic; a fixed
+threshold would then give up more than was certified, unnoticed. An answer that agrees with the reference stage gives
+nothing up, so the share of accepted answers that differ bounds the drop. Each accepted answer has an estimate ℓ̃ of
+whether it
+differs: m, predicted from its score, or if it was audited m + (ℓ − m)/π, with ℓ the audit's outcome and π the
+probability of the audit. Its mean is right whether the prediction is or not (doubly robust; Robins, Rotnitzky and Zhao,
+JASA 1994). Answers that could not have been audited move nothing. Escalations update m.
 
-The threshold follows θ ← θ + η (ℓ̃ − goal), in ranks of the profile's scores: integral control, whose average of ℓ̃
-over T requests cannot exceed the goal by more than 1/(ηT), plus one audit's weight, whatever the traffic does (Gibbs
-and Candès, NeurIPS 2021; Angelopoulos, Candès and Tibshirani, NeurIPS 2023). Above rank 1 nothing is accepted, and θ
-may rise so far above it as one audit can push it. It never goes below the certified threshold. The goal is the
-disagreement that was certified along with the drop, or ε if that is more; while the guarantee is suspended
-(`cascade.drift.monitor`) it is ε itself, the label-free target. A target that never escalates does so only while it is
-suspended.
+The threshold follows θ ← θ + η (ℓ̃ − goal), in ranks of the profile's scores. This is integral control: the average of
+ℓ̃ over T requests exceeds the goal by at most 1/(ηT) plus one audit's weight, whatever the traffic (Gibbs and Candès,
+NeurIPS 2021; Angelopoulos, Candès and Tibshirani, NeurIPS 2023). Above rank 1 nothing is accepted; θ may exceed 1 by as
+much as one audit can add. It never falls below the certified threshold. The goal is the disagreement that was certified
+with the drop, or ε if that is more; while the guarantee is suspended (`cascade.drift.monitor`) it is ε, the target
+without labels. A target that never escalates escalates only while it is suspended.
 
-What agreement cannot tell is who is right where two stages differ. Some shifts hurt the reference more than the edge;
-then control escalates to the stage that is worse, and only labels, or a certificate of the site's own, can say so.
+Agreement does not tell which of two differing stages is right. Some shifts hurt the reference more than the edge; then
+control escalates to the worse stage, which only labels or a site's own certificate can show.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from typing import Final
 import msgspec
 
 AUDIT_SHARE: Final = 0.02
-"""Share of the images that a stage scores of which the reference stage is asked, too."""
+"""Share of the images scored by a stage that are audited by the reference stage."""
 
 GAIN: Final = 0.002
 """η, ranks per unit of loss: an unexpected disagreement raises the threshold past 0.2 % of the traffic."""
 
 SMALLEST_PREDICTION: Final = 2e-3
-"""Of a disagreement: surer than one in 500 is no prediction's to claim."""
+"""Lower limit of a predicted disagreement."""
 
 PREDICTION_GAIN: Final = 0.01
 PREDICTION_RANGE: Final = (0.3, 6.0)
-"""How fast and how far escalations may correct the profile's predictions, as a factor."""
+"""Step size and range of the factor by which escalations correct the profile's predictions."""
 
 LARGEST_DEBT: Final = 50.0
-"""Wrong answers, in expectation. A link that is down for a day must not make the next day escalate everything."""
+"""Upper limit in expected wrong answers, so that after a day without a link not everything is escalated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerSpec:
-    """What a certificate says, in the controller's words. Shares are of the requests that this controller sees."""
+    """A certificate as the controller uses it. Shares are of the requests that reach this controller."""
 
     key: str
-    """Names the certificate, models and curve; state kept under another key is not taken up."""
+    """Name of the certificate, models and curve; state saved under another key is not restored."""
     threshold: float
-    """Certified: accept from this score on."""
+    """The certified threshold."""
     max_drop: float
     """ε."""
     disagreement: float
-    """Upper bound of P(accepted, and another label than the reference stage's) in traffic as certified."""
+    """Upper bound of P(accepted and label differs from the reference stage's) in certified traffic."""
     scores: tuple[float, ...]
     """Knots of equal share of the profile's traffic, rising."""
     disagreements: tuple[float, ...]
@@ -64,14 +64,14 @@ class ControllerSpec:
 
 
 class ControllerState(msgspec.Struct):
-    """All that a controller remembers; what a store keeps."""
+    """The state of a controller, as a store keeps it."""
 
     key: str
     theta: float
     correction: float = 1.0
     debt: float = 0.0
     suspended: bool = False
-    """Whether it last moved towards the target of a suspended guarantee."""
+    """Whether the guarantee was suspended at the last update."""
     requests: int = 0
     accepted: int = 0
     audits: int = 0
@@ -82,7 +82,7 @@ class ControllerState(msgspec.Struct):
 
 @dataclass(slots=True)
 class DriftController:
-    """The controller of one stream and target. Not thread-safe: made and used on one event loop."""
+    """The controller of one stream and target. Not thread-safe: for one event loop."""
 
     spec: ControllerSpec
     audit_share: float = AUDIT_SHARE
@@ -99,12 +99,12 @@ class DriftController:
 
     @property
     def bar(self) -> float:
-        """The score from which on answers are accepted at present, without regard to debt."""
+        """The current accept threshold without debt."""
         return self._bar
 
     @property
     def threshold(self) -> float:
-        """The score from which on answers are accepted now: `bar`, or more while there is debt to repay."""
+        """The current accept threshold: `bar`, or higher while there is debt."""
         debt = self.state.debt
         if debt <= 0.0:
             return self._bar
@@ -112,20 +112,20 @@ class DriftController:
         return max(self._bar, self._surest_with(allowed))
 
     def follow(self, suspended: bool) -> None:
-        """Say whether the guarantee is suspended, before what is told next."""
+        """Set whether the guarantee is suspended, for the updates that follow."""
         if self.state.suspended and not suspended:
-            # Unwinding at η · goal a request would keep escalating for thousands of them.
+            # Integral control alone would need thousands of requests to come back.
             self.state.theta = self._floor
             self._place()
         self.state.suspended = suspended
 
     def estimate(self, score: float, weight: float, differs: bool | None) -> float:
-        """ℓ̃ of an accepted answer; `weight` is the inverse of the probability with which its audit took place."""
+        """ℓ̃ of an accepted answer; `weight` is the inverse of its audit's probability."""
         predicted = self._predicted(score)
         return predicted if differs is None else predicted + (differs - predicted) * weight
 
     def accepted(self, score: float, weight: float, differs: bool | None) -> None:
-        """An answer was accepted that might have been audited; `differs` says what was found, None that it was not."""
+        """Record an accepted answer that might have been audited; `differs` is the outcome, None without an audit."""
         state = self.state
         state.requests += 1
         state.accepted += 1
@@ -135,14 +135,12 @@ class DriftController:
         self._move(self.estimate(score, weight, differs))
 
     def unseen(self) -> None:
-        """An answer was accepted while no audit was possible: it says nothing about traffic, in either direction."""
+        """Record an accepted answer for which no audit was possible; the threshold stays."""
         self.state.requests += 1
         self.state.accepted += 1
 
     def escalated(self, score: float, differs: bool | None) -> None:
-        """An image was escalated; `differs` compares edge and reference stage, None if the reference stage did not
-        answer.
-        """
+        """Record an escalation; `differs` compares edge and reference stage, None without the latter's answer."""
         state = self.state
         predicted = self._predicted(score)
         state.requests += 1
@@ -156,17 +154,17 @@ class DriftController:
         self._move(0.0)
 
     def fell_short(self, score: float) -> None:
-        """An answer below the threshold was given because time, link or load forced it: a debt."""
+        """Record an answer below the threshold, forced by time, link or load, as debt."""
         self.state.requests += 1
         self.state.degraded += 1
         self.state.debt = min(LARGEST_DEBT, self.state.debt + self.expected_drop(score))
 
     def expected_drop(self, score: float) -> float:
-        """What accepting an answer of this score gives up, on average."""
+        """The expected drop of accepting an answer of this score."""
         return _interpolate(self.spec.scores, self.spec.drops, score)
 
     def restore(self, state: ControllerState) -> bool:
-        """Take up a kept state; False, and nothing happens, if it was kept for another certificate."""
+        """Restore a saved state; False, without effect, if it is of another certificate."""
         if state.key != self.spec.key:
             return False
         self.state = state
@@ -174,7 +172,7 @@ class DriftController:
         return True
 
     def _move(self, estimate: float) -> None:
-        """Integral control; in traffic as certified, of the disagreement that was certified along with the drop."""
+        """One step of integral control."""
         spec, state = self.spec, self.state
         if spec.threshold == -math.inf and not state.suspended:
             return
@@ -210,7 +208,7 @@ class DriftController:
         return knots[left] + (place - left) * (knots[left + 1] - knots[left])
 
     def _surest_with(self, drop: float) -> float:
-        """The smallest score at which accepting gives up at most `drop`; +∞ if none does."""
+        """The smallest score with an expected drop of at most `drop`; +∞ if there is none."""
         scores, drops = self.spec.scores, self.spec.drops
         for index, expected in enumerate(drops):  # falling, and few
             if expected <= drop:

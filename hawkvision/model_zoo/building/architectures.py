@@ -1,4 +1,4 @@
-"""Every architecture that the zoo can build, by the name that manifests give it."""
+"""All architectures of the zoo, by their names in manifests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Builds a task's artefacts on this machine: pinned weights in, verified ONNX files out.
+"""Building a task's models on this machine: pinned weights in, verified ONNX files out.
 
-Weights of others are never shipped: they come from packages of the Python registry, or from files at hand. The small
-ones that the project trained itself lie beside the manifest. All are checked against the SHA-256 of the manifest,
-turned into graphs by `hawkvision.model_zoo.building.architectures`, quantised where the variant says so, and must come
-out with the SHA-256 that it names, since accuracies and certificates hold for those bytes only.
+Third-party weights are not shipped; they come from packages of the Python registry or from local files. Small weights
+that the project trained lie beside the manifest. All are checked against the SHA-256 of the manifest, emitted as graphs
+(`hawkvision.model_zoo.building.architectures`) and quantised if the variant says so. The result must have the SHA-256
+of the manifest, because accuracies and certificates hold for those bytes only.
 """
 
 from __future__ import annotations

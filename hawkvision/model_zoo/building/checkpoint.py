@@ -2,8 +2,8 @@
 
 Four formats: torch's zip archive (since 1.6), torch's older stream of pickles, a pickled dictionary of lists of NumPy
 arrays, and safetensors. Pickles go through `PickleMachine`, which cannot call code. Arrays of pickles are read-only
-views of the file's bytes; a tensor with gaps or overlaps in its storage is refused, so nothing is ever expanded beyond
-the file's size (safetensors' own reader sees to both).
+views of the file's bytes; a tensor with gaps or overlaps in its storage is refused, so no array is larger than
+the file (safetensors' own reader ensures both).
 """
 
 from __future__ import annotations

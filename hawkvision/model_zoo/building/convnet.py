@@ -1,7 +1,7 @@
 """The small convolutional networks that the project trains itself, described once for trainer, builder and compiler.
 
 A network is a chain of 3x3 convolutions with batch normalisation and ReLU, some followed by 2x2 max pooling, some added
-to their input, then one linear layer. Nothing else: every part maps to an integer pipeline on a small FPGA, and ReLU
+to their input, then one linear layer. Every part maps to an integer pipeline on a small FPGA, and ReLU
 before pooling keeps the order in which hardware applies them.
 """
 
@@ -27,7 +27,7 @@ LUMINANCE: Final = np.array([0.299, 0.587, 0.114], np.float32)
 
 @dataclass(frozen=True, slots=True)
 class ConvLayer:
-    """One 3x3 convolution with padding 1, batch normalisation and ReLU, and what happens around it."""
+    """One 3x3 convolution with padding 1, batch normalisation and ReLU, with what precedes and follows it."""
 
     channels: int
     pool: bool = False
@@ -38,7 +38,7 @@ class ConvLayer:
 
 @dataclass(frozen=True, slots=True)
 class ConvNet:
-    """A whole network. `grey` ones see luminance only; `head` is what stands between the last map and the classes."""
+    """A whole network. `grey` ones read luminance only; `head` connects the last map to the classes."""
 
     layers: tuple[ConvLayer, ...]
     grey: bool = False
@@ -83,7 +83,8 @@ CONVNETS: Final[Mapping[str, ConvNet]] = {
 
 
 def convnet_emitter(name: str) -> Emitter:
-    """What writes the float32 graph of `CONVNETS[name]`, batch normalisation folded, from a trained weight file.
+    """A function that writes the float32 graph of `CONVNETS[name]`, batch normalisation folded, from a trained weight
+    file.
 
     The number of classes is that of the linear layer; inputs are RGB.
     """

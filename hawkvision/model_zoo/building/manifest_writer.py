@@ -1,4 +1,4 @@
-"""Manifests as TOML text, the way `hawkvision.models.manifest.parse_manifest` reads them back."""
+"""Manifests as TOML text that `hawkvision.models.manifest.parse_manifest` reads."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""How the zoo writes graphs straight into ONNX from weights, and the ImageNet architectures: no framework is needed.
+"""ONNX graphs written directly from weights, without a framework; and the ImageNet architectures.
 
 Every graph takes `image`, uint8 (n, height, width, 3) RGB with any n, and gives `logits`, float32 (n, classes). Batch
 normalisation and the division by the standard deviation are folded into the convolutions. The mean is subtracted by
 a node of its own: folded into the first convolution's bias it would be wrong at the border, where padding is zero
 *after* normalisation. Tensors are named after the layer that makes them, and those names key the activation ranges.
 
-The same weights always give the same bytes, so that an artefact's SHA-256 can stand in the manifest.
+The same weights always give the same bytes, so the manifest can pin an artefact's SHA-256.
 """
 
 from __future__ import annotations

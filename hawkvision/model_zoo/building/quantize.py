@@ -3,14 +3,13 @@
 Activations are uint8 with a zero point, weights int8 per output channel without one, biases int32 at the product of
 both scales (Jacob et al., arXiv 1712.05877). A runtime fuses each dequantise → operator → quantise into one integer
 kernel. ReLU and ReLU6 vanish: the quantised range starts at 0 and ends at 6 at most, so saturation is the activation.
-The image itself is already a uint8 tensor of scale 1 with the mean as zero point, so reading pixels costs nothing,
+The image itself is already a uint8 tensor of scale 1 with the mean as zero point, so the input needs no conversion,
 and the first convolution reads them in blocks where it can (`hawkvision.model_zoo.building.first_conv_layout`).
 
-Weights keep clear of a trap: before VNNI, x86 multiplies uint8 by int8 with `vpmaddubsw`, which adds *two* products in
+Weights must not saturate: before VNNI, x86 multiplies uint8 by int8 with `vpmaddubsw`, which adds *two* products in
 saturating int16. 255·(|a|+|b|) must stay below 2^15, so no two weights of one channel and sign may sum beyond 128
-(`saturation_free`). Integer arithmetic is then exact everywhere, and an artefact certified on one CPU gives the
-same answers on another: on an emulated Haswell MobileNetV2's logits are those of a VNNI machine bit for bit, while full
-8-bit weights put them off by up to 11. Plain 7-bit weights ("reduce_range") are safe as well but coarser.
+(`saturation_free`). Integer arithmetic is then exact on all CPUs, and a certified artefact gives the
+same answers on each. Plain 7-bit weights ("reduce_range") are safe as well but coarser.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""A pickle reader that cannot run code, because it has nothing to run code with.
+"""A pickle reader that cannot run code.
 
-`pickle.Unpickler` with a `find_class` filter still lets a file call whatever the filter lets through, set attributes
-on it, and make the C memo grow to any index it names. Weight files need about thirty opcodes and no calls at all, so
-this machine reads exactly those: a global becomes an inert `Symbol`, and calling one is a question to `call`, a
-function of the reader's own that knows a handful of symbols and refuses the rest. Every loop consumes input, every
-object costs at least one input byte, and byte strings are slices of the input, so time and memory are bounded by the
-file's size.
+`pickle.Unpickler` with a `find_class` filter still lets a file call what the filter admits, set attributes on it, and
+grow the C memo to any index. Weight files need about thirty opcodes and no calls. This machine reads exactly those: a
+global becomes an inert `Symbol`, and a call goes to `call`, a function of the reader that knows a few symbols and
+refuses all others. Every loop consumes input, every object costs at least one input byte, and byte strings are slices
+of the input, so the file's size bounds time and memory.
 
-Opcode meanings: CPython, Lib/pickletools.py. Protocols 2 and 3 are read; that is what torch and NumPy write.
+Opcode meanings: CPython, Lib/pickletools.py. Protocols 2 and 3 are read, which torch and NumPy write.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Any torchvision classifier as a variant: its weights read without running them, exported, checked, entered.
+"""A torchvision classifier as a variant: its weights are read without running code, exported, checked and registered.
 
-Needs the `[models]` extra, which is imported only here and only when called. The result obeys the zoo's convention
-(uint8 NHWC RGB `image` in, float32 `logits` out), so nothing else has to know where it came from.
+It needs the `[models]` extra, imported only here and only on use. The result follows the zoo's convention (uint8 NHWC
+RGB `image` in, float32 `logits` out).
 """
 
 from __future__ import annotations

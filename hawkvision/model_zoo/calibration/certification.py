@@ -1,12 +1,12 @@
-"""Certifying a profile on images that had no part in its design, or paying for it where they had.
+"""Certifying a profile on images that had no part in its design, or paying with δ where they had.
 
-A certificate is wrong with probability at most δ only if its images had no say in what is certified. So the design
-(models, temperatures, scores, thresholds in their order, the ε of `balanced`) is taken as it stands in a profile, and
-the labels are opened once, for everything: accuracies, whole images, and images as received. What that cost and what
-was fixed before is written into the profile:
+A certificate is wrong with probability at most δ only if its images did not influence what is certified. So the design
+(models, temperatures, scores, thresholds in their order, the ε of `balanced`) is taken from a profile as it stands. The
+labels are opened once, for everything: accuracies, whole images, and received images. The profile records the cost and
+the design:
 
-    images of their own     δ, and half of what is left with every further design that they are opened for
-    images of the design    δ / K, K being the number of configurations that were ever compared on them
+    images used for nothing else   δ, halved for every further design that they are opened for
+    images of the design           δ / K, for the K configurations that were ever compared on them
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ from hawkvision.core.types import Score
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.building.manifest_writer import with_profile
 from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, received_images
-from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, Execution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.files import sha256_of, write_atomic
 
 DELTA: Final = 0.05
-"""Probability that a certificate is wrong, before anything is paid for."""
+"""Probability that a certificate is wrong, before any division."""
 
 FEWEST_IMAGES: Final = 50
-"""With fewer, no drop below 6 % can be certified whatever the images show."""
+"""With fewer images no drop below 6 % can be certified, whatever their labels."""
 
 
-def share_of_delta(delta: float, looks: int, compared: int) -> float:
-    """What is left of δ at the given look, with so many configurations compared on the same images."""
-    return delta / compared / 2.0 ** (looks - 1)
+def share_of_delta(delta: float, openings: int, compared: int) -> float:
+    """The part of δ for the given opening, with so many configurations compared on the same images."""
+    return delta / compared / 2.0 ** (openings - 1)
 
 
-def looks_of(design: str, known: ImageUse | None) -> int:
-    """The number of the look that certifying a design is: asking again about the same one tells nothing new."""
+def openings_of(design: str, known: ImageUse | None) -> int:
+    """The number of this opening. Certifying the same design again does not count."""
     if known is None:
         return 1
-    return (known.looks or 1) + (known.design != design)
+    return (known.openings or 1) + (known.design != design)
 
 
 def check_unseen(profile: Profile, sha256: str, compared: int, where: str) -> None:
-    """Refuse images that served the design, unless it is said how many configurations were compared on them.
+    """Refuse images that served the design, unless `compared` says how many configurations were compared on them.
 
     Raises:
         ConfigError: if they did and `compared` is 1.
@@ -122,7 +122,7 @@ def read_certifying(data: Path, manifest: Manifest, models: Path) -> LabelledIma
 
 
 def write_profile(profile: Profile, manifest: Manifest, models: Path, out: Path) -> None:
-    """Write a profile, and have the manifest pin it where it takes the place of the one that it pinned."""
+    """Write a profile. If it replaces the one that the manifest pins, pin the new one."""
     write_atomic(out, dump(profile))
     folder = models / manifest.task
     if manifest.profile_sha256 is None or out.resolve() != (folder / "profile.json").resolve():
@@ -143,24 +143,24 @@ def certified_anew(
     backend: BackendKind = "onnxruntime",
     cache: Path,
 ) -> Profile:
-    """The profile with accuracies and certificates of these images alone; what was fitted and planned stays.
+    """The profile with accuracies and certificates from these images alone; its fitted values and plan stay.
 
-    Of the images that a design was fitted on, only its certification part is used, and `compared` must say what the
-    choice of the design cost. Without `datagram` nothing is guaranteed of images received over a link.
+    Of the images that the design was fitted on, only the certification part is used, and `compared` must be given.
+    Without `datagram` nothing is guaranteed for images received over a link.
 
     Args:
         design: a profile whose models are the manifest's.
         manifest: of the task.
         images: to certify with.
-        compared: configurations that were compared on these very images.
-        delta: probability that a certificate is wrong, before this is paid for.
-        lossy: whether to certify images received over a link, too.
-        arrived: these images as received; None means that they are sent over emulated links now.
+        compared: configurations that were compared on these images.
+        delta: probability that a certificate is wrong, before it is divided.
+        datagram: whether to certify images received over a link, too.
+        arrived: these images as received; None simulates the links now.
         backend: what runs the models.
         cache: where built models lie.
 
     Raises:
-        HawkVisionError: for other models than the design's, missing ones, or images that served the design.
+        HawkVisionError: if models differ from the design's or are missing, or the images served the design.
     """
     for stage in design.stages:
         if stage.fingerprint != manifest.fingerprint(stage.name):
@@ -176,36 +176,43 @@ def certified_anew(
     chosen = split_images(manifest, images, design.data.seed).certify if same else np.arange(len(images))
     fixed = design_sha256(design, design.pairs)
     known = design.use("certify", images.sha256)
-    looks = looks_of(fixed, known)
-    share = share_of_delta(delta, looks, compared)
-    said = run_stages(
-        manifest, [stage.name for stage in design.stages], images, backend=backend, cache=cache, chosen=chosen
+    openings = openings_of(fixed, known)
+    share = share_of_delta(delta, openings, compared)
+    received_predictions = run_stages(
+        manifest,
+        [stage.name for stage in design.stages],
+        images,
+        execution=Execution(backend),
+        cache=cache,
+        chosen=chosen,
     )
-    opened = _LabelledCertification(design, said, images, chosen, share)
+    certification = _LabelledCertification(design, received_predictions, images, chosen, share)
     received: dict[str, list[ReceivedCondition]] = {
         pair.edge: list(map(without_certificates, pair.received)) for pair in design.pairs
     }
     if datagram:
         sent = received_images(images, chosen, design.data.seed) if arrived is None else arrived
-        received = opened.received(manifest, sent, backend, cache)
+        received = certification.received(manifest, sent, backend, cache)
     use = ImageUse(
-        purpose="certify", name=images.name, sha256=images.sha256, n=len(chosen), looks=looks, compared=compared,
+        purpose="certify", name=images.name, sha256=images.sha256, n=len(chosen), openings=openings, compared=compared,
         design=fixed,
     )  # fmt: skip
     return msgspec.structs.replace(
         design,
         format=5,
         uses=(*(other for other in design.uses if other.purpose != "certify" or other.sha256 != images.sha256), use),
-        stages=tuple(map(opened.stage, design.stages)),
+        stages=tuple(map(certification.stage, design.stages)),
         pairs=tuple(
-            msgspec.structs.replace(pair, conditions=(opened.condition(pair),), received=tuple(received[pair.edge]))
+            msgspec.structs.replace(
+                pair, conditions=(certification.condition(pair),), received=tuple(received[pair.edge])
+            )
             for pair in design.pairs
         ),
     )
 
 
 def designing(profile: Profile) -> tuple[ImageUse, ...]:
-    """The uses of the images behind a profile that is certified on others: all of them may have served the design."""
+    """The uses of a profile's own images if it is certified on others: all of them may have served the design."""
     data = profile.data
     whole = data.profile + data.certify + data.held_out
     return (
@@ -216,34 +223,40 @@ def designing(profile: Profile) -> tuple[ImageUse, ...]:
 
 
 class _LabelledCertification:
-    """The certification images with their labels, and what a design's stages say of them."""
+    """The certification images with their labels and the predictions of a design's stages."""
 
     def __init__(
-        self, design: Profile, looks: CascadePredictions, images: LabelledImages, chosen: NDArray[np.intp], delta: float
+        self,
+        design: Profile,
+        predictions: CascadePredictions,
+        images: LabelledImages,
+        chosen: NDArray[np.intp],
+        delta: float,
     ) -> None:
         self._design = design
-        self._looks = looks
+        self._predictions = predictions
         self._images = images
         self._chosen = chosen
         self._delta = delta
 
-    def _looked(self, name: str) -> StagePredictions:
+    def _predictions_of(self, name: str) -> StagePredictions:
         stage = self._design.stage(name)
-        return StagePredictions(name, softmax(self._looks.logits(name), stage.temperature), stage.cost_ms)
+        return StagePredictions(name, softmax(self._predictions.logits(name), stage.temperature), stage.cost_ms)
 
     def stage(self, stage: StageProfile) -> StageProfile:
         """The stage with its accuracy on these images."""
-        looked = self._looked(stage.name)
-        right = (looked.labels() == self._images.labels)[self._chosen]
-        error = expected_calibration_error(looked.scores(Score.TOP1)[self._chosen], right)
+        predictions = self._predictions_of(stage.name)
+        right = (predictions.labels() == self._images.labels)[self._chosen]
+        error = expected_calibration_error(predictions.scores(Score.TOP1)[self._chosen], right)
         accuracy = measure_accuracy(right, self._images.sha256, self._delta)
         return msgspec.structs.replace(stage, accuracy=accuracy, calibration_error=round(error, 6))
 
     def condition(self, pair: Pair) -> Condition:
         """The certificates of whole images."""
-        intermediate = None if pair.intermediate is None else self._looks.served(pair.intermediate.name)
+        intermediate = None if pair.intermediate is None else self._predictions.served(pair.intermediate.name)
         sample = make_sample(
-            self._looked(pair.edge), pair.score, self._looked(pair.best), self._images.labels, self._chosen,
+            self._predictions_of(pair.edge), pair.score, self._predictions_of(pair.best), self._images.labels,
+            self._chosen,
             intermediate,
             None if pair.intermediate is None else pair.intermediate.score,
         )  # fmt: skip
@@ -255,20 +268,20 @@ class _LabelledCertification:
     def received(
         self, manifest: Manifest, sent: Iterable[ReceivedImages], backend: BackendKind, cache: Path
     ) -> dict[str, list[ReceivedCondition]]:
-        """The conditions of each edge stage. Those that too few of these images reach stay without a guarantee."""
+        """The conditions of each edge stage. Conditions with too few of these images stay without a guarantee."""
         pairs = self._design.pairs
         found: dict[tuple[str, int, float], ReceivedCondition] = {}
         for each in sent:
             name = f"quality {each.quality}, from {each.band.low:.0%} on"
             stages = tuple(dict.fromkeys([*(pair.edge for pair in pairs), *(pair.best for pair in pairs)]))
-            said = run_stages(
-                manifest, stages, each.images, backend=backend, cache=cache, chosen=each.reached, name=name
+            received_predictions = run_stages(
+                manifest, stages, each.images, execution=Execution(backend), cache=cache, chosen=each.reached, name=name
             )  # fmt: skip
             for pair in pairs:
                 for condition in pair.received:
                     place = (condition.min_quality, condition.min_received_fraction)
                     if place == (each.quality, each.band.low):
-                        found[pair.edge, *place] = self._received(pair, condition, each, said)
+                        found[pair.edge, *place] = self._received(pair, condition, each, received_predictions)
         return {
             pair.edge: [
                 found.get((pair.edge, c.min_quality, c.min_received_fraction)) or without_certificates(c)
@@ -278,12 +291,12 @@ class _LabelledCertification:
         }
 
     def _received(
-        self, pair: Pair, condition: ReceivedCondition, each: ReceivedImages, said: CascadePredictions
+        self, pair: Pair, condition: ReceivedCondition, each: ReceivedImages, received_predictions: CascadePredictions
     ) -> ReceivedCondition:
         everything = ReceivedPredictions(
-            said.logits(pair.edge),
-            said.logits(pair.best).argmax(axis=1),
-            self._looks.logits(pair.best).argmax(axis=1),
+            received_predictions.logits(pair.edge),
+            received_predictions.logits(pair.best).argmax(axis=1),
+            self._predictions.logits(pair.best).argmax(axis=1),
             self._images.labels,
         )
         return certify_received(

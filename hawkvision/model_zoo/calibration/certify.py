@@ -1,8 +1,8 @@
-"""`hawkvision certify`: a site's own certificates, from images of that site, without touching the profile.
+"""`hawkvision certify`: a site's own certificates, from images of that site. The profile is unchanged.
 
-A profile's certificates hold for traffic like the images they were made from. A site has other cameras, light and
-things to see; some hundred of its own images make certificates that hold there. Scores, temperatures and the order in
-which thresholds are tried stay the profile's, so the site's images serve for nothing but certifying, all of them.
+A profile's certificates hold for traffic like its images. A site has other cameras, light and subjects; some hundred of
+its own images give certificates that hold there. Scores, temperatures and the order of thresholds stay the profile's,
+so all of the site's images serve for certification only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.files import write_atomic
 
 FEWEST_IMAGES: Final = 50
-"""With fewer, no drop below 6 % can be certified whatever the images show."""
+"""With fewer images no drop below 6 % can be certified, whatever their labels."""
 
 
 def certify_site(
@@ -51,19 +51,19 @@ def certify_site(
     """Certify a profile's pairs on a site's images and write the certificates to `out`.
 
     Args:
-        task: whose manifest, models and profile are meant.
+        task: the task, by the name of its manifest.
         data: labelled images (`hawkvision.models.datasets`), or with `labelled` False a folder of images.
         out: where `hawkvision edge up --certificates` will read them.
-        labelled: whether the truth is known; without it agreement with the reference stage certifies, at a higher
-            price.
+        labelled: whether labels are known; without them agreement with the reference stage is certified, which
+            escalates more.
         edges: edge stages to certify; none means all pairs of the profile.
-        delta: probability that a certificate is wrong. If `out` holds certificates of these very images for another
-            design, it is halved once more than for those.
-        betting: certify by betting instead of the exact test: a second opinion by other means, somewhat weaker.
-        compared: configurations that were ever compared on these very images; delta is divided by it.
+        delta: probability that a certificate is wrong. If `out` has certificates from these images for another
+            design, it is halved once more than theirs.
+        betting: certify by betting instead of the exact test; somewhat weaker, with fewer assumptions.
+        compared: configurations that were ever compared on these images; delta is divided by it.
         profile: None means the task's own.
-        models: where manifests lie.
-        cache: where built models lie.
+        models: the folder of manifests.
+        cache: the folder of built models.
         today: the date to write; None means the clock's.
 
     Raises:
@@ -84,12 +84,12 @@ def certify_site(
         raise ConfigError(f"{data}: the cascade was trained on these very images; certify with images of the site")
     check_unseen(known, images.sha256, compared, str(data))
     design = design_sha256(known, pairs)
-    looks_so_far = _looks_of(out, design, images.sha256)
-    delta = share_of_delta(delta, looks_so_far, compared)
+    openings = _openings_of(out, design, images.sha256)
+    delta = share_of_delta(delta, openings, compared)
     stages = tuple(dict.fromkeys(name for pair in pairs for name in _stages_of(pair)))
     for name in stages:
         _check_fingerprint(known, manifest, name)
-    looks = run_stages(manifest, stages, images, cache=cache)
+    predictions = run_stages(manifest, stages, images, cache=cache)
     method = Method.AGREEMENT if not labelled else Method.BETTING if betting else Method.EXACT
     site = SiteCertificates(
         format=2,
@@ -100,26 +100,26 @@ def certify_site(
             sha256=images.sha256,
             n=len(images),
             labelled=labelled,
-            looks=looks_so_far,
+            openings=openings,
             compared=compared,
             design=design,
         ),
-        stages=tuple(_site_stage(known, looks, name, images) for name in stages),
-        pairs=tuple(_site_pair(known, pair, looks, images, delta, method) for pair in pairs),
+        stages=tuple(_site_stage(known, predictions, name, images) for name in stages),
+        pairs=tuple(_site_pair(known, pair, predictions, images, delta, method) for pair in pairs),
     )
     write_atomic(out, dump(site))
     return site
 
 
-def _looks_of(out: Path, design: str, sha256: str) -> int:
-    """The number of this look at those images, by the certificates that are about to be replaced."""
+def _openings_of(out: Path, design: str, sha256: str) -> int:
+    """The number of this opening of those images, by the certificates that are replaced."""
     if not out.exists():
         return 1
     try:
         before = load_site(out).data
     except ManifestError:
-        return 1  # whatever it is, it is no certificate of these images
-    return before.looks + (before.design != design) if before.sha256 == sha256 else 1
+        return 1  # not a certificate of these images
+    return before.openings + (before.design != design) if before.sha256 == sha256 else 1
 
 
 def _stages_of(pair: Pair) -> tuple[str, ...]:
@@ -135,16 +135,16 @@ def _check_fingerprint(profile: Profile, manifest: Manifest, name: str) -> None:
         )
 
 
-def _looked(profile: Profile, looks: CascadePredictions, name: str) -> StagePredictions:
+def _predictions_of(profile: Profile, predictions: CascadePredictions, name: str) -> StagePredictions:
     """A stage with the profile's temperature, as an edge node runs it."""
     stage = profile.stage(name)
-    return StagePredictions(name, softmax(looks.logits(name), stage.temperature), stage.cost_ms)
+    return StagePredictions(name, softmax(predictions.logits(name), stage.temperature), stage.cost_ms)
 
 
-def _site_stage(profile: Profile, looks: CascadePredictions, name: str, images: AnyImages) -> SiteStage:
+def _site_stage(profile: Profile, predictions: CascadePredictions, name: str, images: AnyImages) -> SiteStage:
     accuracy = None
     if isinstance(images, LabelledImages):
-        right = _looked(profile, looks, name).labels() == images.labels
+        right = _predictions_of(profile, predictions, name).labels() == images.labels
         accuracy = measure_accuracy(right, images.sha256)
     stage = profile.stage(name)
     return SiteStage(name=name, fingerprint=stage.fingerprint, temperature=stage.temperature, accuracy=accuracy)
@@ -153,18 +153,18 @@ def _site_stage(profile: Profile, looks: CascadePredictions, name: str, images: 
 def _site_pair(
     profile: Profile,
     pair: Pair,
-    looks: CascadePredictions,
+    predictions: CascadePredictions,
     images: AnyImages,
     delta: float,
     method: Method,
 ) -> SitePair:
-    intermediate = None if pair.intermediate is None else looks.served(pair.intermediate.name)
+    intermediate = None if pair.intermediate is None else predictions.served(pair.intermediate.name)
     sample = make_sample(
-        _looked(profile, looks, pair.edge),
+        _predictions_of(profile, predictions, pair.edge),
         pair.score,
-        _looked(profile, looks, pair.best),
+        _predictions_of(profile, predictions, pair.best),
         images.labels if isinstance(images, LabelledImages) else None,
-        # Shuffled, because betting must not see them in the order of their classes, in which folders list them.
+        # Shuffled: folders list images by class, and betting depends on the order.
         np.random.default_rng(len(images)).permutation(len(images)),
         intermediate,
         None if pair.intermediate is None else pair.intermediate.score,

@@ -1,14 +1,8 @@
-"""Traffic that changes: images made worse, and a replay of requests through the controllers as a node drives them.
+"""A replay of changing traffic through monitors and controllers, as an edge node drives them.
 
-*Corruptions* follow Hendrycks and Dietterich, "Benchmarking neural network robustness to common corruptions and
-perturbations" (ICLR 2019): Gaussian noise, Gaussian blur and lower contrast at severities from 1 to 5. The constants
-are our own, and grow with the side of the input, so that severity 3 is as hard to see through at 32 as at 224 pixels.
-
-*The replay* draws requests from a pool of images that nothing was trained or certified on, first clean ones, then
-corrupted ones, then clean ones again, and drives monitors and controllers exactly as `edge.serving.request_handler`
-does: of all requests a fixed share is audited, an escalated image is compared with the reference stage's answer. Labels
-    are
-used only to measure, afterwards, what was really given up.
+Requests are drawn from images that nothing was trained or certified on: clean ones, then corrupted ones, then clean
+ones again. As in `edge.serving.request_handler`, a fixed share of all requests is audited, and an escalated image is
+compared with the reference stage's answer. Labels only measure the accuracy drop afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,86 +23,12 @@ from hawkvision.cascade.confidence.scores import Floats
 from hawkvision.cascade.drift.monitor import Claims, Monitor
 from hawkvision.cascade.drift.online import AUDIT_SHARE, ControllerSpec, DriftController
 from hawkvision.cascade.route import Route
-from hawkvision.core.types import Pixels
-from hawkvision.model_zoo.calibration.model_runner import Corruption
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.system.files import sha256_of
 
-SEVERITIES: Final = range(1, 6)
-
-NOISE_STEP: Final = 0.02
-"""Standard deviation of the noise per severity at 32 pixels, as a share of the full range. It grows with the square
-root of the side: halfway between the same noise on every pixel, which large inputs average away, and the same noise
-after averaging, which would be white."""
-
-BLUR_LEAST: Final = 0.010
-BLUR_STEP: Final = 0.004
-"""Standard deviation of the blur, and what each severity adds, as shares of the side."""
-
-CONTRAST_STEP: Final = 0.17
-"""Share of the contrast that each severity takes."""
-
-CORRUPTION_SEED: Final = 1903
-SHIFT_SEVERITY: Final = 3
-
-
-class CorruptionKind(StrEnum):
-    """What may go wrong with a camera."""
-
-    NOISE = "noise"
-    BLUR = "blur"
-    CONTRAST = "contrast"
-
-
-def corrupt(kind: CorruptionKind, severity: int) -> Corruption:
-    """A corruption of one kind.
-
-    Noise is drawn by the image's number, so that every stage of a cascade with one input size sees the same.
-
-    Raises:
-        ValueError: if the severity is not from 1 to 5.
-    """
-    if severity not in SEVERITIES:
-        raise ValueError(f"severity must be from {SEVERITIES[0]} to {SEVERITIES[-1]}, got {severity}")
-
-    def apply(pixels: Pixels, number: int) -> Pixels:
-        side = math.sqrt(pixels.shape[0] * pixels.shape[1])
-        wide = pixels.astype(np.float32)
-        match kind:
-            case CorruptionKind.NOISE:
-                scale = np.float32(255.0 * NOISE_STEP * severity * math.sqrt(side / 32.0))
-                rng = np.random.default_rng((CORRUPTION_SEED, number))
-                wide += scale * rng.standard_normal(pixels.shape, np.float32)
-            case CorruptionKind.BLUR:
-                wide = np.asarray(
-                    cv2.GaussianBlur(wide, (0, 0), (BLUR_LEAST + BLUR_STEP * severity) * side), np.float32
-                )
-            case CorruptionKind.CONTRAST:
-                mean = wide.mean(axis=(0, 1))
-                wide = mean + (wide - mean) * np.float32(1.0 - CONTRAST_STEP * severity)
-        return np.clip(wide.round(), 0.0, 255.0).astype(np.uint8)
-
-    return apply
-
-
-def mixed(severity: int = SHIFT_SEVERITY) -> Corruption:
-    """A third of the images each with noise, blur and lower contrast, in turn by number.
-
-    Raises:
-        ValueError: if the severity is not from 1 to 5.
-    """
-    corruptions = tuple(corrupt(kind, severity) for kind in CorruptionKind)
-    return lambda pixels, number: corruptions[number % len(corruptions)](pixels, number)
-
-
-def mixture_name(severity: int = SHIFT_SEVERITY) -> str:
-    """What `mixed` is called where logits are kept: another name as soon as a constant changes."""
-    constants = (NOISE_STEP, BLUR_LEAST, BLUR_STEP, CONTRAST_STEP, CORRUPTION_SEED, [*CorruptionKind])
-    return f"mixed-{severity}-{sha256_of(repr(constants).encode())[:8]}"
-
 
 def subset(images: LabelledImages, chosen: NDArray[np.intp]) -> LabelledImages:
-    """The images of those numbers; its hash says which they are, so that what is kept of them is told apart."""
+    """The images of those indices. Its hash covers the indices, so that cached logits are not confused."""
     return LabelledImages(
         images.name,
         sha256_of(images.sha256.encode() + chosen.astype("<i8").tobytes()),
@@ -122,7 +41,7 @@ def subset(images: LabelledImages, chosen: NDArray[np.intp]) -> LabelledImages:
 
 @dataclass(frozen=True, slots=True)
 class LabelledPredictions:
-    """What every stage said of some images, calibrated as served, and what is on them."""
+    """The predictions of every stage for some images, calibrated as served, and the labels."""
 
     stages: Mapping[str, StagePredictions]
     labels: NDArray[np.int64]
@@ -148,10 +67,10 @@ class Phase(NamedTuple):
 
 
 PHASES: Final = (Phase("clean", 8_000, False), Phase("shifted", 14_000, True), Phase("clean again", 8_000, False))
-"""As in the project's study of cascades."""
+"""The default traffic."""
 
 SETTLING: Final = 2_000
-"""Requests after a change that are reported by themselves, and after which the guarantee must be kept again."""
+"""Requests after a change that are reported separately."""
 
 
 class AnsweringStage(StrEnum):
@@ -164,19 +83,19 @@ class AnsweringStage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What became of every request of one run, in order; all arrays are (requests,)."""
+    """The outcome of every request of one run, in order; all arrays are (requests,)."""
 
     seed: int
     shifted: NDArray[np.bool_]
     tier: NDArray[np.int8]
-    """Place of the stage that answered in `AnsweringStage`."""
+    """Index in `AnsweringStage` of the stage that answered."""
     audited: NDArray[np.bool_]
     loss: NDArray[np.int8]
-    """right_best − right_answered: what was really given up."""
+    """right_best − right_answered: the accuracy given up."""
     suspended: NDArray[np.bool_]
-    """Whether the guarantee was void when the request came."""
+    """Whether the guarantee was suspended when the request came."""
     threshold: Floats
-    """From which score on the edge's answer was accepted."""
+    """The edge's accept threshold."""
 
     @property
     def escalated(self) -> NDArray[np.bool_]:
@@ -185,7 +104,7 @@ class Replay:
 
     @property
     def alarm(self) -> int | None:
-        """The request at which the guarantee first became void; None if it never did."""
+        """The request at which the guarantee was first suspended; None if it never was."""
         found = np.flatnonzero(self.suspended)
         return int(found[0]) if len(found) else None
 
@@ -207,12 +126,12 @@ def replay(
     """Send requests through one route, each an image of the pool chosen at random.
 
     Args:
-        clean: what the stages said of the pool as it is.
-        shifted: what they said of the same or other images, corrupted.
+        clean: predictions for the pool as it is.
+        shifted: predictions for the same or other images, corrupted.
         route: of the target, from `Policy.route`; a direct one has nothing to replay.
         seed: of the images' order and the audits.
-        phases: what comes when.
-        control: makes the controllers; None keeps the certified thresholds, come what may.
+        phases: the stretches of traffic, in order.
+        control: makes the controllers; None keeps the certified thresholds.
     """
     shift = np.repeat([phase.shifted for phase in phases], [phase.requests for phase in phases])
     rng = np.random.default_rng(seed)
@@ -236,7 +155,7 @@ def replay(
 
 
 class _ReplayedImage(NamedTuple):
-    """One image: what the edge and the intermediate stage say, and what is given up if theirs is the answer."""
+    """One image: scores of edge and intermediate stage, whether they differ from the reference, and their losses."""
 
     score: float
     differs: bool
@@ -247,7 +166,7 @@ class _ReplayedImage(NamedTuple):
 
 
 class _ReplayedRequest(NamedTuple):
-    """What became of one request."""
+    """The outcome of one request."""
 
     tier: int
     loss: int
@@ -257,7 +176,7 @@ class _ReplayedRequest(NamedTuple):
 
 
 def _images(sample: Sample) -> list[_ReplayedImage]:
-    """A sample as a list, from which single images are picked faster."""
+    """A sample as a list, for faster access to single images."""
     best = sample.best_right.astype(np.int8)
     columns = [
         column.tolist()
@@ -281,7 +200,7 @@ class _ReplayedNode:
         self._intermediate_log = None if controls is None else _log(controls.intermediate_claims)
         self._share = 0.0 if controls is None else AUDIT_SHARE
 
-    def take(self, seen: _ReplayedImage, chances: Sequence[float]) -> _ReplayedRequest:
+    def take(self, image: _ReplayedImage, chances: Sequence[float]) -> _ReplayedRequest:
         suspended = any(log.suspended for log in (self._edge_log, self._intermediate_log) if log is not None)
         for control in (self._edge, self._intermediate):
             if control is not None:
@@ -289,27 +208,27 @@ class _ReplayedNode:
         threshold = self._route.threshold if self._edge is None else self._edge.threshold
         drawn = chances[0] < self._share
         if drawn and self._edge_log is not None:
-            self._edge_log.record(seen.score, seen.differs)
-        if seen.score >= threshold:
-            _accept(self._edge, seen.score, self._share, seen.differs if drawn else None)
-            return _ReplayedRequest(_EDGE, seen.loss, drawn, suspended, threshold)
-        # The certificate covers the intermediate stage's answers to images that the certified threshold escalates only.
-        if self._route.intermediate is None or seen.score >= self._route.threshold:
-            _escalate(self._edge, seen.score, seen.differs)
+            self._edge_log.record(image.score, image.differs)
+        if image.score >= threshold:
+            _accept(self._edge, image.score, self._share, image.differs if drawn else None)
+            return _ReplayedRequest(_EDGE, image.loss, drawn, suspended, threshold)
+        # The certificate covers the intermediate stage only for images below the certified threshold.
+        if self._route.intermediate is None or image.score >= self._route.threshold:
+            _escalate(self._edge, image.score, image.differs)
             return _ReplayedRequest(_BEST, 0, False, suspended, threshold)
-        # While the guarantee is suspended the intermediate stage is not believed, but still looked at: its log must
-        # show when traffic is as certified again.
+        # While the guarantee is suspended the intermediate stage is not accepted, but it is still monitored, so that
+        # its log shows when traffic is as certified again.
         if drawn and self._intermediate_log is not None:
-            self._intermediate_log.record(seen.intermediate_score, seen.intermediate_differs)
+            self._intermediate_log.record(image.intermediate_score, image.intermediate_differs)
         bar = self._route.intermediate.threshold if self._intermediate is None else self._intermediate.threshold
-        if seen.intermediate_score >= bar and not suspended:
-            _escalate(self._edge, seen.score, None)
+        if image.intermediate_score >= bar and not suspended:
+            _escalate(self._edge, image.score, None)
             _accept(
-                self._intermediate, seen.intermediate_score, self._share, seen.intermediate_differs if drawn else None
+                self._intermediate, image.intermediate_score, self._share, image.intermediate_differs if drawn else None
             )
-            return _ReplayedRequest(_INTERMEDIATE, seen.intermediate_loss, drawn, suspended, threshold)
-        _escalate(self._edge, seen.score, seen.differs)
-        _escalate(self._intermediate, seen.intermediate_score, seen.intermediate_differs)
+            return _ReplayedRequest(_INTERMEDIATE, image.intermediate_loss, drawn, suspended, threshold)
+        _escalate(self._edge, image.score, image.differs)
+        _escalate(self._intermediate, image.intermediate_score, image.intermediate_differs)
         return _ReplayedRequest(_BEST, 0, False, suspended, threshold)
 
 

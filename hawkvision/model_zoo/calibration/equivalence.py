@@ -1,8 +1,8 @@
-"""`hawkvision models equivalence`: may another execution of a stage be believed by the certificates that there are?
+"""`hawkvision models equivalence`: check whether existing certificates cover another execution of a stage.
 
-`hawkvision.cascade.certification.equivalence` has the mathematics. Here both executions run over the images of the
-certificates, the other one in several ways, and what passed is written to the file that edge nodes read. Labels are not
-looked at.
+The mathematics is in `hawkvision.cascade.certification.equivalence`. Here both executions run over the images of the
+certificates, the other one in several ways. Passed checks are written to the file that edge nodes read. Labels are not
+used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hawkvision.cascade.confidence.scores import Probabilities, softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Score
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, execution_of, open_backend
-from hawkvision.model_zoo.calibration.model_runner import AnyImages, run_stages
+from hawkvision.model_zoo.calibration.model_runner import AnyImages, Execution, run_stages
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images, read_unlabelled
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, is_exact, stage_fingerprint, statement
@@ -40,18 +40,18 @@ from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.files import write_atomic
 
 WAYS: Final = ((8, 1), (1, 1), (1, 2))
-"""Images in a batch, and threads: as replicas run them, and as edge nodes do."""
+"""Batch sizes and numbers of threads, as in replicas and edge nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCheck:
-    """What came of one stage."""
+    """The result for one stage."""
 
     stage: str
     fingerprint: str
     n: int
     outcome: ComparisonResult | None
-    """None where the execution gives the certified answers anyway, and nothing was run."""
+    """None if the execution gives the certified answers by construction, so that nothing was run."""
 
 
 def check_equivalence(
@@ -69,20 +69,20 @@ def check_equivalence(
     cache: Path,
     today: date | None = None,
 ) -> tuple[StageCheck, ...]:
-    """Run both executions over the certificates' images, and write down what passed.
+    """Run both executions over the certificates' images, and record the passed checks.
 
     Args:
-        task: whose manifest, models and profile are meant.
+        task: the task, by the name of its manifest.
         data: the images that the certificates were made from.
         backend: the other execution's.
         providers: of ONNX Runtime.
-        stages: that are checked; none means all that certificates depend on.
+        stages: to check; none means all that certificates depend on.
         edge: the edge stage; None means the manifest's default.
         profile: None means the task's own.
-        certificates: a site's, if they take the place of the profile's.
+        certificates: a site's, if they replace the profile's.
         out: the file of passed checks; None means the one in the cache.
-        models: where manifests lie.
-        cache: where built models lie.
+        models: the folder of manifests.
+        cache: the folder of built models.
         today: the date to write; None means the clock's.
 
     Raises:
@@ -180,23 +180,15 @@ def _probabilities(
 ) -> Probabilities:
     """Of all images, at the temperature at which the stage serves."""
     batch, threads = way
-    looks = run_stages(
-        manifest,
-        [judged.stage],
-        images,
-        backend=backend,
-        providers=providers,
-        batch=batch,
-        threads=threads,
-        cache=cache,
-    )
+    execution = Execution(backend, providers, batch, threads)
+    predictions = run_stages(manifest, [judged.stage], images, execution=execution, cache=cache)
     if judged.stage in manifest.cascade.dc:
-        return looks.served(judged.stage).probabilities
-    return softmax(looks.logits(judged.stage), judged.temperature)
+        return predictions.served(judged.stage).probabilities
+    return softmax(predictions.logits(judged.stage), judged.temperature)
 
 
 def _fingerprint(manifest: Manifest, stage: str, backend: BackendKind, providers: tuple[str, ...], cache: Path) -> str:
-    """As a process states it that runs the stage so."""
+    """As stated by a process that runs the stage so."""
     runs = []
     for variant in manifest.members(stage):
         data = load_variant(cache, manifest.task, variant)

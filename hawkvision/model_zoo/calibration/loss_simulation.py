@@ -1,10 +1,9 @@
-"""Images as they arrive over a lossy link, and what a cascade makes of them: the conditions of its profile.
+"""Images as received over a lossy link, and the conditions of a profile that are measured on them.
 
-Every image is encoded by the product's own coder at one of the qualities that are ever sent. Then fragments are lost,
-seeded by the image's number, until what is received lies within a band. Half of the images lose fragments one by
-one, half in bursts of four. Images of so few fragments that no loss brings them into the band are left out: on a real
-link they are not found in it either. Parity plays no part: it decides how often fragments are missing, not what an
-image with missing fragments looks like.
+Every image is encoded by the product's own coder at each quality that is ever sent. Then fragments are lost, seeded by
+the image's index, until the received fraction lies in a band. Half of the images lose fragments independently, half in
+bursts. Images with too few fragments for a band are left out, because a real link does not produce them there either.
+Parity is not simulated: it decides how often fragments are missing, not what an image without them looks like.
 """
 
 from __future__ import annotations
@@ -35,20 +34,19 @@ class Band(NamedTuple):
     low: float
     high: float
     believed: bool = True
-    """Whether the edge may be believed there."""
+    """Whether the edge's answers may be accepted there."""
 
 
 BANDS: Final = (Band(1.0, 1.0), Band(0.9, 1.0), Band(0.75, 0.9), Band(0.6, 0.75), Band(0.0, 0.6, believed=False))
-"""In the last, small networks are more often confidently wrong than any threshold mends (measured: 65 % right among
-answers of more than 50 % confidence at 0.45 to 0.6, 9 % below 0.3); it is there for the temperature of answers that a
-deadline forces."""
+"""In the last band small networks are confidently wrong too often for any threshold. It provides the temperature of
+answers that a deadline forces."""
 
 LEAST_SHARE: Final = 0.5
-"""Of the images, that must reach a band. At low qualities an image is three to eight fragments, and few of them lose
-less than a tenth; such images then count as of the band below."""
+"""Share of the images that must reach a band for it to be measured. Images in other bands count as of the band below.
+"""
 
 DRAWS: Final = 8
-"""Orders of loss that are tried to bring an image into a band."""
+"""Attempts to bring an image into a band."""
 BURST: Final = 4.0
 """Mean length of a burst, in fragments."""
 
@@ -60,15 +58,15 @@ class ReceivedImages:
     quality: int
     band: Band
     images: LabelledImages
-    """All of them; those that did not reach the band are still the originals."""
+    """All images; those that did not reach the band are the originals."""
     reached: NDArray[np.intp]
-    """The numbers of those that did, rising."""
+    """The indices of those that did, rising."""
     fractions: NDArray[np.float64]
-    """What was received of each of those."""
+    """The received fraction of each of those."""
 
 
 def received_images(images: LabelledImages, chosen: NDArray[np.intp], seed: int) -> Iterator[ReceivedImages]:
-    """The images `chosen` in every condition that enough of them reach, finest quality and largest fraction first.
+    """The images `chosen` in every condition that enough of them reach, by falling quality, then falling fraction.
 
     Raises:
         BadImage, TooLarge, UnsupportedMedia: naming what is wrong with an image.
@@ -85,13 +83,13 @@ def received_images(images: LabelledImages, chosen: NDArray[np.intp], seed: int)
                     bodies[number], fractions[number] = found
                     digest.update(hashlib.sha256(bodies[number]).digest())
             if len(fractions) >= LEAST_SHARE * len(chosen):
-                # Named by what arrived, so that what is kept of another coder's images is not taken for theirs.
+                # Hashed as received, so that cached logits of another coder's output are not used.
                 there = replace(images, bodies=bodies, sha256=digest.hexdigest())
                 yield ReceivedImages(quality, band, there, np.array([*fractions]), np.array([*fractions.values()]))
 
 
 def transcoded(body: bytes, plan: Plan) -> Coded:
-    """A caller's image as a sender puts it on the link.
+    """A caller's image as a sender encodes it.
 
     Raises:
         BadImage, TooLarge, UnsupportedMedia: naming what is wrong with the image.
@@ -103,7 +101,7 @@ def transcoded(body: bytes, plan: Plan) -> Coded:
 
 def condition_of(
     arrived: ReceivedImages,
-    looks: CascadePredictions,
+    predictions: CascadePredictions,
     originals: CascadePredictions,
     *,
     edge: str,
@@ -113,15 +111,15 @@ def condition_of(
     split: Split,
     delta: float = DELTA,
 ) -> ReceivedCondition:
-    """Measure one pair in one condition; `looks` are at `arrived.images`, `originals` at the images before."""
-    said = ReceivedPredictions(
-        looks.logits(edge),
-        looks.logits(best).argmax(axis=1),
+    """Measure one pair in one condition; `predictions` are of `arrived.images`, `originals` of the original images."""
+    received = ReceivedPredictions(
+        predictions.logits(edge),
+        predictions.logits(best).argmax(axis=1),
         originals.logits(best).argmax(axis=1),
         arrived.images.labels,
     )
     planned, certifying = (
-        said.part(np.intersect1d(part, arrived.reached)) for part in (split.profile, split.certify)
+        received.part(np.intersect1d(part, arrived.reached)) for part in (split.profile, split.certify)
     )  # fmt: skip
     return profile_received(
         planned,
@@ -137,7 +135,7 @@ def condition_of(
 
 
 def _received(coded: Coded, band: Band, rng: np.random.Generator) -> tuple[bytes, float] | None:
-    """The image with a received fraction in the band, near one drawn uniformly from it; None if none was found."""
+    """The image with a received fraction in the band, near a uniformly drawn one; None if none was found."""
     k = coded.format.k
     if band.low == 1.0:
         return decoded(coded, range(k))
@@ -158,7 +156,7 @@ def _received(coded: Coded, band: Band, rng: np.random.Generator) -> tuple[bytes
 
 
 def decoded(coded: Coded, kept: Iterable[int]) -> tuple[bytes, float] | None:
-    """An image and its received fraction, from the fragments that were kept; None if nothing can be made of them."""
+    """An image and its received fraction, from the kept fragments; None if they cannot be decoded."""
     match decode(coded.format, {int(index): coded.symbols[index] for index in kept}):
         case Complete(body):
             return body, 1.0
@@ -169,7 +167,7 @@ def decoded(coded: Coded, kept: Iterable[int]) -> tuple[bytes, float] | None:
 
 
 def loss_order(k: int, burst: float, rng: np.random.Generator) -> list[int]:
-    """The order in which k fragments get lost: one by one, or in runs of `burst` on average from places at random."""
+    """The order in which k fragments are lost: independently, or in runs of mean length `burst` at random places."""
     if burst <= 1.0:
         return [int(index) for index in rng.permutation(k)]
     order: dict[int, None] = {}

@@ -1,9 +1,7 @@
-"""Running a cascade over labelled images, once: what calibration, certification, reports and studies start from.
+"""Running a cascade's models over a data set, for calibration, certification, reports and studies.
 
-Stages of the datacenter look at images as edge nodes send them, those of the edge at the images themselves: so they
-are served, and so certificates must have it. Where all images are small, the two are the same.
-
-Logits are kept in the cache under the hashes of images and model, so that the next command that needs them has them.
+Datacenter stages run on images as edge nodes send them, edge stages on the original images, as they are served and
+certified. For small images the two are the same. Logits are cached under the hashes of images and model.
 """
 
 from __future__ import annotations
@@ -38,17 +36,40 @@ from hawkvision.system.files import sha256_of
 MAX_PIXELS: Final = 50_000_000
 BATCH: Final = 8
 PIXELS: Final = 2
-"""How images become inputs, by a number that changes with it: what is kept of others is not taken for these."""
+"""Version of the preprocessing; cached logits of other versions are not used."""
 
 AnyImages: TypeAlias = LabelledImages | UnlabelledImages
 Chosen: TypeAlias = NDArray[np.intp]
 Corruption: TypeAlias = Callable[[Pixels, int], Pixels]
-"""Input pixels (height, width, 3) and the image's number to other pixels of the same shape; deterministic."""
+"""Maps input pixels (height, width, 3) and the image's index to pixels of the same shape; deterministic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How models run: backend, providers of ONNX Runtime, images per inference, and threads per inference."""
+
+    backend: BackendKind = "onnxruntime"
+    providers: tuple[str, ...] = ON_THE_CPU
+    batch: int = BATCH
+    threads: int = 1
+
+    def open(self, manifest: Manifest, variant: Variant, cache: Path) -> Backend:
+        """A variant, ready to run.
+
+        Raises:
+            ArtifactError: if the model is missing or not the manifest's.
+        """
+        model = load_variant(cache, manifest.task, variant)
+        return open_backend(self.backend, model, variant.input, manifest.classes, self.providers, threads=self.threads)
+
+
+CERTIFIED_EXECUTION: Final = Execution()
+"""The execution with which certificates are made."""
 
 
 @dataclass(frozen=True, slots=True)
 class VariantLogits:
-    """One variant's logits (n, classes) on every image, and on its mirror image if an ensemble wants it."""
+    """One variant's logits (n, classes) on every image, and on its mirror image if an ensemble needs it."""
 
     upright: Logits
     mirrored: Logits | None
@@ -57,22 +78,22 @@ class VariantLogits:
 
 
 VariantInput: TypeAlias = tuple[str, bool]
-"""A variant, and whether it looked at images that had been made smaller to be sent."""
+"""A variant, and whether its input was downscaled to be sent."""
 
 
 class CascadePredictions:
-    """What every variant of some stages said of the same images."""
+    """Predictions of several stages for the same images."""
 
     def __init__(self, manifest: Manifest, views: dict[VariantInput, VariantLogits], *, differs: bool) -> None:
-        """`differs`: whether some of the images travel smaller than they are."""
+        """`differs`: whether some of the images are downscaled to be sent."""
         self._manifest = manifest
         self._views = views
         self._differs = differs
 
     def logits(self, stage: str) -> Logits:
-        """A stage's logits (n, classes); a committee's are the logarithm of its averaged probabilities.
+        """A stage's logits (n, classes); an ensemble's are the logarithm of its averaged probabilities.
 
-        Where the first of a conditional ensemble is sure, they are that one's, at its temperature.
+        Where the first member of a conditional ensemble answers alone, they are its logits at its temperature.
         """
         ensemble = self._manifest.ensemble(stage)
         if ensemble is None:
@@ -86,34 +107,34 @@ class CascadePredictions:
         return np.where(unsure(views[0], ensemble.accept_confidence)[:, np.newaxis], averaged, alone)
 
     def served(self, stage: str) -> StagePredictions:
-        """A stage as the datacenter serves it: with the manifest's temperature."""
+        """A stage as the datacenter serves it, with the manifest's temperature."""
         ensemble = self._manifest.ensemble(stage)
         temperature = 1.0 if ensemble else self._manifest.variant(stage).temperature
         return StagePredictions(stage, softmax(self.logits(stage), temperature), round(self.cost_ms(stage), 3))
 
     def cost_ms(self, stage: str) -> float:
-        """Processor time of one image: all members, and both views if the ensemble mirrors.
+        """Mean processor time of one image: all members, and both views if the ensemble mirrors.
 
-        Of a conditional ensemble the mean: all others only as often as the first is not sure.
+        The other members of a conditional ensemble count as often as they run.
         """
         first, *others = (self._view(stage, v.name).cost_ms for v in self._manifest.members(stage))
         return self._views_of(stage) * (first + self._asked(stage) * sum(others))
 
     def _asked(self, stage: str) -> float:
-        """The share of the images that a stage's members after the first look at, 0..1."""
+        """The share of the images that a stage's other members run on, 0..1."""
         ensemble = self._manifest.ensemble(stage)
         if ensemble is None or ensemble.accept_confidence is None:
             return 1.0
         first = next(self._ensemble_views(ensemble))
-        seen = ~np.isnan(first).any(axis=1)
-        return float(unsure(first[seen], ensemble.accept_confidence).mean())
+        known = ~np.isnan(first).any(axis=1)
+        return float(unsure(first[known], ensemble.accept_confidence).mean())
 
     def reused_ms(self, first: str, second: str) -> float:
-        """Of the second stage's cost, what a first look with the other has done already
+        """The part of the second stage's cost that the first has already paid
         (`datacenter.stages.cascade_executor`).
         """
         if self._views_of(first) > self._views_of(second):
-            return 0.0  # an average of both views does not tell what the upright image alone looked like
+            return 0.0  # the average of both views does not give the upright image's alone
         shared = set(self._manifest.members(first)) & set(self._manifest.members(second))
         return round(self._views_of(first) * sum(self._view(second, v.name).cost_ms for v in shared), 3)
 
@@ -127,10 +148,10 @@ class CascadePredictions:
     def _ensemble_views(self, ensemble: Ensemble) -> Iterator[Probabilities]:
         for member in ensemble.members:
             temperature = self._manifest.variant(member).temperature
-            seen = self._view(ensemble.name, member)
-            yield softmax(seen.upright, temperature)
-            if ensemble.horizontal_flip and seen.mirrored is not None:
-                yield softmax(seen.mirrored, temperature)
+            logits = self._view(ensemble.name, member)
+            yield softmax(logits.upright, temperature)
+            if ensemble.horizontal_flip and logits.mirrored is not None:
+                yield softmax(logits.mirrored, temperature)
 
 
 def run_stages(
@@ -138,27 +159,21 @@ def run_stages(
     stages: Sequence[str],
     images: AnyImages,
     *,
-    backend: BackendKind = "onnxruntime",
-    providers: Sequence[str] = ON_THE_CPU,
-    batch: int = BATCH,
-    threads: int = 1,
+    execution: Execution = CERTIFIED_EXECUTION,
     cache: Path,
     chosen: Chosen | None = None,
     corruption: Corruption | None = None,
     name: str = "",
 ) -> CascadePredictions:
-    """Run every variant that the stages need over the images, or take from the cache what it said.
+    """Run every variant that the stages need over the images, or read its logits from the cache.
 
     Args:
         manifest: of the task.
         stages: variants and ensembles.
-        images: encoded images; their labels are not looked at.
-        backend: what runs the models; only the results of ONNX Runtime on the CPU are kept.
-        providers: of ONNX Runtime.
-        batch: images that run together.
-        threads: of one inference.
-        cache: where built models lie, and logits are kept.
-        chosen: numbers of the images that matter, rising; the logits of all others are NaN. None means all.
+        images: encoded images; their labels are not used.
+        execution: how the models run; only results of the certified execution are cached.
+        cache: the folder of built models and cached logits.
+        chosen: indices of the images to run, rising; the logits of all others are NaN. None means all.
         corruption: applied to each input, for studies of drift.
         name: of the corruption, for the cache.
 
@@ -168,20 +183,18 @@ def run_stages(
     """
     chosen = np.arange(len(images)) if chosen is None else chosen
     views: dict[VariantInput, VariantLogits] = {}
-    usual = (backend, tuple(providers), batch, threads) == ("onnxruntime", ON_THE_CPU, BATCH, 1)
     with Progress(transient=True) as progress, ThreadPoolExecutor(len(sched_getaffinity(0))) as pool:
         remote = set(stages) & set(manifest.cascade.dc)
         sent = _as_sent(manifest, images, chosen, pool) if remote else None
         for (member, smaller), flip in _wanted(manifest, stages, set() if sent is None else remote).items():
-            variant, seen = manifest.variant(member), sent if smaller and sent is not None else images
-            facts = (PIXELS, seen.sha256, hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest(), name, flip)
-            kept = _kept_path(cache, manifest.task, variant, facts) if usual else None
+            variant, data = manifest.variant(member), sent if smaller and sent is not None else images
+            facts = (PIXELS, data.sha256, hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest(), name, flip)
+            kept = _kept_path(cache, manifest.task, variant, facts) if execution == CERTIFIED_EXECUTION else None
             found = _read(kept, len(images), manifest.classes) if kept else None
             if found is None:
                 bar = progress.add_task(f"{member} {name}".strip(), total=len(chosen))
-                run = _VariantRun(
-                    manifest, variant, seen, chosen, backend, tuple(providers), batch, threads, cache, flip, corruption
-                )
+                runner = execution.open(manifest, variant, cache)
+                run = _VariantRun(runner, variant, data, chosen, execution.batch, flip, corruption)
                 found = run.over_all(pool, lambda done, bar=bar: progress.advance(bar, done))  # type: ignore[misc]
                 if kept:
                     _write(kept, found)
@@ -190,18 +203,18 @@ def run_stages(
 
 
 def _wanted(manifest: Manifest, stages: Sequence[str], remote: set[str]) -> dict[VariantInput, bool]:
-    """All that must be looked at, and whether at mirror images, too; `remote` stages look at what is sent."""
+    """The inputs to run, and whether mirror images are needed too; `remote` stages run on images as sent."""
     wanted: dict[VariantInput, bool] = {}
     for stage in stages:
         ensemble = manifest.ensemble(stage)
         for variant in manifest.members(stage):
-            seen = variant.name, stage in remote
-            wanted[seen] = wanted.get(seen, False) or (ensemble is not None and ensemble.horizontal_flip)
+            key = variant.name, stage in remote
+            wanted[key] = wanted.get(key, False) or (ensemble is not None and ensemble.horizontal_flip)
     return wanted
 
 
 def _as_sent(manifest: Manifest, images: AnyImages, chosen: Chosen, pool: ThreadPoolExecutor) -> AnyImages | None:
-    """The same images, the chosen ones as edge nodes send them to the datacenter; None if all travel as they are.
+    """The images with the chosen ones as edge nodes send them; None if all are sent unchanged.
 
     Raises:
         ConfigError: naming an image that cannot be read.
@@ -229,22 +242,15 @@ class _VariantRun:
 
     def __init__(
         self,
-        manifest: Manifest,
+        runner: Backend,
         variant: Variant,
         images: AnyImages,
         chosen: Chosen,
-        backend: BackendKind,
-        providers: tuple[str, ...],
         batch: int,
-        threads: int,
-        cache: Path,
         flip: bool,
         corruption: Corruption | None,
     ) -> None:
-        model = load_variant(cache, manifest.task, variant)
-        self._runner: Backend = open_backend(
-            backend, model, variant.input, manifest.classes, providers, threads=threads
-        )
+        self._runner = runner
         self._batch = batch
         self._variant = variant
         self._images = images
@@ -274,7 +280,7 @@ class _VariantRun:
         )
 
     def _placed(self, parts: Sequence[Logits]) -> Logits:
-        """Logits of the chosen images in their places among all."""
+        """Logits of the chosen images at their indices among all; NaN elsewhere."""
         found = np.concatenate(parts)
         everywhere = np.full((len(self._images), found.shape[1]), np.nan, np.float32)
         everywhere[self._chosen] = found
@@ -294,7 +300,7 @@ def _kept_path(cache: Path, task: str, variant: Variant, facts: Sequence[str | i
 
 
 def _read(path: Path, n: int, classes: int) -> VariantLogits | None:
-    """What an earlier run said; None if there is none, or the file is damaged."""
+    """Cached logits; None if there are none, or the file is damaged."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             upright, mirrored, cost = archive["upright"], archive["mirrored"], float(archive["cost_ms"])

@@ -1,4 +1,4 @@
-"""Which images may be used for what, so that no guarantee rests on images that a network has learnt by heart."""
+"""Which images may be used for what, so that no guarantee rests on a network's training images."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import Manifest, Training
 
 SPLIT_SEED: Final = 2405
-"""Of the split behind the zoo's own temperatures and accuracies, and the default of `hawkvision calibrate`."""
+"""Seed of the zoo's own splits, and the default of `hawkvision calibrate`."""
 
 _WITH_TEST: Final = (0.25, 0.75)
-"""Shares of profile and certification images where test images exist: those alone are held out."""
+"""Shares of profile and certification images if there are test images, which alone are held out."""
 
 
 def split_images(manifest: Manifest, images: LabelledImages, seed: int) -> Split:
     """Divide images into profile, certification and held-out parts for that manifest's cascade.
 
-    If the cascade was trained on this very file, as `split_after_training`. Any other file is divided by
-    `split_indices`: what of it the networks have seen cannot be known here, so certify with images of your own,
-    never with repacked training images.
+    The file that the cascade was trained on is divided by `split_after_training`, any other by `split_indices`.
+    Training images that were repacked into another file are not recognised: never certify with them.
 
     Raises:
         ManifestError: if the manifest says that more images trained than there are.
@@ -36,7 +35,7 @@ def split_images(manifest: Manifest, images: LabelledImages, seed: int) -> Split
 
 
 def split_after_training(training: Training, images: LabelledImages, seed: int) -> Split:
-    """Divide the images of which some trained a cascade: those are in no part.
+    """Divide images of which some trained a cascade. Training images are in no part.
 
     Test images, all of them, are held out. The others are divided by seed, with equal shares of every label: 25 %
     profile, 75 % certification; without test images 20 %, 50 %, and the rest held out.

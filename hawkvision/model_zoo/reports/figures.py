@@ -172,8 +172,8 @@ def cost_figure(costs: Sequence[LevelCost], name: str) -> str:
         marks.append(path(xs, ys, series_class(series), dash))
         marks += [marker(series, at, here, f"{value:.2f} ms") for at, here, value in zip(xs, ys, values, strict=True)]
     marks += legend(((STATIC, DASHED, "two stages"), (CERTIFIED, "", "three stages")), LEFT, 12.0, right)
-    said = "; ".join(f"{100 * one.max_drop:g} points: {one.two:.1f} and {one.three:.1f}" for one in costs)
-    return svg(name, WIDTH, bottom + BELOW, "Cost of two and of three stages", said, marks)
+    description = "; ".join(f"{100 * one.max_drop:g} points: {one.two:.1f} and {one.three:.1f}" for one in costs)
+    return svg(name, WIDTH, bottom + BELOW, "Cost of two and of three stages", description, marks)
 
 
 def drift_figure(drift: Drift, name: str) -> str:

@@ -1,7 +1,7 @@
-"""What `hawkvision report calibration` has to say, as numbers: measured on images that nothing was fitted on.
+"""The numbers of `hawkvision report calibration`, measured on images that nothing was fitted on.
 
-Everything here is computed from a profile and from what its stages said of a labelled set. Reliability is measured on
-certification and held-out images, which no temperature has seen; what a threshold gives up, on held-out ones alone.
+They come from a profile and its stages' predictions on a labelled set. Reliability is measured on certification and
+held-out images, accuracy drops on held-out images alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hawkvision.model_zoo.calibration.drift import PHASES, LabelledPredictions, 
 
 BINS: Final = 10
 INTERVAL_SIGMAS: Final = 1.96
-"""Of intervals of a mean drop, which is a mean of thousands of values in −1, 0, +1."""
+"""For 95 % intervals of a mean drop, which is a mean of thousands of values."""
 
 REPLAY_SEEDS: Final = 8
 
@@ -57,7 +57,7 @@ class ReliabilityBins:
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """How far one stage's probabilities mean what they say, before and after its temperature."""
+    """How well one stage's probabilities are calibrated, without and with its temperature."""
 
     stage: str
     temperature: float
@@ -68,7 +68,7 @@ class Reliability:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdsResult:
-    """What one choice of thresholds does on the held-out images."""
+    """The results of one choice of thresholds on the held-out images."""
 
     escalation: float
     to_best: float
@@ -88,7 +88,7 @@ class ThresholdsResult:
 
 @dataclass(frozen=True, slots=True)
 class TargetResult:
-    """One target: what was certified, what it does on held-out images, and what a plug-in threshold would do there.
+    """One target: its certificate, and the results of certified and plug-in thresholds on held-out images.
 
     The plug-in threshold is the lowest whose observed drop on the certification images is within the target.
     """
@@ -99,12 +99,12 @@ class TargetResult:
 
     @property
     def certified(self) -> bool:
-        """Whether a test stands behind it, and any image is answered below the reference stage."""
+        """Whether it is certified by a test, and a stage below the reference answers any image."""
         return self.certificate.basis != "profile" and self.certificate.to_best < 1.0
 
     @property
     def exceeded(self) -> bool:
-        """Whether the drop measured on held-out images is larger than certified, if only by chance."""
+        """Whether the drop on held-out images is larger than certified, possibly by chance."""
         return self.measured.drop > self.certificate.max_drop
 
     @property
@@ -120,7 +120,7 @@ class TargetResult:
 
 @dataclass(frozen=True, slots=True)
 class LevelCost:
-    """One target's cost in milliseconds of one core per image, each certified with all of δ for itself."""
+    """One target's cost in milliseconds of one core per image; each number of levels is certified with the whole δ."""
 
     max_drop: float
     two: float
@@ -136,7 +136,7 @@ class PairFindings:
     edge_accuracy: float
     best_accuracy: float
     oracle_escalation: float
-    """Share of images that only the reference stage gets right: all that perfect knowledge would escalate."""
+    """Share of images that only the reference stage gets right, which an oracle would escalate."""
     frontier: tuple[ThresholdsResult, ...]
     """Along the path of two levels."""
     kept: tuple[TargetResult, ...]
@@ -146,12 +146,12 @@ class PairFindings:
 
     @property
     def gap(self) -> float:
-        """What never escalating gives up."""
+        """The drop of never escalating."""
         return self.best_accuracy - self.edge_accuracy
 
     @property
     def certified(self) -> tuple[TargetResult, ...]:
-        """The targets that all statements about certificates are of."""
+        """The certified targets."""
         return tuple(kept for kept in self.kept if kept.certified)
 
     @property
@@ -177,13 +177,13 @@ class Drift:
 def reliability(
     name: str, temperature: float, raw: StagePredictions, calibrated: StagePredictions, labels: NDArray[np.int64]
 ) -> Reliability:
-    """Of one stage on images that its temperature was not fitted on; `raw` is what it says at temperature 1."""
+    """Calibration of one stage on images that its temperature was not fitted on; `raw` is at temperature 1."""
     return Reliability(name, temperature, len(labels), _bins(raw, labels), _bins(calibrated, labels))
 
 
-def pair_findings(profile: Profile, pair: Pair, seen: LabelledPredictions, split: Split) -> PairFindings:
-    """What a pair's certificates guarantee, and what they do on held-out images."""
-    held_out, certifying = (seen.sample(pair, part) for part in (split.held_out, split.certify))
+def pair_findings(profile: Profile, pair: Pair, predictions: LabelledPredictions, split: Split) -> PairFindings:
+    """A pair's certificates, and their results on held-out images."""
+    held_out, certifying = (predictions.sample(pair, part) for part in (split.held_out, split.certify))
     condition = pair.conditions[0]
     path = paths_of(pair)[0]
     observed = list(sweep(certifying, path))
@@ -218,7 +218,7 @@ def replay_drift(
     seeds: Sequence[int] = range(REPLAY_SEEDS),
     phases: Sequence[Phase] = PHASES,
 ) -> Drift | None:
-    """The replay of the certified target nearest to half the gap that the edge answers some of; None if none is."""
+    """The replay of the certified target nearest to half the gap of those with edge answers; None without any."""
     policy = Policy(profile, pair.edge, pair.best)
     found = [(c, policy.route(MaxAccuracyDrop(c.max_drop))) for c in pair.conditions[0].certificates]
     found.append((pair.conditions[0].balanced, policy.route(Quality.BALANCED)))
@@ -235,15 +235,15 @@ def replay_drift(
 
 
 def measure(sample: Sample, thresholds: Thresholds) -> ThresholdsResult:
-    """What these thresholds do on a sample."""
+    """The results of these thresholds on a sample."""
     step = next(sweep(sample, (thresholds,)))
     spread = float(losses(sample, thresholds).std()) / math.sqrt(len(sample))
     return ThresholdsResult(step.escalation, step.to_best, step.drop, INTERVAL_SIGMAS * spread)
 
 
-def _bins(looked: StagePredictions, labels: NDArray[np.int64]) -> ReliabilityBins:
-    confidence = looked.scores(Score.TOP1)
-    right = looked.labels() == labels
+def _bins(predictions: StagePredictions, labels: NDArray[np.int64]) -> ReliabilityBins:
+    confidence = predictions.scores(Score.TOP1)
+    right = predictions.labels() == labels
     place = np.minimum((confidence * BINS).astype(np.intp), BINS - 1)
     counts = np.bincount(place, minlength=BINS)
     filled = np.flatnonzero(counts)
@@ -264,7 +264,7 @@ def _thresholds(certificate: Certificate) -> Thresholds:
 
 
 def _plug_in(observed: Sequence[ThresholdStep], max_drop: float) -> Thresholds:
-    """The last step of the path whose observed drop is within the target: what one takes without a test."""
+    """The last step of the path whose observed drop is within the target, chosen without a test."""
     return next(step.thresholds for step in reversed(observed) if step.drop <= max_drop)
 
 

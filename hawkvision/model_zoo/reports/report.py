@@ -1,7 +1,7 @@
-"""`hawkvision report calibration`: a page that shows a cascade's guarantees, what they cost, and whether they are kept.
+"""`hawkvision report calibration`: a page with a cascade's guarantees, their costs, and whether they are kept.
 
-One file, no scripts, nothing fetched: it can be mailed, archived beside the profile and printed. The cascade is run
-over the labelled images, clean and corrupted, or what it said is taken from the cache.
+The page is one file without scripts or external resources. The cascade runs over the labelled images, clean and
+corrupted; logits come from the cache if they are there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.inference.backend_registry import BackendKind
-from hawkvision.model_zoo.calibration.drift import LabelledPredictions, mixed, mixture_name, subset
-from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
+from hawkvision.model_zoo.calibration.corruption import mixed, mixture_name
+from hawkvision.model_zoo.calibration.drift import LabelledPredictions, subset
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, Execution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.model_zoo.reports.metrics import Drift, pair_findings, reliability, replay_drift
 from hawkvision.model_zoo.reports.page import Findings, render
@@ -29,10 +30,10 @@ from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.files import write_atomic
 
 MOST_DRIFT_IMAGES: Final = 3_000
-"""Held-out images that are run again corrupted: enough for a drop of a tenth of a point, and minutes not hours."""
+"""Held-out images that also run corrupted: enough to measure a drop of a tenth of a point, within minutes."""
 
 FEWEST_HELD_OUT: Final = 30
-"""Below this no figure would say anything."""
+"""With fewer images the figures would mean nothing."""
 
 
 def report_calibration(
@@ -49,13 +50,13 @@ def report_calibration(
     """Measure what a profile guarantees on labelled images, and write the page to `out`.
 
     Args:
-        task: whose manifest and models are meant.
-        data: labelled images (`hawkvision.models.datasets`); best those that the profile was made of, of which the
-            held-out part then is measured on.
+        task: the task, by the name of its manifest.
+        data: labelled images (`hawkvision.models.datasets`), preferably the profile's own, of which the held-out part
+            is measured.
         out: the page.
         profile: None means the task's own.
-        models: where manifests lie.
-        cache: where built models lie, and logits are kept.
+        models: the folder of manifests.
+        cache: the folder of built models and cached logits.
         backend: what runs the models.
         today: the date to write; None means the clock's.
 
@@ -74,8 +75,8 @@ def report_calibration(
             f"{FEWEST_HELD_OUT} to measure anything on"
         )
     names = tuple(stage.name for stage in known.stages)
-    looks = run_stages(manifest, names, images, backend=backend, cache=cache, chosen=split.used())
-    seen = LabelledPredictions({name: _calibrated(known, looks, name) for name in names}, images.labels)
+    predictions = run_stages(manifest, names, images, execution=Execution(backend), cache=cache, chosen=split.used())
+    clean = LabelledPredictions({name: _calibrated(known, predictions, name) for name in names}, images.labels)
     order = sorted(known.pairs, key=lambda pair: pair.edge != manifest.cascade.default_edge)
     fresh = np.sort(np.concatenate([split.certify, split.held_out]))
     findings = Findings(
@@ -89,14 +90,14 @@ def report_calibration(
             reliability(
                 stage.name,
                 stage.temperature,
-                StagePredictions(stage.name, softmax(looks.logits(stage.name)[fresh]), 0.0),
-                StagePredictions(stage.name, softmax(looks.logits(stage.name)[fresh], stage.temperature), 0.0),
+                StagePredictions(stage.name, softmax(predictions.logits(stage.name)[fresh]), 0.0),
+                StagePredictions(stage.name, softmax(predictions.logits(stage.name)[fresh], stage.temperature), 0.0),
                 images.labels[fresh],
             )
             for stage in known.stages
         ),
-        pairs=tuple(pair_findings(known, pair, seen, split) for pair in order),
-        drift=_drift(manifest, known, order[0].edge, order[0].best, images, seen, split, backend, cache),
+        pairs=tuple(pair_findings(known, pair, clean, split) for pair in order),
+        drift=_drift(manifest, known, order[0].edge, order[0].best, images, clean, split, backend, cache),
     )
     write_atomic(out, render(findings).encode())
     return findings
@@ -108,7 +109,7 @@ def _drift(
     edge: str,
     best: str,
     images: LabelledImages,
-    seen: LabelledPredictions,
+    clean: LabelledPredictions,
     split: Split,
     backend: BackendKind,
     cache: Path,
@@ -121,17 +122,19 @@ def _drift(
         chosen = np.sort(rng.choice(chosen, MOST_DRIFT_IMAGES, replace=False))
     some = subset(images, chosen)
     stages = (edge, best) if pair.intermediate is None else (edge, best, pair.intermediate.name)
-    looks = run_stages(manifest, stages, some, backend=backend, cache=cache, corruption=mixed(), name=mixture_name())
-    shifted = LabelledPredictions({stage: _calibrated(profile, looks, stage) for stage in stages}, some.labels)
-    return replay_drift(profile, pair, seen.sample(pair, chosen), shifted.sample(pair, np.arange(len(some))))
+    predictions = run_stages(
+        manifest, stages, some, execution=Execution(backend), cache=cache, corruption=mixed(), name=mixture_name()
+    )
+    shifted = LabelledPredictions({stage: _calibrated(profile, predictions, stage) for stage in stages}, some.labels)
+    return replay_drift(profile, pair, clean.sample(pair, chosen), shifted.sample(pair, np.arange(len(some))))
 
 
-def _calibrated(profile: Profile, looks: CascadePredictions, name: str) -> StagePredictions:
-    """A stage as certified: intermediate stages with the manifest's temperature, all others with the profile's."""
+def _calibrated(profile: Profile, predictions: CascadePredictions, name: str) -> StagePredictions:
+    """A stage as certified: intermediate stages at the manifest's temperature, others at the profile's."""
     if any(pair.intermediate is not None and pair.intermediate.name == name for pair in profile.pairs):
-        return looks.served(name)
+        return predictions.served(name)
     stage = profile.stage(name)
-    return StagePredictions(name, softmax(looks.logits(name), stage.temperature), stage.cost_ms)
+    return StagePredictions(name, softmax(predictions.logits(name), stage.temperature), stage.cost_ms)
 
 
 def _check_models(manifest: Manifest, profile: Profile) -> None:
@@ -147,7 +150,7 @@ def _check_models(manifest: Manifest, profile: Profile) -> None:
 
 
 def _check_labelled(data: Path) -> None:
-    """A flat folder of images is a likely mistake, because `hawkvision certify` takes one."""
+    """Refuse a flat folder of images, a likely mistake because `hawkvision certify` takes one."""
     if data.is_dir() and any(path.suffix.lower() in SUFFIXES for path in data.iterdir()):
         raise ConfigError(
             f"{data}: the images have no labels; a report needs them: expected a directory per class, or an npz file "

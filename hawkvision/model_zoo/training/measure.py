@@ -1,8 +1,7 @@
 """Measuring a cascade that was trained here: weight files in, its manifest with temperatures and accuracies out.
 
-Temperatures are fitted on the profile part of `split_after_training`, where `hawkvision calibrate` fits them as well;
-accuracies are measured on what nothing is fitted on, the certification and the held-out part. Training images are in
-none of them.
+Temperatures are fitted on the profile part of `split_after_training`, as by `hawkvision calibrate`. Accuracies are
+measured on the certification and held-out parts. Training images are in none of them.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from hawkvision.models.manifest import FileSource, InputSpec, Manifest, Measured
 from hawkvision.system.files import sha256_of
 
 BATCH: Final = 64
-"""TrainingImages a run: more does not run faster on two cores."""
+"""Images per inference."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStage:
-    """How a variant or ensemble did on each part of the images."""
+    """Accuracy of a variant or ensemble on each part of the images."""
 
     name: str
     temperature: float
     profile: MeasuredAccuracy
-    """Fitted on, by one parameter: shown beside the others, never quoted."""
+    """On the part that the temperature was fitted on; for comparison only."""
     certify: MeasuredAccuracy
     held_out: MeasuredAccuracy
     unseen: MeasuredAccuracy
@@ -54,7 +53,7 @@ class MeasuredStage:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCascade:
-    """A manifest with temperatures and accuracies, and where the latter come from."""
+    """A manifest with temperatures and accuracies, and the measurements behind them."""
 
     manifest: Manifest
     stages: tuple[MeasuredStage, ...]
@@ -102,13 +101,13 @@ def training_of(recipe: TrainingRecipe, images: LabelledImages) -> Training:
 
 
 def input_spec(recipe: TrainingRecipe) -> InputSpec:
-    """What all networks of a recipe take in."""
+    """The input of all networks of a recipe."""
     facts = recipe.input
     return InputSpec(height=facts.side, width=facts.side, mean=facts.mean, std=facts.std)
 
 
 def weight_path(name: str, kind: Literal["safetensors", "onnx"] = "safetensors") -> str:
-    """A network's weight file, below the task's folder. QuantisedNetwork ones are `onnx`."""
+    """A network's weight file, below the task's folder. Quantised networks have `onnx` files."""
     return f"weights/{name}.{kind}"
 
 
@@ -134,7 +133,7 @@ class _AccuracyMeter:
     data_sha256: str
 
     def measured(self, name: str, logits: Logits) -> MeasuredStage:
-        """How right these logits (n, classes) are, and the temperature that fits them."""
+        """The accuracy of these logits (n, classes), and their temperature."""
         right = logits.argmax(axis=1) == self.labels
         split, fit = self.split, self.split.profile
         unseen = np.concatenate([split.certify, split.held_out])
@@ -146,7 +145,7 @@ class _AccuracyMeter:
 
 
 def _measured(manifest: Manifest, graphs: Mapping[str, bytes], batch: Pixels, judge: _AccuracyMeter) -> MeasuredCascade:
-    """The variants first, because ensembles vote by their temperatures."""
+    """Variants first, because ensembles use their temperatures."""
     mirrored = {m for ensemble in manifest.ensembles if ensemble.horizontal_flip for m in ensemble.members}
     views: dict[VariantInput, VariantLogits] = {}
     stages: list[MeasuredStage] = []
@@ -159,18 +158,18 @@ def _measured(manifest: Manifest, graphs: Mapping[str, bytes], batch: Pixels, ju
         stages.append(found := judge.measured(variant.name, upright))
         variants.append(msgspec.structs.replace(variant, temperature=found.temperature, accuracy=found.unseen))
     manifest = msgspec.structs.replace(manifest, variants=tuple(variants))
-    looks = CascadePredictions(manifest, views, differs=False)
+    predictions = CascadePredictions(manifest, views, differs=False)
     ensembles = []
     for ensemble in manifest.ensembles:
-        stages.append(found := judge.measured(ensemble.name, looks.logits(ensemble.name)))
+        stages.append(found := judge.measured(ensemble.name, predictions.logits(ensemble.name)))
         ensembles.append(msgspec.structs.replace(ensemble, temperature=found.temperature, accuracy=found.unseen))
     return MeasuredCascade(msgspec.structs.replace(manifest, ensembles=tuple(ensembles)), tuple(stages))
 
 
 def _infer(graph: bytes, variant: Variant, classes: int, batch: Pixels) -> Logits:
     backend = open_backend("onnxruntime", graph, variant.input, classes, threads=len(sched_getaffinity(0)))
-    places, told = range(0, len(batch), BATCH), f"measuring {variant.name}"
-    starts = track(places, description=told, transient=True, disable=not sys.stdout.isatty())
+    places, description = range(0, len(batch), BATCH), f"measuring {variant.name}"
+    starts = track(places, description=description, transient=True, disable=not sys.stdout.isatty())
     try:
         return np.concatenate([backend.infer(np.ascontiguousarray(batch[i : i + BATCH])) for i in starts])
     finally:

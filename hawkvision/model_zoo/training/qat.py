@@ -164,7 +164,7 @@ def infer(model: QuantisedTorchNet, pixels: Pixels) -> Logits:
 
 
 def quantised_net(model: QuantisedTorchNet, facts: InputFacts) -> QuantisedNet:
-    """What was learnt, as whole numbers and steps."""
+    """The trained weights as integers and steps."""
     layers = []
     with torch.no_grad():
         for index, bias in enumerate(model.biases):
@@ -221,7 +221,7 @@ def _best_step(values: NDArray[np.float32], greatest: int) -> float:
 
 
 def _set_activation_steps(model: QuantisedTorchNet, pixels: Pixels) -> None:
-    """Steps by which the greatest integer is what few activations of these images exceed."""
+    """Steps whose largest integer only few activations of these images exceed."""
     x = planes(pixels, model.net)
     with torch.no_grad():
         for index, layer in enumerate(model.net.layers):

@@ -1,4 +1,4 @@
-"""Writes a quantised network as QONNX (arXiv 2206.07527), the exchange format of quantised networks.
+"""A quantised network as QONNX (arXiv 2206.07527), the exchange format of quantised networks.
 
     pixels/255 → Quant → [Conv(Quant(weights), bias) → Relu → Quant → [MaxPool]] … → Flatten → Gemm(Quant(weights))
 
@@ -22,7 +22,7 @@ from hawkvision.models.onnx_graph import IR_VERSION, OPSET
 
 ACTIVATION_BITS: Final = 8
 PIXEL_STEP: Final = 1 / 255
-"""What one unit of a pixel is worth to the network."""
+"""The scale of a pixel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class QuantisedNet:
     layers: tuple[QuantisedLayer, ...]
     """The last covers all that the one before it gives."""
     fill: tuple[int, ...]
-    """Per input plane, what stands for pixels that did not arrive."""
+    """Per input plane, the value of missing pixels."""
 
 
 def write_qonnx(net: QuantisedNet, name: str) -> bytes:

@@ -1,6 +1,6 @@
-"""Recipes: how a cascade that the project trains itself is made, read from `models/<task>/recipe.toml`.
+"""Training recipes of cascades, read from `models/<task>/recipe.toml`.
 
-A recipe is everything that `hawkvision models train` needs besides the images; manifest, weights and profile follow
+A recipe has everything that `hawkvision models train` needs besides the images. Manifest, weights and profile follow
 from it. Unknown keys are errors.
 """
 

@@ -1,10 +1,7 @@
 """Training one network of a recipe: pixels in, a weight file out. Needs torch; resumes after an interruption.
 
-Every epoch draws its own random numbers from (seed, epoch), and its end is written to disk, so a training that was
-interrupted ends with the same weights as one that was not, on the same machine and thread count. Weights are stored as
-float16, which halves the files. Over the images that did not train, this changed the answers to 9, 2 and 0 of 13,000
-of CIFAR-10 (tiny, small, large) and to 8, 2, 1 and 3 of 30,000 of Fashion-MNIST, and no accuracy by more than 0.03
-points.
+Every epoch draws its random numbers from (seed, epoch) and saves its state at the end. So an interrupted training ends
+with the same weights as an uninterrupted one, on the same machine and number of threads. Weights are stored as float16.
 """
 
 from __future__ import annotations
@@ -45,10 +42,10 @@ Report = Callable[[int, int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class TrainingSet:
-    """TrainingImages (n, side, side, 3) and labels (n,) to train on, and the hash of the set they come from.
+    """Images (n, side, side, 3) and labels (n,) to train on, and the hash of the set they come from.
 
-    `views` (v, n, side, side, 3), if there are any, are other looks of the same images, such as what a lossy link
-    left of them; half of every batch, by chance, shows one of those. The hash must then tell them apart as well.
+    `views` (v, n, side, side, 3), if there are any, are other versions of the same images, such as those that a lossy
+    link left of them; half of every batch, by chance, shows one of those. The hash must then tell them apart as well.
     """
 
     pixels: Pixels
@@ -283,12 +280,12 @@ def _narrow() -> Any:
 
 @functools.cache
 def _multiplies_bfloat16() -> bool:
-    """What Linux says of the processor: torch's own question is private, and named differently in every version."""
+    """From Linux's list of processor features, because torch's own function is private and changes its name."""
     try:
-        told = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+        features = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    return re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", told) is not None
+    return re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", features) is not None
 
 
 def _batches(data: TrainingSet, network: TrainedNetwork, epoch: int) -> Iterator[tuple[Pixels, NDArray[np.int64]]]:
@@ -334,8 +331,8 @@ def _kept(checkpoint: Path) -> dict[str, Any] | None:
         state = torch.load(checkpoint, weights_only=True)
         return {"epoch": int(state["epoch"]), "model": state["model"], "sgd": state["sgd"]}
     except (RuntimeError, OSError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
-        said = str(error).partition("\n")[0]
-        raise ArtifactError(f"{checkpoint}: the kept training is damaged, remove it to train anew: {said}") from None
+        reason = str(error).partition("\n")[0]
+        raise ArtifactError(f"{checkpoint}: the kept training is damaged, remove it to train anew: {reason}") from None
 
 
 def _keep(checkpoint: Path, state: dict[str, Any]) -> None:

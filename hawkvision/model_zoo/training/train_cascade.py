@@ -1,12 +1,12 @@
-"""`hawkvision models train`: a recipe and its images in, a cascade ready to be built and calibrated out.
+"""`hawkvision models train`: a recipe and its images in, a cascade ready to build and calibrate out.
 
-Trains what is not trained yet; once all networks are, measures the cascade, and writes a weight file each and the
-manifest. Needs torch.
+It trains the networks that are not trained yet. When all are, it measures the cascade and writes one weight file per
+network and the manifest. Needs torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +31,14 @@ from hawkvision.system.files import write_atomic
 
 MAX_PIXELS: Final = 50_000_000
 FEWEST_MEASURED: Final = 10
-"""TrainingImages in each part: fewer than that say nothing, and an empty part cannot be fitted on."""
+"""Minimum number of images in each part."""
 HEADER: Final = """Written by `hawkvision models train {task}` from recipe.toml: change that one and train again.
 Temperatures were fitted on the profile part, accuracies measured on the certification and held-out parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedCascade:
-    """What a training has come to."""
+    """The result of a training."""
 
     folder: Path
     """Where weights and manifest belong."""
@@ -57,10 +57,10 @@ def train_cascade(
     epochs: int | None = None,
     out: Path | None = None,
 ) -> TrainedCascade:
-    """Train the networks of `models/<task>/recipe.toml`, or go on where an earlier run was interrupted.
+    """Train the networks of `models/<task>/recipe.toml`, or resume an interrupted run.
 
     Args:
-        task: whose recipe is meant.
+        task: the task, by the name of its recipe.
         data: labelled images (`hawkvision.models.datasets`).
         models: where recipes lie; weights and manifest are written there too, unless `out` says otherwise.
         cache: trainings are kept in `training/<task>` below it.
@@ -80,9 +80,7 @@ def train_cascade(
             raise ConfigError(
                 f"a trial of {epochs} epochs must not overwrite the cascade; give another folder as --out"
             )
-        shorter = tuple(msgspec.structs.replace(network, epochs=epochs) for network in recipe.networks)
-        fewer = tuple(msgspec.structs.replace(quantised, epochs=epochs) for quantised in recipe.quantised)
-        recipe = msgspec.structs.replace(recipe, networks=shorter, quantised=fewer)
+        recipe = _with_epochs(recipe, epochs)
     wanted = recipe.wanted(only)
     labels = recipe_labels(recipe, models)
     images = read_images(data, labels)
@@ -100,17 +98,31 @@ def train_cascade(
     if left:
         return TrainedCascade(folder, left, None)
     measured = measured_cascade(recipe, len(labels), weights, images, inputs, split)
-    for variant in measured.manifest.variants:
-        assert isinstance(variant.source, FileSource)
-        write_atomic(folder / variant.source.file, weights[variant.name])
     if out is not None:
         write_atomic(folder / recipe.labels, (models / task / recipe.labels).read_bytes())
-    write_atomic(folder / "manifest.toml", format_manifest(measured.manifest, HEADER.format(task=task)).encode())
+    _write_cascade(folder, measured, weights)
     return TrainedCascade(folder, (), measured)
 
 
+def _with_epochs(recipe: TrainingRecipe, epochs: int) -> TrainingRecipe:
+    """The recipe with that many epochs for each network."""
+    return msgspec.structs.replace(
+        recipe,
+        networks=tuple(msgspec.structs.replace(network, epochs=epochs) for network in recipe.networks),
+        quantised=tuple(msgspec.structs.replace(quantised, epochs=epochs) for quantised in recipe.quantised),
+    )
+
+
+def _write_cascade(folder: Path, measured: MeasuredCascade, weights: Mapping[str, bytes]) -> None:
+    for variant in measured.manifest.variants:
+        assert isinstance(variant.source, FileSource)
+        write_atomic(folder / variant.source.file, weights[variant.name])
+    header = HEADER.format(task=measured.manifest.task)
+    write_atomic(folder / "manifest.toml", format_manifest(measured.manifest, header).encode())
+
+
 def decode_all(images: LabelledImages, spec: InputSpec) -> Pixels:
-    """All images as (n, height, width, 3), made by the very code that serves.
+    """All images as (n, height, width, 3), decoded by the serving code.
 
     Raises:
         ConfigError: naming the first that cannot be read.

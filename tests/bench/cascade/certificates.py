@@ -1,31 +1,31 @@
-"""`python -m tests.bench.cascade.certificates`: how often do certificates lie, and what do they cost?
+"""`python -m tests.bench.cascade.certificates`: how often certificates are wrong, and what they cost.
 
-For pairs of stages with at least a point between them, samples of n labelled images are drawn from images that
-trained nothing and fitted no temperature, and each rule picks the lowest threshold that it believes gives up no more
-than half the gap. The true drop of that threshold over the whole pool says whether it was wrong, its true escalation
-what it costs. Rules that guarantee (at δ) may be wrong in δ of the draws, plus three standard errors of counting them;
-exit status 1 if one of ours is wrong more often in any cell.
+For pairs of stages with a gap of at least a point, samples of n labelled images are drawn from images that trained no
+network and fitted no temperature. Each rule picks the lowest threshold for a drop of at most half the gap. The true
+drop of that threshold over the whole pool shows whether it is wrong, its true escalation its cost. Rules with a
+guarantee (at δ) may be wrong in δ of the draws plus three standard errors. Exit status 1 if one of ours is wrong more
+often in any cell.
 
-Samples are drawn with replacement, so that the pool is the very population they come from and the truth is exact;
-thresholds are quantiles of the unlabelled scores of another such draw. With `--without-replacement` the sample is a
-random part of the pool and the truth is measured on the rest, as a test on held-out images would. The rest is no
-population: it differs from the sample with variance σ²(1/n + 1/(N − n)) instead of σ²/n, so that a certificate with
-exactly δ is found wrong in Φ(−z √(1 − n/N)) of the draws, z the 1 − δ quantile: 11 % with 5,000 of 11,000. That
-is what is allowed then.
+Samples are drawn with replacement, so the pool is their population and the truth is exact. Thresholds are quantiles of
+the unlabelled scores of another such draw. With `--without-replacement` the sample is a random part of the pool and the
+truth is measured on the rest, as a test on held-out images would. The rest differs from the sample with variance σ²(1/n
++ 1/(N − n)) instead of σ²/n, so a certificate with exactly δ is found wrong in Φ(−z √(1 − n/N)) of the draws, z the 1 −
+δ
+quantile: 11 % with 5,000 of 11,000. That share is then allowed.
 
-    exact, betting, agreement    `hawkvision.cascade.certification.bounds`, fixed sequence; agreement sees no labels
+    exact, betting, agreement    `hawkvision.cascade.certification.bounds`, fixed sequence; agreement uses no labels
     plug-in                      the lowest threshold whose observed drop is within ε: no guarantee
     SGR                          Geifman and El-Yaniv, NeurIPS 2017: binary search, binomial tail at δ / ⌈log₂ steps⌉.
-                                 Their selective risk is here the error rate of the whole cascade, and may reach the
-                                 reference stage's true error + ε, which it is told for nothing
+                                 Its selective risk is the error rate of the whole cascade, which may reach the
+                                 reference stage's true error + ε; that error is given to it
     LTT                          learn then test (Angelopoulos et al. 2021): the same risk, Clopper-Pearson bounds,
                                  fixed sequence at δ
     conformal alignment          Huang et al., "Reliable Inference in Edge-Cloud Model Cascades via Conformal Alignment"
-                                 (arXiv 2510.17543): of the images that the edge answers, it loses at most a share
-                                 ε against the reference stage, in expectation. That is kept on average over samples,
-                                 not in 1 − δ of them, and gains do not count
-    MAPIE paired                 its Hoeffding-Bentkus p-values and fixed sequence on (ℓ + 1)/2 against (ε + 1)/2, for
-                                 its controllers take no signed loss
+                                 (arXiv 2510.17543): of the images that the edge answers, at most a share ε is lost
+                                 against the reference stage, in expectation. This holds on average over samples, not in
+                                 1 − δ of them, and gains do not count
+    MAPIE paired                 its Hoeffding-Bentkus p-values and fixed sequence on (ℓ + 1)/2 against (ε + 1)/2,
+                                 because its controllers take no signed loss
     MAPIE losses                 the same library on 1{ℓ = +1} against ε, as a binary risk: gains do not count
 """
 

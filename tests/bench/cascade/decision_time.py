@@ -1,11 +1,10 @@
-"""What a decision costs: from a target and a score to "answer here" or "escalate", with and without the controller.
+"""The time of a decision: from a target and a score to accept or escalate, with and without the controller.
 
     python -m tests.bench.cascade.decision_time [--requests N]
 
-Per request: the target's route, the stream's controllers, the threshold, the decision, the draw of an audit, and what
-the controller is told; everything between a score and what is done about it, of one thread that does nothing else.
-Scores are drawn from the profile's own curve; the streams are the node's own and a thousand named ones, whose
-controllers are opened on the way. The no-op row is the clock itself. Goal: at most 50 µs.
+Per request: the target's route, the stream's controllers, the threshold, the decision, the draw of an audit, and the
+update of the controller, in one thread. Scores are drawn from the profile's own curve. Streams are the node's own and a
+thousand named ones, whose controllers are opened on the way. The no-op row is the clock itself. Goal: at most 50 µs.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """`python -m tests.bench.cascade.drift --task cifar10 --data …`: is the guarantee kept while traffic changes?
 
-For each seed, the images that trained nothing and chose no threshold are divided anew: `--certify` of them certify,
+For each seed, the images that trained nothing and chose no threshold are divided again: `--certify` of them certify,
 the others are the stream's pool. Thirty thousand requests are drawn from it: 8,000 clean, 14,000 with noise, blur or
-lower contrast, 8,000 clean again. The same stream goes through three nodes: one that keeps the certified thresholds
-come what may, and two that control them online, in different ways:
+lower contrast, 8,000 clean again. The same stream goes through three nodes, one with fixed and two with controlled
+thresholds:
 
     static      no control
-    written     what the product does: the larger of ε and the certified disagreement while the guarantee holds, ε after
+    written     the product's control: the larger of ε and the certified disagreement, and ε after an alarm
     strict      ε at all times
 
-Targets are half the gap between edge and reference stage, and a quarter of it. Exit status 1 if under control the true
+Targets are half and a quarter of the gap between edge and reference stage. Exit status 1 if under control the true
 drop, mean over seeds, exceeds ε after the first 2,000 shifted requests, or audits exceed 2 % of requests.
 """
 
@@ -46,16 +46,14 @@ from hawkvision.cascade.route import Route
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Quality
 from hawkvision.model_zoo.calibration.calibrate import intermediate_stage
+from hawkvision.model_zoo.calibration.corruption import SHIFT_SEVERITY, mixed, mixture_name
 from hawkvision.model_zoo.calibration.drift import (
     SETTLING,
-    SHIFT_SEVERITY,
     LabelledPredictions,
     MakeControl,
     Replay,
     Summary,
     alarm_delays,
-    mixed,
-    mixture_name,
     replay,
     subset,
     summarise,

@@ -1,14 +1,13 @@
-"""`python -m tests.bench.cascade.ensemble --data … URL [URL …]`: what running datacenter tiers take for the same
-images.
+"""`python -m tests.bench.cascade.ensemble --data … URL [URL …]`: times of running datacenter tiers for the same images.
 
-Each image is asked about at every tier, in rotating order, one after the other, in several ways: of the reference stage
-as a caller with a deadline asks, who hears of parts (`parts`), and as one without, who does not (`whole`); and of a
-middle stage first, which the best follows where its score is too low (`STAGE@SCORE`, only at tiers that have that
-stage). To compare two versions, start the tier of an older checkout beside:
+Each image goes to every tier, in rotating order, one request at a time, in several ways: to the reference stage with
+partial replies, as for a caller with a deadline (`parts`), or without (`whole`); and to an intermediate stage first,
+followed by the reference stage if the score is too low (`STAGE@SCORE`, only at tiers with that stage). To compare two
+versions, start the tier of an older checkout beside:
 
     hawkvision dc up --port 8090 &  cd ../older; hawkvision dc up --port 8091 &
 
-The time in models is that of all members and views of an image, whatever ran beside it, from `GET /metrics`.
+The time in models is the sum over all members and views of an image, from `GET /metrics`.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-"""Does every answer tell the truth about its guarantee? Targets by faults: how long until it is no longer claimed.
+"""Does every answer state its guarantee truthfully? Targets by faults, and the delay until the guarantee is no longer
+claimed.
 
     python -m tests.bench.cascade.guarantees [--seeds 50] [--requests 100000] [--only simulated|node] [--fault NAME]
 
-*The delay is derived before anything runs.* Of a monitor's claims, bets and threshold
-(`hawkvision.cascade.drift.monitor`), the share of audits and the disagreement that the fault causes follows how many
-requests it takes until one of its bets is paid out: with Z and W the numbers of audits so far that differ and agree,
-Poisson variables, the first number of requests at which P(Z · on + W · off ≥ ln T) is 1/2, or 0.95, for the best of the
-bets, and a block of audits, as bets begin with blocks. The monitor makes all bets at once and pays at the first of
-them, so this is an upper bound.
+*The delay is derived before the run.* It follows from a monitor's claims, bets and threshold
+(`hawkvision.cascade.drift.monitor`), the share of audits, and the disagreement that the fault causes. Let Z and W be
+the numbers of audits so far that differ and agree, Poisson variables. The delay is the first number of requests at
+which P(Z · on + W · off ≥ ln T) is 1/2, or 0.95, for the best of the bets, plus a block of audits, because bets start
+with blocks. The monitor makes all bets at once and raises the alarm at the first that reaches T, so this is an upper
+bound.
 
-*Simulated:* the same monitor and draws, `--seeds` times each: median and 95th percentile of the delay, and false
-alarms in traffic on the very bounds, per 100,000 requests. *Node:* one run of each fault through an edge node over
-HTTP to a datacenter tier of the bench's own making: `held` counts the answers that were still held after the derived
-95th percentile, of which there must be none; there, as few audits may take place as a monitored stream needs (half of
-those due), and as many may be under way when the fault begins as there ever are. Exit status 1 if there were, if a
-simulated 95th percentile exceeds the derived one, or if false alarms are more than the bound.
+*Simulated:* the same monitor and draws, `--seeds` times each: median and 95th percentile of the delay, and false alarms
+in traffic on the exact bounds, per 100,000 requests. *Node:* one run of each fault through an edge node over HTTP to a
+datacenter tier of this bench: `held` counts the answers still certified after the derived 95th percentile; it must be
+0. There, as few audits take place as a monitored stream needs (half of those due), and as many run when the fault
+begins as ever can. Exit status 1 if one is counted, a simulated 95th percentile exceeds the derived one, or false
+alarms exceed their bound.
 """
 
 from __future__ import annotations

@@ -1,23 +1,22 @@
-"""`python -m tests.bench.cascade.lossy_certificates --data IMAGES`: is an image that lost something answered
-within its guarantee?
+"""`python -m tests.bench.cascade.lossy_certificates --data IMAGES`: are received images answered within their
+guarantee?
 
-Held-out images, on which nothing was fitted or certified, cross an emulated link of every loss rate, fragment by
-fragment or in bursts of four, and go through policy and stages as in a node. Each link is met in two ways: `planned`,
-with the quality and parity that `redundancy.choose` takes for it, and `surprised`, with those of a link that loses
-nothing, where most images arrive in part.
+Held-out images, on which nothing was fitted or certified, cross an emulated link of every loss rate, with independent
+loss or bursts of four fragments, and go through policy and stages as in a node. Each link has two cases: `planned`,
+with the quality and parity that `redundancy.choose` takes for it, and `surprised`, with those of a link without loss,
+where most images arrive in part.
 
-    gate     route(target, received): condition, temperature and threshold of what was received
+    gate     route(target, received): condition, temperature and threshold of the image as received
     naive    the threshold certified for whole images, at their temperature, whatever was received
 
-Drops are below the reference stage on the whole original image, in points per arrived image. Two things are tested for
-each link and target, by an exact paired test of E ℓ ≤ bound, with the chance of one false alarm in all of them at 5 %:
+Drops are below the reference stage on the whole original image, in points per received image. Two properties are tested
+for each link and target, by an exact paired test of E ℓ ≤ bound, with a total probability of a false alarm of 5 %:
 
-    kept     answers whose guarantee is held give up, with what their escalations give up, no more than it says
-    short    answers without a guarantee that were accepted give up no more than the target allows against the best
+    kept     certified answers give up, with the escalations of their target, no more than the guarantee says
+    short    accepted answers without a guarantee give up no more than the target allows, relative to the reference
              stage on the same received image
 
-Exit status 1 if one is broken. Accepted drops of the naive rule are tested against the target in the same way, for
-comparison.
+Exit status 1 if one is violated. Accepted drops of the naive rule are tested in the same way, for comparison.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The study of certificates: its rules are the product's, and it sees a broken guarantee."""
+"""The study of certificates uses the product's rules, and detects a broken guarantee."""
 
 from __future__ import annotations
 

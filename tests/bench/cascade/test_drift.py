@@ -1,4 +1,4 @@
-"""The drift study on a synthetic cascade: its verdict is about what happened, and what it writes says the same."""
+"""The drift study on a synthetic cascade: its result follows the replay, and its report states the same."""
 
 from __future__ import annotations
 

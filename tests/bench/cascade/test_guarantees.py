@@ -1,4 +1,4 @@
-"""The bench of guarantees: what is derived bounds what is simulated, and what must not be held is not."""
+"""The bench of guarantees: derived delays bound simulated ones, and no answer is certified after them."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def test_traffic_as_claimed_has_no_delay() -> None:
 
 
 @pytest.mark.slow
-def test_no_answer_is_held_that_must_not_be() -> None:
+def test_no_answer_is_certified_after_the_derived_delay() -> None:
     assert through_a_node([("fast", Quality.FAST)]) == []

@@ -1,4 +1,4 @@
-"""The gate's judge: links lose what they say, and a broken guarantee is seen."""
+"""The study of received images: links lose the stated share, and a broken guarantee is detected."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Rules that pick a threshold from a sample: the product's three certificates, and what others would do.
+"""Rules that pick a threshold from a sample: the product's three certificates and published alternatives.
 
-A rule sees what each threshold of a descending grid did on n labelled images and names the lowest one that it
-believes gives up no more than ε against the reference stage. Ours are the tests of
-`hawkvision.cascade.certification.bounds` in fixed sequence; the counts of all thresholds come from one pass here,
-because studies ask ten thousand times.
+A rule gets the results of each threshold of a descending grid on n labelled images, and names the lowest threshold that
+it accepts for a drop of at most ε against the reference stage. Ours are the tests of
+`hawkvision.cascade.certification.bounds` in fixed sequence. One pass here counts all thresholds, because studies call
+the rules ten thousand times.
 """
 
 from __future__ import annotations

@@ -74,12 +74,12 @@ LINKS: Final = (
 CONTENDERS: Final = ("committed", "control", "tuned")
 
 Judge: TypeAlias = Callable[[Pixels], NDArray[np.int64]]
-"""TrainingImages (n, side, side, 3) to classes (n)."""
+"""Images (n, side, side, 3) to classes (n)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """TrainingImages (n, side, side, 3) behind one link, or as they were stored if there is none.
+    """Images (n, side, side, 3) behind one link, or as they were stored if there is none.
 
     `fractions` (n) is how much of each came; where that is nothing, the image is black.
     """

@@ -139,7 +139,9 @@ def test_round_trips_are_recorded_for_each_transport(peer: Peer) -> None:
         async with linked(peer) as datacenter:
             for body in (IMAGE, IMAGE, HUGE):
                 await datacenter.infer(body, HURRIED, start_trace(), 10.0, lossless=True)
-            return len(datacenter._selector.carrier.breaker.times._seen), len(datacenter.link.times._seen)
+            return len(datacenter._selector.carrier.breaker.times._observations), len(
+                datacenter.link.times._observations
+            )
 
     assert asyncio.run(scenario()) == (2, 1)
     assert peer.bodies == [HUGE]

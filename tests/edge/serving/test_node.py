@@ -377,10 +377,10 @@ def test_the_model_hears_only_of_callers_that_have_a_deadline(large: Peer) -> No
             assert datacenter is not None
             await it.ask(target=MaxAccuracyDrop(0.01))
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0, on_miss=OnMiss.WAIT)
-            others = len(datacenter.link.times._seen)
+            others = len(datacenter.link.times._observations)
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0)
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0, on_miss=OnMiss.FAIL)
-            return [others, len(datacenter.link.times._seen)]
+            return [others, len(datacenter.link.times._observations)]
 
     assert run(scenario) == [0, 2]
 

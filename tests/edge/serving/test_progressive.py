@@ -144,7 +144,7 @@ def test_what_was_given_up_for_a_part_is_learned_from(large: Peer) -> None:
             misses(rest, 60_000.0, it.clock.now())
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
             await until(lambda: datacenter._pending == 0)
-            return sum(each.answered for each in rest._seen)
+            return sum(each.answered for each in rest._observations)
 
     assert run(scenario) == 1
 

@@ -199,7 +199,7 @@ def test_conditions_survive_the_file() -> None:
     assert msgspec.json.decode(msgspec.json.encode(PAIR), type=Pair) == PAIR
 
 
-def test_every_target_that_may_be_held_is_watched_in_every_condition() -> None:
+def test_every_certified_target_is_monitored_in_every_condition() -> None:
     watched = 0
     for quality, fraction in ((80, 1.0), (80, 0.8), (27, 1.0), (27, 0.65)):
         targets = (*Quality, *(MaxAccuracyDrop(d / 100) for d in range(1, 60)), *map(MinAccuracy, (0.2, 0.5, 0.8, 0.9)))

@@ -97,7 +97,7 @@ def test_accuracy_between_edge_and_best_uses_a_certificate() -> None:
 
 
 @given(st.floats(0.0, A_BEST))
-def test_absolute_accuracy_is_held_only_from_the_lower_end_of_what_was_measured(accuracy: float) -> None:
+def test_absolute_accuracy_is_certified_from_the_lower_end_of_its_interval(accuracy: float) -> None:
     guarantee = POLICY.route(MinAccuracy(accuracy)).guarantee
     if guarantee.status is AccuracyStatus.CERTIFIED:
         assert guarantee.delta is not None
@@ -234,7 +234,7 @@ def test_controls_carry_what_the_certificate_says_of_each_stage() -> None:
     assert intermediate_claims.claims == (Claim(intermediate.threshold, intermediate.disagreement),)
 
 
-def test_every_target_that_may_be_held_below_the_best_stage_is_watched() -> None:
+def test_every_target_certified_below_the_reference_stage_is_monitored() -> None:
     watched = 0
     for policy in (POLICY, Policy(THREE, "small", "large")):
         accuracies = [MinAccuracy(accuracy / 100) for accuracy in range(1, 100, 3)]

@@ -63,7 +63,7 @@ COUNT, TESTED = 320, 64
 
 
 def write_task(root: Path) -> tuple[Path, Path]:
-    """TrainingRecipe and labels below `root`/models, the images in an npz file; both paths."""
+    """Recipe and labels below `root`/models, the images in an npz file; both paths."""
     models = root / "models"
     (models / "shapes").mkdir(parents=True)
     (models / "shapes" / "recipe.toml").write_text(RECIPE)

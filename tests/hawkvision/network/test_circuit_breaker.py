@@ -42,7 +42,7 @@ def test_misses_open_it_a_probe_half_opens_it_and_a_reply_closes_it(opened: Circ
     assert opened.admits(DEADLINE_MS, 3.1)
 
 
-def test_probes_in_vain_follow_at_growing_intervals_one_at_a_time(opened: CircuitBreaker) -> None:
+def test_missed_probes_repeat_one_at_a_time_at_growing_intervals(opened: CircuitBreaker) -> None:
     now, begun = 3.0, []
     while now < 1_000.0:
         if opened.begin_probe(now):
@@ -69,14 +69,14 @@ def test_without_a_connection_it_is_open_and_needs_no_probe() -> None:
     assert breaker.state(1.0) is BreakerState.CLOSED
 
 
-def test_it_is_closed_for_whoever_has_much_more_time(opened: CircuitBreaker) -> None:
+def test_it_is_closed_for_callers_with_much_more_time(opened: CircuitBreaker) -> None:
     assert opened.admits(5 * DEADLINE_MS, 3.0)
     assert opened.state(3.0) is BreakerState.CLOSED
     assert opened.longest_ms == 5 * DEADLINE_MS
     assert not opened.admits(DEADLINE_MS, 3.0)
 
 
-def test_nobody_waits_once_the_time_is_over() -> None:
+def test_no_caller_waits_without_remaining_time() -> None:
     breaker = CircuitBreaker(ResponseTimes())
     assert breaker.admits(DEADLINE_MS, 0.0), "an unknown link is worth a wait"
     assert not breaker.admits(0.0, 0.0)

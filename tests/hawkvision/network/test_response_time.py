@@ -97,7 +97,7 @@ def test_with_a_probability_of_0_everybody_waits() -> None:
     assert taught(seen, p_min=0.0).worth_ms(DEADLINE_MS, now_of(seen)) == DEADLINE_MS
 
 
-def test_an_outage_is_forgotten_when_nobody_has_asked_for_long() -> None:
+def test_an_outage_is_forgotten_after_a_long_time_without_callers() -> None:
     seen = [(DEADLINE_MS, False)] * 3
     assert taught(seen).worth_ms(DEADLINE_MS, now_of(seen) + 3_600.0) > 0.0
 
@@ -160,7 +160,7 @@ def test_of_those_who_could_have_both_nearly_all_have(deadline_ms: float, rate_h
 
 
 @CALLERS
-def test_three_wait_in_vain_for_a_link_that_is_never_on_time_and_probes_go_on(
+def test_three_callers_miss_on_a_link_that_is_never_on_time_and_probes_go_on(
     deadline_ms: float, rate_hz: float
 ) -> None:
     d = deadline_ms
@@ -172,9 +172,7 @@ def test_three_wait_in_vain_for_a_link_that_is_never_on_time_and_probes_go_on(
 
 
 @pytest.mark.parametrize(("every_s", "out_s"), [(25.0, 6.0), (20.0, 10.0), (10_000.0, 9_999.0)])
-def test_three_wait_in_vain_in_each_outage_and_after_it_callers_are_admitted_again(
-    every_s: float, out_s: float
-) -> None:
+def test_three_callers_miss_in_each_outage_and_later_ones_are_admitted_again(every_s: float, out_s: float) -> None:
     """With fewer than one caller on average under way; where more are when it begins, they all wait in vain."""
     found = over(outages(every_s, out_s), DEADLINE_MS, 10.0, seeds=6)
     assert found.missed_in_a_row <= 3

@@ -120,7 +120,7 @@ def test_a_file_that_was_altered_is_refused_and_a_missing_one_is_none(tmp_path: 
         load_equivalences(file)
 
 
-def test_every_threshold_of_every_certificate_is_looked_at() -> None:
+def test_every_threshold_of_every_certificate_is_checked() -> None:
     condition = PAIR.conditions[0]
     every = (condition.balanced, condition.fast, *condition.certificates)
     found = {each.stage: each for each in certificate_inputs(PROFILE, PAIR)}

@@ -112,7 +112,7 @@ def test_three_callers_do() -> None:
     assert feed(monitor, random.Random(1), 200, 100.0, ("a", "b", "c")) < 200
 
 
-def test_callers_beyond_those_that_are_told_apart_count_as_one() -> None:
+def test_callers_beyond_the_limit_count_as_one() -> None:
     monitor = Monitor(CLAIMS, shared=True)
     for number in range(MOST_CALLERS):
         for _ in range(4):

@@ -107,7 +107,7 @@ def test_shipped_profile_names_the_models_of_the_manifest_and_its_data() -> None
     assert len(held_out["indices"]) == profile.data.held_out
 
 
-def test_shipped_temperatures_and_ranges_saw_no_image_that_certifies_or_tests() -> None:
+def test_shipped_temperatures_and_ranges_use_no_certification_or_test_image() -> None:
     models = models_dir()
     manifest = load_manifest("imagenet", models)
     data = load_profile(models / "imagenet" / "profile.json").data
@@ -158,9 +158,9 @@ def test_shipped_certificates_were_made_on_images_that_had_no_part_in_the_design
         profile = load_profile(models_dir() / task / "profile.json")
         (certifying,) = [use for use in profile.uses if use.purpose == "certify"]
         designed = {use.sha256 for use in profile.uses if use.purpose in ("fit", "design")}
-        assert certifying.looks is not None
+        assert certifying.openings is not None
         assert certifying.sha256 not in designed or certifying.compared > 1, task
-        paid = DELTA / certifying.compared / 2 ** (certifying.looks - 1)
+        paid = DELTA / certifying.compared / 2 ** (certifying.openings - 1)
         for pair in profile.pairs:
             whole, received = pair.conditions[0], pair.received
             every = [whole.balanced, whole.fast, *whole.certificates]

@@ -57,7 +57,7 @@ def thresholds(profile: Profile) -> list[object]:
 
 def test_a_profile_says_which_of_its_images_were_used_for_what(site: Site) -> None:
     profile = load_profile(site.task.profile)
-    assert [(use.purpose, use.n, use.looks) for use in profile.uses] == [
+    assert [(use.purpose, use.n, use.openings) for use in profile.uses] == [
         ("fit", profile.data.profile, None),
         ("certify", profile.data.certify, 1),
         ("test", profile.data.held_out, None),
@@ -73,7 +73,7 @@ def test_other_images_certify_a_design_and_leave_it_as_it_was(site: Site, tmp_pa
         [r.temperature for r in before.stages],
     )
     use = made.uses[-1]
-    assert (use.purpose, use.name, use.looks, use.design) == (
+    assert (use.purpose, use.name, use.openings, use.design) == (
         "certify",
         "others.npz",
         1,
@@ -106,11 +106,11 @@ def test_asking_again_about_the_same_design_is_free_and_about_another_halves_del
     other = tmp_path / "other.json"
     other.write_bytes(dump(msgspec.structs.replace(made, stages=(warmer, *made.stages[1:]))))
     changed = certified(site, site.others, second, design=other)
-    assert changed.uses[-1].looks == 2
+    assert changed.uses[-1].openings == 2
     assert {c.delta for c in changed.pairs[0].conditions[0].certificates} == {0.025}
 
 
-def test_what_few_images_cannot_confirm_stays_a_plan_and_is_never_called_held(site: Site, tmp_path: Path) -> None:
+def test_a_plan_that_few_images_cannot_confirm_stays_uncertified(site: Site, tmp_path: Path) -> None:
     made = certified(site, site.few, tmp_path / "p.json")
     planned = load_profile(site.task.profile).pairs[0].conditions[0].balanced
     tight = msgspec.structs.replace(planned, max_drop=0.01, threshold=0.9)
@@ -148,7 +148,7 @@ def test_calibrating_with_images_of_their_own_to_certify_leaves_all_others_to_th
         calibrate("bands", task.data, out, seed=5, certify_data=task.data, models=task.models, cache=task.cache)
 
 
-def test_a_site_pays_for_images_that_were_compared_on_and_for_a_second_look(site: Site, tmp_path: Path) -> None:
+def test_a_site_pays_for_compared_configurations_and_for_a_second_opening(site: Site, tmp_path: Path) -> None:
     out, task = tmp_path / "site.json", site.task
 
     def ask(data: Path, profile: Path, compared: int = 1) -> float:
@@ -167,7 +167,7 @@ def test_a_site_pays_for_images_that_were_compared_on_and_for_a_second_look(site
     other = tmp_path / "other.json"
     other.write_bytes(dump(msgspec.structs.replace(known, stages=(warmer, *known.stages[1:]))))
     assert ask(site.others, other) == 0.025
-    assert load_site(out).data.looks == 2
+    assert load_site(out).data.openings == 2
 
 
 @pytest.mark.parametrize("compared", [1, 12, 40, 1_000])

@@ -66,7 +66,7 @@ def test_a_sites_certificates_are_taken_by_a_policy_and_say_whence_they_are(
     assert policy.best_accuracy.n == 80
 
 
-def test_without_labels_agreement_certifies_and_no_absolute_accuracy_is_held(
+def test_without_labels_agreement_is_certified_and_no_absolute_accuracy(
     flat: Path, cache: Path, tmp_path: Path
 ) -> None:
     policy = certify(flat, cache, tmp_path / "site.json", labelled=False)
@@ -148,7 +148,7 @@ def test_another_execution_is_certified_once_it_could_not_have_changed_the_sites
     assert passed(checks, profile, profile.pair("tiny", "committee")) == {}, "the profile's are of other images"
 
 
-def test_images_that_nobody_certified_on_are_refused(site: Path, cache: Path, tmp_path: Path) -> None:
+def test_images_without_certificates_are_refused(site: Path, cache: Path, tmp_path: Path) -> None:
     certify_site("cifar10", site, tmp_path / "site.json", edges=("tiny",), models=models_dir(), cache=cache)
     (tmp_path / "other" / "0").mkdir(parents=True)
     for i in range(10):

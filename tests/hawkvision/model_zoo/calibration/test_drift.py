@@ -18,15 +18,12 @@ from hawkvision.cascade.certification.profiling import profile_stage
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route
 from hawkvision.core.types import MaxAccuracyDrop, Pixels, Quality
+from hawkvision.model_zoo.calibration.corruption import SEVERITIES, CorruptionKind, corrupt, mixed
 from hawkvision.model_zoo.calibration.drift import (
     SETTLING,
-    SEVERITIES,
     AnsweringStage,
-    CorruptionKind,
     Phase,
     alarm_delays,
-    corrupt,
-    mixed,
     replay,
     subset,
     summarise,

@@ -47,7 +47,7 @@ def as_sent(bodies: list[bytes]) -> list[bytes]:
     return [reducer.reduced(body, probe(body)) for body in bodies]
 
 
-def test_the_datacenters_stages_look_at_what_is_sent_and_the_edges_at_the_images(cache: Path) -> None:
+def test_datacenter_stages_run_on_images_as_sent_and_edge_stages_on_the_originals(cache: Path) -> None:
     sent = as_sent(CAMERA)
     assert all(probe(body).width == 32 for body in sent)
     looks, of_sent = looks_at(CAMERA, cache), looks_at(sent, cache)
@@ -55,7 +55,7 @@ def test_the_datacenters_stages_look_at_what_is_sent_and_the_edges_at_the_images
     assert not np.array_equal(looks.logits("tiny"), of_sent.logits("tiny"))
 
 
-def test_small_images_are_sent_as_they_are_and_looked_at_once(cache: Path) -> None:
+def test_small_images_are_sent_unchanged_and_run_once(cache: Path) -> None:
     assert all(sent is body for sent, body in zip(as_sent(SMALL), SMALL, strict=True))
     before = len(list(cache.glob("looks/**/*.npz")))
     looks_at(SMALL, cache)
@@ -63,7 +63,7 @@ def test_small_images_are_sent_as_they_are_and_looked_at_once(cache: Path) -> No
     assert len(list(cache.glob("looks/**/*.npz"))) == before + len(members)
 
 
-def test_what_was_looked_at_once_is_kept(cache: Path) -> None:
+def test_logits_are_cached(cache: Path) -> None:
     first = looks_at(CAMERA, cache).logits("committee")
     written = {path: path.stat().st_mtime_ns for path in cache.glob("looks/**/*.npz")}
     assert np.array_equal(looks_at(CAMERA, cache).logits("committee"), first)
@@ -75,7 +75,7 @@ def test_an_image_that_cannot_be_sent_is_named(cache: Path) -> None:
         looks_at([CAMERA[0], CAMERA[1][:2000]], cache, stages=("committee",))
 
 
-def test_a_second_look_takes_over_the_views_of_shared_members_that_it_wants(cache: Path) -> None:
+def test_an_ensemble_reuses_the_views_of_shared_members(cache: Path) -> None:
     """As `datacenter.stages.cascade_executor` does: an upright view counts for a mirrored stage, an average of both
     for no other."""
     upright = Ensemble(name="upright", members=("small", "large"))

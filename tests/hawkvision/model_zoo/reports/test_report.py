@@ -161,7 +161,7 @@ def test_cascade_with_an_intermediate_stage_compares_costs() -> None:
     assert "medium" in html
 
 
-def test_targets_are_measured_on_held_out_pictures_only() -> None:
+def test_targets_are_measured_on_held_out_images_only() -> None:
     profile, seen, split = synthetic(False)
     found, _, _ = findings(False)
     route = Policy(profile, "small", "large").route(MaxAccuracyDrop(0.05))
@@ -309,7 +309,7 @@ def test_page_says_so_where_the_held_out_images_served_the_design() -> None:
         return render(Findings(known, TODAY, "synthetic", SHA, 3_000, True, (stage,), (found,), drift))
 
     designed = ImageUse(purpose="design", name="synthetic", sha256=SHA, n=3_000)
-    elsewhere = ImageUse(purpose="certify", name="others.npz", sha256="e" * 64, n=410, looks=1)
+    elsewhere = ImageUse(purpose="certify", name="others.npz", sha256="e" * 64, n=410, openings=1)
     assert "no network, temperature or threshold has seen" in page_of()
     html = page_of(designed, elsewhere)
     assert "has seen" not in html
@@ -324,7 +324,7 @@ def test_images_without_labels_are_refused(tmp_path: Path, task: BandTask) -> No
     assert not (tmp_path / "r.html").exists()
 
 
-def test_too_few_held_out_pictures_are_refused(tmp_path: Path, task: BandTask) -> None:
+def test_too_few_held_out_images_are_refused(tmp_path: Path, task: BandTask) -> None:
     (tmp_path / "images" / "b").mkdir(parents=True)
     (tmp_path / "images" / "b" / "a.jpg").write_bytes(encoded())
     with pytest.raises(ConfigError, match="expected at least 30"):
