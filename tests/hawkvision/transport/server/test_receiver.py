@@ -265,7 +265,7 @@ def test_an_image_whose_question_comes_late_is_handed_over_late() -> None:
 def test_registering_anew_is_an_error_and_hands_nothing_over_again() -> None:
     end, peer = server(), Peer()
     assert len(give(end, peer, *fragments(coded()))) == 1
-    with pytest.raises(WireError, match="not given before"):
+    with pytest.raises(WireError, match="expected an unused one"):
         end.register_template(0, b"other")
     assert handed(end, peer, BEGIN + 1) == []
     assert not answers(end, peer, BEGIN + 1)
