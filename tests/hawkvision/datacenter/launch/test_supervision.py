@@ -68,7 +68,7 @@ def status(running: Running, path: str) -> int:
 
 
 @pytest.mark.slow
-def test_whatever_dies_of_ray_the_tier_says_so_at_once_and_comes_back_at_the_same_address(medium: Running) -> None:
+def test_after_a_death_in_ray_the_tier_replies_503_at_once_and_returns_at_the_same_address(medium: Running) -> None:
     before = restarts(medium)
     for victim in ("raylet", "gcs_server"):
         with calling(medium) as callers:
@@ -106,7 +106,7 @@ def test_a_stage_without_a_replica_makes_the_tier_unready_and_a_new_replica_read
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["ServeReplica", "launch.child"])
-def test_what_is_stopped_makes_the_tier_unready_until_it_goes_on(medium: Running, words: str) -> None:
+def test_a_suspended_process_makes_the_tier_unready_until_it_resumes(medium: Running, words: str) -> None:
     stopped = part(medium, words)
     os.kill(stopped, signal.SIGSTOP)
     try:
@@ -144,7 +144,7 @@ def command_line(pid: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_tier_whose_process_is_killed_before_it_was_ready_fails_and_says_why(models: Path) -> None:
+def test_a_tier_process_killed_before_it_was_ready_ends_the_launcher_with_the_reason(models: Path) -> None:
     running = launch(models, "--variants", "medium")
     child: list[int] = []
 
@@ -186,7 +186,7 @@ def listening() -> Iterator[socket.socket]:
         (b"", b""),
     ],
 )
-def test_while_there_is_no_tier_process_callers_are_told_so(sent: bytes, begins: bytes) -> None:
+def test_callers_get_503_while_there_is_no_tier_process(sent: bytes, begins: bytes) -> None:
     async def scenario() -> bytes:
         with listening() as listener:
             gap = StandbyListener(listener)
@@ -205,7 +205,7 @@ def test_while_there_is_no_tier_process_callers_are_told_so(sent: bytes, begins:
     assert (b"retry-after: 1" in said) == bool(begins)
 
 
-def test_who_connects_as_the_next_process_takes_over_is_left_to_that_one() -> None:
+def test_a_connection_during_a_takeover_goes_to_the_next_process() -> None:
     async def scenario() -> bytes:
         with listening() as listener:
             gap = StandbyListener(listener)
