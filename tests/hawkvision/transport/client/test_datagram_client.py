@@ -15,7 +15,8 @@ from hawkvision.core.errors import BadField, BadImage, ConfigError, HawkVisionEr
 from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.connection_manager import is_gone
-from hawkvision.transport.client.datagram_client import DatagramLink, LinkView, first_response
+from hawkvision.transport.client.datagram_client import DatagramLink, LinkView
+from hawkvision.transport.client.image_request import first_response
 from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.coding.rate_fec_control import LinkState, choose
