@@ -20,26 +20,28 @@ from typing import Final
 
 import uvicorn
 
-from edge.factory import load_parts, open_node
+from edge.factory import load_components, open_node
 from edge.inference.loading import Loading
 from edge.monitoring.certification import CertificationReload, files_of
 from edge.servers.datagram import DatagramServer
-from edge.servers.fast_path import bounded_express
-from edge.servers.http import EdgeApp
+from edge.servers.fast_path import fast_path_protocol
+from edge.servers.frontend import Frontend
+from edge.servers.http import HttpApp
 from edge.serving.node import EdgeNode
 from hawkvision.core import logs
-from hawkvision.core.arguments import EDGE_UP, parse_arguments
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.config import EdgeConfig, is_loopback
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.servers.access import datacenter_certificates, server_certificates
+from hawkvision.core.settings.access import is_loopback
+from hawkvision.core.settings.arguments import EDGE_UP, parse_arguments
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.servers.bodies import bodies_limit
+from hawkvision.servers.certificates import datacenter_certificates, server_certificates
+from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys
-from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
-from hawkvision.servers.reload import Reloads
+from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls import Certificates
 from hawkvision.system.telemetry import warn_if_allowed
 from hawkvision.transport.settings import DatagramSettings
@@ -75,13 +77,13 @@ async def serve(config: EdgeConfig) -> bool:
     keys = Keys(config.api_key, config.keys_file, where="edge.api_key")
     certificates = server_certificates(config, "edge")
     datacenter = datacenter_certificates(config)
-    app = EdgeApp(metrics, clock, keys, config.max_body_bytes)
+    frontend = Frontend(metrics, clock, keys, config.max_body_bytes)
     if certificates is not None:
         metrics.watch_tls(certificates.state)
-    reloads = Reloads.of(keys, certificates, datacenter)
+    reloads = FileWatcher.of(keys, certificates, datacenter)
     listener = _listen(config.host, config.port)
     limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
-    server = _server(app, limits, config, certificates)
+    server = _server(HttpApp(frontend), limits, config, certificates)
     datagram: DatagramServer | None = None
     node: EdgeNode | None = None
     certification: CertificationReload | None = None
@@ -98,7 +100,7 @@ async def serve(config: EdgeConfig) -> bool:
         asyncio.get_running_loop().add_signal_handler(number, stop)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
     reloads.start()
-    loading = Loading(partial(load_parts, config))
+    loading = Loading(partial(load_components, config))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         loaded = await loading.result()
@@ -106,16 +108,16 @@ async def serve(config: EdgeConfig) -> bool:
             log.info("told to stop while models were loading")
             return not loading.left_behind()
         node = await open_node(config, loaded, metrics, clock, None if datacenter is None else datacenter.renewing())
-        if config.policy == "hawkvision":  # baselines certify nothing
-            certification = CertificationReload(config, node, loaded.certification)
+        if node.baseline is None:  # baselines certify nothing
+            certification = CertificationReload(config, node.guarantees.adopt, loaded.certification)
             reloads.add("certificates", files_of(config), certification.reload)
             reloads.start()
         if node.admission.parts is not None:
-            app.bodies.limit_bytes = bodies_limit(node.admission.parts)
+            frontend.bodies.limit_bytes = bodies_limit(node.admission.parts)
         port = config.feature(DatagramSettings).port
         if port is not None:
-            datagram = await DatagramServer.open(config, port, app, metrics, loaded.useful_side, keys)
-            app.transports = datagram.offered.transports
+            datagram = await DatagramServer.open(config, port, frontend, loaded.useful_side)
+            frontend.transports = datagram.offered.transports
             reloads.add("edge.datagram_certificate", datagram.offered.files, datagram.offered.reload)
             reloads.start()
         if server.should_exit:  # told to stop meanwhile; the socket is closed
@@ -123,7 +125,7 @@ async def serve(config: EdgeConfig) -> bool:
         # What is loaded by now lives as long as the process: keep it out of every later collection.
         gc.collect()
         gc.freeze()
-        app.mark_ready(node)
+        frontend.mark_ready(node)
         _announce(listener, node, datagram, tls=certificates is not None)
         await serving
         return True
@@ -135,15 +137,15 @@ async def serve(config: EdgeConfig) -> bool:
             await datagram.close(config.drain_timeout_s)
         if certification is not None:
             await certification.close()
-        app.start_draining()
+        frontend.start_draining()
         if node is not None:
             await node.close()
         listener.close()
 
 
-def _server(app: EdgeApp, limits: Limits, config: EdgeConfig, certificates: Certificates | None) -> _Server:
+def _server(app: HttpApp, limits: Limits, config: EdgeConfig, certificates: Certificates | None) -> _Server:
     """The server of the HTTP server; it does not listen by itself."""
-    protocol = bounded_express(limits, app, answers_pages=not config.cors_origins)
+    protocol = fast_path_protocol(limits, app, answers_pages=not config.cors_origins)
     if certificates is not None:
         protocol = behind_tls(protocol, certificates)
     return _Server(

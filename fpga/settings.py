@@ -8,9 +8,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from hawkvision.core.config import EdgeConfig, Millis, Word
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.feature_settings import SettingsGroup
+from hawkvision.core.settings.config import EdgeConfig, Millis, Word
+from hawkvision.core.settings.features import SettingsGroup
 
 
 class FpgaSettings(
@@ -41,10 +41,6 @@ def _check(config: EdgeConfig, fpga: FpgaSettings) -> None:
     if not has_device and fpga.device is not None:
         raise ConfigError(
             f"edge.fpga_device belongs to edge.backend = 'fpga-device' or 'fpga-offload', got {config.backend!r}"
-        )
-    if config.backend.startswith("fpga-") and config.policy == "infaas":
-        raise ConfigError(
-            f"edge.backend = {config.backend!r} runs the quantised variants only, edge.policy = 'infaas' needs them all"
         )
     for key in ("report", "folding", "clock_mhz"):
         if getattr(fpga, key) is not None and not config.backend.startswith("fpga-"):

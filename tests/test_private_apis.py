@@ -266,11 +266,11 @@ def test_uvicorns_protocol_and_cycle_have_all_that_our_subclasses_use_of_them() 
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
     from uvicorn.server import ServerState
 
-    from edge.servers.fast_path import ExpressProtocol
+    from edge.servers.fast_path import FastPathProtocol
     from hawkvision.servers.protocol import BoundedProtocol
 
-    ours = (BoundedProtocol, ExpressProtocol)
-    assert issubclass(ExpressProtocol, BoundedProtocol)
+    ours = (BoundedProtocol, FastPathProtocol)
+    assert issubclass(FastPathProtocol, BoundedProtocol)
     assert issubclass(BoundedProtocol, HttpToolsProtocol)
     trees = [ast.parse(inspect.getsource(each)) for each in ours]
     defined = {name for each in ours for name in (*vars(each), *each.__annotations__)}

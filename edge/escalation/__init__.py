@@ -1,1 +1,1 @@
-"""Asking the datacenter: transports, which of them is used, and what is believed of replies."""
+"""The client of the datacenter: transports, the choice between them, and the validation of replies."""

@@ -1,9 +1,8 @@
-"""The escalation over the datagram transport: images as datagrams, and probes that tell what the link is like without
-them.
+"""The datagram transport to the datacenter, and the probes that measure its link while no images are sent.
 
-The peer is found by asking over HTTP once. Probes are single small datagrams, each of which asks for a report: 10 a
-second while images are escalated, one a second while none are, some 80 bytes each way with headers (13 kbit/s, or
-1.3). A hundred of them in the ten seconds that losses are counted over tell one percent from none.
+The peer's address is asked for over HTTP. A probe is one small datagram that asks for a report, about 80 bytes each way
+with headers: 10 a second while images are escalated, one a second otherwise. Losses are counted over ten seconds, so a
+hundred probes distinguish a loss of one percent from none.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ log = logging.getLogger("hawkvision.edge")
 PROBE_S: Final = 0.1
 IDLE_PROBE_S: Final = 1.0
 ACTIVE_S: Final = 30.0
-"""How long after an escalation probes are frequent: as long as it takes to return to TCP."""
+"""How long probes stay frequent after an escalation: as long as the return to TCP takes."""
 RETRY_S: Final = 15.0
-"""Between attempts to find a peer that is not there, or does not offer datagrams."""
+"""Between attempts to find a peer that does not answer or does not offer datagrams."""
 CONNECT_S: Final = 10.0
-"""For one attempt: asking where, over a TCP connection that may be losing packets, and the handshake."""
+"""For one attempt: the request for the address, over TCP that may lose packets, and the handshake."""
 SILENT_S: Final = 2.0
-"""Of a peer that leaves probes unanswered before it counts as gone. Outages of radio links are shorter."""
+"""How long a peer may leave probes unanswered before it counts as gone. Outages of radio links are shorter."""
 
 MAY_MISS: Final = 0.05
-"""Of images that travel as they are, where the edge's answer is one, too: one in twenty gets that; coded anew, all of
-them would be answered below what is guaranteed of the image itself."""
+"""Share of unchanged images whose reply may miss the deadline, so that the edge's answer is given. Encoded anew, all of
+them would be answered with less than the guarantee of the image itself."""
 
 _STATUSES: Final = {
     Status.OK: 200,
@@ -58,7 +57,7 @@ _STATUSES: Final = {
     Status.EXPIRED: 504,
     Status.NO_TEMPLATE: 504,
 }
-"""As HTTP says it; what is not here is a defect of this end or of the wire."""
+"""The HTTP status of each; any other status is a defect of this end or of the wire."""
 
 
 class _Refusal(msgspec.Struct):
@@ -69,14 +68,14 @@ _refusal_decoder = msgspec.json.Decoder(_Refusal)
 
 
 class TooLargeForDatagrams(EscalationFailed):
-    """The image does not fit the datagram transport; it may go another way."""
+    """The image does not fit the datagram transport; another transport may carry it."""
 
 
 class DatagramTransport:
-    """The datacenter over the datagram transport. Unavailable until `probe` has found it."""
+    """Sends images as datagrams. Unavailable until `probe` has found the peer."""
 
     def __init__(self, http: HttpTransport, api_key: str | None, congestion: CongestionFactory = LossTolerant) -> None:
-        """Prepare; the peer is found through `http`, at the same host."""
+        """Prepare; `http` gives the peer's address, which is on the same host."""
         self.breaker = CircuitBreaker(ResponseTimes(), connected=False)
         self.rest = ResponseTimes()
         self._http = http
@@ -91,7 +90,7 @@ class DatagramTransport:
 
     @property
     def view(self) -> LinkView:
-        """What is known of the link."""
+        """What is known about the link."""
         return self._datagram.state()
 
     @property
@@ -100,9 +99,9 @@ class DatagramTransport:
         view = self.view
         return view.connected and view.silent_s < SILENT_S
 
-    def carries_whole(self, body: bytes, deadline_s: float, *, surely: bool) -> bool:
+    def fits_lossless(self, body: bytes, deadline_s: float, *, strict: bool) -> bool:
         """See `DatagramLink.fits_lossless`."""
-        return self._datagram.fits_lossless(body, deadline_s, strict=surely)
+        return self._datagram.fits_lossless(body, deadline_s, strict=strict)
 
     async def send(
         self,
@@ -111,14 +110,15 @@ class DatagramTransport:
         trace: TraceContext,
         timeout_s: float,
         *,
-        exact: bool,
-        hear: Callable[[bytes], None] = ignore_interim,
+        lossless: bool,
+        on_interim: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
-        """See `EscalationTransport.send`. Without a deadline the very bytes are sent in any case: there is time to
-        repair all losses.
+        """See `EscalationTransport.send`.
+
+        Without a deadline the bytes always travel unchanged, because there is time to repair all losses.
 
         Raises:
-            TooLargeForDatagrams: as its name says.
+            TooLargeForDatagrams: if the image does not fit.
         """
         deadline_s = None if request.deadline_ms is None else min(request.deadline_ms * 1e-3, timeout_s)
         asking = self._datagram.ask(
@@ -127,8 +127,8 @@ class DatagramTransport:
             meta=request.meta(trace),
             deadline_s=deadline_s,
             timeout_s=timeout_s,
-            lossless=exact or deadline_s is None,
-            on_interim=hear,
+            lossless=lossless or deadline_s is None,
+            on_interim=on_interim,
         )
         try:
             status, payload = await asking
@@ -144,13 +144,11 @@ class DatagramTransport:
             try:
                 return _refusal_decoder.decode(payload).status, payload
             except MALFORMED:
-                raise TransportBroken(
-                    f"{self._http.url} refused with a body that says nothing: {payload[:80]!r}"
-                ) from None
+                raise TransportBroken(f"{self._http.url} refused with a malformed body: {payload[:80]!r}") from None
         return _STATUSES.get(status, 500), payload
 
     async def probe(self) -> bool:
-        """Connect if there is no connection, send one probe, and say whether there is anybody to probe."""
+        """Connect if there is no connection, and send one probe; whether the peer is there."""
         try:
             await self._datagram.probe(CONNECT_S)
         except HawkVisionError as error:
@@ -168,11 +166,11 @@ class DatagramTransport:
         await self._datagram.close()
 
     async def _discover(self) -> DatagramEndpoint:
-        """Where the peer listens.
+        """The peer's address.
 
         Raises:
-            ConnectionLost: if it does not say just now.
-            EscalationFailed: if it listens to no datagrams.
+            ConnectionLost: if it does not answer.
+            EscalationFailed: if it does not offer datagrams.
         """
         try:
             offer = (await self._http.transports()).datagram

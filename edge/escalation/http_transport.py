@@ -1,7 +1,7 @@
-"""Ways to send an image to the datacenter and get its answer; which one is taken, `edge.escalation.client` decides.
+"""The interface of a transport to the datacenter, and the transport over HTTP.
 
-An escalation carries bytes and knows why it could not; what an answer means is not its affair. Here is the one over
-HTTP.
+A transport carries bytes and reports why it failed; it does not interpret replies. `edge.escalation.client` chooses the
+transport.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hawkvision.core.escalation_api import (
     WIRE_HEADER,
     WIRE_VERSION,
     EscalationRequest,
-    Stages,
+    StageList,
     Transports,
 )
 from hawkvision.core.logs import REQUEST_ID_HEADER, current_request
@@ -49,39 +49,38 @@ MAX_REPLY_BYTES: Final = 1024 * 1024
 """A reply with 1,000 classes is 45 KB."""
 LISTING_TIMEOUT_S: Final = 5.0
 KEY_REFUSED: Final = (Unauthorized.status, Forbidden.status)
-RUN_OUT_S: Final = 2.0
-"""How long an exchange goes on whose answer nobody waits for, so that its connection stays open; see
-`HttpTransport.send`."""
-RUN_OUT_BYTES: Final = 1024 * 1024
-"""Of an image whose exchange may go on: the node's bound on memory no longer counts it."""
+DRAIN_S: Final = 2.0
+"""How long an abandoned exchange continues so that its connection stays open; see `HttpTransport.send`."""
+DRAIN_BYTES: Final = 1024 * 1024
+"""Largest image whose abandoned exchange may continue: the node's memory budget no longer counts it."""
 
 ListingT = TypeVar("ListingT")
 
 _LISTING_TIMEOUT: Final = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
 
-_stages_decoder = msgspec.json.Decoder(Stages)
+_stages_decoder = msgspec.json.Decoder(StageList)
 _transports_decoder = msgspec.json.Decoder(Transports)
 
 
 class TransportBroken(EscalationFailed):
-    """The way itself does not work just now: refused, broken off, not there."""
+    """The transport does not work: the connection was refused or broke off, or there is none."""
 
 
 class KeyRefused(EscalationFailed):
-    """The datacenter answers, but not with this key: it does not know it, or the key may not ask for answers."""
+    """The datacenter does not know our key, or the key may not ask for inference."""
 
 
 class ReplyLate(EscalationFailed):
-    """No answer came within the time that was given."""
+    """No reply came within the timeout."""
 
 
 class EscalationTransport(Protocol):
-    """A way to the datacenter."""
+    """A transport to the datacenter."""
 
     breaker: CircuitBreaker
-    """Whether it is taken, with its round trips until the first answer, as far as the uplink has learned them."""
+    """Whether requests are let through; holds the round trips until the first answer."""
     rest: ResponseTimes
-    """From the first answer to a progressive request until the last."""
+    """Times from the first answer to a progressive request until the last."""
 
     async def send(
         self,
@@ -90,29 +89,36 @@ class EscalationTransport(Protocol):
         trace: TraceContext,
         timeout_s: float,
         *,
-        exact: bool,
-        hear: Callable[[bytes], None] = ignore_interim,
+        lossless: bool,
+        on_interim: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
-        """The answer's HTTP status and body; `exact` forbids sending anything but the image's very bytes.
+        """Send an image; gives the reply's HTTP status and body.
 
-        Of a progressive request that has several bodies, `hear` is told each as soon as it is there.
+        Args:
+            body: the image.
+            request: what is asked.
+            trace: the span of this request.
+            timeout_s: longest wait for the reply.
+            lossless: send the image's bytes unchanged.
+            on_interim: called with each interim body of a progressive request as soon as it arrives.
 
         Raises:
-            TransportBroken, ReplyLate: as their names say.
-            RequestError: what is wrong with the image, if the escalation had to look at it.
+            TransportBroken: if the transport does not work.
+            ReplyLate: if no reply came in time.
+            RequestError: what is wrong with the image, if the transport had to decode it.
         """
         ...
 
 
 class Connector(aiohttp.TCPConnector):
-    """Tells whoever wants to know that a connection has ended."""
+    """A connector that reports when a connection ends."""
 
     def __init__(self, ended: Callable[[], None] | None = None, **options: Any) -> None:
-        """As aiohttp's; `ended` is called whenever a connection is closed, by either end."""
+        """Prepare as aiohttp does; `ended` is called whenever either end closes a connection."""
         super().__init__(**options)
         self._ended = ended
         self._watched: WeakSet[asyncio.Future[None]] = WeakSet()
-        """Those that tell of their connections' ends, one each."""
+        """The `closed` futures that already have a callback."""
 
     async def connect(
         self,
@@ -130,13 +136,13 @@ class Connector(aiohttp.TCPConnector):
 
     def _connection_ended(self, future: asyncio.Future[None]) -> None:
         if not future.cancelled():
-            future.exception()  # why does not matter
+            future.exception()  # mark it as retrieved
         if self._ended is not None:
             self._ended()
 
 
 class HttpTransport:
-    """The very bytes over kept-alive connections, and what else is asked over HTTP."""
+    """Sends unchanged images over kept-alive connections, and asks for listings."""
 
     def __init__(
         self,
@@ -144,33 +150,33 @@ class HttpTransport:
         api_key: str | None,
         connections: int,
         *,
-        run_out_s: float = RUN_OUT_S,
+        drain_s: float = DRAIN_S,
         tls: ssl.SSLContext | None = None,
         ended: Callable[[], None] | None = None,
     ) -> None:
         """Prepare.
 
         Args:
-            url: of the ingress.
-            api_key: of the ingress.
-            connections: open at once at most.
-            run_out_s: how long an exchange may go on for the sake of its connection, see `send`.
-            tls: for https; None trusts whom the system trusts.
-            ended: called when a connection is closed, by either end.
+            url: the ingress.
+            api_key: its key.
+            connections: largest number of open connections.
+            drain_s: how long an abandoned exchange may continue, see `send`.
+            tls: for https; None trusts the system's authorities.
+            ended: called when either end closes a connection.
         """
         self.url = url
         self.breaker = CircuitBreaker(ResponseTimes())
         self.rest = ResponseTimes()
         self._free = asyncio.Semaphore(connections)
-        """As many as the connector has; but who waits here has sent nothing, and that must be known."""
-        self._run_out_s = run_out_s
-        self._most_running_out = connections // 2
+        """One place for each connection: a request that waits here has sent nothing, which the caller must know."""
+        self._drain_s = drain_s
+        self._max_draining = connections // 2
         self._exchanges: set[asyncio.Task[tuple[int, bytes]]] = set()
-        self._running_out: set[asyncio.Task[tuple[int, bytes]]] = set()
-        """Of those, the ones that nobody waits for any more."""
+        self._draining: set[asyncio.Task[tuple[int, bytes]]] = set()
+        """The exchanges that were abandoned."""
         self._closed = False
         self._tls_reason: str | None = None
-        """What TLS last said against the datacenter; None once a connection was made."""
+        """The last TLS error; None after a successful connection."""
         headers = {WIRE_HEADER: str(WIRE_VERSION)}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
@@ -184,12 +190,12 @@ class HttpTransport:
         self._keyless = aiohttp.ClientSession(
             connector=connector, connector_owner=False, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         )
-        """For what anybody may ask, over the same connections."""
+        """For requests that need no key, over the same connections."""
 
     @property
-    def running_out(self) -> int:
-        """Connections that are busy with late answers, which nobody waits for."""
-        return len(self._running_out)
+    def draining(self) -> int:
+        """Connections that are busy with abandoned exchanges."""
+        return len(self._draining)
 
     async def send(
         self,
@@ -198,15 +204,15 @@ class HttpTransport:
         trace: TraceContext,
         timeout_s: float,
         *,
-        exact: bool,  # noqa: ARG002  never anything else
-        hear: Callable[[bytes], None] = ignore_interim,
+        lossless: bool,  # noqa: ARG002  it always is
+        on_interim: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
         """See `EscalationTransport.send`.
 
-        An answer that misses a deadline, or whose caller leaves, is let come, unheard, see `_let_run_out`: to break off
-        would close the connection, and the next image would wait for the round trip of a new one, be late for it, and
-        close that too. The kernel sends the rest of the image in either case. The price is the tier's, which no
-        longer sees the caller leave: it works on until the deadline that travels with the image.
+        When a reply misses its deadline or its caller leaves, the exchange continues in the background (`_let_drain`).
+        Cancelling it would close the connection; the next image would then wait for a new connection, be late because
+        of that, and close its connection too. The datacenter does not notice that the caller has left, and works until
+        the deadline that travels with the image.
         """
         if self._closed:
             raise TransportBroken(f"{self.url}: the connections are closed at this end")
@@ -215,15 +221,15 @@ class HttpTransport:
         if (about := current_request()) is not None:
             headers[REQUEST_ID_HEADER] = about.request_id
         begun = asyncio.Event()
-        exchange = asyncio.create_task(self._exchange(body, headers, begun, hear))
+        exchange = asyncio.create_task(self._exchange(body, headers, begun, on_interim))
         self._exchanges.add(exchange)
         exchange.add_done_callback(self._ended)
         try:
             done, _ = await asyncio.wait({exchange}, timeout=timeout_s)
         finally:
-            if not exchange.done():  # it is late, or the caller is gone
-                if begun.is_set() and request.deadline_ms is not None and self._may_run_out(body):
-                    self._let_run_out(exchange)
+            if not exchange.done():  # late, or the caller is gone
+                if begun.is_set() and request.deadline_ms is not None and self._may_drain(body):
+                    self._let_drain(exchange)
                 else:
                     exchange.cancel()
         if not done:
@@ -238,9 +244,9 @@ class HttpTransport:
             raise TransportBroken(self._why_not(error)) from None
 
     async def _exchange(
-        self, body: bytes, headers: dict[str, str], begun: asyncio.Event, hear: Callable[[bytes], None]
+        self, body: bytes, headers: dict[str, str], begun: asyncio.Event, on_interim: Callable[[bytes], None]
     ) -> tuple[int, bytes]:
-        """`begun` says that it need not wait for others: it has a connection, or makes one."""
+        """Post one image; `begun` is set once it has a connection or opens one."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
         async with self._free:
             begun.set()
@@ -248,36 +254,36 @@ class HttpTransport:
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
                 self._tls_reason = None
                 if response.content_type == PROGRESSIVE_TYPE:
-                    return response.status, await read_lines(response.content, hear)
+                    return response.status, await read_lines(response.content, on_interim)
                 return response.status, await _read(response)
 
     def _why_not(self, error: Exception) -> str:
-        """In words; what TLS says against the datacenter is logged, once: nobody mends it but an operator."""
+        """The error in words. A TLS error is also logged, once, because only an operator can correct it."""
         reason = _tls_reason(error)
         if reason is None:
             return f"{self.url} cannot be reached: {str(error) or type(error).__name__}"
         message = f"{self.url} cannot be reached: {reason}"
         if reason != self._tls_reason:
-            log.warning("%s; escalations fail until that is mended", message)
+            log.warning("%s; escalations fail until it is corrected", message)
             self._tls_reason = reason
         return message
 
-    def _may_run_out(self, body: bytes) -> bool:
-        """On half of the connections at most, the smaller half, and with images that memory hardly notices."""
-        return len(self._running_out) < self._most_running_out and len(body) <= RUN_OUT_BYTES
+    def _may_drain(self, body: bytes) -> bool:
+        """Whether an abandoned exchange may continue: on at most half of the connections, and with small images."""
+        return len(self._draining) < self._max_draining and len(body) <= DRAIN_BYTES
 
-    def _let_run_out(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
-        self._running_out.add(exchange)
-        ending = asyncio.get_running_loop().call_later(self._run_out_s, exchange.cancel)
+    def _let_drain(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
+        self._draining.add(exchange)
+        ending = asyncio.get_running_loop().call_later(self._drain_s, exchange.cancel)
         exchange.add_done_callback(lambda _: ending.cancel())
 
     def _ended(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
         self._exchanges.discard(exchange)
-        self._running_out.discard(exchange)
+        self._draining.discard(exchange)
         if not exchange.cancelled():
-            exchange.exception()  # where nobody waits any more, nobody wants to know
+            exchange.exception()  # mark it as retrieved: an abandoned one has no reader
 
-    async def stages(self) -> Stages:
+    async def stages(self) -> StageList:
         """What the datacenter serves.
 
         Raises:
@@ -286,7 +292,7 @@ class HttpTransport:
         return await self._listing(self._session, STAGES_PATH, _stages_decoder)
 
     async def check_key(self) -> None:
-        """Ask for the answer to nothing, which is refused for the key's sake or for that of the empty body.
+        """Send an empty body: the datacenter refuses either the key or the body.
 
         Raises:
             KeyRefused: if the key may not ask.
@@ -301,8 +307,9 @@ class HttpTransport:
             raise KeyRefused(refused(response.status, payload)[1])
 
     async def transports(self) -> Transports:
-        """What the datacenter listens to beside HTTP; nothing, if it does not know of such things. The key is not sent:
-        over datagrams it is only proved, which would be of no use had it been heard here.
+        """The datacenter's other transports; none if it does not know the path.
+
+        The key is not sent: the datagram handshake proves it without revealing it, and so must this request.
 
         Raises:
             EscalationFailed: if it does not say.
@@ -310,7 +317,7 @@ class HttpTransport:
         return await self._listing(self._keyless, TRANSPORT_PATH, _transports_decoder, Transports())
 
     async def close(self) -> None:
-        """Close the connections. Whoever still waits is told so."""
+        """Close the connections; requests under way end with `TransportBroken`."""
         self._closed = True
         exchanges = tuple(self._exchanges)
         for exchange in exchanges:
@@ -326,7 +333,7 @@ class HttpTransport:
         decoder: msgspec.json.Decoder[ListingT],
         absent: ListingT | None = None,
     ) -> ListingT:
-        """A document; `absent` if there is no such path."""
+        """Get and decode a document; `absent` if there is no such path."""
         try:
             async with session.get(f"{self.url}{path}", timeout=_LISTING_TIMEOUT) as response:
                 payload = await _read(response)
@@ -343,20 +350,20 @@ class HttpTransport:
             raise EscalationFailed(f"{self.url}{path}: {str(error) or type(error).__name__}") from None
 
 
-async def read_lines(content: aiohttp.StreamReader, hear: Callable[[bytes], None]) -> bytes:
-    """The last line of a body of at most `MAX_REPLY_BYTES`; every line is heard as soon as it is there."""
+async def read_lines(content: aiohttp.StreamReader, on_interim: Callable[[bytes], None]) -> bytes:
+    """The last line of a body of at most `MAX_REPLY_BYTES`; `on_interim` gets every line as soon as it arrives."""
     last = rest = b""
     size = 0
     while size < MAX_REPLY_BYTES and (chunk := await content.read(MAX_REPLY_BYTES - size)):
         size += len(chunk)
         *lines, rest = (rest + chunk).split(b"\n")
         for last in lines:
-            hear(last)
+            on_interim(last)
     return rest or last
 
 
 def _tls_reason(error: Exception) -> str | None:
-    """What is wrong with TLS, and which setting has to do with it; None if something else is."""
+    """What is wrong with TLS, and which setting is concerned; None if TLS is not the reason."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         said = error.certificate_error
         why = getattr(said, "verify_message", None) or str(said)
@@ -369,7 +376,7 @@ def _tls_reason(error: Exception) -> str | None:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body, at most `MAX_REPLY_BYTES` of it."""
+    """The body, truncated to `MAX_REPLY_BYTES`."""
     payload = b""
     while len(payload) < MAX_REPLY_BYTES:
         chunk = await response.content.read(MAX_REPLY_BYTES - len(payload))

@@ -1,4 +1,4 @@
-"""What operators hear of the way to the datacenter: a line for each change, and `lost` for whoever watches it."""
+"""Logs each change of the link to the datacenter once, and signals when the link should be checked."""
 
 from __future__ import annotations
 
@@ -9,39 +9,38 @@ from typing import Final, NamedTuple
 
 from hawkvision.core.clock import Clock
 from hawkvision.core.logs import Transitions
-from hawkvision.network.circuit_breaker import State
+from hawkvision.network.circuit_breaker import BreakerState
 from hawkvision.network.transport_choice import Transport
 
 log = logging.getLogger("hawkvision.edge")
 
-LOOK_AGAIN_S: Final = 1.0
-"""Between two looks at the datacenter for connections that end: a tier that closes each after its answer is no reason
-to ask it all the time."""
+CHECK_INTERVAL_S: Final = 1.0
+"""Least time between two checks because a connection ended: a datacenter may close each connection after its answer."""
 
 
 class LinkState(NamedTuple):
-    """Of the way that the next image goes."""
+    """State of the transport in use."""
 
     transport: Transport
     connected: bool
-    state: State
+    state: BreakerState
     key_refused: str | None
-    """What the datacenter says against our key; None if it takes it, as far as is known."""
+    """Why the datacenter refuses our key; None as long as it accepts it."""
 
 
 class LinkReport:
-    """Of one datacenter."""
+    """Reports on the link to one datacenter."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         self.lost = asyncio.Event()
-        """Set when a link goes down, is doubted, or a connection ends."""
+        """Set when a link goes down, its circuit breaker opens, or a connection ends."""
         self._url = url
         self._clock = clock
         self._reported = Transitions(log, {"transport": Transport.TCP, "doubt": False})
         self._noted: LinkState | None = None
         self._ended_at = -math.inf
-        self._looking: asyncio.TimerHandle | None = None
-        """To have the datacenter looked at, for a connection has ended."""
+        self._check_timer: asyncio.TimerHandle | None = None
+        """Sets `lost` later, because a connection has ended."""
 
     @property
     def begun(self) -> bool:
@@ -49,7 +48,7 @@ class LinkReport:
         return self._noted is not None
 
     def report(self, now: LinkState, loss: float | None) -> None:
-        """Log what has changed; `loss` is the share of datagrams lost, as far as it is known."""
+        """Log what has changed; `loss` is the share of datagrams lost, if it is known."""
         before, self._noted = self._noted, now
         if before == now:
             return
@@ -64,30 +63,30 @@ class LinkReport:
             note("datacenter", False, bad, "datacenter lost: %s does not answer; circuit breaker open", url)
             return
         note("datacenter", True, good, "datacenter %s: %s answers", "reached" if before is None else "back", url)
-        if now.state is State.CLOSED:
+        if now.state is BreakerState.CLOSED:
             said = "datacenter trusted again: answers of %s are in time; circuit breaker closed"
             note("doubt", False, good, said, url)
         else:
             said = "datacenter doubted: too few answers of %s would be in time; circuit breaker open"
             note("doubt", True, bad, said, url)
-            if before is None or before.state is State.CLOSED:
+            if before is None or before.state is BreakerState.CLOSED:
                 self.lost.set()
 
     def connection_ended(self) -> None:
-        """The datacenter may have ended, too: have it looked at, once in `LOOK_AGAIN_S` at most."""
-        if self._looking is not None:
+        """Set `lost`, because the datacenter may have ended too; at most once every `CHECK_INTERVAL_S`."""
+        if self._check_timer is not None:
             return
 
-        def look() -> None:
-            self._looking = None
+        def check() -> None:
+            self._check_timer = None
             self._ended_at = self._clock.now()
             self.lost.set()
 
-        wait_s = max(0.0, LOOK_AGAIN_S - (self._clock.now() - self._ended_at))
-        self._looking = asyncio.get_running_loop().call_later(wait_s, look)
+        wait_s = max(0.0, CHECK_INTERVAL_S - (self._clock.now() - self._ended_at))
+        self._check_timer = asyncio.get_running_loop().call_later(wait_s, check)
 
     def close(self) -> None:
-        """Report no more."""
-        if self._looking is not None:
-            self._looking.cancel()
+        """Stop reporting."""
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         self._reported.close()

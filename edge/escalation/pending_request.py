@@ -1,4 +1,4 @@
-"""What is asked of the datacenter, and what has come of it."""
+"""One escalation under way, and the interim answers to it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from hawkvision.core.trace import TraceContext
 
 
 @dataclass(slots=True)
-class Parts:
-    """What has come of a progressive request while the last is still awaited."""
+class PartialResults:
+    """The interim answers to a progressive request."""
 
     latest: Escalated | None = None
     first_ms: float | None = None
-    came: asyncio.Event = field(default_factory=asyncio.Event)
+    """Round trip of the first of them, in milliseconds."""
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set with the first."""
 
     def add(self, answer: Escalated) -> None:
-        """Another one, of more members."""
+        """Record an answer that more members of the ensemble agreed on than on the one before."""
         self.latest = answer
         self.first_ms = answer.round_trip_ms if self.first_ms is None else self.first_ms
-        self.came.set()
+        self.arrived.set()
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """One escalation, as the arguments of `Uplink.infer` say."""
+class PendingRequest:
+    """One escalation; the fields are the arguments of `DatacenterClient.infer`."""
 
     body: bytes
     request: EscalationRequest
     trace: TraceContext
     timeout_s: float
-    exact: bool
+    lossless: bool
     probe: bool
-    parts: Parts = field(default_factory=Parts)
+    """Whether no caller waits for it."""
+    parts: PartialResults = field(default_factory=PartialResults)

@@ -1,4 +1,4 @@
-"""Probes of a link that callers are kept from: copies of recent escalations, behind everybody's back, one at a time."""
+"""Probes of a link whose circuit breaker is open: copies of recent requests, sent in the background, one at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from edge.escalation.pending_request import Question
+from edge.escalation.pending_request import PendingRequest
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.metrics import EdgeMetrics
@@ -17,51 +17,51 @@ log = logging.getLogger("hawkvision.edge")
 
 
 class Probes:
-    """Of one datacenter, over whichever transport is in use."""
+    """The probes of one datacenter, over whichever transport is in use."""
 
     def __init__(
         self,
-        send: Callable[[Question], Awaitable[object]],
-        over: Callable[[], None],
+        send: Callable[[PendingRequest], Awaitable[object]],
+        changed: Callable[[], None],
         clock: Clock,
         metrics: EdgeMetrics | None,
     ) -> None:
-        """Prepare: `send` asks, and `over` is called when a probe begins or is over."""
+        """Prepare: `send` sends a request; `changed` is called when a probe starts and when it ends."""
         self._send = send
-        self._over = over
+        self._changed = changed
         self._clock = clock
         self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, breaker: CircuitBreaker, made: Callable[[], Awaitable[Question]]) -> bool:
-        """Begin to ask what is `made`, if a probe is due; whether it has begun."""
+    def begin(self, breaker: CircuitBreaker, prepare: Callable[[], Awaitable[PendingRequest]]) -> bool:
+        """Start a probe with the request that `prepare` gives, if one is due; whether it has started."""
         if not breaker.begin_probe(self._clock.now()):
             return False
-        self._task = asyncio.create_task(self._probe(breaker, made))
-        self._over()
+        self._task = asyncio.create_task(self._probe(breaker, prepare))
+        self._changed()
         return True
 
     def cancel(self) -> None:
-        """What is under way is of no interest any more."""
+        """Cancel the running probe."""
         if self._task is not None:
             self._task.cancel()
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel the running probe and wait for its end."""
         self.cancel()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _probe(self, breaker: CircuitBreaker, made: Callable[[], Awaitable[Question]]) -> None:
+    async def _probe(self, breaker: CircuitBreaker, prepare: Callable[[], Awaitable[PendingRequest]]) -> None:
         try:
-            question = await made()
+            pending = await prepare()
             if self._metrics is not None:
-                self._metrics.escalations.labels(question.request.task, Reason.TRIAL.value).inc()
-            await self._send(question)
+                self._metrics.escalations.labels(pending.request.task, Reason.TRIAL.value).inc()
+            await self._send(pending)
         except (EscalationFailed, RequestError) as error:
-            log.debug("trial failed: %s", error)
-        except Exception:  # nobody would hear of it
-            log.exception("trial broke off")
+            log.debug("probe failed: %s", error)
+        except Exception:  # no caller would report it
+            log.exception("probe broke off")
         finally:
             breaker.end_probe(self._clock.now())
-            self._over()
+            self._changed()

@@ -1,4 +1,4 @@
-"""What the datacenter's replies say, and whether they can be true: nothing is believed before it is checked."""
+"""Decodes the datacenter's replies and checks them before they are used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hawkvision.core.errors import MALFORMED, EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
 
 CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.UnsupportedMedia)}
-"""What is wrong with the image itself. A datacenter's own limits (413, 429) are not the caller's fault."""
+"""Faults of the image itself. The datacenter's own limits (413, 429) are not the caller's fault."""
 
 _reply_decoder = msgspec.json.Decoder(EscalationReply)
 
@@ -34,39 +34,39 @@ class Escalated:
 
     @property
     def until_first_ms(self) -> float:
-        """When there was an answer to be had, though perhaps not yet of all of the stage's members."""
+        """Milliseconds until the first answer, which may not yet include all members of the ensemble."""
         timing = self.reply.timing_ms
         return self.round_trip_ms - (0.0 if timing.first is None else max(0.0, timing.total - timing.first))
 
 
 def checked(payload: bytes, request: EscalationRequest, classes: int, url: str) -> EscalationReply:
-    """The reply to a request.
+    """Decode and check the reply to a request.
 
     Args:
-        payload: of a reply with status 200.
+        payload: body of a reply with status 200.
         request: what was asked.
-        classes: what its indices must stay below.
-        url: whose reply it is, for errors.
+        classes: every index must be below this number.
+        url: the datacenter, for errors.
 
     Raises:
-        EscalationFailed: if it is none, cannot be true, or comes from a stage that was not to answer.
+        EscalationFailed: if it is malformed, contains impossible values, or names a stage that was not asked.
     """
     try:
         reply = _reply_decoder.decode(payload)
     except MALFORMED as error:
-        raise EscalationFailed(f"{url} sent a reply that is none: {error}") from None
+        raise EscalationFailed(f"{url} sent a malformed reply: {error}") from None
     seen = [(c.index, c.confidence) for c in reply.top_k]
     if reply.passed_over is not None:
         seen.append((reply.passed_over.index, reply.passed_over.score))
     sound = all(0 <= index < classes and 0.0 <= sure <= 1.0 for index, sure in seen)
     sound = sound and 0.0 <= reply.received_fraction <= 1.0 and (reply.quality is None or 0 < reply.quality <= 100)
     if not reply.top_k or not sound or not (reply.complete or request.progressive) or not _answers(reply, request):
-        raise EscalationFailed(f"{url} sent a reply that cannot be: {payload[:200]!r}")
+        raise EscalationFailed(f"{url} sent an impossible reply: {payload[:200]!r}")
     return reply
 
 
 def refused(status: int, payload: bytes) -> tuple[RequestError | None, str]:
-    """Of a reply other than 200: what is wrong with the caller's image, if that was the reason, and what it said."""
+    """Decode a reply other than 200: the fault of the caller's image, if that is the reason, and the error message."""
     try:
         body = _error_decoder.decode(payload)
     except MALFORMED:
@@ -76,9 +76,9 @@ def refused(status: int, payload: bytes) -> tuple[RequestError | None, str]:
 
 
 def _answers(reply: EscalationReply, request: EscalationRequest) -> bool:
-    """Whether the stage that answered was allowed to: the one asked for, or the middle one if it was sure enough.
+    """Whether the stage that answered may answer: the one asked for, or the intermediate one if it is confident enough.
 
-    A tier that does not know of intermediate stages states no score, and its answer would void the certificate.
+    A datacenter without support for intermediate stages states no score; its answer is not what was certified.
     """
     intermediate = request.intermediate
     if intermediate is None:

@@ -1,7 +1,7 @@
-"""The ways to one datacenter, TCP and datagrams, and which of them the next image goes.
+"""The transports to one datacenter, TCP and datagrams, and the choice between them.
 
-DatagramTransport.probe ─► what the link loses ─┐
-escalations that were late over TCP ───┴─► transport_choice ─► way in use
+DatagramTransport.probe ─► share of datagrams lost ──┐
+replies that were late over TCP ─────────────────────┴─► transport_choice ─► transport in use
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from edge.escalation.datagram_transport import ACTIVE_S, IDLE_PROBE_S, PROBE_S, 
 from edge.escalation.http_transport import EscalationTransport, HttpTransport
 from hawkvision.core.clock import Clock
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.network.transport_choice import LATE_AMONG, Choice, LinkReading, Transport
+from hawkvision.network.transport_choice import LATE_AMONG, LinkReading, Transport, TransportChoice
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 
 Wanted: TypeAlias = Literal["tcp", "datagram", "auto"]
-"""How images are to travel; `datagram` and `auto` fall back to TCP where datagrams are not answered."""
+"""How images should travel; `datagram` and `auto` fall back to TCP where datagrams get no answer."""
 
 
-class Ways:
-    """Both escalations, and the choice between them, which is made anew with every probe."""
+class TransportSelector:
+    """Both transports, and the choice between them, made anew with every probe."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class Ways:
         """Prepare, and look for the datagram transport in the background if it is wanted.
 
         Args:
-            http: the way over TCP.
-            api_key: of the ingress.
-            wanted: as its name says.
+            http: the transport over TCP.
+            api_key: the ingress's key.
+            wanted: which transport the operator wants.
             clock: for probes.
-            switched: called when images go another way from now on.
+            switched: called when the transport in use changes.
             noticed: called after every probe.
             metrics: where to count.
             congestion: makes the congestion controller of datagrams.
@@ -58,41 +58,41 @@ class Ways:
         self._switched = switched
         self._noticed = noticed
         self._metrics = metrics
-        self._choice = Choice()
+        self._choice = TransportChoice()
         self._late: deque[bool] = deque(maxlen=LATE_AMONG)
-        """Of the last escalations over TCP that had a deadline: whether it was missed for no fault of the tier's."""
-        self._asked_at = -math.inf
+        """Of the last requests over TCP with a deadline: whether the link made the reply late."""
+        self._used_at = -math.inf
         if metrics is not None:
             self._expose(metrics)
         self._tending = None if self.datagram is None else asyncio.create_task(self._tend(self.datagram))
 
     @property
     def transport(self) -> Transport:
-        """What the next image goes over."""
+        """The transport that the next image takes."""
         return self._choice.transport
 
     @property
-    def escalation_transport(self) -> EscalationTransport:
-        """The way that the next image goes."""
+    def carrier(self) -> EscalationTransport:
+        """The object that sends over `transport`."""
         return self.http if self.datagram is None or self.transport is Transport.TCP else self.datagram
 
     @property
     def loss(self) -> float | None:
-        """Share of datagrams that the link loses; None while that is not known, or nobody measures it."""
+        """Share of datagrams that the link loses; None while it is not measured."""
         view = None if self.datagram is None else self.datagram.view
         return view.loss if view is not None and view.known else None
 
     @property
     def rtt_s(self) -> float | None:
-        """The link's own round trip, without the datacenter's work; None as for `loss`."""
+        """The link's round trip in seconds, without the datacenter's work; None while it is not measured."""
         return None if self.datagram is None else self.datagram.view.rtt_s
 
-    def asked(self, now: float) -> None:
-        """An image is sent: what the link is like matters, and is probed more often for a while."""
-        self._asked_at = now
+    def mark_used(self, now: float) -> None:
+        """Record that an image is sent: probes are frequent for `ACTIVE_S`."""
+        self._used_at = now
 
-    def over_tcp(self, *, late: bool) -> None:
-        """What came of an escalation that should have been in time over TCP; late for no fault of the tier's."""
+    def record_tcp(self, *, late: bool) -> None:
+        """Record a reply over TCP that was expected in time; `late`: the link delayed it beyond its deadline."""
         self._late.append(late)
 
     async def close(self) -> None:
@@ -105,28 +105,28 @@ class Ways:
         await self.http.close()
 
     async def _tend(self, datagram: DatagramTransport) -> None:
-        """Keep the lossy link known, and choose."""
+        """Keep measuring the datagram link, and choose."""
         while True:
-            self._choose(datagram)  # before a probe that may have to connect first, as well
+            self._choose(datagram)  # first, because the probe may have to connect
             found = await datagram.probe()
             self._choose(datagram)
             self._noticed()
-            active = self._clock.now() - self._asked_at < ACTIVE_S
+            active = self._clock.now() - self._used_at < ACTIVE_S
             await asyncio.sleep(PROBE_S if found and active else IDLE_PROBE_S if found else RETRY_S)
 
     def _choose(self, datagram: DatagramTransport) -> None:
         before, view, now = self._choice, datagram.view, self._clock.now()
         if self._wanted == "datagram":
             wanted = Transport.DATAGRAM if datagram.available else Transport.TCP
-            self._choice = before if before.transport is wanted else Choice(wanted, now)
+            self._choice = before if before.transport is wanted else TransportChoice(wanted, now)
         else:
             loss = view.loss if view.known else None
             self._choice = before.next(LinkReading(datagram.available, loss, view.outcomes, sum(self._late)), now)
         if self._choice.transport is before.transport:
             return
         self._late.clear()
-        self.escalation_transport.breaker.times.forget()
-        self.escalation_transport.rest.forget()
+        self.carrier.breaker.times.forget()
+        self.carrier.rest.forget()
         self._switched()
         if self._metrics is not None:
             self._metrics.uplink_switches.labels(self.transport.value).inc()

@@ -16,27 +16,27 @@ from typing import Final
 import numpy as np
 
 from hawkvision.cascade.certification.profile import StageProfile
-from hawkvision.cascade.scores import (
+from hawkvision.cascade.confidence.scores import (
     Probabilities,
     Ranking,
-    Score,
     average,
     log_probabilities,
     most_probable,
     softmax,
 )
+from hawkvision.core.advice import advise
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Logits, Pixels
-from hawkvision.imaging.decoding_cost import SMALL, Cost, Rates
-from hawkvision.imaging.preprocessing import ImageHeader, load_inputs
-from hawkvision.inference.backend import Backend, Expectant
+from hawkvision.core.types import Logits, Pixels, Score
+from hawkvision.imaging.decoding_cost import SMALL, DecodingCost, DecodingRates
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import load_inputs
+from hawkvision.inference.backends.interface import Backend, Prefetching
 from hawkvision.models.manifest import InputSpec, Manifest
-from hawkvision.system.advice import advise
 
 
 @dataclass(frozen=True, slots=True)
-class EdgeResult:
+class StagePrediction:
     """What the edge stage says of one image; classes most probable first."""
 
     indices: tuple[int, ...]
@@ -45,23 +45,23 @@ class EdgeResult:
     decode_ms: float
     infer_ms: float
     """Of all images that were run together with it."""
-    again: bool = False
+    full_ensemble: bool = False
     """Whether the others of a conditional ensemble looked as well."""
     truncated: bool = False
     """Whether they should have, and there was no time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class EdgePrediction:
     """An edge result, how long the image waited for a worker, and which model it is of."""
 
-    result: EdgeResult
+    result: StagePrediction
     queue_ms: float
     model: str
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LoadedModel:
     """A loaded variant and its input."""
 
     name: str
@@ -70,11 +70,11 @@ class Model:
     wide: Backend | None = None
     """The same variant on several threads, for one image while no other is there (`inference.adaptive_parallelism`).
     """
-    expectant: Expectant | None = field(init=False, repr=False, compare=False)
+    expectant: Prefetching | None = field(init=False, repr=False, compare=False)
     """`wide`, if it can use the time in which that image is decoded."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "expectant", self.wide if isinstance(self.wide, Expectant) else None)
+        object.__setattr__(self, "expectant", self.wide if isinstance(self.wide, Prefetching) else None)
 
     def expect(self, alone: Callable[[], bool]) -> None:
         """One image will follow, once it is decoded.
@@ -100,53 +100,53 @@ class Model:
             self.wide.close()
 
 
-PACE_GAIN: Final = 0.1
+DURATION_GAIN: Final = 0.1
 """Weight of the newest second look in what one is expected to take."""
-PACE_DECAY: Final = 0.02
+DURATION_DECAY: Final = 0.02
 """By how much that shrinks with each look that is left out: else one slow look would end all others."""
 
 
 @dataclass(slots=True)
-class Pace:
+class DurationEstimate:
     """How long the others usually take, smoothed; 0 before the first time. Any worker writes it."""
 
     seconds: float = 0.0
 
     def took(self, seconds: float) -> None:
         """Learn from one more look."""
-        self.seconds += (PACE_GAIN if self.seconds else 1.0) * (seconds - self.seconds)
+        self.seconds += (DURATION_GAIN if self.seconds else 1.0) * (seconds - self.seconds)
 
     def left_out(self) -> None:
         """Somebody had no time for as much as this."""
-        self.seconds *= 1.0 - PACE_DECAY
+        self.seconds *= 1.0 - DURATION_DECAY
 
 
 @dataclass(frozen=True, slots=True)
-class Others:
+class ConditionalEnsemble:
     """What a conditional ensemble has beside its first member, and when they look."""
 
-    models: tuple[Model, ...]
+    models: tuple[LoadedModel, ...]
     temperatures: tuple[float, ...]
     """Of all members, the first included."""
     temperature: float
     """Of the average."""
     accept_confidence: float
     """The first member's confidence from which on it answers alone; rounded as confidences are."""
-    pace: Pace = field(default_factory=Pace)
+    duration: DurationEstimate = field(default_factory=DurationEstimate)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "accept_confidence", float(np.float32(self.accept_confidence)))
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class EdgeStage:
     """A loaded model or conditional ensemble, its temperature, and which of its numbers says how sure it is."""
 
     name: str
-    first: Model
+    first: LoadedModel
     temperature: float
     score: Score
-    others: Others | None = None
+    others: ConditionalEnsemble | None = None
     ranking: Ranking = most_probable
     """What finds its most probable classes."""
     fingerprint: str | None = None
@@ -156,11 +156,11 @@ class Stage:
     """Of its first model by itself."""
 
     @property
-    def models(self) -> tuple[Model, ...]:
+    def models(self) -> tuple[LoadedModel, ...]:
         """All of its models, in the order in which they look."""
         return (self.first, *(() if self.others is None else self.others.models))
 
-    def look_together(self, looks: Sequence[Look]) -> list[EdgeResult | Exception]:
+    def infer_batch(self, looks: Sequence[InferenceJob]) -> list[StagePrediction | Exception]:
         """What it says of several images, in one run of a model: each one's result, or what it would have raised.
 
         Raises:
@@ -193,7 +193,7 @@ class Stage:
         if self.others is not None:
             self._look_again([each for each in whole if not each.look.first_only], self.others, alone)
 
-    def _look_again(self, seen: Iterable[_Seen], others: Others, alone: Callable[[], bool]) -> None:
+    def _look_again(self, seen: Iterable[_Seen], others: ConditionalEnsemble, alone: Callable[[], bool]) -> None:
         doubtful: list[_Seen] = []
         own = others.temperatures[0]
         for each in seen:
@@ -201,9 +201,9 @@ class Stage:
             _, (confidence,) = self.ranking(each.said, own, 1)
             if confidence >= others.accept_confidence:
                 continue
-            each.truncated = each.look.in_time(0.0) and not each.look.in_time(others.pace.seconds)
+            each.truncated = each.look.in_time(0.0) and not each.look.in_time(others.duration.seconds)
             if each.truncated:
-                others.pace.left_out()
+                others.duration.left_out()
             else:
                 each.views.append(softmax(each.said[np.newaxis], own))
                 doubtful.append(each)
@@ -219,27 +219,27 @@ class Stage:
                 each.views.append(softmax(logits[np.newaxis], temperature))
         for each in doubtful:
             each.said, each.before = log_probabilities(average(each.views, others.temperature))[0], 1.0
-            each.again = True
-        others.pace.took(clock.now() - began)
+            each.full_ensemble = True
+        others.duration.took(clock.now() - began)
 
     def close(self) -> None:
         """Give back memory and threads."""
         for model in self.models:
             model.close()
 
-    def _scored(self, seen: _Seen, decoded: float) -> EdgeResult:
+    def _scored(self, seen: _Seen, decoded: float) -> StagePrediction:
         """What was said of one image."""
         look = seen.look
         temperature = self.temperature if look.temperature is None else look.temperature
         most = max(2, look.top_k)  # the margin needs two
         indices, confidences = self.ranking(seen.said, temperature, most, seen.before)
-        return EdgeResult(
+        return StagePrediction(
             indices=indices,
             confidences=confidences,
             score=_lead(*confidences[:2]) if self.score is Score.MARGIN else confidences[0],
             decode_ms=seen.decode_ms,
             infer_ms=(look.clock.now() - decoded) * 1e3,
-            again=seen.again,
+            full_ensemble=seen.full_ensemble,
             truncated=seen.truncated,
         )
 
@@ -248,7 +248,7 @@ class Stage:
 class _Seen:
     """One image while it is looked at."""
 
-    look: Look
+    look: InferenceJob
     inputs: Iterator[Pixels]
     """As each of the stage's models takes it in, made when it is wanted."""
     pixels: Pixels = field(init=False)
@@ -261,7 +261,7 @@ class _Seen:
     decode_ms: float = 0.0
     views: list[Probabilities] = field(default_factory=list)
     """What each of a committee's members said."""
-    again: bool = False
+    full_ensemble: bool = False
     truncated: bool = False
 
     def advance(self) -> bool:
@@ -286,8 +286,8 @@ def _never() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One image to decode, resize, infer and score: a job that `Stage.look_together` can do with others.
+class InferenceJob:
+    """One image to decode, resize, infer and score: a job that `EdgeStage.infer_batch` can do with others.
 
     `temperature` takes the place of the stage's own where the image was received in another condition than whole
     (`Route.temperature`). `alone` is asked on the worker's thread, before the image is decoded and after: whether it
@@ -297,7 +297,7 @@ class Look:
     took that was expected to cost so much.
     """
 
-    stage: Stage
+    stage: EdgeStage
     body: bytes
     header: ImageHeader
     top_k: int
@@ -307,8 +307,8 @@ class Look:
     alone: Callable[[], bool] = _never
     first_only: bool = False
     must_end: float | None = None
-    rates: Rates | None = None
-    cost: Cost = SMALL
+    rates: DecodingRates | None = None
+    cost: DecodingCost = SMALL
 
     def decoded(self, seconds: float) -> None:
         """Learn what decoding took."""
@@ -319,14 +319,14 @@ class Look:
         """Whether what takes that long from now on still ends in time."""
         return self.must_end is None or self.clock.now() + seconds <= self.must_end
 
-    def __call__(self) -> EdgeResult:
+    def __call__(self) -> StagePrediction:
         """What the stage says of it. Runs on a worker thread.
 
         Raises:
             RequestError: if the image is broken.
             BackendError: if the backend is.
         """
-        (found,) = self.stage.look_together([self])
+        (found,) = self.stage.infer_batch([self])
         if isinstance(found, Exception):
             raise found
         return found

@@ -13,12 +13,15 @@ from typing import Final
 import cv2
 import numpy as np
 
-from edge.inference.edge_stage import Look, Others, Pace, Stage
+from edge.inference.edge_stage import ConditionalEnsemble, DurationEstimate, EdgeStage, InferenceJob, StagePrediction
 from hawkvision.core.clock import Clock
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import probe
+from hawkvision.inference.backends.interface import Backend
 
 FORMATS: Final = (".jpg", ".png", ".webp")
+NO_PREDICTION: Final = StagePrediction((0,), (1.0,), 1.0, 0.0, 0.0)
+"""What a job that only warms a worker gives."""
 OVERSIZE: Final = 1.5
 """Of a sample's sides over the model's input: what is decoded is scaled, as most images are."""
 
@@ -35,7 +38,7 @@ def samples(side: int) -> tuple[bytes, ...]:
     return tuple(encoded)
 
 
-def look_at_samples(stage: Stage, max_pixels: int, clock: Clock) -> None:
+def look_at_samples(stage: EdgeStage, max_pixels: int, clock: Clock) -> StagePrediction:
     """Have a stage look at each sample, once alone and once not. What it took teaches the stage nothing.
 
     Raises:
@@ -44,12 +47,22 @@ def look_at_samples(stage: Stage, max_pixels: int, clock: Clock) -> None:
     trial = replace(stage, others=None if stage.others is None else _all_look(stage.others))
     for body in _samples(max(stage.first.spec.height, stage.first.spec.width)):
         for alone in (True, False):
-            Look(trial, body, probe(body), 1, max(max_pixels, 2**24), clock, alone=functools.partial(bool, alone))()
+            InferenceJob(
+                trial, body, probe(body), 1, max(max_pixels, 2**24), clock, alone=functools.partial(bool, alone)
+            )()
+    return NO_PREDICTION
 
 
-def _all_look(others: Others) -> Others:
+def _all_look(others: ConditionalEnsemble) -> ConditionalEnsemble:
     """The others of a conditional ensemble, who look however sure the first is."""
-    return replace(others, accept_confidence=np.inf, pace=Pace())
+    return replace(others, accept_confidence=np.inf, duration=DurationEstimate())
 
 
 _samples = functools.lru_cache(maxsize=4)(samples)
+
+
+def warm_up(backend: Backend, together: int = 1) -> StagePrediction:
+    """Run blank images, up to so many at once, so that the first callers do not pay for lazy allocation."""
+    for size in (1, *range(1, together + 1)):
+        backend.infer(np.zeros((size, *backend.input_shape), np.uint8))
+    return NO_PREDICTION

@@ -24,8 +24,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from edge.escalation.client import Uplink
-from edge.monitoring.streams import Kept, StageScore, Watched
+from edge.escalation.client import DatacenterClient
+from edge.monitoring.stream import StageScore
+from edge.monitoring.stream_controllers import StreamController, StreamControllers
 from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
 from hawkvision.core.metrics import EdgeMetrics
@@ -48,7 +49,7 @@ PATIENCE_S: Final = 5.0
 class Accepted(NamedTuple):
     """A controller whose threshold accepted an answer."""
 
-    kept: Kept
+    controller: StreamController
     score: float
     answered: int
 
@@ -60,29 +61,40 @@ class Auditor:
         self,
         task: str,
         best: str,
-        uplink: Uplink | None,
+        datacenter: DatacenterClient | None,
         metrics: EdgeMetrics,
         draws: random.Random,
         timeout_s: float,
         share: float,
+        certified: Callable[[EscalationReply, Received], bool],
     ) -> None:
-        """Of the images that are scored, `share` are drawn; without `uplink` none of them can be audited."""
+        """Prepare.
+
+        Args:
+            task: whose answers are audited.
+            best: the reference stage.
+            datacenter: runs the reference stage; None audits nothing.
+            metrics: where to count.
+            draws: random numbers that choose the images.
+            timeout_s: longest wait for an audit, if it is less than `PATIENCE_S`.
+            share: of the images that stages score, 0..1.
+            certified: whether a reply was computed by the reference stage as certified.
+        """
+        self._certified = certified
         self._share = share
         self._task = task
         self._best = best
-        self._uplink = uplink
+        self._datacenter = datacenter
         self._metrics = metrics
         self._draws = draws
         self._timeout_s = min(timeout_s, PATIENCE_S)
         self._under_way: set[asyncio.Task[None]] = set()
         self._held_bytes = 0
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
-        self.certified: Callable[[EscalationReply, Received], bool] = lambda *_: False
-        """Whether a reply was computed by the reference stage as certified; the node says."""
 
     def consider(
         self,
-        watched: Watched,
+        controllers: StreamControllers,
         scores: Sequence[StageScore],
         body: bytes,
         trace: TraceContext,
@@ -95,7 +107,7 @@ class Auditor:
         """Audit a request, or not, once it is known what became of it; every request that a stage scored comes here.
 
         Args:
-            watched: its streams.
+            controllers: of its streams.
             scores: what each stage below the reference said.
             body: the image.
             trace: the request's span; an audit is a child.
@@ -104,25 +116,25 @@ class Auditor:
             accepted: the controller of the stage that gave the answer, if its threshold accepted it.
             received: what of the caller's image `body` is.
         """
-        uplink = self._uplink
+        datacenter = self._datacenter
         drawn = self._draws.random() < self._share
-        if uplink is None or not comparable or not uplink.up or not self._room(uplink, len(body)):
+        if datacenter is None or not comparable or not datacenter.up or not self._room(datacenter, len(body)):
             if drawn:
                 self._count("skipped")
-                watched.missed()
+                controllers.missed()
             else:
-                watched.not_due()
+                controllers.not_due()
             if accepted is not None:
-                accepted.kept.unseen()
+                accepted.controller.unseen()
         elif not drawn:
-            watched.not_due()
+            controllers.not_due()
             if accepted is not None:
-                accepted.kept.accepted(accepted.score, None)
+                accepted.controller.accepted(accepted.score, None)
         elif reference is not None:
-            self._found(watched, scores, reference, accepted)
+            self._found(controllers, scores, reference, accepted)
         else:
             # A task begins at the loop's next turn: the answer, which is not awaited in between, is written before.
-            audit = asyncio.create_task(self._audit(uplink, watched, scores, body, trace, accepted, received))
+            audit = asyncio.create_task(self._audit(datacenter, controllers, scores, body, trace, accepted, received))
             self._under_way.add(audit)
             audit.add_done_callback(self._under_way.discard)
 
@@ -133,20 +145,22 @@ class Auditor:
             audit.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
-    def _room(self, uplink: Uplink, size: int) -> bool:
+    def _room(self, datacenter: DatacenterClient, size: int) -> bool:
         waiting = len(self._under_way)
-        return uplink.idle and (not waiting or (waiting < MOST_UNDER_WAY and self._held_bytes + size <= MOST_BYTES))
+        return datacenter.idle and (not waiting or (waiting < MOST_UNDER_WAY and self._held_bytes + size <= MOST_BYTES))
 
-    def _found(self, watched: Watched, scores: Sequence[StageScore], reference: int, accepted: Accepted | None) -> None:
+    def _found(
+        self, controllers: StreamControllers, scores: Sequence[StageScore], reference: int, accepted: Accepted | None
+    ) -> None:
         self._count("differ" if any(score.answered != reference for score in scores) else "agree")
-        watched.audited(scores, reference)
+        controllers.audited(scores, reference)
         if accepted is not None:
-            accepted.kept.accepted(accepted.score, accepted.answered != reference)
+            accepted.controller.accepted(accepted.score, accepted.answered != reference)
 
     async def _audit(
         self,
-        uplink: Uplink,
-        watched: Watched,
+        datacenter: DatacenterClient,
+        controllers: StreamControllers,
         scores: Sequence[StageScore],
         body: bytes,
         trace: TraceContext,
@@ -159,12 +173,12 @@ class Auditor:
         request = EscalationRequest(task=self._task, variant=self._best, deadline_ms=self._timeout_s * 1e3, top_k=1)
         try:
             async with self._turns:
-                if uplink.idle:
+                if datacenter.idle:
                     self._metrics.escalations.labels(self._task, Reason.AUDIT.value).inc()
-                    body = await uplink.as_sent(body, probe(body))
+                    body = await datacenter.prepare_image(body, probe(body))
                     # Over a lossy link, too, the very image: an answer to another one says nothing about this one.
-                    reply = (await uplink.infer(body, request, trace.child(), self._timeout_s, exact=True)).reply
-                    reference = reply.top_k[0].index if reply.whole and self.certified(reply, received) else None
+                    reply = (await datacenter.infer(body, request, trace.child(), self._timeout_s, lossless=True)).reply
+                    reference = reply.top_k[0].index if reply.whole and self._certified(reply, received) else None
                 else:
                     outcome = "skipped"
         except asyncio.CancelledError:
@@ -176,12 +190,12 @@ class Auditor:
         finally:
             self._held_bytes -= size
             if reference is not None:
-                self._found(watched, scores, reference, accepted)
+                self._found(controllers, scores, reference, accepted)
             else:
                 self._count(outcome)
-                watched.missed(refused=refused)
+                controllers.missed(refused=refused)
                 if accepted is not None:
-                    accepted.kept.unseen()
+                    accepted.controller.unseen()
 
     def _count(self, outcome: str) -> None:
         self._metrics.audits.labels(self._task, outcome).inc()

@@ -17,21 +17,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from edge.policies.routes import BaselinePolicyName, Rule
 from hawkvision.cascade.certification.equivalence import equivalences_path, load_equivalences, passed
-from hawkvision.cascade.certification.profile import Profile, load_profile_of, load_site
+from hawkvision.cascade.certification.profile import Profile
+from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import HawkVisionError, ManifestError
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import Score
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
-
-if TYPE_CHECKING:
-    from edge.serving.node import EdgeNode
+from hawkvision.system.files import sha256_of
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -61,6 +59,16 @@ class Certification:
     """A digest of the files: the same certification has the same."""
 
 
+class MakePolicy(Protocol):
+    """Makes the routes of one cascade."""
+
+    def __call__(
+        self, profile: Profile, edge: str, best: str, *, alone: bool = False, site: SiteCertificates | None = None
+    ) -> Policy:
+        """See `Policy`."""
+        ...
+
+
 def files_of(config: EdgeConfig) -> tuple[Path, ...]:
     """What a node's certification is read from; not all of them need exist."""
     folder = models_dir(config.models_dir) / config.task
@@ -70,10 +78,8 @@ def files_of(config: EdgeConfig) -> tuple[Path, ...]:
     return (*found, equivalences_path(config.equivalences, cache_dir(config.cache_dir), config.task))
 
 
-def load_certification(
-    config: EdgeConfig, manifest: Manifest, rule: Callable[[Policy], Rule] | None = None
-) -> Certification:
-    """Read it; `rule` is a baseline's, in place of certificates.
+def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: MakePolicy | None = None) -> Certification:
+    """Read it; `make_policy` makes a baseline's routes in place of certified ones.
 
     Raises:
         ManifestError: if a file is missing, broken or altered, or they do not belong together.
@@ -84,11 +90,10 @@ def load_certification(
     profile = load_profile_of(manifest, models, config.profile)
     site = None if config.certificates is None else load_site(config.certificates)
     alone, first = config.datacenter_url is None, manifest.members(name)[0].name
-    policy = (
-        Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
-        if rule is None
-        else BaselinePolicyName(profile, name, manifest.best, rule, alone=alone, site=site)
-    )
+    if make_policy is None:
+        policy = Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
+    else:
+        policy = make_policy(profile, name, manifest.best, alone=alone, site=site)
     checks = load_equivalences(equivalences_path(config.equivalences, cache_dir(config.cache_dir), config.task))
     stages = {stage.name: stage.fingerprint for stage in profile.stages}
     source = Source(*profile.certified_on, None)
@@ -144,9 +149,10 @@ def _default_stage(config: EdgeConfig, manifest: Manifest) -> str:
 class CertificationReload:
     """Takes up certificates that have changed. Used on one event loop."""
 
-    def __init__(self, config: EdgeConfig, node: EdgeNode, loaded: Certification) -> None:
+    def __init__(self, config: EdgeConfig, adopt: Callable[[Certification], None], loaded: Certification) -> None:
+        """Begin with what was loaded; `adopt` puts other certificates in force, or raises `ManifestError`."""
         self._config = config
-        self._node = node
+        self._adopt = adopt
         self._content = loaded.content
         self._reading: asyncio.Task[None] | None = None
         self._again = False
@@ -164,7 +170,7 @@ class CertificationReload:
             try:
                 found = await asyncio.to_thread(self._load)
                 if found.content != self._content:
-                    self._node.adopt(found)
+                    self._adopt(found)
                     self._content = found.content
                     log.info("certificates: read again, and in force from now on (%s)", found.content[:12])
             except HawkVisionError as error:

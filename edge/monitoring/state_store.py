@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from hawkvision.cascade.drift.monitor import MonitorState
-from hawkvision.cascade.drift.online import State
+from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.core.errors import MALFORMED, ConfigError
 
 log = logging.getLogger("hawkvision.edge")
@@ -53,7 +53,7 @@ class StreamState(msgspec.Struct):
     """What is kept of one stream: its logs by stage and its controllers by certificate."""
 
     monitors: dict[str, MonitorState] = msgspec.field(default_factory=dict)
-    controls: dict[str, State] = msgspec.field(default_factory=dict)
+    controls: dict[str, ControllerState] = msgspec.field(default_factory=dict)
     suspended_before: bool = False
     """Whether there was an alarm of which no more is known: an older version kept it, or its row cannot be read."""
 
@@ -209,7 +209,7 @@ def decode_state(data: bytes) -> StreamState:
     return state
 
 
-def _sound(state: State) -> bool:
+def _sound(state: ControllerState) -> bool:
     counts = (
         state.requests, state.accepted, state.audits, state.disagreements, state.escalations, state.degraded,
     )  # fmt: skip

@@ -1,17 +1,17 @@
-"""The short way through HTTP: an image that arrived at once is answered without ASGI between.
+"""The fast path through HTTP: a request that arrives at once is answered without ASGI.
 
-                              ┌─► Express.answer, begun ────────────────┐
-    data_received ─► head ────┴─► body ─► whole in 5 ms? ── yes ────────┴─► one write
-                       │ held                        └─ no ──► uvicorn's cycle, from the same head on
-                       └─ anything else ────────────────────► uvicorn's cycle
+    data_received ─► head ──┬─► body ─► complete within HOLD_S? ──┬─ yes ─► FastPathApp.answer ─► one write
+                            │ held                                └─ no ──► uvicorn's cycle, from the same head on
+                            └─ anything else ─────────────────────────────► uvicorn's cycle
 
-A camera's image of some ten kilobytes comes in one read, or in two if its sender writes head and body apart, and its
-answer fits into one write. What an ASGI server does for requests that come and go in parts (a scope, a cycle, an event
-and a task that wait for the body, headers checked on the way out) is much of what such a request costs the event loop.
-So the head of a request that may be answered here is held back for a moment, while `Express` begins with what it says:
-an image of 16 KB takes 0.15 ms on a wire of 1 Gbit/s. If its body is whole by then, `Express` gets it; if not, uvicorn
-goes on with it as if nothing had happened. Whatever is slow, large, pipelined or malformed takes uvicorn's
-way. The bounds of `hawkvision.servers.protocol` hold for both.
+An image of some ten kilobytes arrives in one or two reads, and its answer fits into one write. For such a request most
+of the event loop's work would be ASGI's: a scope, a cycle, an event and a task that wait for the body, and a check of
+the headers on the way out.
+
+The protocol therefore holds the head of an eligible request back, and `FastPathApp` starts on it. If the body completes
+in time, `FastPathApp` answers; otherwise uvicorn handles the request from its head on, as if nothing had happened.
+Slow, large, pipelined and malformed requests always go to uvicorn. The bounds of `hawkvision.servers.protocol` apply to
+both.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.servers.bodies import Bodies, Body, CallerGone, some
-from hawkvision.servers.protocol import BoundedProtocol, Connections, Limits
+from hawkvision.servers.bodies import Bodies, Body, CallerGone, nonempty
+from hawkvision.servers.connections import ConnectionRegistry, Limits
+from hawkvision.servers.protocol import BoundedProtocol
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
 
 LOCAL: Final = "127.0.0.1"
-"""Where callers are that have no address: they come over a Unix socket."""
+"""The address of callers without one, which connect over a Unix socket."""
 HOLD_S: Final = 0.005
-"""How long the rest of a body is waited for. Who writes head and body apart does so within microseconds, and who sends
-over a slow network gains nothing here."""
+"""How long the protocol waits for the rest of a body: longer than a client needs that writes head and body
+separately. A client on a slow network gains nothing from the fast path."""
 MAX_HELD_BYTES: Final = 64 * 1024
-"""Of a body that is not whole; as much as uvicorn takes in before somebody asks for it."""
+"""Largest part of an incomplete body that is held; uvicorn buffers as much before the application reads."""
 
 
 class Reply(NamedTuple):
-    """A response, all of it; `headers` have no line breaks in them."""
+    """A complete response; `headers` contain no line breaks."""
 
     status: int
     headers: Headers
     body: bytes
 
 
-class Express(Protocol):
-    """What answers requests."""
+class FastPathApp(Protocol):
+    """An application that answers complete requests to some paths."""
 
     @property
-    def express_path(self) -> bytes:
-        """Requests to POST there are answered."""
+    def fast_paths(self) -> tuple[bytes, ...]:
+        """The paths; only POST requests are answered."""
         ...
 
     async def answer(
@@ -64,21 +65,21 @@ class Express(Protocol):
         hang_up: Callable[[], Awaitable[object]],
         address: str,
     ) -> Reply | None:
-        """The response to a request, None if nobody waits for it; never raises, and returns once the body is there.
+        """Answer one request; None if the caller is gone. Never raises, and returns only after `body` is done.
 
         Args:
-            query: of the URL, as it came.
-            headers: of the request.
-            body: of the request, once it is whole; None if it is not answered here, as if nothing had been begun.
-            begun: the first piece of it, if that has come.
+            query: the URL's query, undecoded.
+            headers: the request's headers.
+            body: the complete body; None if uvicorn takes the request over, and this call must have no effect.
+            begun: gives the first piece of the body, or nothing if none has arrived.
             hang_up: returns when the caller is gone.
-            address: of the caller.
+            address: the caller's address.
         """
         ...
 
 
 class WholeBody(Body):
-    """A body that comes whole, or not at all (`Express.answer`)."""
+    """A body that arrives completely or not at all (see `FastPathApp.answer`)."""
 
     def __init__(
         self,
@@ -96,13 +97,13 @@ class WholeBody(Body):
         """See `Body.begun`."""
         return self._begun()
 
-    async def read(self, declared: str | None) -> bytes:  # noqa: ARG002 - it is bounded by who gives it
+    async def read(self, declared: str | None) -> bytes:  # noqa: ARG002 - the protocol bounds it
         """See `Body.read`."""
         data = await self._coming
         if data is None:
             raise CallerGone
         self.take(len(data), self._most)
-        return some(data)
+        return nonempty(data)
 
     async def arrived(self) -> bool:
         """See `Body.arrived`."""
@@ -110,28 +111,28 @@ class WholeBody(Body):
 
 
 class _Request:
-    """A request whose answer is begun; has the parts of uvicorn's cycle that its protocol looks at once it is whole."""
+    """A held request; offers the attributes of uvicorn's cycle that uvicorn's protocol reads."""
 
     __slots__ = ("body", "disconnected", "keep_alive", "message_event", "pieces", "response_complete")
 
     more_body: Final = False
     response_started: Final = False
-    """Of a response that is not complete: they are written at once."""
+    """Of an incomplete response; this one is written at once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, keep_alive: bool) -> None:
         self.pieces: list[bytes] = []
-        """Of the body, so far."""
+        """The body so far."""
         self.body: asyncio.Future[bytes | None] = loop.create_future()
-        """See `Express.answer`."""
+        """See `FastPathApp.answer`."""
         self.keep_alive = keep_alive
         self.disconnected = False
         self.response_complete = False
         self.message_event = asyncio.Event()
-        """Set when the caller is gone; nothing else sets it once the body is whole."""
+        """Set when the caller is gone; nothing else sets it once the body is complete."""
 
     @property
     def whole(self) -> bool:
-        """Whether it is answered here."""
+        """Whether the body is complete and the request is answered here."""
         return self.body.done() and not self.body.cancelled() and self.body.result() is not None
 
     def begun(self) -> bytes:
@@ -143,20 +144,20 @@ class _Request:
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
 
-class ExpressProtocol(BoundedProtocol):
-    """One connection. Use `bounded_express` to tie the class to a server."""
+class FastPathProtocol(BoundedProtocol):
+    """One connection. Use `fast_path_protocol` to tie the class to a server."""
 
-    express: ClassVar[Express]
+    fast_app: ClassVar[FastPathApp]
     answers_pages: ClassVar[bool] = True
-    """Whether requests of pages in browsers (`Origin`) are answered here; else by uvicorn's application, which adds
-    what browsers ask for."""
+    """Whether requests with an `Origin` are answered here; otherwise by uvicorn's application, which adds the CORS
+    headers."""
 
     _held: _Request | None = None
-    """Whose head is held back; None while there is none."""
+    """The held request."""
     _until: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
-        """See `BoundedProtocol`; what is not whole by the end may be so soon."""
+        """Process a read; if it leaves the held request incomplete, wait `HOLD_S` for the rest."""
         super().data_received(data)
         if self._held is None:
             return
@@ -172,17 +173,17 @@ class ExpressProtocol(BoundedProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """The server stops: what was begun is still answered."""
+        """Stop; started requests are still answered."""
         if self._held is not None:
             self._hand_over()
         super().shutdown()
 
     def begin(self) -> None:
-        """Hold the head back if its request may be answered here."""
-        parser, path = self.parser, self.express.express_path
+        """Hold the request if it is eligible for the fast path."""
+        parser, paths = self.parser, self.fast_app.fast_paths
         if (
-            self.url.startswith(path)
-            and (url := httptools.parse_url(self.url)).path == path
+            self.url.startswith(paths)
+            and (url := httptools.parse_url(self.url)).path in paths
             and not self._answering()
             and not self.expect_100_continue
             and parser.get_method() == b"POST"
@@ -204,7 +205,7 @@ class ExpressProtocol(BoundedProtocol):
             self._held.pieces.append(body)
 
     def complete(self) -> None:
-        """Answer, if the request was held back; it is whole."""
+        """Answer the held request: its body is complete."""
         held = self._held
         if held is None:
             super().complete()
@@ -218,28 +219,28 @@ class ExpressProtocol(BoundedProtocol):
         super()._refuse(error)
 
     def _hand_over(self) -> None:
-        """Let uvicorn go on with the request that is held back."""
+        """Pass the held request to uvicorn."""
         held = self._held
-        assert held is not None, "the timer ends with what is held"
+        assert held is not None, "the timer is cancelled with the hold"
         self._let_go(held, None)
         super().begin()
         if held.pieces:
             super().keep(held.joined())
 
     def _let_go(self, held: _Request, body: bytes | None) -> None:
-        """Hold it no longer, and tell whoever answers it."""
+        """Stop holding the request; its answer gets `body`, or None if uvicorn takes over."""
         self._held = None
         if self._until is not None:
             self._until.cancel()
             self._until = None
-        if not held.body.done():  # by the server, which stops
+        if not held.body.done():  # a stopping server cancels it
             held.body.set_result(body)
 
     async def _answer(self, cycle: _Request, query: bytes, headers: Headers) -> None:
         try:
             address = LOCAL if self.client is None else self.client[0]
             gone = cycle.message_event.wait
-            reply = await self.express.answer(query, headers, cycle.body, cycle.begun, gone, address)
+            reply = await self.fast_app.answer(query, headers, cycle.body, cycle.begun, gone, address)
             if not cycle.whole:
                 return
             if self.flow.write_paused and not cycle.disconnected:
@@ -249,7 +250,7 @@ class ExpressProtocol(BoundedProtocol):
             self._write(reply, close=not cycle.keep_alive)
             cycle.response_complete = True
         finally:
-            # Nobody waits for an answer, or there is a defect: it must not hang.
+            # The caller is gone, or there is a defect: the connection must not hang.
             if cycle.whole and not cycle.response_complete:
                 self.transport.abort()
         self.on_response_complete()
@@ -264,12 +265,12 @@ class ExpressProtocol(BoundedProtocol):
             self.transport.close()
 
 
-def bounded_express(limits: Limits, express: Express, *, answers_pages: bool = True) -> type[asyncio.Protocol]:
-    """The protocol class of one server, for `uvicorn.Config(http=…)`; `answers_pages` as `ExpressProtocol` has it."""
+def fast_path_protocol(limits: Limits, app: FastPathApp, *, answers_pages: bool = True) -> type[asyncio.Protocol]:
+    """The protocol class of one server, for `uvicorn.Config(http=…)`; `answers_pages`: see `FastPathProtocol`."""
 
-    class Bound(ExpressProtocol):
-        book = Connections(limits)
+    class Bound(FastPathProtocol):
+        registry = ConnectionRegistry(limits)
 
-    Bound.express = express
+    Bound.fast_app = app
     Bound.answers_pages = answers_pages
     return Bound

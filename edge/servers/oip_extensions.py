@@ -1,14 +1,13 @@
-"""What else clients of Triton ask a server for: statistics, the model repository, logging, tracing, shared memory.
+"""Triton's extensions of the protocol: statistics, the model repository, logging, tracing, shared memory.
 
-What has an answer here gets it in Triton's form; what would change a node that is set up by its settings is refused
-with 400 and says how it is done here. Sources: Triton's protocol extensions `statistics`, `model_repository`,
+Queries are answered in Triton's form. Requests that would change a node, which only its settings may, are refused with
+400 and a message that names the setting. Sources: Triton's protocol extensions `statistics`, `model_repository`,
 `logging`, `trace` and `shared_memory`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -17,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from edge.servers import oip_codec
+from edge.servers.frontend import Frontend
 from edge.servers.oip_routes import known
-from edge.serving.node import EdgeNode
 from hawkvision.core.errors import MALFORMED, BadField, NotFound
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.servers.bodies import Bodies, Body
@@ -26,7 +25,7 @@ from hawkvision.servers.bodies import Bodies, Body
 log = logging.getLogger("hawkvision.edge")
 
 MAX_ASKED_BYTES: Final = 64 * 1024
-"""Of a body that says what to load; a model's configuration is some kilobytes."""
+"""Largest body of a request to load a model; a configuration is some kilobytes."""
 
 _NOTHING: Final = {"count": 0, "ns": 0}
 _LOADED_AT_START: Final = (
@@ -34,24 +33,16 @@ _LOADED_AT_START: Final = (
 )
 
 
-def extension_routes(
-    ready_node: Callable[[], EdgeNode], metrics: EdgeMetrics, bodies: Bodies, last_answer_ms: Callable[[], int]
-) -> list[BaseRoute]:
-    """The routes of these calls.
-
-    Args:
-        ready_node: gives the node, or raises `NotReady`.
-        metrics: where the statistics come from.
-        bodies: within whose bounds bodies are read.
-        last_answer_ms: when the last answer was given, in milliseconds since 1970; 0 if none was.
-    """
+def extension_routes(frontend: Frontend) -> list[BaseRoute]:
+    """The routes of the extensions."""
+    ready_node, metrics = frontend.ready_node, frontend.metrics
 
     async def statistics(request: Request) -> Response:
         task = request.path_params.get("task")
         node = ready_node()
         if task is not None:
             known(node, task, request.path_params.get("version"))
-        return _json({"model_stats": [model_statistics(node.task, metrics, last_answer_ms())]})
+        return _json({"model_stats": [model_statistics(node.task, metrics, frontend.last_answer_ms())]})
 
     async def index(_: Request) -> Response:
         entry = {"name": ready_node().task, "version": oip_codec.MODEL_VERSION, "state": "READY", "reason": ""}
@@ -61,9 +52,9 @@ def extension_routes(
         task, node = request.path_params["task"], ready_node()
         if task != node.task:
             raise BadField(f"cannot load {task[:100]!r}: {_LOADED_AT_START}")
-        if await _asks_for_more(request, bodies):
+        if await _has_parameters(request, frontend.bodies):
             raise BadField(f"cannot load {task!r} with parameters: {_LOADED_AT_START}")
-        return _json({})  # it is loaded
+        return _json({})  # it is loaded already
 
     async def unload(request: Request) -> Response:
         task, node = request.path_params["task"], ready_node()
@@ -106,7 +97,7 @@ def extension_routes(
         raise BadField(f"cannot register shared memory: {oip_codec.NO_SHARED_MEMORY}")
 
     async def unregister(_: Request) -> Response:
-        return _json({})  # there is none, which is what was asked for
+        return _json({})  # there is none
 
     get, post = ["GET"], ["POST"]
     repository, memory = "/v2/repository", ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
@@ -131,8 +122,8 @@ def extension_routes(
     ]
 
 
-async def _asks_for_more(request: Request, bodies: Bodies) -> bool:
-    """Whether a request to load says how.
+async def _has_parameters(request: Request, bodies: Bodies) -> bool:
+    """Whether a request to load has parameters.
 
     Raises:
         HawkVisionError: if its body cannot be read.
@@ -154,15 +145,15 @@ async def _asks_for_more(request: Request, bodies: Bodies) -> bool:
 
 
 class _Load(msgspec.Struct, frozen=True):
-    """A request to load, as it is written."""
+    """The body of a request to load."""
 
     parameters: dict[str, Any] | None = None
 
 
 def model_statistics(task: str, metrics: EdgeMetrics, last_answer_ms: int) -> dict[str, Any]:
-    """What the node has counted since it started, as an entry of `model_stats`.
+    """The counts since the node started, as an entry of `model_stats`.
 
-    Of failures only the number is known, and the time of decoding is in none of these parts.
+    Failures have a number but no time, and the time of decoding is in no part.
     """
     return {
         "name": task,
@@ -189,7 +180,7 @@ def _duration(histogram: Any) -> dict[str, int]:
 
 
 def _total(metric: Any, ending: str, but: str | None = None) -> float:
-    """A metric's samples of that kind together, but for those of a status code."""
+    """Sum of a metric's samples whose names end so, without those of the status code `but`."""
     samples = [sample for family in metric.collect() for sample in family.samples]
     return float(sum(s.value for s in samples if s.name.endswith(ending) and (but is None or s.labels["code"] != but)))
 

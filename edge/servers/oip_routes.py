@@ -1,7 +1,6 @@
-"""The Open Inference Protocol's paths on the HTTP server; `edge.servers.oip_codec` knows what their bodies mean.
+"""The Open Inference Protocol over HTTP; `edge.servers.oip_codec` encodes and decodes the bodies.
 
-There is no second way to an answer: each image of a request is one `EdgeNode.classify`, with its admission, its
-deadline, its controllers and its metrics.
+Each image of a request is one `EdgeNode.classify`, with its own admission, deadline, controllers and metrics.
 """
 
 from __future__ import annotations
@@ -17,34 +16,81 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Scope
 
+from edge.inference.admission import Turns
 from edge.servers import oip_codec
-from edge.servers.request_fields import Source
-from edge.serving.admission import Turns
+from edge.servers.http_messages import Answered, header
+from edge.servers.request_fields import Source, read_headers, read_query
 from edge.serving.node import EdgeNode
 from hawkvision.core.errors import BadField, BadImage, NotFound, TooLarge, UnsupportedMedia
 from hawkvision.core.trace import TraceContext
 from hawkvision.core.types import Answer
-from hawkvision.imaging.decoding_cost import Cost
-from hawkvision.imaging.preprocessing import ImageHeader, probe
+from hawkvision.imaging.decoding_cost import DecodingCost
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import probe
+from hawkvision.servers.bodies import Body
 
 _INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 _WINDOW_BITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-"""What zlib calls the two formats (RFC 1952 and RFC 1950)."""
+"""zlib's numbers for the two formats (RFC 1952 and RFC 1950)."""
 JSON_ON_LOOP_BYTES: Final = 64 * 1024
-"""Of a request; takes about 0.1 ms with its base64."""
+"""JSON of a request that is parsed on the event loop; more is parsed in a thread."""
 
 
 def is_infer(path: str) -> bool:
-    """Whether a path is that of an inference."""
+    """Whether this is the path of an inference."""
     return path.startswith("/v2/models/") and path.endswith("/infer")
 
 
-def asked_task(path: str, node: EdgeNode) -> str:
-    """The task in an inference's path.
+async def infer(
+    node: EdgeNode,
+    scope: Scope,
+    body: Body,
+    started: float,
+    trace: TraceContext,
+    caller: str,
+    *,
+    max_body_bytes: int,
+) -> Answered:
+    """Answer an inference request; see `http_messages.Handler`.
+
+    Args:
+        node: answers.
+        scope: the request.
+        body: its body, in JSON or with binary tensors behind the JSON.
+        started: clock time of its first byte.
+        trace: its span.
+        caller: see `caller_of`.
+        max_body_bytes: bound of the body after inflation.
 
     Raises:
-        NotFound: if the path names none, or one that this node does not serve.
+        HawkVisionError, CallerGone: as `EdgeNode.classify`, and for a malformed request.
+    """
+    task = asked_task(scope["path"], node)
+    headers = scope["headers"]
+    data = await body.read(header(headers, b"content-length"))
+    encoding = header(headers, b"content-encoding")
+    if encoding is not None:  # in a thread: ten megabytes take some ten milliseconds
+        data = await asyncio.to_thread(inflate, data, encoding, max_body_bytes)
+        body.hold(len(data))
+    elsewhere = read_query(scope["query_string"]) + read_headers(headers)
+    json_bytes = header(headers, b"inference-header-content-length")
+    asked = await read_infer(task, data, json_bytes, elsewhere)
+    del data  # `asked` holds copies of the images
+    answers = await classify_all(node, asked, started, trace, body.hang_up, caller)
+    written, json_written = oip_codec.encode_answers(asked, answers)
+    if json_written is None:
+        return Answered(answers, written, [])
+    length = (b"inference-header-content-length", b"%d" % json_written)
+    return Answered(answers, written, [length], b"application/octet-stream")
+
+
+def asked_task(path: str, node: EdgeNode) -> str:
+    """The task in the path of an inference.
+
+    Raises:
+        NotFound: if the path names no task, or one that this node does not serve.
     """
     found = _INFER.fullmatch(path)
     if found is None:
@@ -54,10 +100,10 @@ def asked_task(path: str, node: EdgeNode) -> str:
 
 
 def known(node: EdgeNode, task: str, version: str | None = None) -> str:
-    """The task, if this node serves it in this version.
+    """The task, checked.
 
     Raises:
-        NotFound: else.
+        NotFound: if this node does not serve it, or not in this version.
     """
     if task != node.task:
         raise NotFound(f"task {task[:100]!r} is not served here; this node serves {node.task!r}")
@@ -67,12 +113,12 @@ def known(node: EdgeNode, task: str, version: str | None = None) -> str:
 
 
 def inflate(body: bytes, encoding: str | None, limit: int) -> bytes:
-    """The body without its Content-Encoding.
+    """Undo the Content-Encoding of a body.
 
     Raises:
         UnsupportedMedia: for an encoding other than gzip and deflate.
-        BadField: if it is not what it says, or is cut off.
-        TooLarge: if it has more than `limit` bytes; no more than these are ever made.
+        BadField: if the body is not in that encoding, or is cut off.
+        TooLarge: if it inflates to more than `limit` bytes; inflation stops there.
     """
     name = (encoding or "identity").strip().lower()
     if name == "identity":
@@ -95,7 +141,7 @@ def inflate(body: bytes, encoding: str | None, limit: int) -> bytes:
 async def read_infer(
     task: str, body: bytes, json_bytes: str | None, elsewhere: Sequence[Source]
 ) -> oip_codec.InferRequest:
-    """As `oip_codec.parse_infer`; off the event loop where there is much JSON."""
+    """As `oip_codec.parse_infer`, in a thread if there is much JSON."""
     if oip_codec.json_length(json_bytes, len(body)) <= JSON_ON_LOOP_BYTES:
         return oip_codec.parse_infer(task, body, json_bytes, elsewhere)
     return await asyncio.to_thread(oip_codec.parse_infer, task, body, json_bytes, elsewhere)
@@ -109,7 +155,7 @@ async def classify_all(
     hang_up: Callable[[], Awaitable[object]],
     caller: str,
 ) -> list[Answer]:
-    """The answers to all images of a request, in order; the first error of any of them ends it.
+    """The answers to all images of a request, in order; the first error ends the request.
 
     Raises:
         HawkVisionError, CallerGone: as `EdgeNode.classify`.
@@ -129,7 +175,7 @@ async def classify_all(
     with admission.admit([cost for _, cost in weighed]) as admitted:
         turns = Turns(node.pool.threads, admitted)
         if asked.request.deadline_ms is not None and not node.policy.route(asked.request.target).direct:
-            # Heavy ones are decoded one after the other.
+            # Heavy images of one request are decoded one after the other.
             left_ms = asked.request.deadline_ms - (node.clock.now() - started) * 1e3
             admission.check_time(sum(cost.heavy_s for _, cost in weighed), left_ms, asked.request.on_miss)
         waiting = [
@@ -145,7 +191,7 @@ async def classify_all(
             await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def _weighed(node: EdgeNode, number: int, image: bytes) -> tuple[ImageHeader, Cost]:
+def _weighed(node: EdgeNode, number: int, image: bytes) -> tuple[ImageHeader, DecodingCost]:
     with _numbered(number):
         header = probe(image)
         return header, node.admission.cost(image, header)
@@ -153,7 +199,7 @@ def _weighed(node: EdgeNode, number: int, image: bytes) -> tuple[ImageHeader, Co
 
 @contextmanager
 def _numbered(number: int) -> Iterator[None]:
-    """Say which image of a request is at fault."""
+    """Add the number of the image to its error."""
     try:
         yield
     except (BadImage, TooLarge, UnsupportedMedia) as error:
@@ -161,31 +207,31 @@ def _numbered(number: int) -> Iterator[None]:
 
 
 def routes(ready_node: Callable[[], EdgeNode]) -> list[BaseRoute]:
-    """What can be asked about the server and its model."""
+    """The routes of health, metadata and configuration."""
 
-    def said(value: object) -> Response:
+    def reply(value: object) -> Response:
         return Response(msgspec.json.encode(value), media_type="application/json")
 
     async def live(_: Request) -> Response:
-        return said({"live": True})
+        return reply({"live": True})
 
     async def ready(_: Request) -> Response:
         ready_node()
-        return said({"ready": True})
+        return reply({"ready": True})
 
     async def server(_: Request) -> Response:
-        return said(oip_codec.server_metadata())
+        return reply(oip_codec.server_metadata())
 
     async def model(request: Request) -> Response:
-        return said(oip_codec.model_metadata(_asked(request)))
+        return reply(oip_codec.model_metadata(task_of(request)))
 
     async def config(request: Request) -> Response:
-        return said(oip_codec.model_config(_asked(request)))
+        return reply(oip_codec.model_config(task_of(request)))
 
     async def model_ready(request: Request) -> Response:
-        return said({"name": _asked(request), "ready": True})
+        return reply({"name": task_of(request), "ready": True})
 
-    def _asked(request: Request) -> str:
+    def task_of(request: Request) -> str:
         return known(ready_node(), request.path_params["task"], request.path_params.get("version"))
 
     get = ["GET"]

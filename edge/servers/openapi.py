@@ -1,4 +1,4 @@
-"""The API described: `/openapi.json` for tools and `/docs` for people, both from one table.
+"""The description of the API: `/openapi.json` for tools and `/docs` for people, both from one table.
 
 The page is plain HTML without scripts, because an edge node has no internet to fetch a viewer from.
 """
@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from edge.servers.oip_codec import INPUT, MAX_IMAGES, OUTPUTS
 from edge.servers.request_fields import FIELDS, TARGET_FIELDS
-from hawkvision import __version__
 from hawkvision.core.types import (
     AccuracyGuarantee,
     AccuracyStatus,
@@ -24,8 +23,10 @@ from hawkvision.core.types import (
     Tier,
     Timing,
 )
+from hawkvision.core.version import __version__
 
 _BASES: Final = [basis.value for basis in Basis]
+_STATUSES: Final = [status.value for status in AccuracyStatus]
 _ERRORS: Final = {
     "400": "Not an image, or an unknown, malformed or contradictory field",
     "401": "Missing or wrong key",
@@ -57,12 +58,12 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
 def _schemas() -> dict[str, Any]:
     prediction = {"label": {"type": "string"}, "index": {"type": "integer"}, "confidence": _FRACTION}
     accuracy = {
-        "target": {"type": "object", "description": "The target as it was understood."},
-        "max_drop": _nullable(_FRACTION),
-        "status": {"type": "string", "enum": ["certified", "best_effort", "suspended"]},
-        "basis": {"type": "string", "enum": _BASES},
-        "delta": _nullable(_FRACTION),
-        "n": _nullable({"type": "integer"}),
+        "target": {"type": "object", "description": "The target, as the field that stated it."},
+        "max_drop": _nullable(_FRACTION | {"description": "Accuracy below the reference stage's, at most."}),
+        "status": {"type": "string", "enum": _STATUSES, "description": "Whether `max_drop` is certified."},
+        "basis": {"type": "string", "enum": _BASES, "description": "What the status rests on."},
+        "delta": _nullable(_FRACTION | {"description": "Probability that the certificate is wrong, at most."}),
+        "n": _nullable({"type": "integer", "description": "Images that the certificate was tested on."}),
     }
     answer = {
         "id": {"type": "string"},
@@ -70,9 +71,9 @@ def _schemas() -> dict[str, Any]:
         **prediction,
         "top_k": {"type": "array", "items": _object(prediction)},
         "model": {"type": "string"},
-        "tier": {"type": "string", "enum": ["edge", "datacenter"]},
+        "tier": {"type": "string", "enum": [tier.value for tier in Tier]},
         "escalated": {"type": "boolean"},
-        # `audit` is a label of the escalation metric alone: audits are made behind the answer's back.
+        # `audit` is a label of the escalation metric only: audits run after the answer.
         "reason": _nullable({"type": "string", "enum": ["low_confidence", "target", "edge_busy"]}),
         "degraded": {"type": "boolean"},
         "received_fraction": _FRACTION,
@@ -97,7 +98,7 @@ def _targets() -> dict[str, Any]:
         "target": {"type": "object", "description": "The fields that ask for it."},
         "max_drop": _nullable(_FRACTION),
         "min_accuracy": _nullable(_FRACTION),
-        "status": {"type": "string", "enum": ["certified", "best_effort", "suspended"]},
+        "status": {"type": "string", "enum": _STATUSES},
         "suspended": flag | {"description": "In the node's own stream; other streams have their own."},
         "basis": {"type": "string", "enum": _BASES},
         "delta": _nullable(_FRACTION),
@@ -175,7 +176,8 @@ def document() -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "paths": {
-            "/v1/classify": {"post": _classify(errors)},
+            "/v1/infer": {"post": _images(errors, "Answer an image to a target", "infer")},
+            "/v1/classify": {"post": _images(errors, "Classify an image to a target", "classify")},
             "/v1/targets": get("What can be asked for, and what it costs", "targets", schema="Targets"),
             "/v1/transport": get("Where images may be sent as datagrams", "transport", schema="Transports"),
             "/healthz": get("The process is alive", "healthz"),
@@ -200,8 +202,8 @@ def document() -> dict[str, Any]:
     }
 
 
-def _classify(errors: dict[str, Any]) -> dict[str, Any]:
-    """One image: its fields as query parameters, itself as the body or in a form together with them."""
+def _images(errors: dict[str, Any], summary: str, operation: str) -> dict[str, Any]:
+    """A path that takes one image: the fields as query parameters, the image as the body or in a form with them."""
     parameters = [
         {"name": f.name, "in": "query", "required": False, "description": f.description, "schema": dict(f.schema)}
         for f in FIELDS.values()
@@ -218,9 +220,9 @@ def _classify(errors: dict[str, Any]) -> dict[str, Any]:
         }
     }
     return {
-        "summary": "Classify an image to a target",
+        "summary": summary,
         "description": "Every field may also be sent as a header `X-HawkVision-<Field-Name>` or a multipart field.",
-        "operationId": "classify",
+        "operationId": operation,
         "parameters": parameters,
         "requestBody": {
             "required": True,
@@ -248,17 +250,17 @@ def _classify(errors: dict[str, Any]) -> dict[str, Any]:
 
 
 def _infer(errors: dict[str, Any]) -> dict[str, Any]:
-    """Inference by the Open Inference Protocol, for which others have written the schemas."""
+    """Inference by the Open Inference Protocol, whose specification has the schemas."""
     media = {"application/json": {"schema": {"type": "object"}}, "application/octet-stream": {"schema": {}}}
     return {
         "summary": "Classify images to a target (Open Inference Protocol)",
         "description": (
             f"One input `{INPUT}`, BYTES of [N] or [N,1] with N up to {MAX_IMAGES}: encoded images, in binary, or "
-            "in base64 where the data are JSON. The fields of /v1/classify are request parameters. Outputs: "
-            f"{', '.join(OUTPUTS)}. How they were found is in the response's parameters, and in `ignored_parameters` "
-            "the names of those that mean nothing here."
+            "in base64 where the data are JSON. The fields of /v1/infer are request parameters. Outputs: "
+            f"{', '.join(OUTPUTS)}. The response's parameters say which stage and tier answered and what is guaranteed "
+            "(`max_drop`, `status`, `basis`, `delta`, `n`); `ignored_parameters` lists unknown request parameters."
         ),
-        "operationId": "infer",
+        "operationId": "modelInfer",
         "requestBody": {"required": True, "content": media},
         "responses": {"200": {"description": "The answers", "content": media}, **errors},
     }
@@ -282,7 +284,7 @@ def _code(text: str) -> str:
 
 
 def allowed(schema: Mapping[str, Any]) -> str:
-    """The values that a schema allows, for people."""
+    """The values that a schema allows, in words."""
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if schema["type"] == "string":
@@ -296,7 +298,7 @@ def allowed(schema: Mapping[str, Any]) -> str:
 
 
 def _form() -> str:
-    """A form that asks about an image; its fields all have a value, for browsers send empty ones too."""
+    """A form that sends an image; every field has a value, because browsers send empty ones too."""
     quality, top_k = FIELDS["quality"], FIELDS["top_k"]
     default = quality.schema["default"]
     choices = "".join(
@@ -317,7 +319,7 @@ def page(address: str) -> str:
     """The documentation as one HTML page.
 
     Args:
-        address: of this node, as the reader's browser has it.
+        address: this node's URL, as the reader's browser knows it.
     """
     described = document()
     classify = described["paths"]["/v1/classify"]["post"]
@@ -354,8 +356,9 @@ def page(address: str) -> str:
         f"<h2>Try it</h2>{_form()}<p>Where the node asks for a key, send it as "
         f"{_code('Authorization: Bearer KEY')}, which a form cannot do.</p>"
         f"<h2>Paths</h2><table>{paths}</table>"
-        f"<h2><code>POST /v1/classify</code></h2><p>The body is the image: JPEG, PNG or WebP, raw or as "
-        f"<code>image</code> in a multipart form. {html.escape(classify['description'])} "
+        f"<h2><code>POST /v1/infer</code>, <code>POST /v1/classify</code></h2>"
+        f"<p>The body is the image: JPEG, PNG or WebP, raw or as <code>image</code> in a multipart form. "
+        f"{html.escape(classify['description'])} "
         f"At most one of {', '.join(map(_code, TARGET_FIELDS))}.</p>"
         f"<table><tr><th>Field</th><th>Allowed</th><th>Default</th><th>Meaning</th></tr>{fields}</table>"
         f"<h2>Answer</h2><pre>{html.escape(example)}</pre>"
@@ -365,7 +368,7 @@ def page(address: str) -> str:
 
 
 def example_answer() -> dict[str, Any]:
-    """What an answer looks like."""
+    """An example of an answer."""
     return Answer(
         id="85d35cb338cb14a3bb89b4948633cb8e",
         task="imagenet",

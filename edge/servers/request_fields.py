@@ -1,4 +1,4 @@
-"""What a caller may ask, and how it is written: one table for query, headers, multipart fields and OpenAPI.
+"""The fields of a request: one table for query, headers, multipart fields and OpenAPI.
 
 A field may come as a query parameter (`deadline_ms=80`), a header (`X-HawkVision-Deadline-Ms: 80`) or a multipart
 field. Unknown names, values out of range and contradictions are errors; nothing is guessed.
@@ -26,7 +26,7 @@ from hawkvision.core.types import (
 
 HEADER_PREFIX: Final = "x-hawkvision-"
 MAX_FIELDS: Final = 32
-"""Fields in one query string; there are nine to choose from."""
+"""Fields in one query string; nine are defined."""
 MAX_STREAM_LENGTH: Final = 128
 MAX_TOP_K: Final = 100
 MAX_NUMBER_LENGTH: Final = 32
@@ -38,7 +38,7 @@ Source = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: how its text is read, and its JSON schema for the documentation."""
+    """One field: its parser, and its JSON schema for the documentation."""
 
     name: str
     read: Callable[[str, str], Any]
@@ -101,12 +101,12 @@ _FRACTION_SCHEMA = {"type": "number", "minimum": 0, "maximum": 1}
 FIELDS: Final = {
     field.name: field
     for field in (
-        Field("task", _name, {"type": "string"}, "What is asked of the image; default: the node's task."),
+        Field("task", _name, {"type": "string"}, "The task to answer; default: the node's task."),
         Field(
             "min_accuracy",
             _fraction,
             _FRACTION_SCHEMA,
-            "At least this share of answers right, over images like those of the profile.",
+            "At least this share of answers is right, over images like those of the profile.",
         ),
         Field(
             "max_accuracy_drop",
@@ -154,10 +154,10 @@ _DEFAULT = ClassifyRequest()
 
 
 def read_query(query: bytes) -> list[Source]:
-    """The fields of a query string; empty pairs, as between `&&` and behind the last `&`, say nothing.
+    """The fields of a query string; empty pairs, as in `a=1&&b=2&`, are skipped.
 
     Raises:
-        BadField: if it is no UTF-8 `name=value` list, or has more than `MAX_FIELDS` entries.
+        BadField: if it is not a UTF-8 list of `name=value`, or has more than `MAX_FIELDS` entries.
     """
     written = b"&".join(filter(None, query.split(b"&")))
     if not written:
@@ -176,7 +176,7 @@ def read_query(query: bytes) -> list[Source]:
 
 
 def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[Source]:
-    """The fields written as `X-HawkVision-*` headers, which ASGI gives in lower case."""
+    """The fields in `X-HawkVision-*` headers, whose names are in lower case."""
     return [
         ("header", name[len(HEADER_PREFIX) :].decode("latin-1").replace("-", "_"), value.decode("latin-1").strip())
         for name, value in headers
@@ -184,8 +184,8 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[Source]:
     ]
 
 
-MAX_REMEMBERED_BYTES: Final = 1024
-"""Longer wordings are read anew each time, so that what is remembered stays below 1 MB."""
+MAX_CACHED_BYTES: Final = 1024
+"""Longer requests are parsed anew each time, so that the cache stays below 1 MB."""
 
 
 def read_request(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> ClassifyRequest:
@@ -194,19 +194,19 @@ def read_request(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> Clas
     Raises:
         BadField: as `parse_request`.
     """
-    if len(query) + sum(len(value) for _, value in headers) > MAX_REMEMBERED_BYTES:
+    if len(query) + sum(len(value) for _, value in headers) > MAX_CACHED_BYTES:
         return parse_request(read_query(query) + read_headers(headers))
-    return _remembered(query, headers)
+    return _cached(query, headers)
 
 
 @functools.lru_cache(maxsize=1024)
-def _remembered(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> ClassifyRequest:
-    """A camera asks the same of every frame, so distinct wordings are remembered; refusals are not (5 to 10 µs)."""
+def _cached(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> ClassifyRequest:
+    """As `read_request`; a camera asks the same for every frame. Errors are not cached."""
     return parse_request(read_query(query) + read_headers(headers))
 
 
 def with_stream(template: bytes, meta: bytes) -> ClassifyRequest:
-    """The request that a query string states for an image whose `stream` is told beside it, in UTF-8, if at all.
+    """The request of a datagram: a query string, and the name of the stream in UTF-8, which may be empty.
 
     Raises:
         BadField: as `parse_request`.

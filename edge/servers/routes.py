@@ -1,12 +1,10 @@
-"""What can be read about a node: health, targets, transports, metrics and the API's description.
+"""The pages of a node: health, targets, transports, metrics and the description of the API.
 
-Whatever goes wrong leaves as `{"error", "code"}` with its status, unknown paths and methods included.
+Every error leaves as `{"error", "code"}` with its status, including those of unknown paths and methods.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,35 +12,22 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from edge.servers import oip_routes, openapi
-from edge.serving.node import EdgeNode
+from edge.servers.frontend import Frontend, internal_error
+from edge.servers.oip_extensions import extension_routes
 from edge.serving.targets import describe_targets
-from hawkvision.core.errors import BadField, HawkVisionError, InternalError, MethodNotAllowed, NotFound
-from hawkvision.core.escalation_api import TRANSPORT_PATH, Transports
-from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.errors import BadField, HawkVisionError, MethodNotAllowed, NotFound
+from hawkvision.core.escalation_api import TRANSPORT_PATH
 
 CALLER: Final = "hawkvision.caller"
-"""In a request's scope: whose evidence the caller's requests are (`edge.monitoring.streams.caller_of`)."""
-
-log = logging.getLogger("hawkvision.edge")
+"""Key of the caller in a request's scope (`edge.monitoring.stream_keys.caller_of`)."""
 
 
-def pages(
-    ready_node: Callable[[], EdgeNode],
-    transports: Callable[[], Transports],
-    metrics: EdgeMetrics,
-    more: Sequence[BaseRoute],
-) -> Starlette:
-    """The application that answers everything but images.
-
-    Args:
-        ready_node: gives the node, or raises `NotReady`.
-        transports: what else the node listens to now.
-        metrics: what `/metrics` shows.
-        more: further routes, whose errors leave in the same way.
-    """
+def pages(frontend: Frontend) -> Starlette:
+    """The application that answers every request without an image, for this front end."""
+    ready_node, metrics = frontend.ready_node, frontend.metrics
 
     async def healthz(_: Request) -> Response:
         return _json({"status": "alive"})
@@ -56,7 +41,7 @@ def pages(
 
     async def transport(_: Request) -> Response:
         ready_node()
-        return _json(transports())
+        return _json(frontend.transports())
 
     async def exposition(_: Request) -> Response:
         return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
@@ -82,15 +67,14 @@ def pages(
         return _json(error.body(), error.status)
 
     async def on_defect(_: Request, error: Exception) -> Response:
-        log.error("internal error", exc_info=error)
-        return _json(InternalError("the node failed on this request; its log says why").body(), 500)
+        return _json(internal_error(error).body(), 500)
 
     get = ["GET"]
     rest = Starlette(
         routes=[
             Route("/healthz", healthz, methods=get),
             Route("/readyz", readyz, methods=get),
-            *more,  # first: `/v2/models/stats` is no task
+            *extension_routes(frontend),  # first: `/v2/models/stats` is no task
             *oip_routes.routes(ready_node),
             Route("/v1/targets", targets, methods=get),
             Route(TRANSPORT_PATH, transport, methods=get),
@@ -104,7 +88,7 @@ def pages(
             Exception: on_defect,
         },
     )
-    # A redirect would carry the caller's own Host header back to it; a wrong path is simply not found.
+    # A redirect would send the caller's own Host header back; a wrong path is not found.
     rest.router.redirect_slashes = False
     return rest
 

@@ -25,10 +25,10 @@ from hawkvision.cascade.route import (
     Controls,
     Route,
     certificates_name,
+    controller_spec,
     guaranteed,
-    terms,
     unmonitored,
-    weakened,
+    without_guarantee,
 )
 from hawkvision.core.types import (
     AccuracyGuarantee,
@@ -82,13 +82,13 @@ class ReceivedRoutes:
         condition = self._conditions[quality, fraction]
         route = self._in(condition, target)
         if self._elsewhere:
-            route = replace(route, guarantee=weakened(route.guarantee), controls=None)
+            route = replace(route, guarantee=without_guarantee(route.guarantee), controls=None)
         return replace(route, temperature=condition.edge_temperature)
 
     def _in(self, condition: ReceivedCondition, target: Target) -> Route:
         match target:
             case MaxAccuracyDrop(value):
-                return self._drop(condition, target, value) or self._short(condition, target, value)
+                return self._drop(condition, target, value) or self._below_target(condition, target, value)
             case MinAccuracy(value):
                 return self._accuracy(condition, target, value)
             case MinConfidence(value):
@@ -99,11 +99,11 @@ class ReceivedRoutes:
                 return self._edge_alone(condition, guaranteed(target, condition.fast))
             case Quality.BALANCED:
                 balanced = self._pair.conditions[0].balanced.max_drop
-                return self._drop(condition, target, balanced) or self._short(condition, target, balanced)
+                return self._drop(condition, target, balanced) or self._below_target(condition, target, balanced)
             case Quality.BEST:
                 # No stage does better, but its answer to this image is below its answer to the original.
                 guarantee = replace(guaranteed(target, condition.best), status=AccuracyStatus.BEST_EFFORT)
-                return Route(math.inf, guarantee, 1.0, short=True)
+                return Route(math.inf, guarantee, 1.0, below_target=True)
 
     def _drop(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route | None:
         """By the certificate with the largest ε that does not exceed the target's; None if nothing keeps it."""
@@ -117,10 +117,10 @@ class ReceivedRoutes:
             return _by(kept, unmonitored(guarantee))
         return replace(_by(kept, guarantee), controls=self._controls(condition, kept))
 
-    def _short(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route:
+    def _below_target(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route:
         accepting = _largest(condition.accept_certificates, max_drop)
         unbelieved = _unbelieved(target)
-        return unbelieved if accepting is None else replace(_by(accepting, unbelieved.guarantee), short=True)
+        return unbelieved if accepting is None else replace(_by(accepting, unbelieved.guarantee), below_target=True)
 
     def _accuracy(self, condition: ReceivedCondition, target: Target, accuracy: float) -> Route:
         """As for whole images: held from the lower end of an interval, whose 2.5 % add to the certificate's δ."""
@@ -139,7 +139,7 @@ class ReceivedRoutes:
         route = self._drop(condition, target, estimated)
         if route is not None:
             return replace(route, guarantee=replace(route.guarantee, status=AccuracyStatus.BEST_EFFORT))
-        return self._short(condition, target, estimated)
+        return self._below_target(condition, target, estimated)
 
     def _confidence(self, condition: ReceivedCondition, target: Target, confidence: float) -> Route:
         """Per answer: calibrated in this condition, not certified."""
@@ -159,7 +159,7 @@ class ReceivedRoutes:
         if place not in self._decided:
             threshold, watch = threshold_value(certificate.threshold), certificate.edge_watch
             name = f"edge, quality {condition.min_quality}, received {condition.min_received_fraction}"
-            followed = terms(name, self._models, certificate, threshold, watch, condition.curve)
+            followed = controller_spec(name, self._models, certificate, threshold, watch, condition.curve)
             self._decided[place] = Controls(self._claims[_place(condition)], followed)
         return self._decided[place]
 
@@ -192,4 +192,4 @@ def _by(certificate: Certificate, guarantee: AccuracyGuarantee) -> Route:
 
 
 def _unbelieved(target: Target) -> Route:
-    return Route(math.inf, AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE), 1.0, short=True)
+    return Route(math.inf, AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE), 1.0, below_target=True)

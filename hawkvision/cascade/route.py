@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
-from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Watch, in_first_words
+from hawkvision.cascade.certification.file_keys import in_first_words
+from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Watch
 from hawkvision.cascade.drift.monitor import Claims
-from hawkvision.cascade.drift.online import Terms
-from hawkvision.cascade.scores import Score
-from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Target
+from hawkvision.cascade.drift.online import ControllerSpec
+from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Score, Target
 
 INTERVAL_DELTA: Final = 0.025
 """Probability that an accuracy lies below the lower end of its 95 % interval."""
@@ -37,10 +37,10 @@ class Controls:
 
     edge_claims: Claims | None
     """None where the edge is not asked."""
-    edge: Terms | None = None
+    edge: ControllerSpec | None = None
     """None where the threshold is not to move: the edge is not asked, or the caller asked for its answer alone."""
     intermediate_claims: Claims | None = None
-    intermediate: Terms | None = None
+    intermediate: ControllerSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Route:
     """Of the edge stage, for `Look`; None: its own, of whole images."""
     first_only: bool = False
     """Whether the edge's first model answers alone, where more of them make up the edge stage."""
-    short: bool = False
+    below_target: bool = False
     """Whether not even the reference stage is known to keep the target for images received like this one: more of the
     image is needed, or the answer is below target."""
 
@@ -76,7 +76,7 @@ class Route:
         return self.threshold == math.inf
 
 
-def weakened(guarantee: AccuracyGuarantee) -> AccuracyGuarantee:
+def without_guarantee(guarantee: AccuracyGuarantee) -> AccuracyGuarantee:
     """The guarantee of an answer that had to fall short: the target stands, the certificate is not claimed."""
     return AccuracyGuarantee(guarantee.target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE)
 
@@ -111,12 +111,12 @@ def certificates_name(models: Any, certificates: Any, curve: ScoreCurve) -> str:
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32]
 
 
-def terms(
+def controller_spec(
     place: str, models: Any, certificate: Certificate, threshold: float, watch: Watch, curve: ScoreCurve
-) -> Terms:
+) -> ControllerSpec:
     """What a controller is to keep; its key is the same as long as place, models, certificate and curve are."""
     facts = in_first_words([place, models, msgspec.to_builtins(certificate), msgspec.to_builtins(curve)])
-    return Terms(
+    return ControllerSpec(
         key=hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32],
         threshold=threshold,
         max_drop=watch.max_drop,

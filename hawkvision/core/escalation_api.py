@@ -44,10 +44,11 @@ then taken in the tier, for the price of one round trip:
 never certified; an edge of before 0.2 ignores it, and goes by the fingerprint in `/v1/stages`, which follows from the
 tier's settings. `ran` there is what its replicas state.
 
-The score is `cascade.scores.score` of the stage's calibrated probabilities as served (the manifest's temperatures), in
-float32; the comparison widens it to float64, which is exact, and the header writes the threshold with as many digits
-as give the same float64 back. So the tier accepts exactly the images that a computation offline accepts. Scores
-reach 1.0, so an intermediate stage that is not to be believed at all, only to be watched, gets the Accept-Score `inf`.
+The score is `cascade.confidence.scores.score` of the stage's calibrated probabilities as served (the manifest's
+temperatures), in float32; the comparison widens it to float64, which is exact, and the header writes the
+threshold with as many digits as give the same float64 back. So the tier accepts exactly the images
+that a computation offline accepts. Scores reach 1.0, so an intermediate stage that is not to be believed at all,
+only to be watched, gets the Accept-Score `inf`.
 
 A caller who will not wait beyond its deadline, and would rather have the opinion of some members than none, asks for a
 progressive reply. Then the body may be several such objects, a line each (`application/jsonl`), each from more members
@@ -113,7 +114,7 @@ _HAS_INTERMEDIATE: Final = 1
 _PROGRESSIVE: Final = 2
 
 
-class Intermediate(msgspec.Struct, frozen=True):
+class IntermediateOffer(msgspec.Struct, frozen=True):
     """The variant asked for is an intermediate stage: its answer counts if it is sure enough, else another stage's
     does.
     """
@@ -133,7 +134,7 @@ class EscalationRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: float | None = None
     """Time left when the request was sent; zero or less has already expired."""
     top_k: int = 5
-    intermediate: Intermediate | None = None
+    intermediate: IntermediateOffer | None = None
     """With it, `variant` must name the intermediate stage, and another one than `intermediate.otherwise`."""
     progressive: bool = False
     """Whether answers of some of a committee's members will do if time does not suffice for all."""
@@ -215,12 +216,13 @@ class EscalationReply(msgspec.Struct, frozen=True):
 
     top_k: tuple[ClassScore, ...]
     model: str
-    """The stage that answered: the one asked for, or with an intermediate stage possibly `Intermediate.otherwise`."""
+    """The stage that answered: the one asked for, or with an intermediate stage possibly
+    `IntermediateOffer.otherwise`."""
     timing_ms: EscalationTiming
     batch_size: int
     score: float | None = None
-    """The answering stage's own score, of the kind that `Intermediate.score` asked for; None if no intermediate stage
-    was named."""
+    """The answering stage's own score, of the kind that `IntermediateOffer.score` asked for; None if no intermediate
+    stage was named."""
     passed_over: IntermediateResult | None = None
     """The intermediate stage's answer where the otherwise-stage gave the one that counts."""
     received_fraction: float = 1.0
@@ -256,7 +258,7 @@ class StageMember(msgspec.Struct, frozen=True):
     sha256: str | None
 
 
-class Stage(msgspec.Struct, frozen=True):
+class ListedStage(msgspec.Struct, frozen=True):
     """One stage that can be asked for: a variant, or an ensemble of several."""
 
     name: str
@@ -269,23 +271,23 @@ class Stage(msgspec.Struct, frozen=True):
     none."""
 
 
-class Stages(msgspec.Struct, frozen=True):
+class StageList(msgspec.Struct, frozen=True):
     """What the tier serves, cheapest first. An edge refuses certificates that were made for other files."""
 
     task: str
     best: str
-    stages: tuple[Stage, ...]
+    stages: tuple[ListedStage, ...]
 
 
 class PreviousStages(msgspec.Struct, frozen=True):
-    """The reply to `GET /v1/rungs`: `Stages` as edge nodes before 0.2 read it."""
+    """The reply to `GET /v1/rungs`: `StageList` as edge nodes before 0.2 read it."""
 
     task: str
     best: str
-    rungs: tuple[Stage, ...]
+    rungs: tuple[ListedStage, ...]
 
     @classmethod
-    def of(cls, listing: Stages) -> PreviousStages:
+    def of(cls, listing: StageList) -> PreviousStages:
         """The same listing in the words of before."""
         return cls(listing.task, listing.best, listing.stages)
 
@@ -370,7 +372,7 @@ def parse_escalation_datagram(template: bytes, meta: bytes) -> tuple[EscalationR
             raise BadField("template: score or otherwise is missing; the meta has an accept score")
         (accept_score,) = _ACCEPT.unpack_from(meta, _META.size)
         _check_intermediate(shared.variant, shared.otherwise, "template: variant", "template: otherwise")
-        intermediate = Intermediate(shared.score, _sure(accept_score, "meta: accept score"), shared.otherwise)
+        intermediate = IntermediateOffer(shared.score, _sure(accept_score, "meta: accept score"), shared.otherwise)
     elif shared.score is not None or shared.otherwise is not None:
         raise BadField("meta: accept score is missing; the template names an intermediate stage")
     request = EscalationRequest(
@@ -413,7 +415,7 @@ def _progressive(text: str | None) -> bool:
     return text == "1"
 
 
-def _intermediate(headers: Mapping[str, str], variant: str | None) -> Intermediate | None:
+def _intermediate(headers: Mapping[str, str], variant: str | None) -> IntermediateOffer | None:
     names = (ACCEPT_SCORE_HEADER, SCORE_HEADER, OTHERWISE_HEADER)
     given = [headers.get(name) for name in names]
     accept_score, kind, otherwise = given
@@ -423,7 +425,7 @@ def _intermediate(headers: Mapping[str, str], variant: str | None) -> Intermedia
         absent = names[given.index(None)]
         raise BadField(f"{absent}: missing; {', '.join(names)} belong together, all or none")
     _check_intermediate(variant, otherwise, VARIANT_HEADER, OTHERWISE_HEADER)
-    return Intermediate(_score(kind), _accept_score(accept_score), otherwise)
+    return IntermediateOffer(_score(kind), _accept_score(accept_score), otherwise)
 
 
 def _check_intermediate(variant: str | None, otherwise: str, variant_field: str, otherwise_field: str) -> None:

@@ -16,14 +16,15 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hawkvision.core.config import DatacenterConfig, load_config
 from hawkvision.core.errors import ConfigError
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.datacenter.deployment.group_deployments import group_apps, log_like_the_tier
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
-from hawkvision.servers.reload import Reloads
+from hawkvision.servers.reload import FileWatcher
 from hawkvision.transport.settings import DatagramSettings
 
 APP_NAME = "hawkvision"
@@ -44,7 +45,7 @@ class Ingress:
         # Callers wake a deployment that may scale to zero, and probes would keep it awake.
         self._polls = config.min_replicas > 0
         self._variants = HandleVariants(catalog.groups, handles, self._presence if self._polls else None)
-        self._reloads = Reloads.of(self._server.keys)
+        self._reloads = FileWatcher.of(self._server.keys)
 
     async def __call__(self, request: Request) -> Response:
         """Any request to the application."""

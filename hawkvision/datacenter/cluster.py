@@ -7,8 +7,8 @@ import os
 import socket
 from typing import Final
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import BackendError, ConfigError
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import CONNECTION_RETRIES, TUNING
 from hawkvision.datacenter.deployment.ray_version import check_ray
 

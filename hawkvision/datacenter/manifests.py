@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from hawkvision.core.config import DatacenterConfig, is_loopback
 from hawkvision.core.errors import ConfigError
+from hawkvision.core.settings.access import is_loopback
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
 

@@ -27,7 +27,7 @@ RECENT: Final = 16
 """Callers whose deadlines are recent."""
 
 
-class State(StrEnum):
+class BreakerState(StrEnum):
     """Of a circuit breaker."""
 
     CLOSED = "closed"
@@ -65,11 +65,11 @@ class CircuitBreaker:
         self._refused_ms = within_ms
         return False
 
-    def state(self, now: float) -> State:
+    def state(self, now: float) -> BreakerState:
         """For callers that have the longest recent time."""
         if self.connected and (not self._recent_ms or self._likely(self.longest_ms, now)):
-            return State.CLOSED
-        return State.HALF_OPEN if self._probing else State.OPEN
+            return BreakerState.CLOSED
+        return BreakerState.HALF_OPEN if self._probing else BreakerState.OPEN
 
     def begin_probe(self, now: float) -> bool:
         """Whether a probe is due and none under way; then `end_probe` must follow."""

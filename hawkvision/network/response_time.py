@@ -71,7 +71,7 @@ class _Observation(NamedTuple):
     probe: bool
 
 
-class Request(NamedTuple):
+class OutstandingRequest(NamedTuple):
     """One that is under way."""
 
     number: int
@@ -90,21 +90,21 @@ class ResponseTimes:
         """When each was sent. As many as the caller has under way, who bounds them."""
         self._numbers = itertools.count()
 
-    def sent(self, now: float) -> Request:
+    def sent(self, now: float) -> OutstandingRequest:
         """A request is sent; `answered`, `given_up` or `dropped` must follow."""
-        request = Request(next(self._numbers), now)
+        request = OutstandingRequest(next(self._numbers), now)
         self._under_way[request.number] = now
         return request
 
-    def answered(self, request: Request, ms: float, now: float) -> None:
+    def answered(self, request: OutstandingRequest, ms: float, now: float) -> None:
         """Learn from a reply, on time or not, after `ms`."""
         self._saw(_Observation(request.sent, now, ms, answered=True, probe=False), request)
 
-    def given_up(self, request: Request, ms: float, now: float, *, probe: bool = False) -> None:
+    def given_up(self, request: OutstandingRequest, ms: float, now: float, *, probe: bool = False) -> None:
         """Learn that no reply had come after `ms`."""
         self._saw(_Observation(request.sent, now, ms, answered=False, probe=probe), request)
 
-    def _saw(self, observation: _Observation, request: Request) -> None:
+    def _saw(self, observation: _Observation, request: OutstandingRequest) -> None:
         self.dropped(request)
         insort(self._seen, observation)
         latest = self._seen[-PROBES - 1 :]
@@ -113,7 +113,7 @@ class ResponseTimes:
         elif len(self._seen) > REMEMBERED:
             del self._seen[0]
 
-    def dropped(self, request: Request) -> None:
+    def dropped(self, request: OutstandingRequest) -> None:
         """Nothing is learned from it."""
         self._under_way.pop(request.number, None)
 

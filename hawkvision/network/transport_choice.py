@@ -62,35 +62,35 @@ class LinkReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TransportChoice:
     """The transport in use and since when it has had reasons to be another; times are of a monotonic clock."""
 
     transport: Transport = Transport.TCP
     since: float = float("-inf")
     bad_since: float | None = None
-    calm_since: float | None = None
+    good_since: float | None = None
 
-    def next(self, reading: LinkReading, now: float) -> Choice:
+    def next(self, reading: LinkReading, now: float) -> TransportChoice:
         """The choice after a reading; equal to this one while nothing is to be remembered."""
         if self.transport is Transport.TCP:
             return self._on_tcp(reading, now)
         return self._on_datagram(reading, now)
 
-    def _on_tcp(self, reading: LinkReading, now: float) -> Choice:
+    def _on_tcp(self, reading: LinkReading, now: float) -> TransportChoice:
         lost = 0.0 if reading.loss is None else reading.loss * reading.outcomes
         bad = reading.loss is not None and reading.loss >= LOSS_TO_LEAVE and lost >= LOST_TO_LEAVE - 0.5
         bad_since = (now if self.bad_since is None else self.bad_since) if bad else None
         long_bad = bad_since is not None and now - bad_since >= LEAVE_AFTER_S
         leave = long_bad or reading.late >= LATE_TO_LEAVE
         if leave and reading.available and now - self.since >= TCP_DWELL_S:
-            return Choice(Transport.DATAGRAM, now)
+            return TransportChoice(Transport.DATAGRAM, now)
         return replace(self, bad_since=bad_since)
 
-    def _on_datagram(self, reading: LinkReading, now: float) -> Choice:
+    def _on_datagram(self, reading: LinkReading, now: float) -> TransportChoice:
         if not reading.available:
-            return Choice(Transport.TCP, now)
+            return TransportChoice(Transport.TCP, now)
         calm = reading.loss is not None and reading.loss < LOSS_TO_RETURN
-        calm_since = (now if self.calm_since is None else self.calm_since) if calm else None
-        if calm_since is not None and now - calm_since >= RETURN_AFTER_S:
-            return Choice(Transport.TCP, now)
-        return replace(self, calm_since=calm_since)
+        good_since = (now if self.good_since is None else self.good_since) if calm else None
+        if good_since is not None and now - good_since >= RETURN_AFTER_S:
+            return TransportChoice(Transport.TCP, now)
+        return replace(self, good_since=good_since)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import uvloop
 
-from hawkvision.client import CLASSIFY_PATH
+from hawkvision.client.asynchronous import CLASSIFY_PATH
 from hawkvision.core.escalation_api import TRANSPORT_PATH, DatagramEndpoint, Transports
 from hawkvision.system.process import running
 from hawkvision.transport.protocol.control import VERSION

@@ -11,29 +11,30 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 
-from edge.escalation.client import Uplink
-from edge.inference.edge_stage import EdgeResult, Model, Others, Stage
+from edge.escalation.client import DatacenterClient
+from edge.factory import make_context
+from edge.inference.admission import Admission
+from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel, StagePrediction
 from edge.inference.worker_pool import WorkerPool
-from edge.monitoring.audits import Auditor
+from edge.monitoring.certification import Certification, MakePolicy
 from edge.monitoring.state_store import StateFile
-from edge.monitoring.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
-from edge.policies.registration import Registration
-from edge.policies.routes import BaselinePolicyName
-from edge.policies.selection import open_baseline, rule_of
-from edge.serving.admission import Admission
+from edge.monitoring.stream_keys import DEFAULT_STREAM
+from edge.monitoring.streams import ROWS_PER_STREAM, Streams
+from edge.serving.baseline import LoadedBaseline
 from edge.serving.node import EdgeNode
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
-from hawkvision.imaging.decoding_cost import Rates, Scales
+from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.manifest import InputSpec
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.system.memory import divided
@@ -48,9 +49,9 @@ SURE, UNSURE = 20.0, 0.0
 
 
 @functools.cache
-def measured_rates() -> Rates:
+def measured_rates() -> DecodingRates:
     """Of this machine; tests share them."""
-    return Rates()
+    return DecodingRates()
 
 
 class GatedBackend:
@@ -139,58 +140,47 @@ async def bench(
     transport: Literal["tcp", "datagram"] = "tcp",
     conditions: bool = False,
     config: EdgeConfig | None = None,
-    registration: Registration | None = None,
+    baseline: LoadedBaseline | None = None,
     wide: Backend | None = None,
     reducer: Reducer | None = None,
-    others: Others | None = None,
+    others: ConditionalEnsemble | None = None,
     max_pixels: int = 1_000_000,
 ) -> AsyncIterator[Bench]:
-    """The node; `config` says under which policy, and `registration` what `infaas` may choose from.
+    """The node, under its own policy or a baseline's.
 
     With `others` its edge stage is a conditional ensemble, of which the profile takes no notice.
     """
     clock, backend, metrics = MonotonicClock(), GatedBackend(lead), EdgeMetrics()
     profile = make_received_profile() if conditions else make_profile(intermediate=intermediate)
-    config = config or EdgeConfig()
-    rule = rule_of(config, registration)
-    policy = (
-        Policy(profile, "small", "large", alone=peer is None)
-        if rule is None
-        else BaselinePolicyName(profile, "small", "large", rule, alone=peer is None)
+    settings = msgspec.structs.replace(
+        config or EdgeConfig(), task="digits", max_pixels=max_pixels, audit_share=audit_share
     )
-    stage = Stage(
-        "small", Model("small", backend, SPEC, wide), 1.0, policy.pair.score, others, fingerprint=f"{SHA}/int8"
+    make_policy: MakePolicy = Policy if baseline is None else baseline.make_policy
+    policy = make_policy(profile, "small", "large", alone=peer is None)
+    stage = EdgeStage(
+        "small", LoadedModel("small", backend, SPEC, wide), 1.0, policy.pair.score, others, fingerprint=f"{SHA}/int8"
     )
     rates = measured_rates()
-    scales = Scales([SPEC], rates, max_pixels, max_pixels)
-    admission = Admission(scales, rates, metrics, 1, config.decode_limit_s)
+    scales = DecodingScales([SPEC], rates, max_pixels, max_pixels)
+    admission = Admission(scales, rates, metrics, 1, settings.decode_limit_s)
     admission.divide(divided(256 * 1024 * 1024, None))
-    pool: WorkerPool[EdgeResult] = WorkerPool(1, 64, memory=admission.memory)
-    uplink = None
+    pool: WorkerPool[StagePrediction] = WorkerPool(1, 64, memory=admission.memory)
+    datacenter = None
     if peer:
-        uplink = Uplink(
+        datacenter = DatacenterClient(
             peer.url, None, connections, 10, clock,
             transport=transport, reducer=reducer, metrics=metrics, admission=admission,
         )  # fmt: skip
     file = StateFile(state_file, ROWS_PER_STREAM * max_streams, DEFAULT_STREAM) if state_file else None
-    node = EdgeNode(
-        task="digits",
-        labels=[str(i) for i in range(10)],
-        stage=stage,
-        best="large",
-        policy=policy,
-        versions=CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA}),
-        pool=pool,
-        uplink=uplink,
-        clock=clock,
-        metrics=metrics,
-        max_pixels=max_pixels,
-        admission=admission,
-        datacenter_timeout_s=10.0,
-        streams=Streams("digits", max_streams, audit_share, metrics, file, policy.profiles),
-        auditor=Auditor("digits", "large", uplink, metrics, random.Random(1), 10.0, audit_share),
-        baseline=open_baseline(config, registration, policy, stage, metrics),
-    )
+    versions = CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA})
+    certification = Certification(profile, policy, versions, None, stage.temperature, stage.score)
+    streams = Streams("digits", max_streams, audit_share, metrics, file, policy.profiles)
+    labels = [str(i) for i in range(10)]
+    context = make_context(
+        settings, labels, "large", stage, certification, pool=pool, admission=admission, datacenter=datacenter,
+        streams=streams, clock=clock, metrics=metrics, draws=random.Random(1),
+    )  # fmt: skip
+    node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
     try:
         yield Bench(node, backend, clock)
     finally:
@@ -219,7 +209,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 async def known(node: EdgeNode) -> None:
     """Until the node knows what the datacenter runs."""
-    await until(lambda: node._served is not None)
+    await until(lambda: node.context.served.listed)
 
 
 async def many(it: Bench, requests: int, **fields: Any) -> list[Answer]:

@@ -24,8 +24,8 @@ from hawkvision.core.escalation_api import (
     EscalationRequest,
     EscalationTiming,
     IntermediateResult,
-    Stage,
-    Stages,
+    ListedStage,
+    StageList,
     Transports,
     parse_escalation_datagram,
     parse_escalation_headers,
@@ -172,8 +172,8 @@ class Peer:
             return None if self.old else self.states
         return f"{models}/{EXECUTION}" if models else None
 
-    def listed(self, name: str, models: str) -> Stage:
-        return Stage(name, (), models, f"{models}/{EXECUTION}" if models and not self.old else None)
+    def listed(self, name: str, models: str) -> ListedStage:
+        return ListedStage(name, (), models, f"{models}/{EXECUTION}" if models and not self.old else None)
 
     async def stages(self, _: web.Request) -> web.Response:
         await asyncio.sleep(self.stages_delay_s)
@@ -181,7 +181,7 @@ class Peer:
         if self.stages_status != 200:
             return web.json_response({"error": "no", "code": self.error_code}, status=self.stages_status)
         stages = (self.listed(self.intermediate, self.intermediate_fingerprint),) if self.intermediate else ()
-        listing = Stages("imagenet", self.model, (*stages, self.listed(self.model, self.fingerprint)))
+        listing = StageList("imagenet", self.model, (*stages, self.listed(self.model, self.fingerprint)))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")
 
     async def transports(self, request: web.Request) -> web.Response:

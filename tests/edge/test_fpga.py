@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.factory import load_parts
+from edge.factory import load_components
 from fpga.compiler.folding import Folding, StageFolding, format_folding, interval
 from fpga.device.framing import MAX_FRAME
 from fpga.device.host_session import MAX_ATTEMPTS
-from hawkvision.core.arguments import parse_arguments
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ConfigError, HawkVisionError, ManifestError
+from hawkvision.core.settings.arguments import parse_arguments
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.integer.artifact import graph_of
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.calibrate import calibrate
@@ -216,7 +216,7 @@ def test_a_node_told_to_stop_greets_a_silent_device_no_more_and_ends_well(cascad
 )
 def test_a_backend_that_cannot_run_is_an_error_at_the_start(cascade: Cascade, more: tuple[str, ...], says: str) -> None:
     with pytest.raises(HawkVisionError) as caught:
-        load_parts(settings(*cascade.arguments(*more)))
+        load_components(settings(*cascade.arguments(*more)))
     assert says in caught.value.message
 
 
@@ -225,7 +225,6 @@ def test_a_backend_that_cannot_run_is_an_error_at_the_start(cascade: Cascade, mo
     [
         (("--backend", "fpga-device"), "missing edge.fpga_device"),
         (("--backend", "fpga-ref", "--fpga-device", "udp://h:1"), "edge.fpga_device belongs to"),
-        (("--backend", "fpga-ref", "--policy", "infaas"), "edge.backend = 'fpga-ref' runs the quantised variants only"),
         (("--fpga-clock-mhz", "100"), "edge.fpga_clock_mhz belongs to an FPGA backend"),
         (("--backend", "fpga-ref", "--fpga-deadline-ms", "9"), "belongs to edge.backend = 'fpga-offload'"),
     ],
@@ -238,4 +237,4 @@ def test_settings_that_contradict_the_backend_are_refused(more: tuple[str, ...],
 
 def test_a_task_without_an_fpga_stage_is_an_error_at_the_start() -> None:
     with pytest.raises(ManifestError, match=r"task 'imagenet' has no stage for FPGAs: name one in edge\.variant"):
-        load_parts(settings("--backend", "fpga-ref"))
+        load_components(settings("--backend", "fpga-ref"))

@@ -26,7 +26,7 @@ class Outcome:
     """Callers who got it."""
     vain: int = 0
     """Callers who waited, and got none."""
-    vain_in_a_row: int = 0
+    missed_in_a_row: int = 0
     """The most of them without one in between whose reply would have been on time."""
     probes: int = 0
 
@@ -86,7 +86,7 @@ def simulate(
             try_out(now)
         outcome.possible += took_ms <= within_ms
         row = 0 if took_ms <= within_ms else row
-        outcome.vain_in_a_row = max(outcome.vain_in_a_row, row)
+        outcome.missed_in_a_row = max(outcome.missed_in_a_row, row)
 
     when = 0.0
     for _ in range(callers):

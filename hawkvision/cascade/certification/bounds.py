@@ -180,3 +180,10 @@ def drop_upper_bound(lost: int, gained: int, n: int, delta: float = 0.05) -> flo
         else:
             low = intermediate
     return high
+
+
+def clopper_pearson(successes: int, n: int, delta: float = 0.05) -> tuple[float, float]:
+    """The exact two-sided interval of a proportion, at confidence 1 - delta (Clopper and Pearson, 1934)."""
+    low = 0.0 if successes == 0 else float(beta_distribution.ppf(delta / 2, successes, n - successes + 1))
+    high = 1.0 if successes == n else float(beta_distribution.ppf(1 - delta / 2, successes + 1, n - successes))
+    return low, high

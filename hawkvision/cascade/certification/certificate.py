@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.bounds import agreement_p, nuisance_beta, paired_betting_p, paired_exact_p
-from hawkvision.cascade.scores import Floats
+from hawkvision.cascade.confidence.scores import Floats
 
 Flags = NDArray[np.bool_]
 
@@ -35,7 +35,7 @@ class Method(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageOutcomes:
     """What a stage said on a sample: scores (n,), and whether it was right and differed from the reference stage."""
 
     scores: Floats
@@ -47,9 +47,9 @@ class Stage:
 class Sample:
     """A certification sample of n images. Without labels every `right` is all False and only agreement certifies."""
 
-    edge: Stage
+    edge: StageOutcomes
     best_right: Flags
-    intermediate: Stage | None = None
+    intermediate: StageOutcomes | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.best_right)}
@@ -77,7 +77,7 @@ BEST_ONLY = Thresholds(math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ThresholdStep:
     """What a pair of thresholds did on a sample."""
 
     thresholds: Thresholds
@@ -106,7 +106,7 @@ def two_levels(grid: Floats) -> tuple[Thresholds, ...]:
     return tuple(Thresholds(float(value)) for value in grid)
 
 
-def sweep(sample: Sample, path: Sequence[Thresholds]) -> Iterator[Step]:
+def sweep(sample: Sample, path: Sequence[Thresholds]) -> Iterator[ThresholdStep]:
     """What each pair of thresholds would do on this sample, in the order of the path."""
     n, edge, intermediate, best = len(sample), sample.edge, sample.intermediate, sample.best_right
     for thresholds in path:
@@ -122,7 +122,9 @@ def sweep(sample: Sample, path: Sequence[Thresholds]) -> Iterator[Step]:
             gained += int((halfway & intermediate.right & ~best).sum())
             differing += int((halfway & intermediate.differs).sum())
             answered += int(halfway.sum())
-        yield Step(thresholds, escalated / n, (n - answered) / n, (lost - gained) / n, lost, gained, differing, at_edge)
+        yield ThresholdStep(
+            thresholds, escalated / n, (n - answered) / n, (lost - gained) / n, lost, gained, differing, at_edge
+        )
 
 
 def certify(
@@ -131,8 +133,8 @@ def certify(
     max_drop: float,
     delta: float = 0.05,
     method: Method = Method.EXACT,
-    cost: Callable[[Step], float] | None = None,
-) -> Step:
+    cost: Callable[[ThresholdStep], float] | None = None,
+) -> ThresholdStep:
     """The cheapest step of the path whose drop below the reference stage is certified to be less than `max_drop`.
 
     All steps before the first failure are certified at once, so any of them may be chosen.
@@ -191,7 +193,7 @@ def losses(sample: Sample, thresholds: Thresholds) -> NDArray[np.int8]:
     return lost
 
 
-def _p_value(sample: Sample, step: Step, max_drop: float, delta: float, method: Method) -> float:
+def _p_value(sample: Sample, step: ThresholdStep, max_drop: float, delta: float, method: Method) -> float:
     match method:
         case Method.EXACT:
             return paired_exact_p(step.lost, step.gained, len(sample), max_drop, nuisance_beta(delta))

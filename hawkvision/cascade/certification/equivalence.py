@@ -34,25 +34,19 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from hawkvision.cascade.certification.profile import (
-    Condition,
-    Pair,
-    Profile,
-    SiteCertificates,
-    load_sealed,
-    sealed,
-    threshold_value,
-)
-from hawkvision.cascade.scores import Probabilities, score
+from hawkvision.cascade.certification.profile import Condition, Pair, Profile, threshold_value
+from hawkvision.cascade.certification.profile_files import load_sealed, sealed
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
+from hawkvision.cascade.confidence.scores import Probabilities, score
 from hawkvision.core.types import Score
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.system.files import sha256_of
 
 WHAT: Final = "equivalence checks"
 COMMAND: Final = "models equivalence"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class CertificateInputs:
     """What of a stage's outputs certificates depend on."""
 
     stage: str
@@ -73,14 +67,14 @@ class Judged:
         return sha256_of(msgspec.json.encode(facts))
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EquivalenceCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One passed check."""
 
     stage: str
     fingerprint: Annotated[str, Meta(max_length=1024)]
     """As a process states it that runs the stage so."""
     judged: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """`Judged.digest` of what was looked at."""
+    """`CertificateInputs.digest` of what was looked at."""
     images: str
     images_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     n: Annotated[int, Meta(ge=1)]
@@ -98,11 +92,11 @@ class EquivalenceChecks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     format: Literal[1]
     task: str
-    checks: tuple[Check, ...] = ()
+    checks: tuple[EquivalenceCheck, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ComparisonResult:
     """What a comparison found."""
 
     labels: int
@@ -120,7 +114,7 @@ class Outcome:
         return not self.labels and not self.decisions
 
 
-def compare(judged: Judged, certified: Probabilities, ways: Sequence[Probabilities]) -> Outcome:
+def compare(judged: CertificateInputs, certified: Probabilities, ways: Sequence[Probabilities]) -> ComparisonResult:
     """Compare an execution, run in at least one way, with the certified one.
 
     Args:
@@ -143,7 +137,7 @@ def compare(judged: Judged, certified: Probabilities, ways: Sequence[Probabiliti
         decisions |= ((scores >= threshold) != (before >= threshold)).any(axis=0)
         if variation > 0.0:
             decisions |= (np.abs(scores - threshold) <= reach).any(axis=0)
-    return Outcome(int(labels.sum()), int(decisions.sum()), float(np.abs(scores - before).max()), variation)
+    return ComparisonResult(int(labels.sum()), int(decisions.sum()), float(np.abs(scores - before).max()), variation)
 
 
 def equivalences_path(own: Path | None, cache: Path, task: str) -> Path:
@@ -165,9 +159,9 @@ def dump_equivalences(checks: EquivalenceChecks) -> bytes:
     return sealed(msgspec.to_builtins(checks))
 
 
-def judged_of(
+def certificate_inputs(
     profile: Profile, pair: Pair, site: SiteCertificates | None = None, first: str | None = None
-) -> tuple[Judged, ...]:
+) -> tuple[CertificateInputs, ...]:
     """What certificates of whole images depend on, stage by stage.
 
     Args:
@@ -183,10 +177,10 @@ def judged_of(
         conditions, images = site.pair(pair.edge, pair.best).conditions, site.data.sha256
     certificates = [c for each in conditions for c in (each.balanced, each.fast, *each.certificates)]
 
-    def one(name: str, score: Score | None, values: Iterable[float]) -> Judged:
+    def one(name: str, score: Score | None, values: Iterable[float]) -> CertificateInputs:
         stage = profile.stage(name)
         thresholds = tuple(sorted({value for value in values if math.isfinite(value)}, reverse=True))
-        return Judged(name, stage.fingerprint, stage.temperature, score, thresholds, images)
+        return CertificateInputs(name, stage.fingerprint, stage.temperature, score, thresholds, images)
 
     found = [
         one(pair.edge, pair.score, (threshold_value(c.threshold) for c in certificates)),
@@ -212,7 +206,7 @@ def passed(
     found: dict[str, set[str]] = {}
     if checks is None or checks.task != profile.task:
         return found
-    judged = {each.stage: each.digest for each in judged_of(profile, pair, site, first)}
+    judged = {each.stage: each.digest for each in certificate_inputs(profile, pair, site, first)}
     for check in checks.checks:
         if judged.get(check.stage) == check.judged:
             found.setdefault(check.stage, set()).add(check.fingerprint)

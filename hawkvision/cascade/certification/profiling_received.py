@@ -23,23 +23,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.bounds import drop_upper_bound
-from hawkvision.cascade.certification.calibration import fit_temperature
 from hawkvision.cascade.certification.certificate import (
     BEST_ONLY,
     Sample,
-    Stage,
-    Step,
+    StageOutcomes,
     Thresholds,
+    ThresholdStep,
     certify,
     sweep,
     threshold_grid,
     two_levels,
 )
+from hawkvision.cascade.certification.certificate_writer import write_certificate, written_curve
+from hawkvision.cascade.certification.predictions import measure_accuracy
 from hawkvision.cascade.certification.profile import Certificate, ReceivedCondition
-from hawkvision.cascade.certification.profiling import measure_accuracy, rounded_path, write_certificate, written_curve
+from hawkvision.cascade.certification.profiling import rounded_path
 from hawkvision.cascade.certification.threshold_search import Path, measure_curve
-from hawkvision.cascade.scores import Score, score, softmax
-from hawkvision.core.types import Logits
+from hawkvision.cascade.confidence.calibration import fit_temperature
+from hawkvision.cascade.confidence.scores import score, softmax
+from hawkvision.core.types import Logits, Score
 
 DELTA: Final = 0.05
 CURVE_KNOTS: Final = 17
@@ -47,7 +49,7 @@ CURVE_KNOTS: Final = 17
 
 
 @dataclass(frozen=True, slots=True)
-class ReceivedLooks:
+class ReceivedPredictions:
     """What was said of n images in one condition, and of the originals."""
 
     edge: Logits
@@ -58,20 +60,20 @@ class ReceivedLooks:
     """(n,) classes that it named on the whole originals."""
     truth: NDArray[np.integer]
 
-    def part(self, chosen: NDArray[np.intp]) -> ReceivedLooks:
+    def part(self, chosen: NDArray[np.intp]) -> ReceivedPredictions:
         """The images `chosen`."""
-        return ReceivedLooks(self.edge[chosen], self.best[chosen], self.reference[chosen], self.truth[chosen])
+        return ReceivedPredictions(self.edge[chosen], self.best[chosen], self.reference[chosen], self.truth[chosen])
 
-    def edge_stage(self, kind: Score, temperature: float) -> Stage:
+    def edge_stage(self, kind: Score, temperature: float) -> StageOutcomes:
         """The edge, compared with the reference stage on the same received image."""
         probabilities = softmax(self.edge, temperature)
         said = probabilities.argmax(axis=1)
-        return Stage(score(probabilities, kind).astype(np.float64), said == self.truth, said != self.best)
+        return StageOutcomes(score(probabilities, kind).astype(np.float64), said == self.truth, said != self.best)
 
 
 def profile_received(
-    planned: ReceivedLooks,
-    certifying: ReceivedLooks,
+    planned: ReceivedPredictions,
+    certifying: ReceivedPredictions,
     *,
     kind: Score,
     min_quality: int,
@@ -117,7 +119,7 @@ def profile_received(
 
 def certify_received(
     design: ReceivedCondition,
-    certifying: ReceivedLooks,
+    certifying: ReceivedPredictions,
     *,
     kind: Score,
     drops: Iterable[float],
@@ -151,7 +153,7 @@ def certify_received(
     )
 
 
-def uncertified(design: ReceivedCondition) -> ReceivedCondition:
+def without_certificates(design: ReceivedCondition) -> ReceivedCondition:
     """The condition as images that served the design suggest it, without a guarantee."""
 
     def plain(certificate: Certificate) -> Certificate:
@@ -167,12 +169,12 @@ def uncertified(design: ReceivedCondition) -> ReceivedCondition:
     )
 
 
-def _against_original(looks: ReceivedLooks, kind: Score, temperature: float) -> Sample:
-    escalated = Stage(np.zeros(len(looks.truth)), looks.best == looks.truth, looks.best != looks.reference)
+def _against_original(looks: ReceivedPredictions, kind: Score, temperature: float) -> Sample:
+    escalated = StageOutcomes(np.zeros(len(looks.truth)), looks.best == looks.truth, looks.best != looks.reference)
     return Sample(looks.edge_stage(kind, temperature), looks.reference == looks.truth, escalated)
 
 
-def _against_received(looks: ReceivedLooks, kind: Score, temperature: float) -> Sample:
+def _against_received(looks: ReceivedPredictions, kind: Score, temperature: float) -> Sample:
     return Sample(looks.edge_stage(kind, temperature), looks.best == looks.truth)
 
 
@@ -195,7 +197,7 @@ def _bounded(sample: Sample, thresholds: Thresholds, delta: float) -> Certificat
     return _certificate(step, math.ceil(bound * 1e4) / 1e4, len(sample), delta)
 
 
-def _certificate(step: Step, max_drop: float, n: int, delta: float) -> Certificate:
+def _certificate(step: ThresholdStep, max_drop: float, n: int, delta: float) -> Certificate:
     """As profiles write it: what is not accepted at the edge is escalated, to the reference stage as far as there is
     one.
     """

@@ -17,14 +17,14 @@ from scipy.special import expit
 from hawkvision.cascade.certification.certificate import (
     Flags,
     Sample,
-    Stage,
-    Step,
+    StageOutcomes,
     Thresholds,
+    ThresholdStep,
     sweep,
     threshold_grid,
     two_levels,
 )
-from hawkvision.cascade.scores import Floats
+from hawkvision.cascade.confidence.scores import Floats
 
 EDGE_POINTS: Final = 100
 INTERMEDIATE_POINTS: Final = 24
@@ -95,7 +95,7 @@ def disagreement_risk(scores: Floats, differs: Flags) -> Floats:
     return risk
 
 
-def measure_curve(stage: Stage, best_right: Flags, knots: int = CURVE_KNOTS) -> Curve:
+def measure_curve(stage: StageOutcomes, best_right: Flags, knots: int = CURVE_KNOTS) -> Curve:
     """The curve of one stage, from images of the profile split."""
     gap = best_right.astype(np.float64) - stage.right
     order = np.argsort(stage.scores, kind="stable")
@@ -120,7 +120,7 @@ def plan_paths(sample: Sample, costs: Costs) -> tuple[Path, ...]:
     return (two, three) if _area(sample, three, costs) < _area(sample, two, costs) else (two,)
 
 
-def _three_levels(sample: Sample, intermediate: Stage, costs: Costs) -> Path:
+def _three_levels(sample: Sample, intermediate: StageOutcomes, costs: Costs) -> Path:
     edge_grid = threshold_grid(sample.edge.scores, EDGE_POINTS)
     intermediate_grid = threshold_grid(intermediate.scores, INTERMEDIATE_POINTS)
     assert costs.intermediate is not None
@@ -149,7 +149,7 @@ class _Bin:
     bar: float
 
 
-def _bins(stage: Stage, best_right: Flags, grid: Floats, saving: float, *, level: int) -> list[_Bin]:
+def _bins(stage: StageOutcomes, best_right: Flags, grid: Floats, saving: float, *, level: int) -> list[_Bin]:
     """Disagreement is what orders them: it has more events than the drop, and the two are in proportion."""
     disagreement = disagreement_risk(stage.scores, stage.differs)
     drop = float(best_right.mean() - stage.right.mean())
@@ -177,7 +177,7 @@ def _area(sample: Sample, path: Sequence[Thresholds], costs: Costs) -> float:
     return float(spent[reached].mean())
 
 
-def expected_cost(costs: Costs, step: Step) -> float:
+def expected_cost(costs: Costs, step: ThresholdStep) -> float:
     """Milliseconds per image."""
     total = step.to_best * costs.best + step.escalation * costs.escalation
     if step.thresholds.edge < math.inf:

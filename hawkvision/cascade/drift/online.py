@@ -46,7 +46,7 @@ LARGEST_DEBT: Final = 50.0
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ControllerSpec:
     """What a certificate says, in the controller's words. Shares are of the requests that this controller sees."""
 
     key: str
@@ -63,7 +63,7 @@ class Terms:
     drops: tuple[float, ...]
 
 
-class State(msgspec.Struct):
+class ControllerState(msgspec.Struct):
     """All that a controller remembers; what a store keeps."""
 
     key: str
@@ -81,21 +81,21 @@ class State(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class StreamControl:
+class DriftController:
     """The controller of one stream and target. Not thread-safe: made and used on one event loop."""
 
-    terms: Terms
+    spec: ControllerSpec
     audit_share: float = AUDIT_SHARE
-    state: State = field(init=False)
+    state: ControllerState = field(init=False)
     _floor: float = field(init=False)
     _ceiling: float = field(init=False)
     _bar: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._floor = self._rank(self.terms.threshold)
+        self._floor = self._rank(self.spec.threshold)
         self._ceiling = 1.0 + GAIN / (self.audit_share or 1.0)
-        self.state = State(self.terms.key, self._floor)
-        self._bar = self.terms.threshold
+        self.state = ControllerState(self.spec.key, self._floor)
+        self._bar = self.spec.threshold
 
     @property
     def bar(self) -> float:
@@ -163,11 +163,11 @@ class StreamControl:
 
     def expected_drop(self, score: float) -> float:
         """What accepting an answer of this score gives up, on average."""
-        return _interpolate(self.terms.scores, self.terms.drops, score)
+        return _interpolate(self.spec.scores, self.spec.drops, score)
 
-    def restore(self, state: State) -> bool:
+    def restore(self, state: ControllerState) -> bool:
         """Take up a kept state; False, and nothing happens, if it was kept for another certificate."""
-        if state.key != self.terms.key:
+        if state.key != self.spec.key:
             return False
         self.state = state
         self._place()
@@ -175,24 +175,24 @@ class StreamControl:
 
     def _move(self, estimate: float) -> None:
         """Integral control; in traffic as certified, of the disagreement that was certified along with the drop."""
-        terms, state = self.terms, self.state
-        if terms.threshold == -math.inf and not state.suspended:
+        spec, state = self.spec, self.state
+        if spec.threshold == -math.inf and not state.suspended:
             return
-        goal = terms.max_drop if state.suspended else max(terms.max_drop, terms.disagreement)
+        goal = spec.max_drop if state.suspended else max(spec.max_drop, spec.disagreement)
         state.theta = min(max(state.theta + GAIN * (estimate - goal), self._floor), self._ceiling)
         self._place()
 
     def _place(self) -> None:
         theta = self.state.theta
-        self._bar = math.inf if theta > 1.0 else max(self.terms.threshold, self._score_of(theta))
+        self._bar = math.inf if theta > 1.0 else max(self.spec.threshold, self._score_of(theta))
 
     def _predicted(self, score: float) -> float:
-        profiled = _interpolate(self.terms.scores, self.terms.disagreements, score)
+        profiled = _interpolate(self.spec.scores, self.spec.disagreements, score)
         return min(1.0, max(SMALLEST_PREDICTION, profiled * self.state.correction))
 
     def _rank(self, score: float) -> float:
         """Share of the profile's traffic with a smaller score."""
-        knots = self.terms.scores
+        knots = self.spec.scores
         if score <= knots[0]:
             return 0.0
         if score > knots[-1]:
@@ -204,14 +204,14 @@ class StreamControl:
     def _score_of(self, rank: float) -> float:
         if rank <= 0.0:
             return -math.inf
-        knots = self.terms.scores
+        knots = self.spec.scores
         place = rank * (len(knots) - 1)
         left = min(int(place), len(knots) - 2)
         return knots[left] + (place - left) * (knots[left + 1] - knots[left])
 
     def _surest_with(self, drop: float) -> float:
         """The smallest score at which accepting gives up at most `drop`; +∞ if none does."""
-        scores, drops = self.terms.scores, self.terms.drops
+        scores, drops = self.spec.scores, self.spec.drops
         for index, expected in enumerate(drops):  # falling, and few
             if expected <= drop:
                 return scores[index]

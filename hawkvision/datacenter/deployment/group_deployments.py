@@ -7,8 +7,8 @@ from typing import Any, Final
 from ray import serve
 from ray.serve import Application
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.logs import LogFormat, LogLevel, adopt
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.execution.group_settings import GroupSettings, settings_of
 from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.local_socket.protocol import Address

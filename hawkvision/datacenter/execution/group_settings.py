@@ -6,17 +6,18 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.logs import LogFormat, LogLevel
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.execution.model import Model
 from hawkvision.datacenter.local_socket.protocol import Address
 from hawkvision.datacenter.stages.catalog import Catalog, Group
 from hawkvision.inference.adaptive_parallelism import divides, open_wide
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import BackendKind, backend_name, execution_of, open_backend
-from hawkvision.models.artifacts import load_variant, sha256_of
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun
 from hawkvision.models.manifest import Variant, cache_dir
+from hawkvision.system.files import sha256_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hawkvision.cascade.scores import Probabilities, average, softmax
+from hawkvision.cascade.confidence.scores import Probabilities, average, softmax
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.datacenter.execution.batching import BatchedResult, Batcher
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.fingerprints import VariantRun
 
 

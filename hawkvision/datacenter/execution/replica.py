@@ -24,7 +24,7 @@ import cv2
 import numpy as np
 
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError, Overloaded, RequestError, TooLarge
-from hawkvision.core.logs import About, resume
+from hawkvision.core.logs import RequestIds, resume
 from hawkvision.core.types import Pixels
 from hawkvision.datacenter.execution.group_settings import GroupSettings, load_model
 from hawkvision.datacenter.execution.image_evaluation import ImageEvaluation, next_batch, view_batches
@@ -36,13 +36,14 @@ from hawkvision.datacenter.stages.ensemble import (
     ViewProbabilities,
     enough,
 )
-from hawkvision.imaging.decoding_cost import Cost, Rates, Scales
-from hawkvision.imaging.preprocessing import ImageHeader, load_inputs, probe
+from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import load_inputs, probe
 from hawkvision.inference.adaptive_parallelism import usable_cores
-from hawkvision.inference.core_placement import Apart, ApartThreads
+from hawkvision.inference.core_placement import CorePlacement, PlaceableThreads
 from hawkvision.models.fingerprints import statement
 from hawkvision.models.manifest import InputSpec
-from hawkvision.system.memory import Budget, divided, give_back_at_once, to_the_end
+from hawkvision.system.memory import MemoryBudget, divided, give_back_at_once, to_the_end
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -62,10 +63,10 @@ class Replica:
         """
         self._settings = settings
         self._specs = {variant.name: variant.input for variant in settings.variants}
-        apart = Apart()
-        self._decoding = ApartThreads(_DECODE_THREADS, "decode", apart)
+        apart = CorePlacement()
+        self._decoding = PlaceableThreads(_DECODE_THREADS, "decode", apart)
         at_once = max(1, min(len(settings.variants), usable_cores()))
-        inferring = ApartThreads(at_once, "infer", apart)
+        inferring = PlaceableThreads(at_once, "infer", apart)
         # The longest job first makes the shortest schedule (Graham, 1969); the largest is also worth the most alone.
         largest_first = sorted(settings.variants, key=lambda variant: -(variant.bytes or 0))
         self._models = {variant.name: load_model(variant, settings, inferring) for variant in largest_first}
@@ -75,14 +76,14 @@ class Replica:
         self._backends = tuple(dict.fromkeys(model.backend for model in self._models.values()))
         log.info("replica ready: %s", ", ".join(f"{name} ({model.backend})" for name, model in self._models.items()))
         give_back_at_once()
-        self._rates = Rates()
+        self._rates = DecodingRates()
         inputs = self._specs.values()
-        self._scales = Scales(inputs, self._rates, settings.max_pixels, settings.max_pixels_whole)
+        self._scales = DecodingScales(inputs, self._rates, settings.max_pixels, settings.max_pixels_whole)
         self.parts = divided(settings.memory_bytes, settings.request_memory_bytes, settings.replicas)
         """The memory shares, now that the models are loaded."""
         log.info("memory for decoding: %d MB, by %s", self.parts.decoding // 1_000_000, self.parts.basis)
-        self.memory = Budget(self.parts.decoding)
-        self._heavy = Budget(_DECODE_THREADS - 1)
+        self.memory = MemoryBudget(self.parts.decoding)
+        self._heavy = MemoryBudget(_DECODE_THREADS - 1)
         """The threads that large images may occupy."""
         self._images = 0
         self._registration: Registration | None = None
@@ -111,7 +112,11 @@ class Replica:
         return self.statement
 
     async def classify(
-        self, image: bytes, evaluations: Sequence[EvaluationRequest], expires_at: float, request: About | None = None
+        self,
+        image: bytes,
+        evaluations: Sequence[EvaluationRequest],
+        expires_at: float,
+        request: RequestIds | None = None,
     ) -> tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError:
         """The variants' answers to an image, in parts, one evaluation after the other.
 
@@ -132,7 +137,11 @@ class Replica:
             return error
 
     async def classify_streaming(
-        self, image: bytes, evaluations: Sequence[EvaluationRequest], expires_at: float, request: About | None = None
+        self,
+        image: bytes,
+        evaluations: Sequence[EvaluationRequest],
+        expires_at: float,
+        request: RequestIds | None = None,
     ) -> AsyncIterator[tuple[VariantAnswer, ...] | HawkVisionError]:
         """As `classify`, but each part comes as soon as it is ready, and parts are smaller; an error comes last.
 
@@ -210,7 +219,7 @@ class Replica:
             self._images -= 1
             running.cancel()
 
-    def cost(self, image: bytes, header: ImageHeader) -> Cost:
+    def cost(self, image: bytes, header: ImageHeader) -> DecodingCost:
         """What it costs to decode an image for all variants.
 
         Raises:
@@ -231,7 +240,7 @@ class Replica:
         )
 
     async def prepare(
-        self, inputs: Iterator[Pixels], names: Sequence[str], cost: Cost, until: float
+        self, inputs: Iterator[Pixels], names: Sequence[str], cost: DecodingCost, until: float
     ) -> dict[str, Pixels]:
         """The next inputs, one per name, computed on a decoding thread; `until` is on the loop's clock.
 
@@ -242,7 +251,7 @@ class Replica:
             loop = asyncio.get_running_loop()
             return await to_the_end(loop.run_in_executor(self._decoding, self._prepare, inputs, names, cost))
 
-    def _prepare(self, inputs: Iterator[Pixels], names: Sequence[str], cost: Cost) -> dict[str, Pixels]:
+    def _prepare(self, inputs: Iterator[Pixels], names: Sequence[str], cost: DecodingCost) -> dict[str, Pixels]:
         """Blocks. All names in one call: to wake the thread again costs more than a small image's second input."""
         begun = time.perf_counter()
         prepared = {name: next(inputs) for name in names}
@@ -250,7 +259,7 @@ class Replica:
         return prepared
 
     @asynccontextmanager
-    async def _decoding_turn(self, cost: Cost, until: float) -> AsyncGenerator[None]:
+    async def _decoding_turn(self, cost: DecodingCost, until: float) -> AsyncGenerator[None]:
         if not cost.heavy:
             yield
             return

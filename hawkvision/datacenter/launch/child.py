@@ -20,7 +20,7 @@ from hawkvision.datacenter.launch.network import enter_private_network
 from hawkvision.datacenter.launch.sockets import take_over
 
 if TYPE_CHECKING:
-    from hawkvision.core.config import DatacenterConfig
+    from hawkvision.core.settings.config import DatacenterConfig
 
 LAUNCHER_DIED: Final = signal.SIGUSR1
 """The kernel's signal at the launcher's death (prctl(2), PR_SET_PDEATHSIG)."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hawkvision.core import logs
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import BackendError
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
 from hawkvision.datacenter.local_socket.registry import ReplicaRegistry
 from hawkvision.datacenter.stages.catalog import Catalog

@@ -30,8 +30,8 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import BackendError, ConfigError
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_version import check_ray
 from hawkvision.datacenter.launch.child import LAUNCHER_DIED
 from hawkvision.datacenter.launch.folder import private_folder

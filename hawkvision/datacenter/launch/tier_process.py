@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import uvicorn
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import DeadlineMissed
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.launch import local_ray
 from hawkvision.datacenter.launch.messages import ALIVE, BEAT_S, LEAVING, LISTENING, RAY_DIED, READY
 from hawkvision.datacenter.launch.sockets import PublicSockets
@@ -35,10 +35,11 @@ from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
 from hawkvision.datacenter.stages.ensemble import evaluation_requests
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir
-from hawkvision.servers.access import server_certificates
+from hawkvision.servers.certificates import server_certificates
+from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.handshake import behind_tls
-from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, bounded, connections_for, raise_open_files
-from hawkvision.servers.reload import Reloads
+from hawkvision.servers.protocol import bounded
+from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls import Certificates
 from hawkvision.system.log_relay import relaying
 from hawkvision.transport.settings import DatagramSettings
@@ -165,8 +166,8 @@ class _TierProcess:
         self._http_server.transports = server.offered.transports
         return server
 
-    def _start_reloads(self, datagram: DatagramServer | None) -> Reloads:
-        reloads = Reloads.of(self._http_server.keys, self._certificates)
+    def _start_reloads(self, datagram: DatagramServer | None) -> FileWatcher:
+        reloads = FileWatcher.of(self._http_server.keys, self._certificates)
         if datagram is not None:
             reloads.add("dc.datagram_certificate", datagram.offered.files, datagram.offered.reload)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)

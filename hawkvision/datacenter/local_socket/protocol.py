@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
 from hawkvision.core.errors import NotReady
-from hawkvision.core.logs import About
+from hawkvision.core.logs import RequestIds
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest, VariantAnswer
 
 Part: TypeAlias = tuple[VariantAnswer, ...]
@@ -31,7 +31,7 @@ class ReplicaRequest:
     evaluations: tuple[EvaluationRequest, ...]
     expires_at: float
     streaming: bool
-    request: About | None = None
+    request: RequestIds | None = None
     """The caller's request, for the log."""
 
 

@@ -15,13 +15,13 @@ from typing import Final
 import msgspec
 from prometheus_client.registry import Collector
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.escalation_api import (
     DatagramEndpoint,
     EscalationReply,
     EscalationRequest,
     parse_escalation_datagram,
 )
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.servers.front_end import FrontEnd
 from hawkvision.datacenter.servers.service import DATAGRAM_PATH, Tier
 from hawkvision.datacenter.stages.catalog import Catalog

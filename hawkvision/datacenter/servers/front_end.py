@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hawkvision.core.errors import HawkVisionError, InternalError, TooLarge
-from hawkvision.core.logs import about
+from hawkvision.core.logs import bind_request
 from hawkvision.core.trace import TraceContext, start_trace
 from hawkvision.datacenter.servers.service import Tier
 from hawkvision.servers.keys import Keys
@@ -43,7 +43,7 @@ class ObservedRequest:
         """Take the caller's trace, if it is known only now, for the log as well."""
         if trace is not None:
             self.span = trace.child()
-            self.request_id = about(None, self.span)
+            self.request_id = bind_request(None, self.span)
 
 
 class FrontEnd:
@@ -70,7 +70,7 @@ class FrontEnd:
             InternalError: for any other exception, which is logged: one request's defect must not reach the next.
         """
         span = trace.child() if trace else start_trace()
-        observed = ObservedRequest(about(request_id, span), span)
+        observed = ObservedRequest(bind_request(request_id, span), span)
         started = time.perf_counter()
         try:
             yield observed

@@ -19,7 +19,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import (
     HawkVisionError,
     MethodNotAllowed,
@@ -44,6 +43,7 @@ from hawkvision.core.escalation_api import (
     parse_escalation_headers,
 )
 from hawkvision.core.logs import REQUEST_ID_HEADER
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.trace import parse_traceparent
 from hawkvision.datacenter.servers.front_end import CALLER_GONE, FrontEnd
 from hawkvision.datacenter.servers.service import AdmittedRequest, Tier

@@ -23,8 +23,8 @@ from prometheus_client import (
 from hawkvision.core.metrics import (
     LATENCY_BUCKETS_S,
     Instrumented,
-    KeyRequests,
-    Tls,
+    KeyRequestsCollector,
+    TlsCollector,
     TlsState,
     describe_process,
 )
@@ -102,7 +102,7 @@ class DatacenterMetrics:
 
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Add the requests of each key."""
-        self.registry.register(KeyRequests("hawkvision_datacenter_key_requests", read))
+        self.registry.register(KeyRequestsCollector("hawkvision_datacenter_key_requests", read))
 
     def watch(self, part: Instrumented) -> None:
         """Add the metrics of a part of the tier."""
@@ -111,7 +111,7 @@ class DatacenterMetrics:
 
     def watch_tls(self, read: Callable[[], TlsState]) -> None:
         """Add the state of the server's TLS."""
-        self.registry.register(Tls("hawkvision_datacenter", read))
+        self.registry.register(TlsCollector("hawkvision_datacenter", read))
 
     def describe(self, task: str, backend: str) -> None:
         """Add the task and the backend, once they are known."""

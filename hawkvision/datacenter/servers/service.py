@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, TypeVar
 
-from hawkvision.cascade.scores import top_classes
+from hawkvision.cascade.confidence.scores import top_classes
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError, NotFound, NotReady, Overloaded
 from hawkvision.core.escalation_api import (
     INFER_PATH,
@@ -28,7 +28,7 @@ from hawkvision.core.escalation_api import (
     EscalationRequest,
     EscalationTiming,
     IntermediateResult,
-    Stages,
+    StageList,
 )
 from hawkvision.core.types import Score
 from hawkvision.datacenter.servers.metrics import DatacenterMetrics
@@ -88,7 +88,7 @@ class Tier:
         while len(self._statements) > _MAX_STATEMENTS:
             del self._statements[next(iter(self._statements))]
 
-    def listing(self) -> Stages:
+    def listing(self) -> StageList:
         """The reply to `GET /v1/stages`."""
         return self.catalog.listing(tuple(reversed(self._statements)))
 

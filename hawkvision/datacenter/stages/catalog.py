@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import ConfigError, ManifestError
-from hawkvision.core.escalation_api import Stage, StageMember, Stages
+from hawkvision.core.escalation_api import ListedStage, StageList, StageMember
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.inference.backend_registry import ON_THE_CPU
 from hawkvision.models.fingerprints import stage_fingerprint
 from hawkvision.models.manifest import Manifest, Variant, load_manifest, models_dir
@@ -74,11 +74,11 @@ class Catalog:
             parts.append((stage.name, members.union(*(names for _, names in joined))))
         return tuple(Group(name, tuple(v for v in self.variants if v.name in names)) for name, names in parts)
 
-    def listing(self, statements: Collection[str] = ()) -> Stages:
+    def listing(self, statements: Collection[str] = ()) -> StageList:
         """The reply to `GET /v1/stages`; `statements` are those of replicas, newest first."""
         hashes = {v.name: v.sha256 if self.has_artifacts else None for v in self.variants}
         stages = tuple(
-            Stage(
+            ListedStage(
                 stage.name,
                 tuple(StageMember(member, hashes[member]) for member in stage.members),
                 stage.fingerprint,
@@ -86,7 +86,7 @@ class Catalog:
             )
             for stage in self.stages
         )
-        return Stages(self.task, self.best.name, stages)
+        return StageList(self.task, self.best.name, stages)
 
 
 def load_catalog(config: DatacenterConfig) -> Catalog:

@@ -15,7 +15,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from hawkvision.cascade.scores import ROUNDING, Probabilities, Score, average, decided, score
+from hawkvision.cascade.confidence.scores import ROUNDING, Probabilities, average, decided, score
+from hawkvision.core.types import Score
 from hawkvision.datacenter.stages.catalog import ServedStage
 
 

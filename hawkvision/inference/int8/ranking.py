@@ -14,13 +14,13 @@ import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits
-from hawkvision.inference.int8 import library
+from hawkvision.native import library
 
 
 def most_probable(
     logits: Logits, temperature: float, k: int, before: float = 1.0
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """As `cascade.scores.most_probable`: but for numbers that lie next to the middle of two float32 ones, the same.
+    """As `cascade.confidence.scores.most_probable`, but for numbers next to the middle of two float32 ones.
 
     Raises:
         BackendError: if there is no library, or no memory.

@@ -2,7 +2,7 @@
 
 Weights of others are never shipped: they come from packages of the Python registry, or from files at hand. The small
 ones that the project trained itself lie beside the manifest. All are checked against the SHA-256 of the manifest,
-turned into graphs by `hawkvision.model_zoo.training.architectures`, quantised where the variant says so, and must come
+turned into graphs by `hawkvision.model_zoo.building.architectures`, quantised where the variant says so, and must come
 out with the SHA-256 that it names, since accuracies and certificates hold for those bytes only.
 """
 
@@ -27,12 +27,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hawkvision.core.errors import ArtifactError, CompileError
 from hawkvision.integer import onnx_writer as integer_onnx
 from hawkvision.integer.qonnx import read_qonnx
+from hawkvision.model_zoo.building.architectures import emit
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
 from hawkvision.model_zoo.building.fetch import fetch
 from hawkvision.model_zoo.building.quantize import quantise_model
 from hawkvision.model_zoo.building.ranges import load_ranges
-from hawkvision.model_zoo.training.architectures import emit
-from hawkvision.models.artifacts import load_variant, sha256_of, write_atomic
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import (
     FileSource,
     Manifest,
@@ -44,6 +44,7 @@ from hawkvision.models.manifest import (
     load_manifest,
     models_dir,
 )
+from hawkvision.system.files import sha256_of, write_atomic
 
 Step: TypeAlias = Literal["fetch", "emit", "built", "kept"]
 Report: TypeAlias = Callable[[str, Step], None]

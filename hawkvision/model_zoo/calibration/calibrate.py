@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from hawkvision.cascade.certification.predictions import Split, StagePredictions
 from hawkvision.cascade.certification.profile import (
     ImageUse,
     Pair,
@@ -22,7 +23,7 @@ from hawkvision.cascade.certification.profile import (
     StageProfile,
     design_sha256,
 )
-from hawkvision.cascade.certification.profiling import Looked, Split, profile_pair, profile_stage
+from hawkvision.cascade.certification.profiling import profile_pair, profile_stage
 from hawkvision.core.errors import ConfigError
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.certification import (
@@ -32,12 +33,12 @@ from hawkvision.model_zoo.calibration.certification import (
     share_of_delta,
     write_profile,
 )
-from hawkvision.model_zoo.calibration.loss_simulation import arrivals, condition_of
-from hawkvision.model_zoo.calibration.model_runner import Looks, look
+from hawkvision.model_zoo.calibration.loss_simulation import condition_of, received_images
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
+from hawkvision.system.files import write_atomic
 
 FEWEST_IMAGES: Final = 100
 """Below this nothing can be certified: a drop of ε needs at least 3/ε images."""
@@ -102,8 +103,8 @@ def calibrate(
     between = intermediate_stage(manifest, best, intermediate)
     split = split_images(manifest, images, seed)
     stages = tuple(dict.fromkeys((*edges, *(() if between is None else (between,)), best)))
-    looks = look(manifest, stages, images, backend=backend, cache=cache, chosen=split.used())
-    measured: dict[str, tuple[StageProfile, Looked]] = {}
+    looks = run_stages(manifest, stages, images, backend=backend, cache=cache, chosen=split.used())
+    measured: dict[str, tuple[StageProfile, StagePredictions]] = {}
     for name in stages:
         models_of = {variant.name: variant.sha256 or "" for variant in manifest.members(name)}
         measured[name] = profile_stage(
@@ -141,7 +142,7 @@ def _over_links(
     manifest: Manifest,
     images: LabelledImages,
     split: Split,
-    originals: Looks,
+    originals: CascadePredictions,
     seed: int,
     backend: BackendKind,
     cache: Path,
@@ -152,9 +153,9 @@ def _over_links(
     """
     found: dict[str, list[ReceivedCondition]] = {pair.edge: [] for pair in pairs}
     stages = tuple(dict.fromkeys([*found, pairs[0].best]))
-    for arrived in arrivals(images, np.union1d(split.profile, split.certify), seed):
+    for arrived in received_images(images, np.union1d(split.profile, split.certify), seed):
         name = f"quality {arrived.quality}, from {arrived.band.low:.0%} on"
-        looks = look(
+        looks = run_stages(
             manifest, stages, arrived.images, backend=backend, cache=cache, chosen=arrived.reached, name=name
         )  # fmt: skip
         for pair in pairs:

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.calibration import expected_calibration_error
 from hawkvision.cascade.certification.certificate import Method
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy
 from hawkvision.cascade.certification.profile import (
     CERTIFIED_DROPS,
     Condition,
@@ -30,29 +30,27 @@ from hawkvision.cascade.certification.profile import (
     ReceivedCondition,
     StageProfile,
     design_sha256,
-    dump,
-    load_profile,
 )
-from hawkvision.cascade.certification.profiling import (
-    Looked,
-    certify_condition,
-    costs_of,
-    make_sample,
-    measure_accuracy,
-    paths_of,
+from hawkvision.cascade.certification.profile_files import dump, load_profile
+from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
+from hawkvision.cascade.certification.profiling_received import (
+    ReceivedPredictions,
+    certify_received,
+    without_certificates,
 )
-from hawkvision.cascade.certification.profiling_received import ReceivedLooks, certify_received, uncertified
-from hawkvision.cascade.scores import Score, softmax
+from hawkvision.cascade.confidence.calibration import expected_calibration_error
+from hawkvision.cascade.confidence.scores import softmax
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
+from hawkvision.core.types import Score
 from hawkvision.inference.backend_registry import BackendKind
-from hawkvision.model_zoo.calibration.loss_simulation import Arrivals, arrivals
-from hawkvision.model_zoo.calibration.model_runner import Looks, look
+from hawkvision.model_zoo.building.manifest_writer import with_profile
+from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, received_images
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
-from hawkvision.model_zoo.training.manifest_writer import with_profile
-from hawkvision.models.artifacts import sha256_of, write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
-from hawkvision.system.advice import advise
+from hawkvision.system.files import sha256_of, write_atomic
 
 DELTA: Final = 0.05
 """Probability that a certificate is wrong, before anything is paid for."""
@@ -141,7 +139,7 @@ def certified_anew(
     compared: int = 1,
     delta: float = DELTA,
     datagram: bool = False,
-    arrived: Iterable[Arrivals] | None = None,
+    arrived: Iterable[ReceivedImages] | None = None,
     backend: BackendKind = "onnxruntime",
     cache: Path,
 ) -> Profile:
@@ -180,13 +178,15 @@ def certified_anew(
     known = design.use("certify", images.sha256)
     looks = looks_of(fixed, known)
     share = share_of_delta(delta, looks, compared)
-    said = look(manifest, [stage.name for stage in design.stages], images, backend=backend, cache=cache, chosen=chosen)
-    opened = _Opened(design, said, images, chosen, share)
+    said = run_stages(
+        manifest, [stage.name for stage in design.stages], images, backend=backend, cache=cache, chosen=chosen
+    )
+    opened = _LabelledCertification(design, said, images, chosen, share)
     received: dict[str, list[ReceivedCondition]] = {
-        pair.edge: list(map(uncertified, pair.received)) for pair in design.pairs
+        pair.edge: list(map(without_certificates, pair.received)) for pair in design.pairs
     }
     if datagram:
-        sent = arrivals(images, chosen, design.data.seed) if arrived is None else arrived
+        sent = received_images(images, chosen, design.data.seed) if arrived is None else arrived
         received = opened.received(manifest, sent, backend, cache)
     use = ImageUse(
         purpose="certify", name=images.name, sha256=images.sha256, n=len(chosen), looks=looks, compared=compared,
@@ -215,11 +215,11 @@ def designing(profile: Profile) -> tuple[ImageUse, ...]:
     )
 
 
-class _Opened:
+class _LabelledCertification:
     """The certification images with their labels, and what a design's stages say of them."""
 
     def __init__(
-        self, design: Profile, looks: Looks, images: LabelledImages, chosen: NDArray[np.intp], delta: float
+        self, design: Profile, looks: CascadePredictions, images: LabelledImages, chosen: NDArray[np.intp], delta: float
     ) -> None:
         self._design = design
         self._looks = looks
@@ -227,9 +227,9 @@ class _Opened:
         self._chosen = chosen
         self._delta = delta
 
-    def _looked(self, name: str) -> Looked:
+    def _looked(self, name: str) -> StagePredictions:
         stage = self._design.stage(name)
-        return Looked(name, softmax(self._looks.logits(name), stage.temperature), stage.cost_ms)
+        return StagePredictions(name, softmax(self._looks.logits(name), stage.temperature), stage.cost_ms)
 
     def stage(self, stage: StageProfile) -> StageProfile:
         """The stage with its accuracy on these images."""
@@ -253,7 +253,7 @@ class _Opened:
         )
 
     def received(
-        self, manifest: Manifest, sent: Iterable[Arrivals], backend: BackendKind, cache: Path
+        self, manifest: Manifest, sent: Iterable[ReceivedImages], backend: BackendKind, cache: Path
     ) -> dict[str, list[ReceivedCondition]]:
         """The conditions of each edge stage. Those that too few of these images reach stay without a guarantee."""
         pairs = self._design.pairs
@@ -261,7 +261,7 @@ class _Opened:
         for each in sent:
             name = f"quality {each.quality}, from {each.band.low:.0%} on"
             stages = tuple(dict.fromkeys([*(pair.edge for pair in pairs), *(pair.best for pair in pairs)]))
-            said = look(
+            said = run_stages(
                 manifest, stages, each.images, backend=backend, cache=cache, chosen=each.reached, name=name
             )  # fmt: skip
             for pair in pairs:
@@ -271,13 +271,16 @@ class _Opened:
                         found[pair.edge, *place] = self._received(pair, condition, each, said)
         return {
             pair.edge: [
-                found.get((pair.edge, c.min_quality, c.min_received_fraction)) or uncertified(c) for c in pair.received
+                found.get((pair.edge, c.min_quality, c.min_received_fraction)) or without_certificates(c)
+                for c in pair.received
             ]
             for pair in pairs
         }
 
-    def _received(self, pair: Pair, condition: ReceivedCondition, each: Arrivals, said: Looks) -> ReceivedCondition:
-        everything = ReceivedLooks(
+    def _received(
+        self, pair: Pair, condition: ReceivedCondition, each: ReceivedImages, said: CascadePredictions
+    ) -> ReceivedCondition:
+        everything = ReceivedPredictions(
             said.logits(pair.edge),
             said.logits(pair.best).argmax(axis=1),
             self._looks.logits(pair.best).argmax(axis=1),

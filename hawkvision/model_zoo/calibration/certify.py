@@ -15,34 +15,19 @@ from typing import Final
 import numpy as np
 
 from hawkvision.cascade.certification.certificate import Method
-from hawkvision.cascade.certification.profile import (
-    Pair,
-    Profile,
-    SiteCertificates,
-    SiteData,
-    SitePair,
-    SiteStage,
-    design_sha256,
-    dump,
-    load_profile_of,
-    load_site,
-)
-from hawkvision.cascade.certification.profiling import (
-    Looked,
-    certify_condition,
-    costs_of,
-    make_sample,
-    measure_accuracy,
-    paths_of,
-)
-from hawkvision.cascade.scores import softmax
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy
+from hawkvision.cascade.certification.profile import Pair, Profile, design_sha256
+from hawkvision.cascade.certification.profile_files import dump, load_profile_of, load_site
+from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
+from hawkvision.cascade.confidence.scores import softmax
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.model_zoo.calibration.certification import check_unseen, share_of_delta
-from hawkvision.model_zoo.calibration.model_runner import AnyImages, Looks, look
-from hawkvision.models.artifacts import write_atomic
+from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, run_stages
 from hawkvision.models.datasets import LabelledImages, read_images, read_unlabelled
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
-from hawkvision.system.advice import advise
+from hawkvision.system.files import write_atomic
 
 FEWEST_IMAGES: Final = 50
 """With fewer, no drop below 6 % can be certified whatever the images show."""
@@ -104,7 +89,7 @@ def certify_site(
     stages = tuple(dict.fromkeys(name for pair in pairs for name in _stages_of(pair)))
     for name in stages:
         _check_fingerprint(known, manifest, name)
-    looks = look(manifest, stages, images, cache=cache)
+    looks = run_stages(manifest, stages, images, cache=cache)
     method = Method.AGREEMENT if not labelled else Method.BETTING if betting else Method.EXACT
     site = SiteCertificates(
         format=2,
@@ -150,13 +135,13 @@ def _check_fingerprint(profile: Profile, manifest: Manifest, name: str) -> None:
         )
 
 
-def _looked(profile: Profile, looks: Looks, name: str) -> Looked:
+def _looked(profile: Profile, looks: CascadePredictions, name: str) -> StagePredictions:
     """A stage with the profile's temperature, as an edge node runs it."""
     stage = profile.stage(name)
-    return Looked(name, softmax(looks.logits(name), stage.temperature), stage.cost_ms)
+    return StagePredictions(name, softmax(looks.logits(name), stage.temperature), stage.cost_ms)
 
 
-def _site_stage(profile: Profile, looks: Looks, name: str, images: AnyImages) -> SiteStage:
+def _site_stage(profile: Profile, looks: CascadePredictions, name: str, images: AnyImages) -> SiteStage:
     accuracy = None
     if isinstance(images, LabelledImages):
         right = _looked(profile, looks, name).labels() == images.labels
@@ -168,7 +153,7 @@ def _site_stage(profile: Profile, looks: Looks, name: str, images: AnyImages) ->
 def _site_pair(
     profile: Profile,
     pair: Pair,
-    looks: Looks,
+    looks: CascadePredictions,
     images: AnyImages,
     delta: float,
     method: Method,

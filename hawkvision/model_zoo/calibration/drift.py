@@ -24,16 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.certificate import Sample
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample
 from hawkvision.cascade.certification.profile import Pair
-from hawkvision.cascade.certification.profiling import Looked, make_sample
+from hawkvision.cascade.confidence.scores import Floats
 from hawkvision.cascade.drift.monitor import Claims, Monitor
-from hawkvision.cascade.drift.online import AUDIT_SHARE, StreamControl, Terms
-from hawkvision.cascade.policy import Route
-from hawkvision.cascade.scores import Floats
+from hawkvision.cascade.drift.online import AUDIT_SHARE, ControllerSpec, DriftController
+from hawkvision.cascade.route import Route
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.calibration.model_runner import Corruption
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.datasets import LabelledImages
+from hawkvision.system.files import sha256_of
 
 SEVERITIES: Final = range(1, 6)
 
@@ -53,7 +53,7 @@ CORRUPTION_SEED: Final = 1903
 SHIFT_SEVERITY: Final = 3
 
 
-class Kind(StrEnum):
+class CorruptionKind(StrEnum):
     """What may go wrong with a camera."""
 
     NOISE = "noise"
@@ -61,7 +61,7 @@ class Kind(StrEnum):
     CONTRAST = "contrast"
 
 
-def corrupt(kind: Kind, severity: int) -> Corruption:
+def corrupt(kind: CorruptionKind, severity: int) -> Corruption:
     """A corruption of one kind.
 
     Noise is drawn by the image's number, so that every stage of a cascade with one input size sees the same.
@@ -76,15 +76,15 @@ def corrupt(kind: Kind, severity: int) -> Corruption:
         side = math.sqrt(pixels.shape[0] * pixels.shape[1])
         wide = pixels.astype(np.float32)
         match kind:
-            case Kind.NOISE:
+            case CorruptionKind.NOISE:
                 scale = np.float32(255.0 * NOISE_STEP * severity * math.sqrt(side / 32.0))
                 rng = np.random.default_rng((CORRUPTION_SEED, number))
                 wide += scale * rng.standard_normal(pixels.shape, np.float32)
-            case Kind.BLUR:
+            case CorruptionKind.BLUR:
                 wide = np.asarray(
                     cv2.GaussianBlur(wide, (0, 0), (BLUR_LEAST + BLUR_STEP * severity) * side), np.float32
                 )
-            case Kind.CONTRAST:
+            case CorruptionKind.CONTRAST:
                 mean = wide.mean(axis=(0, 1))
                 wide = mean + (wide - mean) * np.float32(1.0 - CONTRAST_STEP * severity)
         return np.clip(wide.round(), 0.0, 255.0).astype(np.uint8)
@@ -98,13 +98,13 @@ def mixed(severity: int = SHIFT_SEVERITY) -> Corruption:
     Raises:
         ValueError: if the severity is not from 1 to 5.
     """
-    corruptions = tuple(corrupt(kind, severity) for kind in Kind)
+    corruptions = tuple(corrupt(kind, severity) for kind in CorruptionKind)
     return lambda pixels, number: corruptions[number % len(corruptions)](pixels, number)
 
 
 def mixture_name(severity: int = SHIFT_SEVERITY) -> str:
     """What `mixed` is called where logits are kept: another name as soon as a constant changes."""
-    constants = (NOISE_STEP, BLUR_LEAST, BLUR_STEP, CONTRAST_STEP, CORRUPTION_SEED, [*Kind])
+    constants = (NOISE_STEP, BLUR_LEAST, BLUR_STEP, CONTRAST_STEP, CORRUPTION_SEED, [*CorruptionKind])
     return f"mixed-{severity}-{sha256_of(repr(constants).encode())[:8]}"
 
 
@@ -121,10 +121,10 @@ def subset(images: LabelledImages, chosen: NDArray[np.intp]) -> LabelledImages:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LabelledPredictions:
     """What every stage said of some images, calibrated as served, and what is on them."""
 
-    stages: Mapping[str, Looked]
+    stages: Mapping[str, StagePredictions]
     labels: NDArray[np.int64]
 
     def sample(self, pair: Pair, chosen: NDArray[np.intp]) -> Sample:
@@ -154,7 +154,7 @@ SETTLING: Final = 2_000
 """Requests after a change that are reported by themselves, and after which the guarantee must be kept again."""
 
 
-class Tier(StrEnum):
+class AnsweringStage(StrEnum):
     """Which stage answered."""
 
     EDGE = "edge"
@@ -169,7 +169,7 @@ class Replay:
     seed: int
     shifted: NDArray[np.bool_]
     tier: NDArray[np.int8]
-    """Place of the stage that answered in `Tier`."""
+    """Place of the stage that answered in `AnsweringStage`."""
     audited: NDArray[np.bool_]
     loss: NDArray[np.int8]
     """right_best − right_answered: what was really given up."""
@@ -192,7 +192,7 @@ class Replay:
 
 _EDGE, _INTERMEDIATE, _BEST = range(3)
 
-MakeControl = Callable[[Terms], StreamControl]
+MakeControl = Callable[[ControllerSpec], DriftController]
 
 
 def replay(
@@ -202,7 +202,7 @@ def replay(
     *,
     seed: int,
     phases: Sequence[Phase] = PHASES,
-    control: MakeControl | None = StreamControl,
+    control: MakeControl | None = DriftController,
 ) -> Replay:
     """Send requests through one route, each an image of the pool chosen at random.
 
@@ -218,7 +218,7 @@ def replay(
     rng = np.random.default_rng(seed)
     drawn = np.where(shift, rng.integers(0, len(shifted), len(shift)), rng.integers(0, len(clean), len(shift)))
     chances = rng.random((len(shift), 2)).tolist()
-    node = _Node(route, control)
+    node = _ReplayedNode(route, control)
     pools = (_images(clean), _images(shifted))
     taken = [
         node.take(pools[is_shifted][index], chance)
@@ -235,7 +235,7 @@ def replay(
     )
 
 
-class _Seen(NamedTuple):
+class _ReplayedImage(NamedTuple):
     """One image: what the edge and the intermediate stage say, and what is given up if theirs is the answer."""
 
     score: float
@@ -246,7 +246,7 @@ class _Seen(NamedTuple):
     intermediate_loss: int
 
 
-class _Taken(NamedTuple):
+class _ReplayedRequest(NamedTuple):
     """What became of one request."""
 
     tier: int
@@ -256,7 +256,7 @@ class _Taken(NamedTuple):
     threshold: float
 
 
-def _images(sample: Sample) -> list[_Seen]:
+def _images(sample: Sample) -> list[_ReplayedImage]:
     """A sample as a list, from which single images are picked faster."""
     best = sample.best_right.astype(np.int8)
     columns = [
@@ -264,10 +264,10 @@ def _images(sample: Sample) -> list[_Seen]:
         for stage in (sample.edge, sample.intermediate or sample.edge)
         for column in (stage.scores, stage.differs, best - stage.right)
     ]
-    return list(map(_Seen, *columns))
+    return list(map(_ReplayedImage, *columns))
 
 
-class _Node:
+class _ReplayedNode:
     """One stream at one node, without images, network and time."""
 
     def __init__(self, route: Route, make: MakeControl | None) -> None:
@@ -281,7 +281,7 @@ class _Node:
         self._intermediate_log = None if controls is None else _log(controls.intermediate_claims)
         self._share = 0.0 if controls is None else AUDIT_SHARE
 
-    def take(self, seen: _Seen, chances: Sequence[float]) -> _Taken:
+    def take(self, seen: _ReplayedImage, chances: Sequence[float]) -> _ReplayedRequest:
         suspended = any(log.suspended for log in (self._edge_log, self._intermediate_log) if log is not None)
         for control in (self._edge, self._intermediate):
             if control is not None:
@@ -292,11 +292,11 @@ class _Node:
             self._edge_log.record(seen.score, seen.differs)
         if seen.score >= threshold:
             _accept(self._edge, seen.score, self._share, seen.differs if drawn else None)
-            return _Taken(_EDGE, seen.loss, drawn, suspended, threshold)
+            return _ReplayedRequest(_EDGE, seen.loss, drawn, suspended, threshold)
         # The certificate covers the intermediate stage's answers to images that the certified threshold escalates only.
         if self._route.intermediate is None or seen.score >= self._route.threshold:
             _escalate(self._edge, seen.score, seen.differs)
-            return _Taken(_BEST, 0, False, suspended, threshold)
+            return _ReplayedRequest(_BEST, 0, False, suspended, threshold)
         # While the guarantee is suspended the intermediate stage is not believed, but still looked at: its log must
         # show when traffic is as certified again.
         if drawn and self._intermediate_log is not None:
@@ -307,22 +307,22 @@ class _Node:
             _accept(
                 self._intermediate, seen.intermediate_score, self._share, seen.intermediate_differs if drawn else None
             )
-            return _Taken(_INTERMEDIATE, seen.intermediate_loss, drawn, suspended, threshold)
+            return _ReplayedRequest(_INTERMEDIATE, seen.intermediate_loss, drawn, suspended, threshold)
         _escalate(self._edge, seen.score, seen.differs)
         _escalate(self._intermediate, seen.intermediate_score, seen.intermediate_differs)
-        return _Taken(_BEST, 0, False, suspended, threshold)
+        return _ReplayedRequest(_BEST, 0, False, suspended, threshold)
 
 
 def _log(claims: Claims | None) -> Monitor | None:
     return None if claims is None else Monitor(claims, shared=False)
 
 
-def _accept(control: StreamControl | None, score: float, share: float, differs: bool | None) -> None:
+def _accept(control: DriftController | None, score: float, share: float, differs: bool | None) -> None:
     if control is not None:
         control.accepted(score, 1.0 / share, differs)
 
 
-def _escalate(control: StreamControl | None, score: float, differs: bool | None) -> None:
+def _escalate(control: DriftController | None, score: float, differs: bool | None) -> None:
     if control is not None:
         control.escalated(score, differs)
 

@@ -16,39 +16,41 @@ from typing import Final
 import numpy as np
 
 from hawkvision.cascade.certification.equivalence import (
-    Check,
+    CertificateInputs,
+    ComparisonResult,
+    EquivalenceCheck,
     EquivalenceChecks,
-    Judged,
-    Outcome,
+    certificate_inputs,
     compare,
     dump_equivalences,
     equivalences_path,
-    judged_of,
     load_equivalences,
 )
-from hawkvision.cascade.certification.profile import SiteCertificates, load_profile_of, load_site
-from hawkvision.cascade.scores import Probabilities, softmax
+from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
+from hawkvision.cascade.confidence.scores import Probabilities, softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Score
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, execution_of, open_backend
-from hawkvision.model_zoo.calibration.model_runner import AnyImages, look
-from hawkvision.models.artifacts import load_variant, write_atomic
+from hawkvision.model_zoo.calibration.model_runner import AnyImages, run_stages
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images, read_unlabelled
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, is_exact, stage_fingerprint, statement
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
+from hawkvision.system.files import write_atomic
 
 WAYS: Final = ((8, 1), (1, 1), (1, 2))
 """Images in a batch, and threads: as replicas run them, and as edge nodes do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class StageCheck:
     """What came of one stage."""
 
     stage: str
     fingerprint: str
     n: int
-    outcome: Outcome | None
+    outcome: ComparisonResult | None
     """None where the execution gives the certified answers anyway, and nothing was run."""
 
 
@@ -66,7 +68,7 @@ def check_equivalence(
     models: Path,
     cache: Path,
     today: date | None = None,
-) -> tuple[Result, ...]:
+) -> tuple[StageCheck, ...]:
     """Run both executions over the certificates' images, and write down what passed.
 
     Args:
@@ -92,7 +94,7 @@ def check_equivalence(
     site = None if certificates is None else load_site(certificates)
     pair = known.pair(edge or manifest.cascade.default_edge, manifest.best)
     first = manifest.members(pair.edge)[0].name
-    judged = {each.stage: each for each in judged_of(known, pair, site, first)}
+    judged = {each.stage: each for each in certificate_inputs(known, pair, site, first)}
     unknown = sorted(set(stages) - set(judged))
     if unknown:
         raise ConfigError(f"--stage: certificates depend on {', '.join(judged)}, got {unknown[0]!r}")
@@ -123,12 +125,12 @@ def _images(manifest: Manifest, data: Path, models: Path, site: SiteCertificates
 
 def _checked(
     manifest: Manifest,
-    judged: Judged,
+    judged: CertificateInputs,
     images: AnyImages,
     backend: BackendKind,
     providers: tuple[str, ...],
     cache: Path,
-) -> Result:
+) -> StageCheck:
     name = judged.stage
     if manifest.fingerprint(name) != judged.models:
         raise ManifestError(
@@ -142,26 +144,26 @@ def _checked(
         )
     fingerprint = _fingerprint(manifest, name, backend, providers, cache)
     if is_exact(fingerprint):
-        return Result(name, fingerprint, len(images), None)
+        return StageCheck(name, fingerprint, len(images), None)
     outcome = _compared(manifest, judged, images, backend, providers, cache)
     ensemble = manifest.ensemble(name)
     if ensemble is not None and ensemble.accept_confidence is not None:
         first = manifest.members(name)[0]
         bar = float(np.float32(ensemble.accept_confidence))
-        asks = Judged(first.name, "", first.temperature, Score.TOP1, (bar,), images.sha256)
+        asks = CertificateInputs(first.name, "", first.temperature, Score.TOP1, (bar,), images.sha256)
         others = _compared(manifest, asks, images, backend, providers, cache).decisions
         outcome = replace(outcome, decisions=outcome.decisions + others)
-    return Result(name, fingerprint, len(images), outcome)
+    return StageCheck(name, fingerprint, len(images), outcome)
 
 
 def _compared(
     manifest: Manifest,
-    judged: Judged,
+    judged: CertificateInputs,
     images: AnyImages,
     backend: BackendKind,
     providers: tuple[str, ...],
     cache: Path,
-) -> Outcome:
+) -> ComparisonResult:
     certified = _probabilities(manifest, judged, images, "onnxruntime", ON_THE_CPU, cache, WAYS[0])
     ways = [_probabilities(manifest, judged, images, backend, providers, cache, way) for way in WAYS]
     return compare(judged, certified, ways)
@@ -169,7 +171,7 @@ def _compared(
 
 def _probabilities(
     manifest: Manifest,
-    judged: Judged,
+    judged: CertificateInputs,
     images: AnyImages,
     backend: BackendKind,
     providers: tuple[str, ...],
@@ -178,7 +180,7 @@ def _probabilities(
 ) -> Probabilities:
     """Of all images, at the temperature at which the stage serves."""
     batch, threads = way
-    looks = look(
+    looks = run_stages(
         manifest,
         [judged.stage],
         images,
@@ -217,8 +219,10 @@ def _fingerprint(manifest: Manifest, stage: str, backend: BackendKind, providers
     return found
 
 
-def _written(result: Result, outcome: Outcome, judged: Judged, images: AnyImages, day: date) -> Check:
-    return Check(
+def _written(
+    result: StageCheck, outcome: ComparisonResult, judged: CertificateInputs, images: AnyImages, day: date
+) -> EquivalenceCheck:
+    return EquivalenceCheck(
         stage=result.stage,
         fingerprint=result.fingerprint,
         judged=judged.digest,

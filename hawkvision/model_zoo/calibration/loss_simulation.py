@@ -17,12 +17,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hawkvision.cascade.certification.predictions import Split
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, ReceivedCondition
-from hawkvision.cascade.certification.profiling import Split
-from hawkvision.cascade.certification.profiling_received import DELTA, ReceivedLooks, profile_received
-from hawkvision.cascade.scores import Score
+from hawkvision.cascade.certification.profiling_received import DELTA, ReceivedPredictions, profile_received
+from hawkvision.core.types import Score
 from hawkvision.imaging import preprocessing
-from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, Looks
+from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, CascadePredictions
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Partial, Plan, decode, encode
 from hawkvision.transport.coding.rate_fec_control import QUALITIES
@@ -54,7 +54,7 @@ BURST: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class ReceivedImages:
     """Images as received in one condition."""
 
     quality: int
@@ -67,7 +67,7 @@ class Arrivals:
     """What was received of each of those."""
 
 
-def arrivals(images: LabelledImages, chosen: NDArray[np.intp], seed: int) -> Iterator[Arrivals]:
+def received_images(images: LabelledImages, chosen: NDArray[np.intp], seed: int) -> Iterator[ReceivedImages]:
     """The images `chosen` in every condition that enough of them reach, finest quality and largest fraction first.
 
     Raises:
@@ -87,7 +87,7 @@ def arrivals(images: LabelledImages, chosen: NDArray[np.intp], seed: int) -> Ite
             if len(fractions) >= LEAST_SHARE * len(chosen):
                 # Named by what arrived, so that what is kept of another coder's images is not taken for theirs.
                 there = replace(images, bodies=bodies, sha256=digest.hexdigest())
-                yield Arrivals(quality, band, there, np.array([*fractions]), np.array([*fractions.values()]))
+                yield ReceivedImages(quality, band, there, np.array([*fractions]), np.array([*fractions.values()]))
 
 
 def transcoded(body: bytes, plan: Plan) -> Coded:
@@ -102,9 +102,9 @@ def transcoded(body: bytes, plan: Plan) -> Coded:
 
 
 def condition_of(
-    arrived: Arrivals,
-    looks: Looks,
-    originals: Looks,
+    arrived: ReceivedImages,
+    looks: CascadePredictions,
+    originals: CascadePredictions,
     *,
     edge: str,
     best: str,
@@ -114,7 +114,7 @@ def condition_of(
     delta: float = DELTA,
 ) -> ReceivedCondition:
     """Measure one pair in one condition; `looks` are at `arrived.images`, `originals` at the images before."""
-    said = ReceivedLooks(
+    said = ReceivedPredictions(
         looks.logits(edge),
         looks.logits(best).argmax(axis=1),
         originals.logits(best).argmax(axis=1),

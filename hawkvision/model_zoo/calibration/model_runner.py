@@ -22,17 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
 
-from hawkvision.cascade.certification.profiling import Looked
-from hawkvision.cascade.scores import Probabilities, average, log_probabilities, softmax, tempered, unsure
+from hawkvision.cascade.certification.predictions import StagePredictions
+from hawkvision.cascade.confidence.scores import Probabilities, average, log_probabilities, softmax, tempered, unsure
 from hawkvision.core.errors import ConfigError, RequestError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import load_input, probe
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, open_backend
-from hawkvision.models.artifacts import load_variant, sha256_of
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import LabelledImages, UnlabelledImages
 from hawkvision.models.manifest import Ensemble, Manifest, Variant
+from hawkvision.system.files import sha256_of
 
 MAX_PIXELS: Final = 50_000_000
 BATCH: Final = 8
@@ -46,7 +47,7 @@ Corruption: TypeAlias = Callable[[Pixels, int], Pixels]
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
+class VariantLogits:
     """One variant's logits (n, classes) on every image, and on its mirror image if an ensemble wants it."""
 
     upright: Logits
@@ -55,14 +56,14 @@ class Views:
     """Processor time of one view of one image."""
 
 
-Seen: TypeAlias = tuple[str, bool]
+VariantInput: TypeAlias = tuple[str, bool]
 """A variant, and whether it looked at images that had been made smaller to be sent."""
 
 
-class Looks:
+class CascadePredictions:
     """What every variant of some stages said of the same images."""
 
-    def __init__(self, manifest: Manifest, views: dict[Seen, Views], *, differs: bool) -> None:
+    def __init__(self, manifest: Manifest, views: dict[VariantInput, VariantLogits], *, differs: bool) -> None:
         """`differs`: whether some of the images travel smaller than they are."""
         self._manifest = manifest
         self._views = views
@@ -84,11 +85,11 @@ class Looks:
         alone = tempered(self._view(stage, first.name).upright, first.temperature)
         return np.where(unsure(views[0], ensemble.accept_confidence)[:, np.newaxis], averaged, alone)
 
-    def served(self, stage: str) -> Looked:
+    def served(self, stage: str) -> StagePredictions:
         """A stage as the datacenter serves it: with the manifest's temperature."""
         ensemble = self._manifest.ensemble(stage)
         temperature = 1.0 if ensemble else self._manifest.variant(stage).temperature
-        return Looked(stage, softmax(self.logits(stage), temperature), round(self.cost_ms(stage), 3))
+        return StagePredictions(stage, softmax(self.logits(stage), temperature), round(self.cost_ms(stage), 3))
 
     def cost_ms(self, stage: str) -> float:
         """Processor time of one image: all members, and both views if the ensemble mirrors.
@@ -120,7 +121,7 @@ class Looks:
         ensemble = self._manifest.ensemble(stage)
         return 2 if ensemble is not None and ensemble.horizontal_flip else 1
 
-    def _view(self, stage: str, member: str) -> Views:
+    def _view(self, stage: str, member: str) -> VariantLogits:
         return self._views[member, self._differs and stage in self._manifest.cascade.dc]
 
     def _ensemble_views(self, ensemble: Ensemble) -> Iterator[Probabilities]:
@@ -132,7 +133,7 @@ class Looks:
                 yield softmax(seen.mirrored, temperature)
 
 
-def look(
+def run_stages(
     manifest: Manifest,
     stages: Sequence[str],
     images: AnyImages,
@@ -145,7 +146,7 @@ def look(
     chosen: Chosen | None = None,
     corruption: Corruption | None = None,
     name: str = "",
-) -> Looks:
+) -> CascadePredictions:
     """Run every variant that the stages need over the images, or take from the cache what it said.
 
     Args:
@@ -166,7 +167,7 @@ def look(
         ConfigError: naming an image that cannot be read.
     """
     chosen = np.arange(len(images)) if chosen is None else chosen
-    views: dict[Seen, Views] = {}
+    views: dict[VariantInput, VariantLogits] = {}
     usual = (backend, tuple(providers), batch, threads) == ("onnxruntime", ON_THE_CPU, BATCH, 1)
     with Progress(transient=True) as progress, ThreadPoolExecutor(len(sched_getaffinity(0))) as pool:
         remote = set(stages) & set(manifest.cascade.dc)
@@ -178,19 +179,19 @@ def look(
             found = _read(kept, len(images), manifest.classes) if kept else None
             if found is None:
                 bar = progress.add_task(f"{member} {name}".strip(), total=len(chosen))
-                run = _Run(
+                run = _VariantRun(
                     manifest, variant, seen, chosen, backend, tuple(providers), batch, threads, cache, flip, corruption
                 )
                 found = run.over_all(pool, lambda done, bar=bar: progress.advance(bar, done))  # type: ignore[misc]
                 if kept:
                     _write(kept, found)
             views[member, smaller] = found
-    return Looks(manifest, views, differs=sent is not None)
+    return CascadePredictions(manifest, views, differs=sent is not None)
 
 
-def _wanted(manifest: Manifest, stages: Sequence[str], remote: set[str]) -> dict[Seen, bool]:
+def _wanted(manifest: Manifest, stages: Sequence[str], remote: set[str]) -> dict[VariantInput, bool]:
     """All that must be looked at, and whether at mirror images, too; `remote` stages look at what is sent."""
-    wanted: dict[Seen, bool] = {}
+    wanted: dict[VariantInput, bool] = {}
     for stage in stages:
         ensemble = manifest.ensemble(stage)
         for variant in manifest.members(stage):
@@ -223,7 +224,7 @@ def _as_sent(manifest: Manifest, images: AnyImages, chosen: Chosen, pool: Thread
     return replace(images, bodies=bodies, sha256=digest)
 
 
-class _Run:
+class _VariantRun:
     """One variant over the chosen images."""
 
     def __init__(
@@ -251,7 +252,7 @@ class _Run:
         self._flip = flip
         self._corruption = corruption
 
-    def over_all(self, pool: ThreadPoolExecutor, advance: Callable[[int], None]) -> Views:
+    def over_all(self, pool: ThreadPoolExecutor, advance: Callable[[int], None]) -> VariantLogits:
         def batch(start: int) -> tuple[Logits, Logits | None, float]:
             inputs = np.stack([self._input(int(i)) for i in self._chosen[start : start + self._batch]])
             before = time.thread_time()
@@ -266,7 +267,7 @@ class _Run:
         finally:
             self._runner.close()
         mirrored = [part for _, part, _ in parts if part is not None]
-        return Views(
+        return VariantLogits(
             self._placed([part for part, _, _ in parts]),
             self._placed(mirrored) if self._flip else None,
             float(np.median([spent for _, _, spent in parts])),
@@ -292,7 +293,7 @@ def _kept_path(cache: Path, task: str, variant: Variant, facts: Sequence[str | i
     return cache / "looks" / task / f"{variant.name}-{key[:20]}.npz"
 
 
-def _read(path: Path, n: int, classes: int) -> Views | None:
+def _read(path: Path, n: int, classes: int) -> VariantLogits | None:
     """What an earlier run said; None if there is none, or the file is damaged."""
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -302,10 +303,10 @@ def _read(path: Path, n: int, classes: int) -> Views | None:
         return None
     if upright.shape != (n, classes) or digest != _digest(upright, mirrored):
         return None
-    return Views(upright, mirrored if mirrored.size else None, cost)
+    return VariantLogits(upright, mirrored if mirrored.size else None, cost)
 
 
-def _write(path: Path, views: Views) -> None:
+def _write(path: Path, views: VariantLogits) -> None:
     mirrored = np.empty((0, 0), np.float32) if views.mirrored is None else views.mirrored
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part.npz")

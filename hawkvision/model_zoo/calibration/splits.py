@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.profiling import Split, split_indices
-from hawkvision.model_zoo.training.recipe import Images, training_mask
+from hawkvision.cascade.certification.predictions import Split, split_indices
+from hawkvision.core.errors import ManifestError
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import Manifest, Training
 
@@ -43,9 +44,23 @@ def split_after_training(training: Training, images: LabelledImages, seed: int) 
     Raises:
         ManifestError: if fewer images may train than did.
     """
-    trained = training_mask(images.is_test, Images(train=training.images, seed=training.seed))
+    trained = training_mask(images.is_test, training.images, training.seed)
     test = np.flatnonzero(images.is_test)
     rest = np.flatnonzero(~trained & ~images.is_test)
     labels = images.labels[rest].astype(np.str_)
     parts = split_indices(labels, seed, _WITH_TEST) if len(test) else split_indices(labels, seed)
     return Split(rest[parts.profile], rest[parts.certify], test if len(test) else rest[parts.held_out])
+
+
+def training_mask(is_test: NDArray[np.bool_], train: int, seed: int) -> NDArray[np.bool_]:
+    """Which images train (n,): `train` of those that are no test images (n,), drawn with `seed`.
+
+    Raises:
+        ManifestError: if none would be left to certify with.
+    """
+    usable = np.flatnonzero(~is_test)
+    if len(usable) <= train:
+        raise ManifestError(f"{train} images are to train and some to certify, but only {len(usable)} exist")
+    mask = np.zeros(len(is_test), np.bool_)
+    mask[np.random.default_rng(seed).permutation(usable)[:train]] = True
+    return mask

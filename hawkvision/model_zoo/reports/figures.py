@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from hawkvision.cascade.scores import Floats
+from hawkvision.cascade.confidence.scores import Floats
 from hawkvision.model_zoo.calibration.drift import Replay
-from hawkvision.model_zoo.reports.metrics import Bins, Drift, LevelCost, PairFindings, Reliability
+from hawkvision.model_zoo.reports.metrics import Drift, LevelCost, PairFindings, Reliability, ReliabilityBins
 from hawkvision.reports.svg import (
     TEXT,
     Scale,
@@ -252,7 +252,7 @@ def windowed(runs: Sequence[Replay], what: str, window: int) -> tuple[Floats, Fl
     return np.arange(1, means.shape[1] + 1, dtype=np.float64) * window, means
 
 
-def _reliability_line(bins: Bins, series: int, dash: str, x: Scale, y: Scale) -> list[str]:
+def _reliability_line(bins: ReliabilityBins, series: int, dash: str, x: Scale, y: Scale) -> list[str]:
     xs, ys = _at(x, bins.confidence), _at(y, bins.accuracy)
     marks = [path(xs, ys, series_class(series), dash)]
     for at, here, low, high in zip(xs, ys, _at(y, bins.low), _at(y, bins.high), strict=True):

@@ -14,23 +14,25 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.calibration import clopper_pearson, expected_calibration_error
+from hawkvision.cascade.certification.bounds import clopper_pearson
 from hawkvision.cascade.certification.certificate import (
     Method,
     Sample,
-    Step,
     Thresholds,
+    ThresholdStep,
     certify,
     losses,
     sweep,
 )
+from hawkvision.cascade.certification.predictions import Split, StagePredictions
 from hawkvision.cascade.certification.profile import Certificate, Pair, Profile, threshold_value
-from hawkvision.cascade.certification.profiling import Looked, Split, costs_of, paths_of
+from hawkvision.cascade.certification.profiling import costs_of, paths_of
 from hawkvision.cascade.certification.threshold_search import expected_cost
+from hawkvision.cascade.confidence.calibration import expected_calibration_error
+from hawkvision.cascade.confidence.scores import Floats
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.scores import Floats, Score
-from hawkvision.core.types import MaxAccuracyDrop, Quality
-from hawkvision.model_zoo.calibration.drift import PHASES, Phase, Replay, Seen, replay
+from hawkvision.core.types import MaxAccuracyDrop, Quality, Score
+from hawkvision.model_zoo.calibration.drift import PHASES, LabelledPredictions, Phase, Replay, replay
 
 BINS: Final = 10
 INTERVAL_SIGMAS: Final = 1.96
@@ -40,7 +42,7 @@ REPLAY_SEEDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Bins:
+class ReliabilityBins:
     """Confidence against accuracy, in equally wide bins; empty bins are left out. All arrays are (bins,)."""
 
     confidence: Floats
@@ -60,12 +62,12 @@ class Reliability:
     stage: str
     temperature: float
     n: int
-    before: Bins
-    after: Bins
+    before: ReliabilityBins
+    after: ReliabilityBins
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ThresholdsResult:
     """What one choice of thresholds does on the held-out images."""
 
     escalation: float
@@ -85,15 +87,15 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class TargetResult:
     """One target: what was certified, what it does on held-out images, and what a plug-in threshold would do there.
 
     The plug-in threshold is the lowest whose observed drop on the certification images is within the target.
     """
 
     certificate: Certificate
-    measured: Measured
-    plug_in: Measured
+    measured: ThresholdsResult
+    plug_in: ThresholdsResult
 
     @property
     def certified(self) -> bool:
@@ -135,9 +137,9 @@ class PairFindings:
     best_accuracy: float
     oracle_escalation: float
     """Share of images that only the reference stage gets right: all that perfect knowledge would escalate."""
-    frontier: tuple[Measured, ...]
+    frontier: tuple[ThresholdsResult, ...]
     """Along the path of two levels."""
-    kept: tuple[Kept, ...]
+    kept: tuple[TargetResult, ...]
     """Rising in the drop; `balanced` and `fast` among them."""
     costs: tuple[LevelCost, ...]
     """Empty where there is no intermediate stage."""
@@ -148,12 +150,12 @@ class PairFindings:
         return self.best_accuracy - self.edge_accuracy
 
     @property
-    def certified(self) -> tuple[Kept, ...]:
+    def certified(self) -> tuple[TargetResult, ...]:
         """The targets that all statements about certificates are of."""
         return tuple(kept for kept in self.kept if kept.certified)
 
     @property
-    def half(self) -> Kept | None:
+    def half(self) -> TargetResult | None:
         """The certified target nearest to half the gap; None if nothing is certified."""
         return min(self.certified, key=lambda kept: abs(kept.certificate.max_drop - self.gap / 2), default=None)
 
@@ -173,13 +175,13 @@ class Drift:
 
 
 def reliability(
-    name: str, temperature: float, raw: Looked, calibrated: Looked, labels: NDArray[np.int64]
+    name: str, temperature: float, raw: StagePredictions, calibrated: StagePredictions, labels: NDArray[np.int64]
 ) -> Reliability:
     """Of one stage on images that its temperature was not fitted on; `raw` is what it says at temperature 1."""
     return Reliability(name, temperature, len(labels), _bins(raw, labels), _bins(calibrated, labels))
 
 
-def pair_findings(profile: Profile, pair: Pair, seen: Seen, split: Split) -> PairFindings:
+def pair_findings(profile: Profile, pair: Pair, seen: LabelledPredictions, split: Split) -> PairFindings:
     """What a pair's certificates guarantee, and what they do on held-out images."""
     held_out, certifying = (seen.sample(pair, part) for part in (split.held_out, split.certify))
     condition = pair.conditions[0]
@@ -189,7 +191,9 @@ def pair_findings(profile: Profile, pair: Pair, seen: Seen, split: Split) -> Pai
     certificates = {drop: c for drop, c in certificates.items() if drop < condition.fast.max_drop}
     certificates[condition.fast.max_drop] = condition.fast
     kept = tuple(
-        Kept(certificate, measure(held_out, _thresholds(certificate)), measure(held_out, _plug_in(observed, drop)))
+        TargetResult(
+            certificate, measure(held_out, _thresholds(certificate)), measure(held_out, _plug_in(observed, drop))
+        )
         for drop, certificate in sorted(certificates.items())
     )
     edge = held_out.edge.right
@@ -230,14 +234,14 @@ def replay_drift(
     )  # fmt: skip
 
 
-def measure(sample: Sample, thresholds: Thresholds) -> Measured:
+def measure(sample: Sample, thresholds: Thresholds) -> ThresholdsResult:
     """What these thresholds do on a sample."""
     step = next(sweep(sample, (thresholds,)))
     spread = float(losses(sample, thresholds).std()) / math.sqrt(len(sample))
-    return Measured(step.escalation, step.to_best, step.drop, INTERVAL_SIGMAS * spread)
+    return ThresholdsResult(step.escalation, step.to_best, step.drop, INTERVAL_SIGMAS * spread)
 
 
-def _bins(looked: Looked, labels: NDArray[np.int64]) -> Bins:
+def _bins(looked: StagePredictions, labels: NDArray[np.int64]) -> ReliabilityBins:
     confidence = looked.scores(Score.TOP1)
     right = looked.labels() == labels
     place = np.minimum((confidence * BINS).astype(np.intp), BINS - 1)
@@ -245,7 +249,7 @@ def _bins(looked: Looked, labels: NDArray[np.int64]) -> Bins:
     filled = np.flatnonzero(counts)
     hits = np.bincount(place, right, BINS)[filled].astype(np.intp)
     intervals = [clopper_pearson(int(k), int(n)) for k, n in zip(hits, counts[filled], strict=True)]
-    return Bins(
+    return ReliabilityBins(
         np.bincount(place, confidence, BINS)[filled] / counts[filled],
         hits / counts[filled],
         np.array([low for low, _ in intervals]),
@@ -259,7 +263,7 @@ def _thresholds(certificate: Certificate) -> Thresholds:
     return Thresholds(threshold_value(certificate.threshold), threshold_value(certificate.intermediate_threshold))
 
 
-def _plug_in(observed: Sequence[Step], max_drop: float) -> Thresholds:
+def _plug_in(observed: Sequence[ThresholdStep], max_drop: float) -> Thresholds:
     """The last step of the path whose observed drop is within the target: what one takes without a test."""
     return next(step.thresholds for step in reversed(observed) if step.drop <= max_drop)
 
@@ -268,7 +272,7 @@ def _level_costs(profile: Profile, pair: Pair, sample: Sample) -> tuple[LevelCos
     costs = costs_of(profile, pair)
     condition = pair.conditions[0]
 
-    def cost(step: Step) -> float:
+    def cost(step: ThresholdStep) -> float:
         return expected_cost(costs, step)
 
     found = []

@@ -25,7 +25,7 @@ from hawkvision.model_zoo.reports.figures import (
     kept_figure,
     reliability_figure,
 )
-from hawkvision.model_zoo.reports.metrics import Drift, Kept, PairFindings, Reliability
+from hawkvision.model_zoo.reports.metrics import Drift, PairFindings, Reliability, TargetResult
 from hawkvision.reports.pages import Markup, joined, source
 from hawkvision.reports.pages import render as render_page
 
@@ -96,7 +96,7 @@ def _head(findings: Findings) -> str:
         f'<p class="kicker">HawkVision calibration report · task {escape(findings.profile.task)} · '
         f"{escape(pair.pair.edge)} backed by {escape(pair.pair.best)} · {findings.as_of.isoformat()}</p>\n"
         f'<h1>{escape(_claim(pair))}</h1>\n<dl class="facts">{cells}</dl>\n'
-        f'<p class="note">Measured on {_number(pair.n)} held-out images of {escape(findings.data_name)}, which '
+        f'<p class="note">ThresholdsResult on {_number(pair.n)} held-out images of {escape(findings.data_name)}, which '
         f"{_part_of_held_out(findings)}. A target "
         "is “exceeded” when the measured drop is larger than guaranteed, if only by chance; “broken” when it is so "
         "beyond its 95 % interval.</p>"
@@ -163,7 +163,7 @@ def _targets(found: PairFindings, *, first: bool) -> str:
     return f"<details><summary>Targets of {edge} backed by {best}</summary>\n{table}\n</details>"
 
 
-def _target_row(found: PairFindings, kept: Kept) -> str:
+def _target_row(found: PairFindings, kept: TargetResult) -> str:
     certificate, measured = kept.certificate, kept.measured
     condition = found.pair.conditions[0]
     name = _points(certificate.max_drop) + " points"
@@ -184,7 +184,7 @@ def _target_row(found: PairFindings, kept: Kept) -> str:
     return f"<tr{kind}>{body}</tr>"
 
 
-def _status(kept: Kept) -> str:
+def _status(kept: TargetResult) -> str:
     if kept.certificate.to_best == 1.0:
         return "reference stage only"
     if not kept.certified:

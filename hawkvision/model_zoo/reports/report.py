@@ -12,20 +12,21 @@ from typing import Final
 
 import numpy as np
 
-from hawkvision.cascade.certification.profile import Profile, load_profile_of
-from hawkvision.cascade.certification.profiling import Looked, Split
-from hawkvision.cascade.scores import softmax
+from hawkvision.cascade.certification.predictions import Split, StagePredictions
+from hawkvision.cascade.certification.profile import Profile
+from hawkvision.cascade.certification.profile_files import load_profile_of
+from hawkvision.cascade.confidence.scores import softmax
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.inference.backend_registry import BackendKind
-from hawkvision.model_zoo.calibration.drift import Seen, mixed, mixture_name, subset
-from hawkvision.model_zoo.calibration.model_runner import Looks, look
+from hawkvision.model_zoo.calibration.drift import LabelledPredictions, mixed, mixture_name, subset
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.model_zoo.reports.metrics import Drift, pair_findings, reliability, replay_drift
 from hawkvision.model_zoo.reports.page import Findings, render
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import SUFFIXES, LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
-from hawkvision.system.advice import advise
+from hawkvision.system.files import write_atomic
 
 MOST_DRIFT_IMAGES: Final = 3_000
 """Held-out images that are run again corrupted: enough for a drop of a tenth of a point, and minutes not hours."""
@@ -73,8 +74,8 @@ def report_calibration(
             f"{FEWEST_HELD_OUT} to measure anything on"
         )
     names = tuple(stage.name for stage in known.stages)
-    looks = look(manifest, names, images, backend=backend, cache=cache, chosen=split.used())
-    seen = Seen({name: _calibrated(known, looks, name) for name in names}, images.labels)
+    looks = run_stages(manifest, names, images, backend=backend, cache=cache, chosen=split.used())
+    seen = LabelledPredictions({name: _calibrated(known, looks, name) for name in names}, images.labels)
     order = sorted(known.pairs, key=lambda pair: pair.edge != manifest.cascade.default_edge)
     fresh = np.sort(np.concatenate([split.certify, split.held_out]))
     findings = Findings(
@@ -88,8 +89,8 @@ def report_calibration(
             reliability(
                 stage.name,
                 stage.temperature,
-                Looked(stage.name, softmax(looks.logits(stage.name)[fresh]), 0.0),
-                Looked(stage.name, softmax(looks.logits(stage.name)[fresh], stage.temperature), 0.0),
+                StagePredictions(stage.name, softmax(looks.logits(stage.name)[fresh]), 0.0),
+                StagePredictions(stage.name, softmax(looks.logits(stage.name)[fresh], stage.temperature), 0.0),
                 images.labels[fresh],
             )
             for stage in known.stages
@@ -107,7 +108,7 @@ def _drift(
     edge: str,
     best: str,
     images: LabelledImages,
-    seen: Seen,
+    seen: LabelledPredictions,
     split: Split,
     backend: BackendKind,
     cache: Path,
@@ -120,17 +121,17 @@ def _drift(
         chosen = np.sort(rng.choice(chosen, MOST_DRIFT_IMAGES, replace=False))
     some = subset(images, chosen)
     stages = (edge, best) if pair.intermediate is None else (edge, best, pair.intermediate.name)
-    looks = look(manifest, stages, some, backend=backend, cache=cache, corruption=mixed(), name=mixture_name())
-    shifted = Seen({stage: _calibrated(profile, looks, stage) for stage in stages}, some.labels)
+    looks = run_stages(manifest, stages, some, backend=backend, cache=cache, corruption=mixed(), name=mixture_name())
+    shifted = LabelledPredictions({stage: _calibrated(profile, looks, stage) for stage in stages}, some.labels)
     return replay_drift(profile, pair, seen.sample(pair, chosen), shifted.sample(pair, np.arange(len(some))))
 
 
-def _calibrated(profile: Profile, looks: Looks, name: str) -> Looked:
+def _calibrated(profile: Profile, looks: CascadePredictions, name: str) -> StagePredictions:
     """A stage as certified: intermediate stages with the manifest's temperature, all others with the profile's."""
     if any(pair.intermediate is not None and pair.intermediate.name == name for pair in profile.pairs):
         return looks.served(name)
     stage = profile.stage(name)
-    return Looked(name, softmax(looks.logits(name), stage.temperature), stage.cost_ms)
+    return StagePredictions(name, softmax(looks.logits(name), stage.temperature), stage.cost_ms)
 
 
 def _check_models(manifest: Manifest, profile: Profile) -> None:

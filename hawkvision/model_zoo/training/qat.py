@@ -22,12 +22,12 @@ from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.integer import reference
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
+from hawkvision.model_zoo.building.convnet import CONVNETS, EPSILON, LUMINANCE, ConvNet
 from hawkvision.model_zoo.building.onnx_builders import F32, Weights
-from hawkvision.model_zoo.training.convnet import CONVNETS, EPSILON, LUMINANCE, ConvNet
 from hawkvision.model_zoo.training.qonnx_export import ACTIVATION_BITS, PIXEL_STEP, QuantisedLayer, QuantisedNet
-from hawkvision.model_zoo.training.recipe import InputFacts, Network, Quantised
+from hawkvision.model_zoo.training.recipe import InputFacts, QuantisedNetwork, TrainedNetwork
 from hawkvision.model_zoo.training.train import EVALUATION_BATCH, Report, TrainingSet, holds_epochs, run_epochs
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.system.files import sha256_of
 
 CALIBRATED_ON: Final = 1024
 """Training images that the activation steps start from."""
@@ -92,8 +92,8 @@ def planes(pixels: Pixels, net: ConvNet) -> torch.Tensor:
 
 
 def train_quantised(
-    quantised: Quantised,
-    of: Network,
+    quantised: QuantisedNetwork,
+    of: TrainedNetwork,
     start: bytes,
     facts: InputFacts,
     data: TrainingSet,
@@ -125,7 +125,13 @@ def train_quantised(
 
 
 def is_quantised(
-    quantised: Quantised, of: Network, start: bytes, facts: InputFacts, data: TrainingSet, classes: int, folder: Path
+    quantised: QuantisedNetwork,
+    of: TrainedNetwork,
+    start: bytes,
+    facts: InputFacts,
+    data: TrainingSet,
+    classes: int,
+    folder: Path,
 ) -> bool:
     """Whether `train_quantised` would find nothing left to do.
 
@@ -136,7 +142,13 @@ def is_quantised(
 
 
 def checkpoint_of(
-    quantised: Quantised, of: Network, start: bytes, facts: InputFacts, data: TrainingSet, classes: int, folder: Path
+    quantised: QuantisedNetwork,
+    of: TrainedNetwork,
+    start: bytes,
+    facts: InputFacts,
+    data: TrainingSet,
+    classes: int,
+    folder: Path,
 ) -> Path:
     """Where a quantised training's state is kept: apart from that of every other recipe, start and data set."""
     known = (quantised, of, CONVNETS[of.architecture], facts, classes, len(data.labels), data.sha256, sha256_of(start))

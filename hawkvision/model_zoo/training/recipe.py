@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
 from hawkvision.core.errors import ManifestError, NotFound
 from hawkvision.core.text import read_text
-from hawkvision.model_zoo.training.convnet import CONVNETS
+from hawkvision.model_zoo.building.convnet import CONVNETS
 from hawkvision.models.manifest import Cascade, Ensemble, Name
 
 Positive = Annotated[float, Meta(gt=0.0)]
@@ -29,7 +27,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     pass
 
 
-class Network(_Strict, frozen=True):
+class TrainedNetwork(_Strict, frozen=True):
     """One network's training. Stochastic gradient descent with Nesterov momentum and a one-cycle learning rate."""
 
     name: Name
@@ -48,7 +46,7 @@ class Network(_Strict, frozen=True):
     """Side of a square that is greyed out at a random place (DeVries and Taylor, arXiv 1708.04552); 0 for none."""
 
 
-class Quantised(_Strict, frozen=True):
+class QuantisedNetwork(_Strict, frozen=True):
     """A network retrained from another's float weights, as integers: `weight_bits` a weight, 8 an activation.
 
     Batches and augmentation are the other's. Adam with a one-cycle learning rate.
@@ -62,14 +60,14 @@ class Quantised(_Strict, frozen=True):
     learning_rate: Positive = 0.002
     """At the peak."""
 
-    def network(self, of: Network) -> Network:
+    def network(self, of: TrainedNetwork) -> TrainedNetwork:
         """Its training, in the words of the network that it comes from."""
         return msgspec.structs.replace(
             of, name=self.name, seed=self.seed, epochs=self.epochs, learning_rate=self.learning_rate
         )
 
 
-class Images(_Strict, frozen=True):
+class TrainingImages(_Strict, frozen=True):
     """Which images train. Those marked as test images never do; of the rest, `train` chosen by `seed`."""
 
     train: Count
@@ -84,18 +82,18 @@ class InputFacts(_Strict, frozen=True):
     std: tuple[Positive, Positive, Positive]
 
 
-class Recipe(_Strict, frozen=True):
+class TrainingRecipe(_Strict, frozen=True):
     """A cascade to be trained."""
 
     format: Literal[1]
     task: Name
     labels: str
     license: str
-    images: Images
+    images: TrainingImages
     input: InputFacts
-    networks: Annotated[tuple[Network, ...], Meta(min_length=1)]
+    networks: Annotated[tuple[TrainedNetwork, ...], Meta(min_length=1)]
     cascade: Cascade
-    quantised: tuple[Quantised, ...] = ()
+    quantised: tuple[QuantisedNetwork, ...] = ()
     ensembles: tuple[Ensemble, ...] = ()
 
     @property
@@ -103,7 +101,7 @@ class Recipe(_Strict, frozen=True):
         """The names of all that is trained: float networks, then quantised ones."""
         return (*(network.name for network in self.networks), *(twin.name for twin in self.quantised))
 
-    def network(self, name: str) -> Network:
+    def network(self, name: str) -> TrainedNetwork:
         """The network of that name.
 
         Raises:
@@ -125,7 +123,7 @@ class Recipe(_Strict, frozen=True):
         return set(only or self.trained)
 
 
-def load_recipe(task: str, models: Path) -> Recipe:
+def load_recipe(task: str, models: Path) -> TrainingRecipe:
     """Read `models/<task>/recipe.toml`.
 
     Raises:
@@ -137,7 +135,7 @@ def load_recipe(task: str, models: Path) -> Recipe:
         known = sorted(p.parent.name for p in models.glob("*/recipe.toml"))
         raise NotFound(f"no recipe for task {task!r} under {models}; trained here are: {', '.join(known) or 'none'}")
     try:
-        recipe = msgspec.convert(tomllib.loads(read_text(path)), Recipe)
+        recipe = msgspec.convert(tomllib.loads(read_text(path)), TrainingRecipe)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: {error}") from None
     _check_stages(recipe, str(path))
@@ -149,7 +147,7 @@ def load_recipe(task: str, models: Path) -> Recipe:
     return recipe
 
 
-def recipe_labels(recipe: Recipe, models: Path) -> tuple[str, ...]:
+def recipe_labels(recipe: TrainingRecipe, models: Path) -> tuple[str, ...]:
     """The class names in index order, one a line of the file that the recipe names.
 
     Raises:
@@ -165,21 +163,7 @@ def recipe_labels(recipe: Recipe, models: Path) -> tuple[str, ...]:
     return labels
 
 
-def training_mask(is_test: NDArray[np.bool_], images: Images) -> NDArray[np.bool_]:
-    """Which images train (n,), given which are test images (n,): the same ones every time.
-
-    Raises:
-        ManifestError: if there are too few.
-    """
-    usable = np.flatnonzero(~is_test)
-    if len(usable) <= images.train:
-        raise ManifestError(f"{images.train} images are to train and some to certify, but only {len(usable)} exist")
-    mask = np.zeros(len(is_test), np.bool_)
-    mask[np.random.default_rng(images.seed).permutation(usable)[: images.train]] = True
-    return mask
-
-
-def _check_stages(recipe: Recipe, where: str) -> None:
+def _check_stages(recipe: TrainingRecipe, where: str) -> None:
     networks = [network.name for network in recipe.networks]
     names = [*recipe.trained, *(ensemble.name for ensemble in recipe.ensembles)]
     if len(set(names)) != len(names):

@@ -30,9 +30,9 @@ from torch.nn import functional
 from hawkvision.core.errors import ArtifactError, ManifestError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
-from hawkvision.model_zoo.training.convnet import CONVNETS, EPSILON, LUMINANCE, ConvNet
-from hawkvision.model_zoo.training.recipe import InputFacts, Network
-from hawkvision.models.artifacts import sha256_of, write_atomic
+from hawkvision.model_zoo.building.convnet import CONVNETS, EPSILON, LUMINANCE, ConvNet
+from hawkvision.model_zoo.training.recipe import InputFacts, TrainedNetwork
+from hawkvision.system.files import sha256_of, write_atomic
 
 WARM_UP: Final = 0.2
 """Share of the steps in which the learning rate rises."""
@@ -45,7 +45,7 @@ Report = Callable[[int, int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class TrainingSet:
-    """Images (n, side, side, 3) and labels (n,) to train on, and the hash of the set they come from.
+    """TrainingImages (n, side, side, 3) and labels (n,) to train on, and the hash of the set they come from.
 
     `views` (v, n, side, side, 3), if there are any, are other looks of the same images, such as what a lossy link
     left of them; half of every batch, by chance, shows one of those. The hash must then tell them apart as well.
@@ -92,7 +92,7 @@ def planes(pixels: Pixels, net: ConvNet, facts: InputFacts) -> torch.Tensor:
 
 
 def train_network(
-    network: Network,
+    network: TrainedNetwork,
     facts: InputFacts,
     data: TrainingSet,
     classes: int,
@@ -136,7 +136,7 @@ def run_epochs(
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
     forward: Callable[[Pixels], torch.Tensor],
-    network: Network,
+    network: TrainedNetwork,
     data: TrainingSet,
     checkpoint: Path,
     report: Report,
@@ -171,7 +171,7 @@ def run_epochs(
     model.eval()
 
 
-def is_finished(network: Network, facts: InputFacts, data: TrainingSet, classes: int, folder: Path) -> bool:
+def is_finished(network: TrainedNetwork, facts: InputFacts, data: TrainingSet, classes: int, folder: Path) -> bool:
     """Whether `train_network` would find nothing left to do.
 
     Raises:
@@ -191,7 +191,12 @@ def holds_epochs(checkpoint: Path, epochs: int) -> bool:
 
 
 def checkpoint_of(
-    network: Network, facts: InputFacts, data: TrainingSet, classes: int, folder: Path, start: bytes | None = None
+    network: TrainedNetwork,
+    facts: InputFacts,
+    data: TrainingSet,
+    classes: int,
+    folder: Path,
+    start: bytes | None = None,
 ) -> Path:
     """Where a training's state is kept: apart from that of every other recipe, architecture, data set and start."""
     shape = CONVNETS[network.architecture]
@@ -247,7 +252,7 @@ def load_weights(model: TorchConvNet, content: bytes, where: str) -> None:
 
 
 @contextlib.contextmanager
-def progress_reports(network: Network, images: int) -> Iterator[Report]:
+def progress_reports(network: TrainedNetwork, images: int) -> Iterator[Report]:
     """A progress bar for the training of one network on that many images."""
     name, batches = network.name, images // network.batch
     columns = (TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -286,7 +291,7 @@ def _multiplies_bfloat16() -> bool:
     return re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", told) is not None
 
 
-def _batches(data: TrainingSet, network: Network, epoch: int) -> Iterator[tuple[Pixels, NDArray[np.int64]]]:
+def _batches(data: TrainingSet, network: TrainedNetwork, epoch: int) -> Iterator[tuple[Pixels, NDArray[np.int64]]]:
     """Shuffled, augmented batches of one epoch."""
     rng = np.random.default_rng((network.seed, epoch))
     order = rng.permutation(len(data.pixels))

@@ -18,20 +18,20 @@ import numpy as np
 from hawkvision.core.errors import ConfigError, RequestError
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import load_input
-from hawkvision.model_zoo.calibration.measure import MeasuredCascade, input_spec, measured_cascade, training_of
-from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_training
-from hawkvision.model_zoo.training.manifest_writer import format_manifest
+from hawkvision.model_zoo.building.manifest_writer import format_manifest
+from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_training, training_mask
+from hawkvision.model_zoo.training.measure import MeasuredCascade, input_spec, measured_cascade, training_of
 from hawkvision.model_zoo.training.qat import is_quantised, quantised_net, train_quantised
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
-from hawkvision.model_zoo.training.recipe import Recipe, load_recipe, recipe_labels, training_mask
+from hawkvision.model_zoo.training.recipe import TrainingRecipe, load_recipe, recipe_labels
 from hawkvision.model_zoo.training.train import TrainingSet, is_finished, progress_reports, train_network, weight_file
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import FileSource, InputSpec
+from hawkvision.system.files import write_atomic
 
 MAX_PIXELS: Final = 50_000_000
 FEWEST_MEASURED: Final = 10
-"""Images in each part: fewer than that say nothing, and an empty part cannot be fitted on."""
+"""TrainingImages in each part: fewer than that say nothing, and an empty part cannot be fitted on."""
 HEADER: Final = """Written by `hawkvision models train {task}` from recipe.toml: change that one and train again.
 Temperatures were fitted on the profile part, accuracies measured on the certification and held-out parts."""
 
@@ -125,10 +125,10 @@ def decode_all(images: LabelledImages, spec: InputSpec) -> Pixels:
 
 
 def _train_all(
-    recipe: Recipe, classes: int, images: LabelledImages, inputs: Pixels, wanted: set[str], cache: Path
+    recipe: TrainingRecipe, classes: int, images: LabelledImages, inputs: Pixels, wanted: set[str], cache: Path
 ) -> dict[str, bytes]:
     """The weight files of all networks that are wanted or were finished before, by name."""
-    chosen = training_mask(images.is_test, recipe.images)
+    chosen = training_mask(images.is_test, recipe.images.train, recipe.images.seed)
     data = TrainingSet(inputs[chosen], images.labels[chosen], images.sha256)
     kept = cache / "training" / recipe.task
     weights: dict[str, bytes] = {}

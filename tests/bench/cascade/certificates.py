@@ -50,16 +50,16 @@ from rich.progress import Progress
 from rich.table import Table
 from scipy.stats import norm
 
-from hawkvision.cascade.certification.calibration import fit_temperature
 from hawkvision.cascade.certification.certificate import threshold_grid
-from hawkvision.cascade.scores import Floats, Score, score, softmax
+from hawkvision.cascade.confidence.calibration import fit_temperature
+from hawkvision.cascade.confidence.scores import Floats, score, softmax
 from hawkvision.core.errors import ConfigError, HawkVisionError
-from hawkvision.core.types import Logits
-from hawkvision.model_zoo.calibration.model_runner import look
+from hawkvision.core.types import Logits, Score
+from hawkvision.model_zoo.calibration.model_runner import run_stages
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.system.files import write_atomic
 from tests.bench.cascade.threshold_rules import OTHERS, OURS, Goal, Pool, perfect_escalation, sweep_grid
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -204,7 +204,7 @@ def load_pools(pairs: Sequence[str], data: dict[str, Path], models: Path, cache:
         split = split_images(manifest, images, SPLIT_SEED)
         used = np.concatenate([split.certify, split.held_out])
         names = sorted({stage for pair in stages for stage in pair})
-        looks = look(manifest, names, images, cache=cache, chosen=split.used())
+        looks = run_stages(manifest, names, images, cache=cache, chosen=split.used())
         pools += [
             make_pool(
                 f"{task} {edge} → {best}", looks.logits(edge), looks.served(best).labels(), images.labels,

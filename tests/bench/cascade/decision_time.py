@@ -19,10 +19,12 @@ from typing import Final
 
 import numpy as np
 
-from edge.monitoring.streams import StageScore, Streams
-from hawkvision.cascade.certification.profile import load_profile
+from edge.monitoring.stream import StageScore
+from edge.monitoring.streams import Streams
+from hawkvision.cascade.certification.profile_files import load_profile
+from hawkvision.cascade.decision import Accept, decide
 from hawkvision.cascade.drift.online import AUDIT_SHARE
-from hawkvision.cascade.policy import Accept, Policy, decide
+from hawkvision.cascade.policy import Policy
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import MaxAccuracyDrop, OnMiss, Quality, Target
 
@@ -48,7 +50,7 @@ def with_control(policy: Policy, streams: Streams, draws: random.Random) -> Deci
 
     def run(target: Target, stream: str | None, score: float) -> None:
         route = policy.route(target)
-        watched = streams.watched(stream, route.controls)
+        watched = streams.controllers(stream, route.controls)
         assert watched.edge is not None
         assert watched.edge_claims is not None
         decision = decide(

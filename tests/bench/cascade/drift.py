@@ -30,27 +30,28 @@ from rich.progress import track
 from rich.table import Table
 
 from hawkvision.cascade.certification.certificate import Method
+from hawkvision.cascade.certification.predictions import StagePredictions
 from hawkvision.cascade.certification.profile import Pair, Profile, ProfileData
 from hawkvision.cascade.certification.profiling import (
-    Looked,
     certify_condition,
     costs_of,
     paths_of,
     profile_pair,
     profile_stage,
 )
-from hawkvision.cascade.drift.online import StreamControl
-from hawkvision.cascade.policy import Policy, Route
-from hawkvision.cascade.scores import softmax
+from hawkvision.cascade.confidence.scores import softmax
+from hawkvision.cascade.drift.online import DriftController
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Quality
 from hawkvision.model_zoo.calibration.calibrate import intermediate_stage
 from hawkvision.model_zoo.calibration.drift import (
     SETTLING,
     SHIFT_SEVERITY,
+    LabelledPredictions,
     MakeControl,
     Replay,
-    Seen,
     Summary,
     alarm_delays,
     mixed,
@@ -59,18 +60,18 @@ from hawkvision.model_zoo.calibration.drift import (
     subset,
     summarise,
 )
-from hawkvision.model_zoo.calibration.model_runner import Looks, look
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.system.files import write_atomic
 
 DELTA: Final = 0.05
 MOST_AUDITS: Final = 0.02
 SETTLED: Final = "shifted, rest"
 
 
-class StrictControl(StreamControl):
+class StrictControl(DriftController):
     """The variant that aims at a disagreement of ε at all times."""
 
     def _move(self, estimate: float) -> None:
@@ -80,7 +81,7 @@ class StrictControl(StreamControl):
 
 
 CONTROLS: Final[dict[str, MakeControl | None]] = {
-    "static": None, "written": StreamControl, "strict": StrictControl,
+    "static": None, "written": DriftController, "strict": StrictControl,
 }  # fmt: skip
 
 
@@ -89,8 +90,8 @@ class Cascade:
     """A profile of one pair, and what its stages said of the images that it did not choose its path by."""
 
     profile: Profile
-    clean: Seen
-    shifted: Seen
+    clean: LabelledPredictions
+    shifted: LabelledPredictions
     """Of the same images, corrupted."""
 
     @property
@@ -166,7 +167,7 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def accuracies(pair: Pair, seen: Seen) -> tuple[float, float]:
+def accuracies(pair: Pair, seen: LabelledPredictions) -> tuple[float, float]:
     """Of the edge stage and of the best."""
     edge, best = (float((seen.stages[name].labels() == seen.labels).mean()) for name in (pair.edge, pair.best))
     return edge, best
@@ -181,11 +182,11 @@ def look_at(given: argparse.Namespace) -> Cascade:
     edge, best = given.edge or manifest.cascade.default_edge, given.best or manifest.best
     between = intermediate_stage(manifest, best, given.intermediate)
     stages = tuple(stage for stage in (edge, best, between) if stage is not None)
-    clean = look(manifest, stages, images, cache=cache, chosen=split.used())
+    clean = run_stages(manifest, stages, images, cache=cache, chosen=split.used())
     usable = np.sort(np.concatenate([split.certify, split.held_out]))
     usable = np.sort(np.random.default_rng(SPLIT_SEED).permutation(usable)[: given.images])
     corruption, name = mixed(given.severity), mixture_name(given.severity)
-    shifted = look(manifest, stages, subset(images, usable), cache=cache, corruption=corruption, name=name)
+    shifted = run_stages(manifest, stages, subset(images, usable), cache=cache, corruption=corruption, name=name)
     measured = [
         profile_stage(stage, {}, manifest.fingerprint(stage), clean.logits(stage), images.labels, split,
                      images.sha256, clean.cost_ms(stage))
@@ -196,9 +197,11 @@ def look_at(given: argparse.Namespace) -> Cascade:
     if between is not None and manifest.ensemble(between) is None:
         temperature[between] = manifest.variant(between).temperature
 
-    def seen(looks: Looks, chosen: NDArray[np.intp]) -> dict[str, Looked]:
+    def seen(looks: CascadePredictions, chosen: NDArray[np.intp]) -> dict[str, StagePredictions]:
         return {
-            stage: Looked(stage, softmax(looks.logits(stage)[chosen], temperature[stage]), clean.cost_ms(stage))
+            stage: StagePredictions(
+                stage, softmax(looks.logits(stage)[chosen], temperature[stage]), clean.cost_ms(stage)
+            )
             for stage in stages
         }
 
@@ -215,7 +218,11 @@ def look_at(given: argparse.Namespace) -> Cascade:
         pairs=(profile_pair(everything[edge], everything[best], images.labels, split, intermediate),),
     )  # fmt: skip
     labels = images.labels[usable]
-    return Cascade(profile, Seen(seen(clean, usable), labels), Seen(seen(shifted, np.arange(len(usable))), labels))
+    return Cascade(
+        profile,
+        LabelledPredictions(seen(clean, usable), labels),
+        LabelledPredictions(seen(shifted, np.arange(len(usable))), labels),
+    )
 
 
 def study(cascade: Cascade, drops: tuple[float, ...], certify: int, seeds: int) -> list[DriftCell]:

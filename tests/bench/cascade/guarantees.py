@@ -270,14 +270,14 @@ async def link_down(peer: Peer, target: Target) -> tuple[str, int]:
         await ask(it, target, 20)
         await until(lambda: not it.node.auditor._under_way)
         peer.stages_delay_s = 30.0
-        assert it.node.uplink is not None
+        assert it.node.datacenter is not None
         try:
-            it.node.uplink.link.connected = False
+            it.node.datacenter.link.connected = False
             wrong = held((await ask(it, target, 1_200))[100:])
         finally:
             peer.stages_delay_s = 0.0
-        it.node.uplink.lost.set()
-        await until(lambda: it.node.uplink is not None and it.node.uplink.up)
+        it.node.datacenter.lost.set()
+        await until(lambda: it.node.datacenter is not None and it.node.datacenter.up)
         asked, again = 0, False
         while not again and asked < 4_000:
             again, asked = held(await ask(it, target, 20)) > 0, asked + 20
@@ -287,7 +287,7 @@ async def link_down(peer: Peer, target: Target) -> tuple[str, int]:
         await until(lambda: not it.node.auditor._under_way)
         peer.differing, peer.stages_delay_s = 0.0, 30.0
         try:
-            it.node.uplink.link.connected = False
+            it.node.datacenter.link.connected = False
             wrong += held(await ask(it, target, 2_000))
         finally:
             peer.stages_delay_s = 0.0
@@ -338,7 +338,7 @@ async def restarted(peer: Peer, target: Target) -> tuple[str, int]:
 
 def outcomes(it: Bench) -> int:
     """Audited outcomes in all logs."""
-    return sum(m.state.audits for stream in it.node.streams._all() for m in stream.monitors.values())
+    return sum(m.state.audits for stream in it.node.streams.all() for m in stream.monitors.values())
 
 
 async def rolling_update(peer: Peer, target: Target) -> tuple[str, int]:
@@ -376,15 +376,17 @@ async def other_provider(peer: Peer, target: Target) -> tuple[str, int]:
     async with bench(peer, SURE, audit_share=NODE_SHARE) as it:
         await known(it.node)
         node, certified = it.node, it.node.stage
-        node.stage = dataclasses.replace(certified, fingerprint=OTHER_PROVIDER)
+        node.guarantees.stage = dataclasses.replace(certified, fingerprint=OTHER_PROVIDER)
         wrong = held(await ask(it, target, 200)) + outcomes(it)
-        node.stage, peer.states = certified, OTHER_PROVIDER
+        node.guarantees.stage, peer.states = certified, OTHER_PROVIDER
         try:
             await it.ask(target=Quality.BEST)
             wrong += held(await ask(it, target, 200))
             await until(lambda: not node.auditor._under_way)
             wrong += outcomes(it)
-            node.versions = CertifiedVersions(node.versions.stages, {"large": [OTHER_PROVIDER]})
+            node.context.served.versions = CertifiedVersions(
+                node.context.served.versions.stages, {"large": [OTHER_PROVIDER]}
+            )
             again = held(await ask(it, target, 2_000))
         finally:
             peer.states = AS_LISTED

@@ -36,13 +36,14 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binom
 
-from hawkvision.cascade.certification.profile import load_profile_of
-from hawkvision.cascade.policy import Policy, Route
-from hawkvision.cascade.scores import Score, score, softmax
+from hawkvision.cascade.certification.profile_files import load_profile_of
+from hawkvision.cascade.confidence.scores import score, softmax
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.core.types import AccuracyStatus, Logits, MaxAccuracyDrop, Quality, Received, Target
+from hawkvision.core.types import AccuracyStatus, Logits, MaxAccuracyDrop, Quality, Received, Score, Target
 from hawkvision.model_zoo.calibration.loss_simulation import decoded, transcoded
-from hawkvision.model_zoo.calibration.model_runner import look
+from hawkvision.model_zoo.calibration.model_runner import run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
@@ -212,13 +213,13 @@ def measure(
     edge = edge or manifest.cascade.default_edge
     policy = Policy(profile, edge, manifest.best)
     held_out = split_images(manifest, images, profile.data.seed).held_out
-    before = look(manifest, (manifest.best,), images, cache=cache, chosen=held_out)
+    before = run_stages(manifest, (manifest.best,), images, cache=cache, chosen=held_out)
     reference = before.logits(manifest.best).argmax(axis=1) == images.labels
     cells: list[CertificateCell] = []
     for place, link in enumerate(links(spare)):
         there, received = over(link, images, held_out, place)
         numbers = np.array([*received], np.intp)
-        looks = look(manifest, (edge, manifest.best), there, cache=cache, chosen=numbers, name=str(link))
+        looks = run_stages(manifest, (edge, manifest.best), there, cache=cache, chosen=numbers, name=str(link))
         logits, best = looks.logits(edge)[numbers], looks.logits(manifest.best)[numbers].argmax(axis=1)
         labels = images.labels[numbers]
         crossed = Crossed(
@@ -255,7 +256,7 @@ def judged(policy: Policy, temperature: float, crossed: Crossed, target: Target)
         ]
     )
     held = np.array([route.guarantee.status is AccuracyStatus.CERTIFIED for route in routes])
-    short = np.array([route.short for route in routes])
+    short = np.array([route.below_target for route in routes])
     whole: Route = policy.route(target)
     naive = np.array([scored(logits, policy.pair.score, temperature) >= whole.threshold for logits in crossed.edge])
     served = np.where(accepted, crossed.edge_right, crossed.best_right)

@@ -21,7 +21,7 @@ from hawkvision.cascade.certification.bounds import paired_exact_p
 from hawkvision.cascade.certification.certificate import (
     Method,
     Sample,
-    Stage,
+    StageOutcomes,
     certify,
     sweep,
     threshold_grid,
@@ -57,7 +57,7 @@ def drawn(n: int, seed: int) -> Pool:
 
 
 def as_sample(some: Pool) -> Sample:
-    return Sample(Stage(some.scores, some.edge_right, some.differs), some.best_right)
+    return Sample(StageOutcomes(some.scores, some.edge_right, some.differs), some.best_right)
 
 
 def test_one_pass_over_all_thresholds_counts_what_the_products_sweep_counts() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hawkvision.cascade.certification.profiling import profile_stage, split_indices
-from hawkvision.model_zoo.calibration.drift import PHASES, Replay, Seen, summarise
+from hawkvision.cascade.certification.predictions import split_indices
+from hawkvision.cascade.certification.profiling import profile_stage
+from hawkvision.model_zoo.calibration.drift import PHASES, LabelledPredictions, Replay, summarise
 from tests.bench.cascade.drift import CONTROLS, SETTLED, Cascade, DriftCell, certified_route, study, write
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 
@@ -23,8 +24,8 @@ def cascade() -> Cascade:
     labels = rng.integers(0, 10, 4_000)
     split = split_indices(np.full(len(labels), "a"), 0)
 
-    def seen(small: float, large: float) -> Seen:
-        return Seen(
+    def seen(small: float, large: float) -> LabelledPredictions:
+        return LabelledPredictions(
             {
                 name: profile_stage(name, {}, SHA, make_logits(rng, labels, strength), labels, split, SHA, 1.0)[1]
                 for name, strength in (("small", small), ("large", large))

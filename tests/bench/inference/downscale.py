@@ -24,12 +24,12 @@ import simplejpeg
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.cascade.scores import softmax
+from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Logits
 from hawkvision.imaging.downscale import DETAIL, QUALITY, Reducer
 from hawkvision.imaging.preprocessing import decode, probe
-from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, look
+from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, run_stages
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, cache_dir, load_labels, load_manifest, models_dir
 
@@ -66,9 +66,9 @@ def best_of(manifest: Manifest, images: LabelledImages) -> Logits:
     """What the reference stage says of the very images."""
     # As if it ran at the edge: what runs in the datacenter is shown what is sent.
     local = msgspec.structs.replace(manifest.cascade, dc=manifest.cascade.edge[:1])
-    return look(msgspec.structs.replace(manifest, cascade=local), [manifest.best], images, cache=cache_dir()).logits(
-        manifest.best
-    )
+    return run_stages(
+        msgspec.structs.replace(manifest, cascade=local), [manifest.best], images, cache=cache_dir()
+    ).logits(manifest.best)
 
 
 def study(manifest: Manifest, images: LabelledImages, console: Console) -> None:

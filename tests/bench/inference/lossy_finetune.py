@@ -37,14 +37,19 @@ from rich.table import Table
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import load_input
+from hawkvision.model_zoo.building.convnet import CONVNETS
 from hawkvision.model_zoo.calibration.loss_simulation import BURST, decoded, loss_order
-from hawkvision.model_zoo.calibration.measure import input_spec, training_of, weight_path
-from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_training
-from hawkvision.model_zoo.training.convnet import CONVNETS
-from hawkvision.model_zoo.training.recipe import Network, Recipe, load_recipe, recipe_labels, training_mask
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_training, training_mask
+from hawkvision.model_zoo.training.measure import input_spec, training_of, weight_path
+from hawkvision.model_zoo.training.recipe import (
+    TrainedNetwork,
+    TrainingRecipe,
+    load_recipe,
+    recipe_labels,
+)
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import InputSpec, cache_dir, models_dir
+from hawkvision.system.files import sha256_of
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode
 from hawkvision.transport.protocol.wire import OVERHEAD
 from tests.bench.inference.lossy_accuracy import DatagramLink
@@ -69,12 +74,12 @@ LINKS: Final = (
 CONTENDERS: Final = ("committed", "control", "tuned")
 
 Judge: TypeAlias = Callable[[Pixels], NDArray[np.int64]]
-"""Images (n, side, side, 3) to classes (n)."""
+"""TrainingImages (n, side, side, 3) to classes (n)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Images (n, side, side, 3) behind one link, or as they were stored if there is none.
+    """TrainingImages (n, side, side, 3) behind one link, or as they were stored if there is none.
 
     `fractions` (n) is how much of each came; where that is nothing, the image is black.
     """
@@ -162,10 +167,10 @@ def trainer() -> ModuleType:
 class Bench:
     """The images, coded once, and what the link leaves of them."""
 
-    def __init__(self, recipe: Recipe, data: Path, part: str) -> None:
+    def __init__(self, recipe: TrainingRecipe, data: Path, part: str) -> None:
         images = read_images(data, recipe_labels(recipe, models_dir()))
         split = split_after_training(training_of(recipe, images), images, SPLIT_SEED)
-        trains = np.flatnonzero(training_mask(images.is_test, recipe.images))
+        trains = np.flatnonzero(training_mask(images.is_test, recipe.images.train, recipe.images.seed))
         judged = split.profile if part == "profile" else split.held_out
         self._recipe, self._part, self._sha256 = recipe, part, images.sha256
         self._spec = input_spec(recipe)
@@ -190,7 +195,7 @@ class Bench:
             f"image's; stored {self._stored_bytes:.0f}"
         )
 
-    def compare(self, network: Network, train: ModuleType) -> list[GainRow]:
+    def compare(self, network: TrainedNetwork, train: ModuleType) -> list[GainRow]:
         """Fine-tune a network in both ways and judge all arrivals with the three of it."""
         committed = (models_dir() / TASK / weight_path(network.name)).read_bytes()
         contents = [committed]
@@ -209,7 +214,7 @@ class Bench:
         both = whole_views(self._train_coded, self._spec), holed_views(self._train_coded, self._spec)
         return tuple((views, sha256_of(views.tobytes())) for views in both)
 
-    def _judge(self, network: Network, content: bytes, train: ModuleType) -> Judge:
+    def _judge(self, network: TrainedNetwork, content: bytes, train: ModuleType) -> Judge:
         facts = self._recipe.input
         model = train.TorchConvNet(CONVNETS[network.architecture], facts, self._classes)
         train.load_weights(model, content, network.name)
@@ -293,7 +298,7 @@ def gain(differences: NDArray[np.float64]) -> Gain:
     return Gain(float(differences.mean()), float(differences.std() / np.sqrt(len(differences))))
 
 
-def show(network: Network, rows: Sequence[GainRow], console: Console) -> None:
+def show(network: TrainedNetwork, rows: Sequence[GainRow], console: Console) -> None:
     """Print the table of one network."""
     title = f"{network.name}, {network.epochs} epochs, learning rate {network.learning_rate}: top-1 % (gains in points)"
     table = Table(title=title, box=None, title_justify="left")
@@ -328,7 +333,7 @@ def _signed(gained: Gain) -> str:
     return f"{100 * gained.mean:+.1f} ± {100 * gained.error:.1f}"
 
 
-def _shortened(network: Network, given: argparse.Namespace) -> Network:
+def _shortened(network: TrainedNetwork, given: argparse.Namespace) -> TrainedNetwork:
     return msgspec.structs.replace(network, epochs=given.epochs, learning_rate=given.learning_rate)
 
 

@@ -23,6 +23,7 @@ from loadgen.network.namespaces import Side
 from loadgen.network.profiles import LinkProfile, weather_number
 from loadgen.network.tun_link import DISCARD_PORT, TunLink
 from loadgen.workload.record import CLIENT_EDGE
+from tests.bench.policies.baselines.plugin import with_baselines
 
 EDGE_PORT: Final = 8080
 DC_PORT: Final = 8090
@@ -110,6 +111,7 @@ class Deployment:
             "HAWKVISION_EDGE_API_KEY": self.key,
             "HAWKVISION_EDGE_ALLOW_PLAIN_HTTP": "true",
             "HAWKVISION_EDGE_DATACENTER_API_KEY": self.key,
+            **with_baselines(),
         }
         prefix = self.near.command("server", ())
         with running("edge", *given, title="the edge node", prefix=prefix, env=env) as node:

@@ -33,8 +33,8 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from starlette.requests import Request
 from starlette.types import Message
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.escalation_api import INFER_PATH
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.datacenter.stages.catalog import load_catalog

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from edge.escalation.http_transport import RUN_OUT_S, HttpTransport, ReplyLate, TransportBroken
+from edge.escalation.http_transport import DRAIN_S, HttpTransport, ReplyLate, TransportBroken
 from hawkvision.core.escalation_api import INFER_PATH, EscalationRequest
 from hawkvision.core.trace import start_trace
 from loadgen.network.link_spec import LinkSpec
@@ -79,9 +79,7 @@ async def serve(job: CallerJob) -> None:
 
 async def ask(job: CallerJob) -> DeadlineOutcome:
     """Ask as the job says; the same moments for the same job."""
-    escalation = HttpTransport(
-        f"http://{job.host}:{PORT}", None, 32, run_out_s=RUN_OUT_S if job.arm == ARMS[1] else 0.0
-    )
+    escalation = HttpTransport(f"http://{job.host}:{PORT}", None, 32, drain_s=DRAIN_S if job.arm == ARMS[1] else 0.0)
     gaps = np.random.default_rng(1).exponential(1.0 / job.rate, round(2 * job.rate * job.seconds)).cumsum()
     due = gaps[gaps < job.seconds].tolist()
     loop, request = asyncio.get_running_loop(), EscalationRequest(deadline_ms=job.deadline_ms)
@@ -90,7 +88,7 @@ async def ask(job: CallerJob) -> DeadlineOutcome:
     async def one(at: float) -> bool:
         await asyncio.sleep(max(0.0, started + at - loop.time()))
         try:
-            await escalation.send(IMAGE, request, start_trace(), job.deadline_ms * 1e-3, exact=False)
+            await escalation.send(IMAGE, request, start_trace(), job.deadline_ms * 1e-3, lossless=False)
         except (ReplyLate, TransportBroken):
             return False
         return True

@@ -58,7 +58,7 @@ def _row(name: str, deadline_ms: float, outcomes: list[Outcome]) -> str:
     return (
         f"| {name} | {deadline_ms:g} | {possible / callers:.1%} | {both / callers:.1%} | 0 | "
         f"{both / possible if possible else 1.0:.3f} | {span} | {100 * (possible - both) / callers:.1f} | "
-        f"{vain / callers:.1%} | {1 - possible / callers:.1%} | {max(each.vain_in_a_row for each in outcomes)} |"
+        f"{vain / callers:.1%} | {1 - possible / callers:.1%} | {max(each.missed_in_a_row for each in outcomes)} |"
     )
 
 

@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from edge.escalation.client import Uplink
+from edge.escalation.client import DatacenterClient
 from edge.escalation.reply_validation import Escalated
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import EscalationFailed
-from hawkvision.core.escalation_api import EscalationRequest, Intermediate, IntermediateResult
+from hawkvision.core.escalation_api import EscalationRequest, IntermediateOffer, IntermediateResult
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Score
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
 from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer, running_peer
 
-REQUEST = EscalationRequest(variant="medium", intermediate=Intermediate(Score.TOP1, 0.75, "committee"))
+REQUEST = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.75, "committee"))
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +29,11 @@ def peer() -> Iterator[Peer]:
 
 def infer(peer: Peer, behaviour: Mapping[str, object], request: EscalationRequest = REQUEST) -> Escalated:
     async def ask() -> Escalated:
-        uplink = Uplink(peer.url, None, connections=1, classes=10, clock=MonotonicClock())
+        datacenter = DatacenterClient(peer.url, None, connections=1, classes=10, clock=MonotonicClock())
         try:
-            return await uplink.infer(b"image", request, start_trace(), timeout_s=60.0)
+            return await datacenter.infer(b"image", request, start_trace(), timeout_s=60.0)
         finally:
-            await uplink.close()
+            await datacenter.close()
 
     peer.intermediate, peer.model, peer.intermediate_score, peer.knows_intermediate = "medium", "committee", 0.5, True
     for name, value in behaviour.items():
@@ -64,12 +64,12 @@ def test_the_best_stage_answers_where_the_intermediate_one_is_not_sure(peer: Pee
     ],
 )
 def test_a_reply_that_the_certificate_does_not_cover_is_not_believed(peer: Peer, behaviour: dict[str, object]) -> None:
-    with pytest.raises(EscalationFailed, match="sent a reply that cannot be"):
+    with pytest.raises(EscalationFailed, match="sent an impossible reply"):
         infer(peer, behaviour)
 
 
 def test_an_intermediate_stages_answer_to_somebody_who_asked_for_the_best_is_not_believed(peer: Peer) -> None:
-    with pytest.raises(EscalationFailed, match="sent a reply that cannot be"):
+    with pytest.raises(EscalationFailed, match="sent an impossible reply"):
         infer(peer, {"model": "medium"}, EscalationRequest(variant="committee"))
 
 

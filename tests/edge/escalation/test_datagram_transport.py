@@ -11,10 +11,10 @@ from typing import Literal
 import msgspec
 import pytest
 
-from edge.escalation.client import Uplink
+from edge.escalation.client import DatacenterClient
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import BadImage, EscalationFailed, HawkVisionError
-from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Intermediate
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, Score, Tier
@@ -47,22 +47,22 @@ def peer() -> Iterator[Peer]:
 @asynccontextmanager
 async def linked(
     peer: Peer, transport: Literal["tcp", "datagram", "auto"] = "datagram", metrics: EdgeMetrics | None = None
-) -> AsyncIterator[Uplink]:
-    uplink = Uplink(peer.url, None, 4, 10, MonotonicClock(), transport=transport, metrics=metrics)
+) -> AsyncIterator[DatacenterClient]:
+    datacenter = DatacenterClient(peer.url, None, 4, 10, MonotonicClock(), transport=transport, metrics=metrics)
     try:
         if transport == "datagram" and peer.offer is not None:
-            await until(lambda: uplink.transport is Transport.DATAGRAM)
-        yield uplink
+            await until(lambda: datacenter.transport is Transport.DATAGRAM)
+        yield datacenter
     finally:
-        await uplink.close()
+        await datacenter.close()
 
 
 def infer(
-    peer: Peer, request: EscalationRequest = HURRIED, body: bytes = IMAGE, *, exact: bool = False
+    peer: Peer, request: EscalationRequest = HURRIED, body: bytes = IMAGE, *, lossless: bool = False
 ) -> EscalationReply:
     async def ask() -> EscalationReply:
-        async with linked(peer) as uplink:
-            return (await uplink.infer(body, request, start_trace(), 10.0, exact=exact)).reply
+        async with linked(peer) as datacenter:
+            return (await datacenter.infer(body, request, start_trace(), 10.0, lossless=lossless)).reply
 
     return asyncio.run(ask())
 
@@ -82,11 +82,11 @@ def test_datagrams_to_the_datacenter_keep_to_the_congestion_controller_that_was_
             super().__init__(path, now)
 
     async def scenario() -> None:
-        uplink = Uplink(peer.url, None, 4, 10, MonotonicClock(), transport="datagram", congestion=Noted)
+        datacenter = DatacenterClient(peer.url, None, 4, 10, MonotonicClock(), transport="datagram", congestion=Noted)
         try:
-            await until(lambda: uplink.transport is Transport.DATAGRAM)
+            await until(lambda: datacenter.transport is Transport.DATAGRAM)
         finally:
-            await uplink.close()
+            await datacenter.close()
 
     asyncio.run(scenario())
     assert made
@@ -94,12 +94,12 @@ def test_datagrams_to_the_datacenter_keep_to_the_congestion_controller_that_was_
 
 def test_who_is_asked_for_datagrams_is_sent_no_key_and_who_gets_images_is(peer: Peer) -> None:
     async def scenario() -> None:
-        uplink = Uplink(peer.url, "a-key-of-some-length", 4, 10, MonotonicClock(), transport="auto")
+        datacenter = DatacenterClient(peer.url, "a-key-of-some-length", 4, 10, MonotonicClock(), transport="auto")
         try:
             await until(lambda: bool(peer.transport_keys))
-            await uplink.infer(HUGE, EscalationRequest(variant="committee"), start_trace(), 10.0, exact=True)
+            await datacenter.infer(HUGE, EscalationRequest(variant="committee"), start_trace(), 10.0, lossless=True)
         finally:
-            await uplink.close()
+            await datacenter.close()
 
     asyncio.run(scenario())
     assert set(peer.transport_keys) == {None}
@@ -108,7 +108,7 @@ def test_who_is_asked_for_datagrams_is_sent_no_key_and_who_gets_images_is(peer: 
 
 def test_an_intermediate_stage_is_asked_over_datagrams_too(peer: Peer) -> None:
     peer.intermediate, peer.intermediate_score = "medium", 0.8
-    request = EscalationRequest(variant="medium", intermediate=Intermediate(Score.TOP1, 0.75, "committee"))
+    request = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.75, "committee"))
     assert infer(peer, request).top_k[0].index == INTERMEDIATE_CLASS
 
 
@@ -125,9 +125,9 @@ def test_a_part_is_the_answer_as_soon_as_it_is_there_where_the_whole_is_hardly_e
     hurried = msgspec.structs.replace(HURRIED, progressive=True, deadline_ms=50_000.0)
 
     async def scenario() -> EscalationReply:
-        async with linked(peer) as uplink:
-            misses(uplink._ways.escalation_transport.rest, 60_000.0, uplink._clock.now())
-            asking = uplink.infer(IMAGE, hurried, start_trace(), 50.0, patient=False)
+        async with linked(peer) as datacenter:
+            misses(datacenter._selector.carrier.rest, 60_000.0, datacenter._clock.now())
+            asking = datacenter.infer(IMAGE, hurried, start_trace(), 50.0, wait_full_deadline=False)
             return (await asyncio.wait_for(asking, 20.0)).reply
 
     reply = asyncio.run(scenario())
@@ -136,10 +136,10 @@ def test_a_part_is_the_answer_as_soon_as_it_is_there_where_the_whole_is_hardly_e
 
 def test_round_trips_of_datagrams_are_learned_apart_from_those_over_tcp(peer: Peer) -> None:
     async def scenario() -> tuple[int, int]:
-        async with linked(peer) as uplink:
+        async with linked(peer) as datacenter:
             for body in (IMAGE, IMAGE, HUGE):
-                await uplink.infer(body, HURRIED, start_trace(), 10.0, exact=True)
-            return len(uplink._ways.escalation_transport.breaker.times._seen), len(uplink.link.times._seen)
+                await datacenter.infer(body, HURRIED, start_trace(), 10.0, lossless=True)
+            return len(datacenter._selector.carrier.breaker.times._seen), len(datacenter.link.times._seen)
 
     assert asyncio.run(scenario()) == (2, 1)
     assert peer.bodies == [HUGE]
@@ -152,17 +152,17 @@ def test_a_large_image_with_a_deadline_is_coded_anew_and_the_reply_says_so(peer:
     assert len(peer.datagrams[0][1]) < len(LARGE)
 
 
-@pytest.mark.parametrize(("request_", "exact"), [(HURRIED, True), (EscalationRequest(variant="committee"), False)])
+@pytest.mark.parametrize(("request_", "lossless"), [(HURRIED, True), (EscalationRequest(variant="committee"), False)])
 def test_the_very_bytes_arrive_where_asked_for_and_where_nobody_is_in_a_hurry(
-    peer: Peer, request_: EscalationRequest, exact: bool
+    peer: Peer, request_: EscalationRequest, lossless: bool
 ) -> None:
-    assert infer(peer, request_, LARGE, exact=exact).whole
+    assert infer(peer, request_, LARGE, lossless=lossless).whole
     assert peer.datagrams[0][1] == LARGE
 
 
 def test_an_image_that_does_not_fit_datagrams_goes_over_tcp(peer: Peer) -> None:
     assert len(HUGE) > 300_000
-    assert infer(peer, body=HUGE, exact=True).whole
+    assert infer(peer, body=HUGE, lossless=True).whole
     assert (peer.datagrams, peer.bodies) == ([], [HUGE])
 
 
@@ -170,8 +170,8 @@ def test_an_image_that_does_not_fit_datagrams_goes_over_tcp(peer: Peer) -> None:
     ("behaviour", "body", "error", "says"),
     [
         ({"status": 429}, IMAGE, EscalationFailed, "refused with HTTP 429"),
-        ({"garbage": True}, IMAGE, EscalationFailed, "sent a reply that is none"),
-        ({"model": "another"}, IMAGE, EscalationFailed, "sent a reply that cannot be"),
+        ({"garbage": True}, IMAGE, EscalationFailed, "sent a malformed reply"),
+        ({"model": "another"}, IMAGE, EscalationFailed, "sent an impossible reply"),
         ({"delay_s": 10.0}, IMAGE, EscalationFailed, "had not answered"),
         ({}, IMAGE[:20], BadImage, "JPEG"),
     ],
@@ -189,11 +189,11 @@ def test_a_datacenter_without_datagrams_is_asked_over_tcp_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def ask(peer: Peer) -> None:
-        async with linked(peer) as uplink:
+        async with linked(peer) as datacenter:
             await until(lambda: bool(caplog.records))
             for _ in range(3):
-                await uplink.infer(IMAGE, HURRIED, start_trace(), 10.0)
-            assert uplink.transport is Transport.TCP
+                await datacenter.infer(IMAGE, HURRIED, start_trace(), 10.0)
+            assert datacenter.transport is Transport.TCP
 
     with caplog.at_level(logging.WARNING), running_peer() as peer:
         asyncio.run(ask(peer))
@@ -207,12 +207,14 @@ def test_a_datagram_peer_that_falls_silent_leaves_images_to_tcp_until_it_is_back
         assert peer.offer is not None
         async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec()) as relay:
             peer.offer = msgspec.structs.replace(peer.offer, port=relay.address[1])
-            async with linked(peer) as uplink:
+            async with linked(peer) as datacenter:
                 relay.blackhole(True)
-                await until(lambda: uplink.transport is Transport.TCP)
-                assert (await uplink.infer(IMAGE, HURRIED, start_trace(), 10.0)).reply.top_k[0].index == ANSWER_CLASS
+                await until(lambda: datacenter.transport is Transport.TCP)
+                assert (await datacenter.infer(IMAGE, HURRIED, start_trace(), 10.0)).reply.top_k[
+                    0
+                ].index == ANSWER_CLASS
                 relay.blackhole(False)
-                await until(lambda: uplink.transport is Transport.DATAGRAM)
+                await until(lambda: datacenter.transport is Transport.DATAGRAM)
 
     asyncio.run(scenario())
     assert len(peer.bodies) == 1
@@ -229,14 +231,14 @@ def test_images_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> No
         assert peer.offer is not None
         async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec.parse("delay=5ms,seed=1")) as relay:
             peer.offer = msgspec.structs.replace(peer.offer, port=relay.address[1])
-            async with linked(peer, "auto", metrics) as uplink:
-                await uplink.infer(IMAGE, HURRIED, start_trace(), 10.0)
+            async with linked(peer, "auto", metrics) as datacenter:
+                await datacenter.infer(IMAGE, HURRIED, start_trace(), 10.0)
                 # A machine that stands still for a moment looks like a link that loses.
-                await until(lambda: uplink.loss == 0.0 and uplink.transport is Transport.TCP)
+                await until(lambda: datacenter.loss == 0.0 and datacenter.transport is Transport.TCP)
                 assert sample("uplink_transport", transport="tcp") == 1.0
                 relay.up = LinkSpec.parse("delay=5ms,loss=8%,seed=1")
-                await until(lambda: uplink.transport is Transport.DATAGRAM)
-                await uplink.infer(IMAGE, HURRIED, start_trace(), 10.0)
+                await until(lambda: datacenter.transport is Transport.DATAGRAM)
+                await datacenter.infer(IMAGE, HURRIED, start_trace(), 10.0)
 
     asyncio.run(scenario())
     assert (len(peer.bodies), len(peer.datagrams)) == (1, 1)
@@ -250,14 +252,14 @@ async def node(peer: Peer, *, conditions: bool, intermediate: bool = False) -> A
     peer.model, peer.fingerprint, peer.top_k = "large", SHA, [(EDGE_CLASS, 0.99)]
     async with bench(peer, BARELY, transport="datagram", conditions=conditions, intermediate=intermediate) as it:
         await known(it.node)
-        uplink = it.node.uplink
-        assert uplink is not None
+        datacenter = it.node.datacenter
+        assert datacenter is not None
         for _ in range(16):  # fifty datagrams tell what the link loses; and now probes come often
-            await uplink.infer(IMAGE, EscalationRequest(variant="large"), start_trace(), 10.0)
-        await until(lambda: uplink.loss == 0.0 and uplink.transport is Transport.DATAGRAM)
+            await datacenter.infer(IMAGE, EscalationRequest(variant="large"), start_trace(), 10.0)
+        await until(lambda: datacenter.loss == 0.0 and datacenter.transport is Transport.DATAGRAM)
         async with asyncio.timeout(PATIENCE_S):  # a machine that stood still is remembered as loss, or as a slow link
-            while not uplink.carries_whole(LARGE, 2.0):
-                await uplink.infer(IMAGE, EscalationRequest(variant="large"), start_trace(), 10.0)
+            while not datacenter.fits_lossless(LARGE, 2.0):
+                await datacenter.infer(IMAGE, EscalationRequest(variant="large"), start_trace(), 10.0)
         yield it
 
 
@@ -268,7 +270,7 @@ def escalated(peer: Peer, body: bytes, *, conditions: bool, deadline_ms: float |
         async with node(peer, conditions=conditions) as it:
             target = MaxAccuracyDrop(0.05)
             answer = await it.ask(body=body, target=target, deadline_ms=deadline_ms)
-            edge = it.node.watched(it.node.policy.route(target), None, "127.0.0.1").edge
+            edge = it.node.guarantees.controllers(it.node.policy.route(target), None, "127.0.0.1").edge
             assert edge is not None
             return answer, edge.control.state.correction != 1.0
 
@@ -328,16 +330,16 @@ def test_what_the_link_does_not_carry_whole_in_time_is_coded_anew(
 ) -> None:
     async def scenario() -> bool:
         async with node(peer, conditions=False) as it:
-            assert it.node.uplink is not None
-            return it.node.uplink.carries_whole(body, deadline_s)
+            assert it.node.datacenter is not None
+            return it.node.datacenter.fits_lossless(body, deadline_s)
 
     assert asyncio.run(scenario()) is whole
 
 
 def test_over_a_link_of_which_nothing_is_known_images_do_not_travel_whole(peer: Peer) -> None:
     async def scenario() -> bool:
-        async with linked(peer) as uplink:
-            return uplink.carries_whole(LARGE, 2.0)
+        async with linked(peer) as datacenter:
+            return datacenter.fits_lossless(LARGE, 2.0)
 
     assert asyncio.run(scenario()) is False
 
@@ -348,13 +350,13 @@ def test_after_an_image_that_was_to_travel_whole_and_did_not_arrive_others_are_c
         async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec.parse("delay=2ms,seed=1")) as relay:
             peer.offer = msgspec.structs.replace(peer.offer, port=relay.address[1])
             async with node(peer, conditions=False) as it:
-                uplink = it.node.uplink
-                assert uplink is not None
-                before = uplink.carries_whole(LARGE, 2.0)
+                datacenter = it.node.datacenter
+                assert datacenter is not None
+                before = datacenter.fits_lossless(LARGE, 2.0)
                 relay.up = LinkSpec.parse("delay=2ms,rate=200kbit,seed=1")  # two seconds of it
                 hurried = EscalationRequest(variant="large", deadline_ms=500.0)
                 with pytest.raises(EscalationFailed, match="504"):
-                    await uplink.infer(LARGE, hurried, start_trace(), 10.0, exact=True)
-                return [before, uplink.carries_whole(LARGE, 1_000.0)]
+                    await datacenter.infer(LARGE, hurried, start_trace(), 10.0, lossless=True)
+                return [before, datacenter.fits_lossless(LARGE, 1_000.0)]
 
     assert asyncio.run(scenario()) == [True, False]

@@ -9,7 +9,8 @@ import pytest
 from hawkvision.core.errors import BadImage
 from hawkvision.core.types import Answer, MaxAccuracyDrop, Quality, Tier
 from hawkvision.imaging.downscale import Reducer
-from hawkvision.imaging.preprocessing import ImageHeader, probe
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import probe
 from tests.edge.bench import SPEC, SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import Peer, running_peer
 from tests.edge.serving.test_node import doubted
@@ -84,9 +85,9 @@ def test_over_datagrams_the_same_bytes_travel_where_they_must_not_change() -> No
 
         async def scenario() -> Answer:
             async with bench(peer, UNSURE, transport="datagram", reducer=REDUCER) as it:
-                uplink = it.node.uplink
-                assert uplink is not None
-                await until(lambda: uplink.transport.value == "datagram")
+                datacenter = it.node.datacenter
+                assert datacenter is not None
+                await until(lambda: datacenter.transport.value == "datagram")
                 return await it.ask(body=CAMERA, target=Quality.BEST)
 
         assert run(scenario).tier is Tier.DATACENTER

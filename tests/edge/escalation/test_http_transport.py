@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge.escalation.client import Uplink
-from edge.escalation.http_transport import RUN_OUT_BYTES, HttpTransport, ReplyLate, TransportBroken
+from edge.escalation.client import DatacenterClient
+from edge.escalation.http_transport import DRAIN_BYTES, HttpTransport, ReplyLate, TransportBroken
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest
@@ -32,7 +32,7 @@ def peer() -> Iterator[Peer]:
 async def ask(
     escalation_transport: HttpTransport, timeout_s: float, request: EscalationRequest = HURRIED, body: bytes = b"image"
 ) -> int:
-    status, _ = await escalation_transport.send(body, request, start_trace(), timeout_s, exact=False)
+    status, _ = await escalation_transport.send(body, request, start_trace(), timeout_s, lossless=False)
     return status
 
 
@@ -62,9 +62,9 @@ def test_a_caller_that_leaves_keeps_the_connection_open_for_the_next_image(peer:
             leaving.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await leaving
-            assert escalation_transport.running_out == 1
+            assert escalation_transport.draining == 1
             peer.held = False
-            await until(lambda: escalation_transport.running_out == 0)
+            await until(lambda: escalation_transport.draining == 0)
         await escalation_transport.close()
 
     asyncio.run(scenario())
@@ -73,14 +73,14 @@ def test_a_caller_that_leaves_keeps_the_connection_open_for_the_next_image(peer:
 
 def test_answers_that_never_come_leave_connections_for_the_next_image(peer: Peer) -> None:
     async def scenario() -> None:
-        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS, run_out_s=10 * PATIENT_S)
+        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS, drain_s=10 * PATIENT_S)
         peer.delay_s = 10 * PATIENT_S
         for _ in range(2):
             late = await asyncio.gather(
                 *(ask(escalation_transport, LATE_S) for _ in range(CONNECTIONS)), return_exceptions=True
             )
             assert all(isinstance(each, ReplyLate) for each in late)
-        assert escalation_transport.running_out == CONNECTIONS // 2
+        assert escalation_transport.draining == CONNECTIONS // 2
         peer.delay_s = 0.0
         assert await ask(escalation_transport, PATIENT_S) == 200
         await escalation_transport.close()
@@ -90,14 +90,14 @@ def test_answers_that_never_come_leave_connections_for_the_next_image(peer: Peer
 
 def test_a_late_answer_is_not_let_come_for_ever(peer: Peer) -> None:
     async def scenario() -> None:
-        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS, run_out_s=LATE_S)
+        escalation_transport = HttpTransport(peer.url, None, CONNECTIONS, drain_s=LATE_S)
         peer.held = True
         leaving = asyncio.create_task(ask(escalation_transport, PATIENT_S))
         await until(lambda: len(peer.bodies) == 1)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
-        await until(lambda: escalation_transport.running_out == 0)
+        await until(lambda: escalation_transport.draining == 0)
         peer.held = False
         await escalation_transport.close()
 
@@ -106,7 +106,7 @@ def test_a_late_answer_is_not_let_come_for_ever(peer: Peer) -> None:
 
 @pytest.mark.parametrize(
     ("request_", "body", "runs_out"),
-    [(HURRIED, b"image", 1), (EscalationRequest(), b"image", 0), (HURRIED, bytes(RUN_OUT_BYTES + 1), 0)],
+    [(HURRIED, b"image", 1), (EscalationRequest(), b"image", 0), (HURRIED, bytes(DRAIN_BYTES + 1), 0)],
     ids=["deadline", "no deadline", "large"],
 )
 def test_only_small_images_with_deadlines_go_on_when_they_are_late(
@@ -117,9 +117,9 @@ def test_only_small_images_with_deadlines_go_on_when_they_are_late(
         peer.held = True
         with pytest.raises(ReplyLate):
             await ask(escalation_transport, LATE_S, request_, body)
-        assert escalation_transport.running_out == runs_out
+        assert escalation_transport.draining == runs_out
         peer.held = False
-        await until(lambda: escalation_transport.running_out == 0)
+        await until(lambda: escalation_transport.draining == 0)
         await escalation_transport.close()
 
     asyncio.run(scenario())
@@ -129,12 +129,12 @@ def test_an_image_that_waited_for_a_connection_in_vain_is_not_sent_later(peer: P
     async def scenario() -> None:
         escalation_transport = HttpTransport(peer.url, None, CONNECTIONS)
         peer.held = True
-        patient = [asyncio.create_task(ask(escalation_transport, PATIENT_S)) for _ in range(CONNECTIONS)]
+        wait_full_deadline = [asyncio.create_task(ask(escalation_transport, PATIENT_S)) for _ in range(CONNECTIONS)]
         await until(lambda: len(peer.bodies) == CONNECTIONS)
         with pytest.raises(ReplyLate):
             await ask(escalation_transport, LATE_S)
         peer.held = False
-        assert await asyncio.gather(*patient) == [200] * CONNECTIONS
+        assert await asyncio.gather(*wait_full_deadline) == [200] * CONNECTIONS
         assert await ask(escalation_transport, PATIENT_S) == 200
         await escalation_transport.close()
 
@@ -165,18 +165,18 @@ def test_closing_ends_what_is_under_way_and_leaves_nothing_over(peer: Peer, capl
 
 def test_connections_that_late_answers_keep_busy_are_not_idle(peer: Peer) -> None:
     async def scenario() -> None:
-        uplink = Uplink(peer.url, None, 2, 10, MonotonicClock())
+        datacenter = DatacenterClient(peer.url, None, 2, 10, MonotonicClock())
         peer.held = True
         with pytest.raises(EscalationFailed):
-            await uplink.infer(b"image", HURRIED, start_trace(), LATE_S)
-        assert (uplink.up, uplink.idle) == (True, True), "one of two connections is free"
-        asking = asyncio.create_task(uplink.infer(b"image", HURRIED, start_trace(), PATIENT_S))
+            await datacenter.infer(b"image", HURRIED, start_trace(), LATE_S)
+        assert (datacenter.up, datacenter.idle) == (True, True), "one of two connections is free"
+        asking = asyncio.create_task(datacenter.infer(b"image", HURRIED, start_trace(), PATIENT_S))
         await until(lambda: len(peer.bodies) == 2)
-        assert (uplink.up, uplink.idle) == (True, False)
+        assert (datacenter.up, datacenter.idle) == (True, False)
         peer.held = False
         await asking
-        await until(lambda: uplink.idle)
-        await uplink.close()
+        await until(lambda: datacenter.idle)
+        await datacenter.close()
 
     asyncio.run(scenario())
 

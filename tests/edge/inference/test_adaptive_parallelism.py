@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edge.inference.edge_stage import EdgeResult, Look, Model, Stage
+from edge.inference.edge_stage import EdgeStage, InferenceJob, LoadedModel, StagePrediction
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import BadImage
 from hawkvision.core.types import Quality, Score
@@ -20,10 +20,10 @@ from tests.images import encoded
     ("alone", "images", "wide", "narrow"), [(True, 1, 1, 0), (False, 1, 0, 1), (True, 2, 0, 1), (False, 2, 0, 1)]
 )
 def test_an_image_that_is_alone_is_run_wide_and_no_other(alone: bool, images: int, wide: int, narrow: int) -> None:
-    stage = Stage("small", Model("small", GatedBackend(SURE), SPEC, GatedBackend(SURE)), 1.0, Score.TOP1)
+    stage = EdgeStage("small", LoadedModel("small", GatedBackend(SURE), SPEC, GatedBackend(SURE)), 1.0, Score.TOP1)
     body = encoded()
-    look = Look(stage, body, probe(body), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
-    assert all(isinstance(found, EdgeResult) for found in stage.look_together([look] * images))
+    look = InferenceJob(stage, body, probe(body), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
+    assert all(isinstance(found, StagePrediction) for found in stage.infer_batch([look] * images))
     assert isinstance(stage.first.wide, GatedBackend)
     assert isinstance(stage.first.backend, GatedBackend)
     assert (stage.first.wide.inferred, stage.first.backend.inferred) == (wide, narrow)
@@ -43,11 +43,11 @@ class Foresighted(GatedBackend):
 @pytest.mark.parametrize(("alone", "images", "told"), [(True, 1, [0]), (False, 1, []), (True, 2, [])])
 def test_a_wide_backend_hears_of_a_lone_image_before_it_is_decoded(alone: bool, images: int, told: list[int]) -> None:
     wide = Foresighted()
-    stage = Stage("small", Model("small", GatedBackend(SURE), SPEC, wide), 1.0, Score.TOP1)
-    look = Look(stage, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
-    stage.look_together([look] * images)
+    stage = EdgeStage("small", LoadedModel("small", GatedBackend(SURE), SPEC, wide), 1.0, Score.TOP1)
+    look = InferenceJob(stage, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
+    stage.infer_batch([look] * images)
     assert wide.told == told
-    broken = Look(stage, encoded()[:300], probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: True)
+    broken = InferenceJob(stage, encoded()[:300], probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: True)
     with pytest.raises(BadImage):
         broken()
     assert wide.told[len(told) :] == [wide.inferred], "an image that turns out to be none was expected as well"

@@ -6,13 +6,13 @@ import cv2
 import numpy as np
 import pytest
 
-from edge.inference.edge_stage import EdgeResult, Look, Model, Others, Stage
-from hawkvision.cascade.scores import average, log_probabilities, softmax, tempered
+from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, InferenceJob, LoadedModel, StagePrediction
+from hawkvision.cascade.confidence.scores import average, log_probabilities, softmax, tempered
 from hawkvision.core.clock import ManualClock, MonotonicClock
 from hawkvision.core.errors import BadImage
 from hawkvision.core.types import Logits, Pixels, Score
 from hawkvision.imaging.preprocessing import probe
-from hawkvision.inference.noop_backend import NoopBackend
+from hawkvision.inference.backends.noop_backend import NoopBackend
 from tests.edge.bench import SPEC, GatedBackend
 from tests.images import encoded
 
@@ -20,9 +20,9 @@ LEAD = 4.0
 DARK, BRIGHT = (cv2.imencode(".png", np.full((24, 24, 3), level, np.uint8))[1].tobytes() for level in (40, 220))
 
 
-def look(score: Score, temperature: float | None) -> EdgeResult:
-    stage = Stage("small", Model("small", GatedBackend(LEAD), SPEC), 1.5, score)
-    return Look(stage, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), temperature)()
+def look(score: Score, temperature: float | None) -> StagePrediction:
+    stage = EdgeStage("small", LoadedModel("small", GatedBackend(LEAD), SPEC), 1.5, score)
+    return InferenceJob(stage, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), temperature)()
 
 
 def expected(temperature: float) -> tuple[float, float]:
@@ -44,19 +44,23 @@ def test_a_higher_temperature_changes_no_answer() -> None:
 
 
 def test_images_looked_at_together_are_seen_as_each_alone_and_a_broken_one_harms_no_other() -> None:
-    stage = Stage("small", Model("small", NoopBackend((SPEC.height, SPEC.width, 3), 10), SPEC), 1.5, Score.MARGIN)
+    stage = EdgeStage(
+        "small", LoadedModel("small", NoopBackend((SPEC.height, SPEC.width, 3), 10), SPEC), 1.5, Score.MARGIN
+    )
     bodies = [encoded(seed=1), encoded(seed=2)[:300], encoded(".png", seed=3)]
     looks = [
-        Look(stage, body, probe(encoded(seed=2) if number == 1 else body), 3, 1_000_000, MonotonicClock(), 1.0 + number)
+        InferenceJob(
+            stage, body, probe(encoded(seed=2) if number == 1 else body), 3, 1_000_000, MonotonicClock(), 1.0 + number
+        )
         for number, body in enumerate(bodies)
     ]
-    first, broken, last = stage.look_together(looks)
+    first, broken, last = stage.infer_batch(looks)
     assert isinstance(broken, BadImage)
     for look_, found in ((looks[0], first), (looks[2], last)):
         alone = look_()
-        assert isinstance(found, EdgeResult)
+        assert isinstance(found, StagePrediction)
         assert (found.indices, found.confidences, found.score) == (alone.indices, alone.confidences, alone.score)
-    assert all(isinstance(found, BadImage) for found in stage.look_together([looks[1], looks[1]]))
+    assert all(isinstance(found, BadImage) for found in stage.infer_batch([looks[1], looks[1]]))
 
 
 class Brightness:
@@ -80,25 +84,25 @@ class Brightness:
     def close(self) -> None: ...
 
 
-def conditional(first: Brightness, second: Brightness, accept_confidence: float = 0.85) -> Stage:
-    others = Others((Model("second", second, SPEC),), (1.25, 2.0), 0.9, accept_confidence)
-    return Stage("pair", Model("first", first, SPEC), 1.5, Score.TOP1, others)
+def conditional(first: Brightness, second: Brightness, accept_confidence: float = 0.85) -> EdgeStage:
+    others = ConditionalEnsemble((LoadedModel("second", second, SPEC),), (1.25, 2.0), 0.9, accept_confidence)
+    return EdgeStage("pair", LoadedModel("first", first, SPEC), 1.5, Score.TOP1, others)
 
 
-def seen_by(stage: Stage, *bodies: bytes, first_only: bool = False) -> list[EdgeResult]:
+def seen_by(stage: EdgeStage, *bodies: bytes, first_only: bool = False) -> list[StagePrediction]:
     looks = [
-        Look(stage, body, probe(body), 3, 1_000_000, MonotonicClock(), first_only=first_only) for body in bodies
+        InferenceJob(stage, body, probe(body), 3, 1_000_000, MonotonicClock(), first_only=first_only) for body in bodies
     ]  # fmt: skip
-    found = stage.look_together(looks)
-    assert all(isinstance(each, EdgeResult) for each in found)
-    return [each for each in found if isinstance(each, EdgeResult)]
+    found = stage.infer_batch(looks)
+    assert all(isinstance(each, StagePrediction) for each in found)
+    return [each for each in found if isinstance(each, StagePrediction)]
 
 
 def test_others_look_only_where_the_first_is_not_sure_and_then_the_average_counts() -> None:
     first, second = Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0)
     sure, doubtful, again = seen_by(conditional(first, second), BRIGHT, DARK, DARK)
     assert (first.looked, second.looked) == ([3], [2])
-    assert (sure.again, doubtful.again, again.again) == (False, True, True)
+    assert (sure.full_ensemble, doubtful.full_ensemble, again.full_ensemble) == (False, True, True)
     by_first = tempered(np.array([[9.0] + [0.0] * 9], np.float32), 1.25)
     assert sure.confidences[0] == softmax(by_first, 1.5)[0, 0]
     views = [softmax(np.array([[lead] + [0.0] * 9], np.float32), t) for lead, t in ((2.0, 1.25), (8.0, 2.0))]
@@ -114,9 +118,13 @@ def test_the_second_may_overrule_the_first() -> None:
 
 def test_who_wants_the_first_alone_gets_what_it_would_say_by_itself() -> None:
     first, second = Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0)
-    by_itself = seen_by(Stage("first", Model("first", first, SPEC), 1.5, Score.TOP1), DARK)
+    by_itself = seen_by(EdgeStage("first", LoadedModel("first", first, SPEC), 1.5, Score.TOP1), DARK)
     (alone,) = seen_by(conditional(first, second), DARK, first_only=True)
-    assert (alone.indices, alone.confidences, alone.again) == (by_itself[0].indices, by_itself[0].confidences, False)
+    assert (alone.indices, alone.confidences, alone.full_ensemble) == (
+        by_itself[0].indices,
+        by_itself[0].confidences,
+        False,
+    )
     assert second.looked == []
 
 
@@ -125,8 +133,8 @@ def test_a_stage_that_looks_again_sees_images_together_as_each_alone() -> None:
     bodies = [DARK, BRIGHT, encoded(seed=5), DARK]
     together = seen_by(stage, *bodies)
     singly = [seen_by(stage, body)[0] for body in bodies]
-    assert [(each.indices, each.confidences, each.again) for each in together] == [
-        (each.indices, each.confidences, each.again) for each in singly
+    assert [(each.indices, each.confidences, each.full_ensemble) for each in together] == [
+        (each.indices, each.confidences, each.full_ensemble) for each in singly
     ]
 
 
@@ -137,24 +145,24 @@ def test_a_stage_that_looks_again_sees_images_together_as_each_alone() -> None:
 def test_others_look_unless_only_that_would_be_late(must_end: float | None, again: bool) -> None:
     stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
     assert stage.others is not None
-    stage.others.pace.took(1.0)
-    look_ = Look(stage, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=must_end)
-    assert (look_().again, look_().truncated) == (again, not again)
+    stage.others.duration.took(1.0)
+    look_ = InferenceJob(stage, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=must_end)
+    assert (look_().full_ensemble, look_().truncated) == (again, not again)
 
 
 def test_who_is_sure_was_not_hasty() -> None:
     stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
     assert stage.others is not None
-    stage.others.pace.took(1.0)
-    found = Look(stage, BRIGHT, probe(BRIGHT), 3, 1_000_000, ManualClock(100.0), must_end=100.5)()
+    stage.others.duration.took(1.0)
+    found = InferenceJob(stage, BRIGHT, probe(BRIGHT), 3, 1_000_000, ManualClock(100.0), must_end=100.5)()
     assert not found.truncated
 
 
 def test_one_slow_second_look_does_not_end_all_others() -> None:
     stage = conditional(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
     assert stage.others is not None
-    stage.others.pace.took(2.0)
-    look_ = Look(stage, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=100.5)
+    stage.others.duration.took(2.0)
+    look_ = InferenceJob(stage, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=100.5)
     results = [look_() for _ in range(100)]
     assert results[0].truncated
-    assert results[-1].again
+    assert results[-1].full_ensemble

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from edge.factory import BRIEF_PIXELS, on_loop
-from edge.inference.edge_stage import Look
-from hawkvision.core.config import EdgeConfig
+from edge.inference.edge_stage import InferenceJob
 from hawkvision.core.escalation_api import EscalationRequest
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace import start_trace
 from hawkvision.imaging.image_header import probe
 from hawkvision.transport.settings import DatagramSettings
@@ -42,19 +42,19 @@ def test_datagrams_wait_for_nobody_and_a_device_is_waited_for_by_threads(config:
 def test_small_images_are_looked_at_on_the_loop_while_no_escalation_is_under_way(peer: Peer) -> None:
     async def scenario() -> list[bool]:
         async with bench(peer, audit_share=0.0) as asked:
-            uplink = asked.node.uplink
-            assert uplink is not None
-            may = on_loop(EdgeConfig(), uplink)
+            datacenter = asked.node.datacenter
+            assert datacenter is not None
+            may = on_loop(EdgeConfig(), datacenter)
             assert may is not None
             header = probe(encoded())
-            look = Look(asked.node.stage, encoded(), header, 5, 10 * BRIEF_PIXELS, asked.clock)
+            look = InferenceJob(asked.node.stage, encoded(), header, 5, 10 * BRIEF_PIXELS, asked.clock)
             large = replace(look, header=replace(header, width=BRIEF_PIXELS + 1, height=1))
             said = [may(look), may(large)]
             peer.held = True
             asking = asyncio.create_task(
-                uplink.infer(encoded(), EscalationRequest(variant="committee"), start_trace(), timeout_s=30.0)
+                datacenter.infer(encoded(), EscalationRequest(variant="committee"), start_trace(), timeout_s=30.0)
             )
-            await until(lambda: not uplink.quiet)
+            await until(lambda: not datacenter.quiet)
             said.append(may(look))
             peer.held = False
             await asking

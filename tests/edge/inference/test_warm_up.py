@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from edge.inference.edge_stage import Model, Others, Stage
+from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel
 from edge.inference.warm_up import FORMATS, look_at_samples, samples
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.types import Logits, Pixels, Score
@@ -33,12 +33,14 @@ class Counting:
 
 def test_every_model_has_looked_alone_and_not_alone_at_every_format_and_learnt_nothing() -> None:
     counts: Counter[str] = Counter()
-    models = [Model(n, Counting(n, counts), SPEC, Counting(f"{n} on several threads", counts)) for n in ("a", "b", "c")]
-    others = Others((models[1], models[2]), (1.0, 1.0, 1.0), 1.0, accept_confidence=0.5)
-    stage = Stage("both", models[0], 1.0, Score.TOP1, others)
+    models = [
+        LoadedModel(n, Counting(n, counts), SPEC, Counting(f"{n} on several threads", counts)) for n in ("a", "b", "c")
+    ]
+    others = ConditionalEnsemble((models[1], models[2]), (1.0, 1.0, 1.0), 1.0, accept_confidence=0.5)
+    stage = EdgeStage("both", models[0], 1.0, Score.TOP1, others)
     look_at_samples(stage, 1_000_000, MonotonicClock())
     assert counts == {f"{n}{how}": len(FORMATS) for n in "abc" for how in ("", " on several threads")}
-    assert others.pace.seconds == 0.0
+    assert others.duration.seconds == 0.0
 
 
 def test_samples_are_whole_images_of_each_format() -> None:
@@ -50,6 +52,6 @@ def test_samples_are_whole_images_of_each_format() -> None:
 
 def test_a_bound_of_pixels_below_a_samples_does_not_keep_a_node_from_starting() -> None:
     counts: Counter[str] = Counter()
-    stage = Stage("a", Model("a", Counting("a", counts), SPEC), 1.0, Score.TOP1)
+    stage = EdgeStage("a", LoadedModel("a", Counting("a", counts), SPEC), 1.0, Score.TOP1)
     look_at_samples(stage, 1, MonotonicClock())
     assert counts["a"] == 2 * len(FORMATS)

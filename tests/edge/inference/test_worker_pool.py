@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from edge.inference.worker_pool import MAX_TOGETHER, WorkerPool, together_of
+from edge.inference.job_queue import MAX_BATCH, batch_size
+from edge.inference.worker_pool import WorkerPool
 from hawkvision.core.errors import BadImage, NotReady, Overloaded
 from hawkvision.inference.adaptive_parallelism import usable_cores
 from tests.edge.batches import Batches
@@ -259,7 +260,7 @@ def test_where_nothing_is_saved_by_it_they_are_run_one_by_one() -> None:
     batches = Batches()
 
     async def scenario() -> list[Any]:
-        pool: WorkerPool[Any] = WorkerPool(threads=1, limit=100, most_together=1)
+        pool: WorkerPool[Any] = WorkerPool(threads=1, limit=100, max_batch=1)
         return await behind_a_gate(
             pool, lambda: [pool.submit(batches.job(i), None, batches.together) for i in range(9)]
         )
@@ -310,7 +311,7 @@ def test_a_job_is_not_run_with_others_that_would_make_it_late_nor_with_those_of_
 
 
 def test_those_that_wait_are_shared_out() -> None:
-    assert [together_of(waiting) for waiting in (1, 2, 3, 4, 6, 8, 200)] == [1, 2, 2, 2, 3, 4, MAX_TOGETHER]
+    assert [batch_size(waiting) for waiting in (1, 2, 3, 4, 6, 8, 200)] == [1, 2, 2, 2, 3, 4, MAX_BATCH]
 
 
 @pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from edge.inference.worker_pool import MOST_HERE_S, WorkerPool
+from edge.inference.worker_pool import MAX_ON_LOOP_S, WorkerPool
 from hawkvision.core.errors import BadImage, NotReady
 from tests.edge.batches import Batches
 from tests.edge.bench import run
@@ -127,7 +127,7 @@ def test_the_thread_runs_what_the_loop_may_not_and_the_loop_what_comes_after() -
 def test_the_loop_leaves_jobs_to_the_thread_while_they_take_long() -> None:
     async def scenario() -> list[bool]:
         pool = here()
-        await pool.submit(lambda: threading.Event().wait(2 * MOST_HERE_S))
+        await pool.submit(lambda: threading.Event().wait(2 * MAX_ON_LOOP_S))
         ran_here = [(await pool.submit(on_the_loop))[0] for _ in range(20)]
         pool.close()
         return ran_here
@@ -146,7 +146,7 @@ def test_the_loop_leaves_jobs_to_the_thread_that_together_take_long() -> None:
     async def scenario() -> None:
         pool = here()
         pause = threading.Event()
-        await pool.submit(lambda: pause.wait(0.4 * MOST_HERE_S))  # as long as each takes, as far as the pool knows
+        await pool.submit(lambda: pause.wait(0.4 * MAX_ON_LOOP_S))  # as long as each takes, as far as the pool knows
         await asyncio.gather(*(pool.submit(lambda: 0, None, together) for _ in range(9)))
         pool.close()
 

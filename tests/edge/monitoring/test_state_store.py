@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.factory import _open_state
+from edge.monitoring.state_opening import open_state
 from edge.monitoring.state_store import APPLICATION_ID, StateError, StateFile, StreamState, decode_state, encode_state
 from hawkvision.cascade.drift.monitor import MonitorState
-from hawkvision.cascade.drift.online import State
-from hawkvision.core.config import EdgeConfig
+from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig
 
 OWN = bytes(16)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -27,7 +27,13 @@ POSITIVE = st.floats(1e-6, 1e9)
 COUNTS = st.integers(0, 2**53)
 NAMES = st.text(max_size=40)
 CONTROLS = st.builds(
-    State, key=NAMES, theta=FINITE, correction=POSITIVE, debt=POSITIVE, suspended=st.booleans(), requests=COUNTS
+    ControllerState,
+    key=NAMES,
+    theta=FINITE,
+    correction=POSITIVE,
+    debt=POSITIVE,
+    suspended=st.booleans(),
+    requests=COUNTS,
 )
 LOGS = st.builds(
     MonitorState,
@@ -47,7 +53,7 @@ STATES = st.builds(
 
 def state(theta: float = 0.5, *, suspended: bool = False) -> StreamState:
     failed, alarms = (0, 1) if suspended else (None, 0)
-    return StreamState({"c": MonitorState("c", failed=failed, alarms=alarms)}, {"c": State("c", theta)})
+    return StreamState({"c": MonitorState("c", failed=failed, alarms=alarms)}, {"c": ControllerState("c", theta)})
 
 
 def row(place: bytes, state: StreamState) -> tuple[bytes, bytes, bool]:
@@ -82,7 +88,7 @@ def test_any_bytes_are_a_state_or_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("change", [{"correction": -1.0}, {"debt": -1.0}, {"requests": -1}])
 def test_a_controller_that_cannot_be_is_refused(change: dict[str, object]) -> None:
-    control = msgspec.structs.replace(State("c", 0.5), **change)
+    control = msgspec.structs.replace(ControllerState("c", 0.5), **change)
     with pytest.raises(ValueError, match="none that a controller can have"):
         decode_state(encode_state(StreamState(controls={"c": control})))
 
@@ -281,31 +287,31 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_node_keeps_its_state_by_default_in_a_file_of_its_task_and_address(home: Path) -> None:
-    file = _open_state(EdgeConfig(task="cifar10", port=8081), EdgeMetrics())
+    file = open_state(EdgeConfig(task="cifar10", port=8081), EdgeMetrics())
     assert file is not None
     with closing(file):
         assert (home / "hawkvision" / "edge-cifar10-127.0.0.1-8081.sqlite3").is_file()
 
 
 def test_a_node_whose_port_nobody_knows_keeps_nothing(home: Path) -> None:
-    assert _open_state(EdgeConfig(port=0), EdgeMetrics()) is None
+    assert open_state(EdgeConfig(port=0), EdgeMetrics()) is None
     assert not home.exists()
 
 
 def test_a_default_place_that_cannot_be_used_is_said_and_the_node_serves(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = _open_state(EdgeConfig(port=8081), EdgeMetrics())
+    first = open_state(EdgeConfig(port=8081), EdgeMetrics())
     assert first is not None
     with closing(first):
-        assert _open_state(EdgeConfig(port=8081), EdgeMetrics()) is None
+        assert open_state(EdgeConfig(port=8081), EdgeMetrics()) is None
     assert "in use by another node" in caplog.text
     shutil.rmtree(home)
     home.write_text("no folder")
-    assert _open_state(EdgeConfig(port=8081), EdgeMetrics()) is None
+    assert open_state(EdgeConfig(port=8081), EdgeMetrics()) is None
     assert "none can be made" in caplog.text
 
 
 def test_a_file_that_was_asked_for_and_is_anothers_ends_the_start(path: Path) -> None:
     with opened(path), pytest.raises(ConfigError, match="in use by another node"):
-        _open_state(EdgeConfig(state_file=path), EdgeMetrics())
+        open_state(EdgeConfig(state_file=path), EdgeMetrics())

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from edge.monitoring.state_store import StateFile
-from edge.monitoring.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Kept, StageScore, Streams, Watched, stream_place
+from edge.monitoring.stream import StageScore
+from edge.monitoring.stream_controllers import StreamController, StreamControllers
+from edge.monitoring.stream_keys import DEFAULT_STREAM, stream_key
+from edge.monitoring.streams import ROWS_PER_STREAM, Streams
 from hawkvision.cascade.drift.monitor import Claim, Claims
 from hawkvision.cascade.route import Controls
 from hawkvision.core.metrics import EdgeMetrics
@@ -33,17 +36,19 @@ class Bench:
     def counted(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"hawkvision_{name}", {"task": "t", **labels}) or 0.0
 
-    def watched(self, stream: str | None, caller: str = "camera", controls: Controls = CONTROLS) -> Watched:
-        return self.streams.watched(stream, controls, caller)
+    def controllers(
+        self, stream: str | None, caller: str = "camera", controls: Controls = CONTROLS
+    ) -> StreamControllers:
+        return self.streams.controllers(stream, controls, caller)
 
-    def find(self, stream: str | None) -> Kept:
-        found = self.watched(stream).edge
+    def find(self, stream: str | None) -> StreamController:
+        found = self.controllers(stream).edge
         assert found is not None
         return found
 
     def suspend(self, stream: str | None, caller: str = "camera") -> None:
         for _ in range(200):
-            self.watched(stream, caller).audited((StageScore(CLAIMS, 0.9, 3),), 7)
+            self.controllers(stream, caller).audited((StageScore(CLAIMS, 0.9, 3),), 7)
 
 
 @asynccontextmanager
@@ -77,7 +82,7 @@ def test_a_stream_keeps_its_controller_and_another_has_its_own() -> None:
             assert it.find("server").control is it.find("server").control
             assert it.find("server").control is not it.find("yard").control
             assert it.find(None).control is not it.find("server").control
-            other = it.watched("server", controls=Controls(CLAIMS, replace(USUAL, key="another"))).edge
+            other = it.controllers("server", controls=Controls(CLAIMS, replace(USUAL, key="another"))).edge
             assert other is not None
             assert other.control is not it.find("server").control
 
@@ -86,15 +91,15 @@ def test_a_stream_keeps_its_controller_and_another_has_its_own() -> None:
 
 def test_names_are_kept_as_hashes_of_one_size() -> None:
     names = [None, "", "a", "a" * 10_000, "\u00e4\U0001f600", "\x00" * 16]
-    places = [stream_place(name) for name in names]
+    places = [stream_key(name) for name in names]
     assert {len(place) for place in places} == {16}
     assert len(set(places)) == len(names)
 
 
 def test_a_named_stream_of_a_key_is_that_keys_alone() -> None:
-    places = {stream_place("server", caller) for caller in ("key alice", "key bob", "10.0.0.1", "10.0.0.2")}
+    places = {stream_key("server", caller) for caller in ("key alice", "key bob", "10.0.0.1", "10.0.0.2")}
     assert len(places) == 3, "who is known by an address alone shares the names"
-    assert len({stream_place(None, caller) for caller in ("key alice", "10.0.0.1", "10.0.0.2")}) == 3
+    assert len({stream_key(None, caller) for caller in ("key alice", "10.0.0.1", "10.0.0.2")}) == 3
 
 
 def test_ten_thousand_names_leave_memory_and_rows_bounded_and_an_alarm_standing(path: Path) -> None:
@@ -107,9 +112,9 @@ def test_ten_thousand_names_leave_memory_and_rows_bounded_and_an_alarm_standing(
                     await asyncio.sleep(0)
             assert len(it.streams) == LIMIT
             assert it.counted("streams") == LIMIT
-            assert it.watched(None).suspended
+            assert it.controllers(None).suspended
         async with bench(path) as it:
-            assert it.watched(None).suspended
+            assert it.controllers(None).suspended
 
     run(scenario)
     assert rows(path) <= ROWS_PER_STREAM * LIMIT
@@ -157,8 +162,8 @@ def test_an_alarm_outlives_the_names_that_come_after_it_and_without_a_file_too()
             it.suspend("camera 1")
             for number in range(5 * LIMIT):
                 it.find(f"other {number}")
-            assert it.watched("camera 1").suspended
-            assert not it.watched("other 1").suspended
+            assert it.controllers("camera 1").suspended
+            assert not it.controllers("other 1").suspended
 
     run(scenario)
 
@@ -166,12 +171,12 @@ def test_an_alarm_outlives_the_names_that_come_after_it_and_without_a_file_too()
 def test_when_more_alarms_are_to_be_kept_than_can_be_whoever_is_unknown_begins_suspended() -> None:
     async def scenario() -> None:
         async with bench() as it:
-            assert not it.watched("new").suspended
+            assert not it.controllers("new").suspended
             for number in range(2 * LIMIT + 5):
                 it.suspend(f"camera {number}")
-            assert it.watched("camera 0").suspended
-            assert it.watched("quite another").suspended
-            assert len(it.streams) + len(it.streams._leaving) <= 2 * LIMIT
+            assert it.controllers("camera 0").suspended
+            assert it.controllers("quite another").suspended
+            assert len(it.streams) + len(it.streams._keeper._evicted) <= 2 * LIMIT
 
     run(scenario)
 
@@ -179,12 +184,12 @@ def test_when_more_alarms_are_to_be_kept_than_can_be_whoever_is_unknown_begins_s
 def test_an_alarm_that_an_audit_raises_after_its_stream_made_room_is_not_lost() -> None:
     async def scenario() -> None:
         async with bench() as it:
-            before = it.watched("camera 1")
+            before = it.controllers("camera 1")
             for number in range(LIMIT):
                 it.find(f"other {number}")
             for _ in range(200):
                 before.audited((StageScore(CLAIMS, 0.9, 3),), 7)
-            assert it.watched("camera 1").suspended
+            assert it.controllers("camera 1").suspended
 
     run(scenario)
 
@@ -193,12 +198,12 @@ def test_one_caller_suspends_itself_and_three_the_node() -> None:
     async def scenario() -> None:
         async with bench() as it:
             it.suspend(None, "mallory")
-            assert [it.watched(None, caller).suspended for caller in ("mallory", "camera")] == [True, False]
+            assert [it.controllers(None, caller).suspended for caller in ("mallory", "camera")] == [True, False]
             it.suspend(None, "marvin")
-            assert not it.watched(None, "camera").suspended
+            assert not it.controllers(None, "camera").suspended
             it.suspend(None, "milo")
-            assert it.watched(None, "camera").suspended
-            assert not it.watched("named", "camera").suspended
+            assert it.controllers(None, "camera").suspended
+            assert not it.controllers("named", "camera").suspended
 
     run(scenario)
 
@@ -210,7 +215,7 @@ def test_a_row_that_cannot_be_read_is_counted_and_the_stream_begins_suspended(pa
         with closing(sqlite3.connect(path)) as raw, raw:
             raw.execute("UPDATE states SET state = x'00'")
         async with bench(path) as it:
-            assert it.watched("server").suspended
+            assert it.controllers("server").suspended
             assert it.find("server").control.state.debt == 0.0
             assert it.counted("state_failures_total", operation="read") == 1.0
 
@@ -220,11 +225,10 @@ def test_a_row_that_cannot_be_read_is_counted_and_the_stream_begins_suspended(pa
 def test_a_write_that_fails_is_counted_and_made_up_for(path: Path) -> None:
     async def scenario() -> None:
         async with bench(path) as it:
-            assert it.streams._file is not None
             with closing(sqlite3.connect(path)) as raw:
                 it.find("server").fell_short(0.1)
                 raw.execute("ALTER TABLE states RENAME TO stolen")
-                await it.streams._write_all(it.streams._file)
+                await it.streams._keeper.write()
                 raw.execute("ALTER TABLE stolen RENAME TO states")
             assert it.counted("state_failures_total", operation="write") == 1.0
         async with bench(path) as it:
@@ -247,7 +251,7 @@ def test_alarms_returns_suspended_streams_and_debt_are_counted() -> None:
         async with bench() as it:
             it.suspend("server")
             assert (it.counted("alarms_total"), it.counted("streams_suspended")) == (1.0, 1.0)
-            watched = it.watched("server")
+            watched = it.controllers("server")
             while watched.suspended:
                 watched.audited((StageScore(CLAIMS, 0.9, 3),), 3)
             assert (it.counted("returns_total"), it.counted("streams_suspended")) == (1.0, 0.0)
@@ -261,7 +265,7 @@ def test_alarms_returns_suspended_streams_and_debt_are_counted() -> None:
 def test_half_of_the_audits_that_are_due_must_take_place() -> None:
     async def scenario() -> None:
         async with bench() as it:
-            watched, other = it.watched("server"), it.watched("yard")
+            watched, other = it.controllers("server"), it.controllers("yard")
             assert watched.monitored
             watched.missed()
             assert [watched.monitored, other.monitored] == [False, False], "the link is everybody's"

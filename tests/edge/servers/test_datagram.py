@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from edge.servers.datagram import DatagramServer
-from edge.servers.http import EdgeApp
+from edge.servers.frontend import Frontend
 from hawkvision.core.clock import Deadline
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.escalation_api import DatagramEndpoint
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import OnMiss
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.datagram_client import DatagramLink
@@ -69,9 +69,9 @@ async def server(
         if peer is not None:
             await known(it.node)
         config = EdgeConfig(max_body_bytes=max_body_bytes, features=(DatagramSettings(congestion_control=congestion),))
-        app = EdgeApp(it.node.metrics, it.clock, Keys(), max_body_bytes)
-        app.mark_ready(it.node)
-        datagram = await DatagramServer.open(config, 0, app, it.node.metrics, 64, Keys(config.api_key))
+        frontend = Frontend(it.node.metrics, it.clock, Keys(config.api_key), max_body_bytes)
+        frontend.mark_ready(it.node)
+        datagram = await DatagramServer.open(config, 0, frontend, 64)
         try:
             yield HttpServer(it, datagram)
         finally:

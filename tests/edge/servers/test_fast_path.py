@@ -96,6 +96,16 @@ def test_at_once_in_pieces_and_by_uvicorn_the_answer_is_the_same(
     assert whole.headers["connection"] == "close"
 
 
+@pytest.mark.parametrize(("query", "status"), [(b"task=imagenet&quality=fast", 200), (b"task=another", 404)])
+def test_infer_and_its_typed_form_answer_alike(edge: ServerProcess, query: bytes, status: int) -> None:
+    typed = last(encoded(), query)
+    (classified,) = ask(edge, typed)
+    for path in (b"/v1/infer", b"/v1/infe%72"):  # on the fast path, and by uvicorn
+        (inferred,) = ask(edge, typed.replace(b"/v1/classify", path))
+        assert essence(inferred) == essence(classified)
+        assert inferred.status == status
+
+
 JAVA = (
     b"POST /v1/classify?quality=fast HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\n"
     b"Host: 127.0.0.1:8080\r\nHTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAABgAGAAA\r\nUpgrade: h2c\r\n"

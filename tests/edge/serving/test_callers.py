@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from edge.monitoring.streams import caller_of
+from edge.monitoring.stream_keys import caller_of
 from edge.run import _listen, _server
-from edge.servers.http import EdgeApp
-from hawkvision.core.config import EdgeConfig
+from edge.servers.frontend import Frontend
+from edge.servers.http import HttpApp
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.servers.connections import Limits
 from hawkvision.servers.keyfile import ANYBODY, SINGLE
 from hawkvision.servers.keys import Keys
-from hawkvision.servers.protocol import Limits
 from tests.edge.bench import SURE, Bench, bench, known, run
 from tests.edge.peer import Peer
 from tests.images import encoded
@@ -46,10 +47,10 @@ def test_a_caller_is_its_key_where_it_has_one_of_its_own_and_else_its_address(
 @asynccontextmanager
 async def served(it: Bench) -> AsyncIterator[int]:
     """The port at which the node is served, as `hawkvision edge up` does."""
-    app = EdgeApp(it.node.metrics, it.clock, Keys(), 1_000_000)
-    app.mark_ready(it.node)
+    frontend = Frontend(it.node.metrics, it.clock, Keys(), 1_000_000)
+    frontend.mark_ready(it.node)
     listener = _listen("127.0.0.1", 0)
-    server = _server(app, Limits(100, 100), EdgeConfig(), None)
+    server = _server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await until(lambda: server.started)
     try:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from edge.factory import load_parts
-from edge.inference.edge_stage import Model, Others
-from hawkvision.core.config import EdgeConfig
+from edge.factory import load_components
+from edge.inference.edge_stage import ConditionalEnsemble, LoadedModel
 from hawkvision.core.errors import ManifestError
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import OnMiss, Quality
 from tests.edge.bench import SPEC, SURE, UNSURE, GatedBackend, bench, run
 
 
-def others(seconds: float = 0.0) -> Others:
-    found = Others((Model("second", GatedBackend(SURE), SPEC),), (1.0, 1.0), 1.0, 0.99)
+def others(seconds: float = 0.0) -> ConditionalEnsemble:
+    found = ConditionalEnsemble((LoadedModel("second", GatedBackend(SURE), SPEC),), (1.0, 1.0), 1.0, 0.99)
     if seconds:
-        found.pace.took(seconds)
+        found.duration.took(seconds)
     return found
 
 
@@ -62,4 +62,4 @@ def test_who_would_rather_wait_gets_the_second_look() -> None:
 )
 def test_who_runs_single_models_only_refuses_an_ensemble_and_names_its_members(config: EdgeConfig, says: str) -> None:
     with pytest.raises(ManifestError, match=says):
-        load_parts(config)
+        load_components(config)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from edge.monitoring.audits import MOST_AT_ONCE, MOST_UNDER_WAY
-from edge.monitoring.streams import Kept
+from edge.monitoring.stream_controllers import StreamController
 from edge.serving.targets import describe_targets
-from hawkvision.cascade.drift.online import State
+from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.escalation_api import parse_escalation_headers
 from hawkvision.core.types import (
@@ -46,19 +46,19 @@ def balanced(it: Bench) -> dict[str, object]:
     return next(entry for entry in listed if entry["target"] == {"quality": "balanced"})
 
 
-def kept(it: Bench, stream: str | None = None) -> Kept:
+def kept(it: Bench, stream: str | None = None) -> StreamController:
     """The controller of `balanced` at the edge."""
-    found = it.node.watched(it.node.policy.route(Quality.BALANCED), stream, "127.0.0.1").edge
+    found = it.node.guarantees.controllers(it.node.policy.route(Quality.BALANCED), stream, "127.0.0.1").edge
     assert found is not None
     return found
 
 
-def state_of(it: Bench, stream: str | None = None) -> State:
+def state_of(it: Bench, stream: str | None = None) -> ControllerState:
     return kept(it, stream).control.state
 
 
 def suspended(it: Bench, stream: str | None = None, target: Target = Quality.BALANCED, caller: str = ME) -> bool:
-    return it.node.watched(it.node.policy.route(target), stream, caller).suspended
+    return it.node.guarantees.controllers(it.node.policy.route(target), stream, caller).suspended
 
 
 # ------------------------------------------------------------------------------------------------------- audits
@@ -336,11 +336,11 @@ def test_while_audits_are_impossible_nothing_is_claimed_and_then_it_is_again(lar
             await known(it.node)
             found = [said(await it.ask(target=target))]
             await until(lambda: not it.node.auditor._under_way)
-            assert it.node.uplink is not None
+            assert it.node.datacenter is not None
             large.stages_delay_s = 30.0
-            it.node.uplink.link.connected = False
+            it.node.datacenter.link.connected = False
             found.append(said((await many(it, 200, target=target))[-1]))
-            it.node.uplink.link.connected = True
+            it.node.datacenter.link.connected = True
             for _ in range(300):
                 answers = await many(it, 16, target=target)
                 if said(answers[-1]) == found[0]:
@@ -359,9 +359,9 @@ def test_nothing_lifts_an_alarm_while_the_link_is_down(large: Peer) -> None:
         async with bench(large, SURE, audit_share=0.2) as it:
             await raise_alarm(it)
             await until(lambda: not it.node.auditor._under_way)
-            assert it.node.uplink is not None
+            assert it.node.datacenter is not None
             large.stages_delay_s = 30.0
-            it.node.uplink.link.connected = False
+            it.node.datacenter.link.connected = False
             done = audits(it, "agree", "differ")
             answers = await many(it, 4_000)
             assert audits(it, "agree", "differ") == done
@@ -379,12 +379,12 @@ def test_debt_of_an_outage_is_repaid_by_escalating_more_and_then_it_is_over(larg
     async def scenario() -> tuple[float, list[Answer], float]:
         async with bench(large, UNSURE, audit_share=0.001) as it:
             await known(it.node)
-            assert it.node.uplink is not None
-            it.node.uplink.link.connected = False
+            assert it.node.datacenter is not None
+            it.node.datacenter.link.connected = False
             for _ in range(8):
                 assert (await it.ask()).accuracy.status is AccuracyStatus.BEST_EFFORT
             owed = it.counted("accuracy_debt")
-            it.node.uplink.link.connected = True
+            it.node.datacenter.link.connected = True
             it.backend.lead = MIDDLING
             answers = [await it.ask()]
             while answers[-1].tier is Tier.DATACENTER and len(answers) < 500:
@@ -410,8 +410,10 @@ def test_an_answer_that_only_debt_would_escalate_is_not_degraded_when_there_is_n
                 kept(it).fell_short(0.1)
             owed = state_of(it).debt
             assert kept(it).control.bar < 0.6 < kept(it).control.threshold
-            assert it.node.uplink is not None
-            misses(it.node.uplink.link.times, 1_000.0, it.clock.now())  # nothing fits a deadline of a second any more
+            assert it.node.datacenter is not None
+            misses(
+                it.node.datacenter.link.times, 1_000.0, it.clock.now()
+            )  # nothing fits a deadline of a second any more
             answer = await it.ask(deadline_ms=1_000.0, on_miss=on_miss)
             return answer, state_of(it).debt - owed
 

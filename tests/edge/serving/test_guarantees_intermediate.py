@@ -60,7 +60,7 @@ def test_both_controllers_learn_when_the_best_stage_answers_after_the_intermedia
         async with bench(three, UNSURE, intermediate=True) as it:
             await known(it.node)
             answer = await it.ask(target=THREE_LEVELS)
-            watched = it.node.watched(it.node.policy.route(THREE_LEVELS), None, ME)
+            watched = it.node.guarantees.controllers(it.node.policy.route(THREE_LEVELS), None, ME)
             edge, intermediate = watched.edge, watched.intermediate
             assert edge is not None
             assert intermediate is not None
@@ -76,7 +76,7 @@ def test_an_intermediate_stage_that_is_wrong_where_it_is_sure_is_found_out_and_n
     async def scenario() -> tuple[Answer, float, int]:
         async with bench(three, UNSURE, intermediate=True, audit_share=0.2) as it:
             await known(it.node)
-            watched = it.node.watched(it.node.policy.route(THREE_LEVELS), None, ME)
+            watched = it.node.guarantees.controllers(it.node.policy.route(THREE_LEVELS), None, ME)
             assert watched.intermediate is not None
             while not watched.suspended:
                 await many(it, 16, target=THREE_LEVELS)
@@ -115,7 +115,7 @@ def test_an_intermediate_stage_that_always_answers_does_so_only_while_the_guaran
             assert route.intermediate is not None
             assert route.intermediate.threshold == -math.inf
             before = await it.ask(target=ALWAYS_INTERMEDIATE)
-            while not it.node.watched(route, None, ME).suspended:  # the reference stage says otherwise
+            while not it.node.guarantees.controllers(route, None, ME).suspended:  # the reference stage says otherwise
                 await many(it, 16, target=ALWAYS_INTERMEDIATE)
             return before, await it.ask(target=ALWAYS_INTERMEDIATE)
 

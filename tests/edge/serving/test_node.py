@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from edge.escalation.client import Uplink
+from edge.escalation.client import DatacenterClient
 from hawkvision.core.errors import DeadlineMissed
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, Answer, Basis, MaxAccuracyDrop, OnMiss, Quality, Reason, Tier
 from hawkvision.servers.bodies import CallerGone
 from tests.edge.bench import SURE, UNSURE, Bench, bench, hardly_ever_later_than, known, misses, run
@@ -117,8 +118,8 @@ def test_nobody_waits_for_a_caller_that_hung_up(large: Peer) -> None:
             gone.set()
             with pytest.raises(CallerGone):
                 await asked
-            assert it.node.uplink is not None
-            return it.node.uplink._pending
+            assert it.node.datacenter is not None
+            return it.node.datacenter._pending
 
     assert run(scenario) == 0
 
@@ -185,13 +186,12 @@ def test_replies_that_cannot_be_true_are_not_believed(large: Peer, reply: dict[s
 
 def test_a_hung_datacenter_is_marked_down_and_costs_only_the_first_caller(large: Peer) -> None:
     async def scenario() -> bool:
-        async with bench(large, UNSURE) as it:
+        async with bench(large, UNSURE, config=EdgeConfig(datacenter_timeout_s=0.2)) as it:
             await known(it.node)
-            it.node.datacenter_timeout_s = 0.2
             large.delay_s = 30.0
             assert (await it.ask(target=Quality.BEST)).degraded
-            assert it.node.uplink is not None
-            return it.node.uplink.up
+            assert it.node.datacenter is not None
+            return it.node.datacenter.up
 
     assert run(scenario) is False
 
@@ -199,13 +199,13 @@ def test_a_hung_datacenter_is_marked_down_and_costs_only_the_first_caller(large:
 LATE_MS = 2_000.0
 
 
-async def doubted(it: Bench) -> Uplink:
+async def doubted(it: Bench) -> DatacenterClient:
     """Ten seconds ago, three escalations one after the other were waited for in vain."""
-    uplink = it.node.uplink
-    assert uplink is not None
-    misses(uplink.link.times, LATE_MS, it.clock.now() - 10.0)
-    assert not uplink.admits(LATE_MS)
-    return uplink
+    datacenter = it.node.datacenter
+    assert datacenter is not None
+    misses(datacenter.link.times, LATE_MS, it.clock.now() - 10.0)
+    assert not datacenter.admits(LATE_MS)
+    return datacenter
 
 
 @pytest.mark.parametrize("target", [Quality.BEST, MaxAccuracyDrop(0.01)])
@@ -260,12 +260,12 @@ def test_three_callers_wait_in_vain_for_a_link_that_is_always_late_and_none_afte
 def test_tries_in_time_end_the_doubt(large: Peer) -> None:
     async def scenario() -> Answer:
         async with bench(large, UNSURE) as it:
-            uplink = await doubted(it)
+            datacenter = await doubted(it)
             for _ in range(10):
                 answer = await it.ask(target=Quality.BEST, deadline_ms=LATE_MS)
                 if answer.tier is Tier.DATACENTER:
                     break
-                await until(lambda: uplink._pending == 0)
+                await until(lambda: datacenter._pending == 0)
             return answer
 
     assert run(scenario).tier is Tier.DATACENTER
@@ -293,10 +293,10 @@ def test_who_waits_for_any_time_is_not_put_off(large: Peer) -> None:
 def test_who_wants_to_be_told_is_told_at_once_and_the_link_is_tried(large: Peer, target: Any) -> None:
     async def scenario() -> Answer:
         async with bench(large, UNSURE) as it:
-            uplink = await doubted(it)
+            datacenter = await doubted(it)
             with pytest.raises(DeadlineMissed):
                 await it.ask(target=target, deadline_ms=LATE_MS, on_miss=OnMiss.FAIL)
-            await until(lambda: it.counted("escalations_total", reason="trial") == 1 and uplink._pending == 0)
+            await until(lambda: it.counted("escalations_total", reason="trial") == 1 and datacenter._pending == 0)
             return await it.ask(target=target, deadline_ms=LATE_MS, on_miss=OnMiss.FAIL)
 
     assert run(scenario).tier is Tier.DATACENTER
@@ -323,19 +323,19 @@ def test_refusals_of_a_busy_datacenter_make_no_doubt(large: Peer) -> None:
         async with bench(large, UNSURE) as it:
             for _ in range(12):
                 await it.ask(target=Quality.BEST, deadline_ms=20_000.0)
-            assert it.node.uplink is not None
-            return not it.node.uplink.admits(20_000.0)
+            assert it.node.datacenter is not None
+            return not it.node.datacenter.admits(20_000.0)
 
     assert run(scenario) is False
     assert len(large.bodies) >= 10
 
 
-async def impatient(it: Bench, early_ms: float = 1.0) -> Uplink:
+async def impatient(it: Bench, early_ms: float = 1.0) -> DatacenterClient:
     """The last answers came after `early_ms` or far too late."""
-    uplink = it.node.uplink
-    assert uplink is not None
-    hardly_ever_later_than(uplink.link.times, early_ms, it.clock.now())
-    return uplink
+    datacenter = it.node.datacenter
+    assert datacenter is not None
+    hardly_ever_later_than(datacenter.link.times, early_ms, it.clock.now())
+    return datacenter
 
 
 def test_who_waits_for_what_hardly_ever_comes_gets_the_edges_answer_early_and_the_escalation_goes_on(
@@ -345,12 +345,12 @@ def test_who_waits_for_what_hardly_ever_comes_gets_the_edges_answer_early_and_th
 
     async def scenario() -> tuple[Answer, float]:
         async with bench(large, UNSURE) as it:
-            uplink = await impatient(it)
+            datacenter = await impatient(it)
             answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0)
-            assert uplink._pending == 1, "it has not ended with the wait"
-            await until(lambda: uplink._pending == 0)
+            assert datacenter._pending == 1, "it has not ended with the wait"
+            await until(lambda: datacenter._pending == 0)
             assert it.counted("escalations_abandoned_total") == it.counted("escalation_failures_total") == 1
-            return answer, uplink.link.times.worth_ms(8_000.0, it.clock.now())
+            return answer, datacenter.link.times.worth_ms(8_000.0, it.clock.now())
 
     answer, worth_ms = run(scenario)
     assert (answer.tier, answer.escalated, answer.degraded) == (Tier.EDGE, True, True)
@@ -373,14 +373,14 @@ def test_who_waits_or_wants_to_be_told_waits_to_the_end(large: Peer, on_miss: On
 def test_the_model_hears_only_of_callers_that_have_a_deadline(large: Peer) -> None:
     async def scenario() -> list[int]:
         async with bench(large, UNSURE) as it:
-            uplink = it.node.uplink
-            assert uplink is not None
+            datacenter = it.node.datacenter
+            assert datacenter is not None
             await it.ask(target=MaxAccuracyDrop(0.01))
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0, on_miss=OnMiss.WAIT)
-            others = len(uplink.link.times._seen)
+            others = len(datacenter.link.times._seen)
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0)
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0, on_miss=OnMiss.FAIL)
-            return [others, len(uplink.link.times._seen)]
+            return [others, len(datacenter.link.times._seen)]
 
     assert run(scenario) == [0, 2]
 
@@ -390,9 +390,9 @@ def test_what_was_given_up_counts_among_the_escalations_under_way_and_ends_with_
 
     async def scenario() -> tuple[list[Answer], int]:
         async with bench(large, UNSURE, connections=1) as it:
-            uplink = await impatient(it)
+            datacenter = await impatient(it)
             answers = [await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0) for _ in range(8)]
-            return answers, uplink._pending
+            return answers, datacenter._pending
 
     answers, pending = run(scenario)
     assert {answer.tier for answer in answers} == {Tier.EDGE}
@@ -404,13 +404,13 @@ def test_a_caller_that_hangs_up_ends_its_escalation_even_where_waits_are_cut(lar
 
     async def scenario() -> int:
         async with bench(large, UNSURE) as it:
-            uplink, gone = await impatient(it, early_ms=5_000.0), asyncio.Event()
-            assert uplink.link.times.worth_ms(8_000.0, it.clock.now()) == 5_000.0
+            datacenter, gone = await impatient(it, early_ms=5_000.0), asyncio.Event()
+            assert datacenter.link.times.worth_ms(8_000.0, it.clock.now()) == 5_000.0
             asked = asyncio.create_task(it.ask(gone.wait, target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0))
             await until(lambda: len(large.bodies) > 0)
             gone.set()
             with pytest.raises(CallerGone):
                 await asked
-            return uplink._pending
+            return datacenter._pending
 
     assert run(scenario) == 0

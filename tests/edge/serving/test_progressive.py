@@ -11,7 +11,7 @@ from aiohttp.streams import StreamReader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.escalation.client import Uplink
+from edge.escalation.client import DatacenterClient
 from edge.escalation.http_transport import read_lines
 from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, OnMiss, Quality, Tier
 from tests.edge.bench import UNSURE, Bench, bench, misses, run
@@ -23,9 +23,9 @@ DEADLINE_MS = 2_000.0
 PATIENT_MS = 20_000.0
 
 
-def uplink_of(it: Bench) -> Uplink:
-    assert it.node.uplink is not None
-    return it.node.uplink
+def uplink_of(it: Bench) -> DatacenterClient:
+    assert it.node.datacenter is not None
+    return it.node.datacenter
 
 
 def counted(it: Bench) -> tuple[float, float]:
@@ -93,11 +93,11 @@ def test_a_part_that_cannot_be_counts_for_nothing(slow: Peer) -> None:
 def test_a_link_that_brings_parts_in_time_is_not_doubted(slow: Peer) -> None:
     async def scenario() -> bool:
         async with bench(slow, UNSURE) as it:
-            uplink = uplink_of(it)
+            datacenter = uplink_of(it)
             for _ in range(6):
                 answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=500.0)
                 assert answer.index in slow.parts
-            return uplink.admits(500.0)
+            return datacenter.admits(500.0)
 
     assert run(scenario)
 
@@ -105,11 +105,11 @@ def test_a_link_that_brings_parts_in_time_is_not_doubted(slow: Peer) -> None:
 def test_where_the_whole_is_hardly_ever_in_time_a_part_is_the_answer_as_soon_as_it_is_there(slow: Peer) -> None:
     async def scenario() -> tuple[Answer, int]:
         async with bench(slow, UNSURE) as it:
-            uplink = uplink_of(it)
-            misses(uplink._ways.escalation_transport.rest, 60_000.0, it.clock.now())
+            datacenter = uplink_of(it)
+            misses(datacenter._selector.carrier.rest, 60_000.0, it.clock.now())
             answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
             assert counted(it) == (1, 1)
-            return answer, uplink._pending
+            return answer, datacenter._pending
 
     answer, pending = run(scenario)
     assert answer.tier is Tier.DATACENTER
@@ -125,7 +125,7 @@ def test_the_rest_is_waited_for_where_it_usually_takes_less_than_there_is_time(
 
     async def scenario() -> Answer:
         async with bench(large, UNSURE) as it:
-            rest = uplink_of(it)._ways.escalation_transport.rest
+            rest = uplink_of(it)._selector.carrier.rest
             for _ in range(20):
                 rest.answered(rest.sent(it.clock.now() - DEADLINE_MS * 1.5e-3), DEADLINE_MS * 1.5, it.clock.now())
             return await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=deadline_ms)
@@ -139,11 +139,11 @@ def test_what_was_given_up_for_a_part_is_learned_from(large: Peer) -> None:
 
     async def scenario() -> int:
         async with bench(large, UNSURE) as it:
-            uplink = uplink_of(it)
-            rest = uplink._ways.escalation_transport.rest
+            datacenter = uplink_of(it)
+            rest = datacenter._selector.carrier.rest
             misses(rest, 60_000.0, it.clock.now())
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
-            await until(lambda: uplink._pending == 0)
+            await until(lambda: datacenter._pending == 0)
             return sum(each.answered for each in rest._seen)
 
     assert run(scenario) == 1

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from edge.serving import node as node_module
+from edge.monitoring import datacenter_watch
 from hawkvision.core.types import Answer, Quality, Tier
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import Peer, running_peer
@@ -37,7 +37,7 @@ def gauge(it: Bench, name: str) -> float | None:
 def test_a_datacenter_that_ends_is_missed_at_once_by_a_node_without_traffic_and_greeted_when_it_is_back(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "STAGES_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(datacenter_watch, "LIST_INTERVAL_S", 3600.0)
 
     async def scenario(it: Bench, url: str) -> None:
         await until(lambda: gauge(it, "datacenter_up") == 0.0)
@@ -85,8 +85,8 @@ def test_a_key_that_the_datacenter_refuses_is_said_once_with_the_reason_and_so_i
     caplog: pytest.LogCaptureFixture, large: Peer, monkeypatch: pytest.MonkeyPatch, listing_refused: bool
 ) -> None:
     """Whether it may see what is served, as a key that may only observe, or nothing at all."""
-    monkeypatch.setattr(node_module, "FIRST_PROBE_S", 0.01)
-    monkeypatch.setattr(node_module, "LONGEST_PROBE_S", 0.02)
+    monkeypatch.setattr(datacenter_watch, "FIRST_PROBE_S", 0.01)
+    monkeypatch.setattr(datacenter_watch, "LONGEST_PROBE_S", 0.02)
 
     async def scenario() -> None:
         async with bench(large, UNSURE) as it:
@@ -114,11 +114,11 @@ def test_a_key_that_the_datacenter_refuses_is_said_once_with_the_reason_and_so_i
 def test_doubt_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture, large: Peer) -> None:
     async def scenario() -> None:
         async with bench(large, UNSURE) as it:
-            uplink = await doubted(it)
+            datacenter = await doubted(it)
             assert gauge(it, "datacenter_doubted") == 1.0
             for _ in range(30):
                 await it.ask(target=Quality.BEST, deadline_ms=LATE_MS)
-                await until(lambda: uplink._pending == 0)
+                await until(lambda: datacenter._pending == 0)
                 if gauge(it, "datacenter_doubted") == 0.0:
                     return
 
@@ -135,11 +135,11 @@ def test_other_fingerprints_suspend_guarantees_and_the_certified_restore_them_a_
     async def scenario() -> None:
         async with bench(large, SURE) as it:
             await known(it.node)
-            assert it.node.uplink is not None
+            assert it.node.datacenter is not None
             for fingerprint, valid in (("f" * 64, 0.0), ("f" * 64, 0.0), (SHA, 1.0)):
                 large.fingerprint = fingerprint
-                it.node.uplink.lost.set()
-                await until(lambda: not it.node.uplink.lost.is_set())  # type: ignore[union-attr]
+                it.node.datacenter.lost.set()
+                await until(lambda: not it.node.datacenter.lost.is_set())  # type: ignore[union-attr]
                 await until(lambda valid=valid: it.counted("certificates_valid") == valid)  # type: ignore[misc]
 
     run(scenario)
@@ -175,7 +175,7 @@ def test_a_guarantee_that_was_suspended_before_a_restart_is_said_to_be_at_the_st
 def test_a_change_of_transport_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(peer: Peer) -> None:
         async with bench(peer, UNSURE, transport="datagram") as it:
-            await until(lambda: gauge(it, "datacenter_up") == 1.0 and it.node.uplink.transport.value == "datagram")  # type: ignore[union-attr]
+            await until(lambda: gauge(it, "datacenter_up") == 1.0 and it.node.datacenter.transport.value == "datagram")  # type: ignore[union-attr]
             for _ in range(3):
                 await it.ask(target=Quality.BEST, deadline_ms=5_000.0)
 

@@ -12,7 +12,7 @@ import pytest
 
 from edge.monitoring.certification import Certification
 from edge.monitoring.state_store import StateFile
-from edge.monitoring.streams import DEFAULT_STREAM
+from edge.monitoring.stream_keys import DEFAULT_STREAM
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.errors import ManifestError
@@ -50,7 +50,7 @@ def of_answer(answer: Answer) -> tuple[AccuracyStatus, Basis]:
 
 def learned(it: Bench) -> int:
     """Audited outcomes in all logs of all streams."""
-    return sum(m.state.audits for stream in it.node.streams._all() for m in stream.monitors.values())
+    return sum(m.state.audits for stream in it.node.streams.all() for m in stream.monitors.values())
 
 
 @pytest.fixture(params=["tcp", "datagram"])
@@ -70,7 +70,7 @@ def test_what_a_replica_states_counts_and_not_what_the_tier_lists(
     async def scenario() -> list[Answer]:
         async with bench(peer, UNSURE, transport="datagram" if transport is Transport.DATAGRAM else "tcp") as it:
             await known(it.node)
-            await until(lambda: it.node.uplink is not None and it.node.uplink.transport is transport)
+            await until(lambda: it.node.datacenter is not None and it.node.datacenter.transport is transport)
             before = await it.ask(target=Quality.BEST)
             peer.states = states
             between = await it.ask(target=Quality.BEST)
@@ -161,7 +161,7 @@ def test_an_intermediate_stage_of_another_version_enters_no_log_and_certifies_no
             large.intermediate_score = 1.0
             by_intermediate = await it.ask(target=THREE_LEVELS)
             await many(it, 40, target=THREE_LEVELS)
-            return passed_over, by_intermediate, {k for s in it.node.streams._all() for k in s.monitors}
+            return passed_over, by_intermediate, {k for s in it.node.streams.all() for k in s.monitors}
 
     passed_over, by_intermediate, logs = run(scenario)
     assert (passed_over.model, by_intermediate.model) == ("large", "medium")
@@ -180,7 +180,7 @@ THREE_LEVELS = next(
 
 
 def edge_runs(it: Bench, fingerprint: str | None) -> None:
-    it.node.stage = replace(it.node.stage, fingerprint=fingerprint)
+    it.node.guarantees.stage = replace(it.node.stage, fingerprint=fingerprint)
 
 
 @pytest.mark.parametrize("fingerprint", [None, OTHER, f"{SHA}/openvino:CPU:f32:2026.4:Some CPU", f"{SHA}/int8+noop"])
@@ -231,7 +231,7 @@ def test_requests_under_way_claim_nothing_once_other_certificates_are_in_force(l
             asked = len(large.bodies)
             waiting = asyncio.create_task(it.ask(target=Quality.BEST))
             await until(lambda: len(large.bodies) > asked)
-            it.node.adopt(certification())
+            it.node.guarantees.adopt(certification())
             large.held = False
             during = await waiting
             return before, during, await it.ask(target=Quality.BEST)
@@ -249,7 +249,7 @@ def test_certificates_for_the_next_version_come_into_force_with_the_next_answer(
             for states, models in ((CERTIFIED, None), (OTHER, None), (OTHER, "b" * 64), (CERTIFIED, None)):
                 large.states = states
                 if models is not None:
-                    it.node.adopt(certification(models))
+                    it.node.guarantees.adopt(certification(models))
                 found.append((await it.ask(target=Quality.BEST)).accuracy.status)
             return found
 
@@ -261,10 +261,10 @@ def test_certificates_of_other_models_than_the_loaded_ones_are_refused_and_chang
     async def scenario() -> Answer:
         async with bench(large, SURE) as it:
             await known(it.node)
-            before = it.node.policy, it.node.versions, it.node.stage
+            before = it.node.policy, it.node.context.served.versions, it.node.stage
             with pytest.raises(ManifestError, match=f"small with fingerprint {'c' * 64}.*restart"):
-                it.node.adopt(certification(edge="c" * 64))
-            assert (it.node.policy, it.node.versions, it.node.stage) == before
+                it.node.guarantees.adopt(certification(edge="c" * 64))
+            assert (it.node.policy, it.node.context.served.versions, it.node.stage) == before
             return await it.ask()
 
     assert run(scenario).accuracy.status is AccuracyStatus.CERTIFIED
@@ -285,12 +285,12 @@ def test_audits_under_way_enter_no_log_of_the_next_certificates(large: Peer, tmp
             large.held = True
             while not it.node.auditor._under_way:
                 await it.ask(target=Quality.FAST)
-            it.node.adopt(certification(profile=Policy(changed, "small", "large")))
+            it.node.guarantees.adopt(certification(profile=Policy(changed, "small", "large")))
             status = (await it.ask(target=Quality.FAST)).accuracy.status
             assert status is not AccuracyStatus.SUSPENDED, "the alarm was about the certificates before"
             large.held = False
             await until(lambda: not it.node.auditor._under_way)
-            keys = {key for stream in it.node.streams._all() for key in stream.monitors}
+            keys = {key for stream in it.node.streams.all() for key in stream.monitors}
             return keys, it.node.policy.profiles
 
     keys, profiles = run(scenario)
@@ -307,10 +307,10 @@ def test_a_part_of_an_image_is_certified_for_exact_executions_alone(large: Peer)
         async with bench(large, SURE) as it:
             await known(it.node)
             node, part = it.node, Received(0.5, 80)
-            node.versions = CertifiedVersions({"small": SHA, "large": SHA}, {"small": {ON_CUDA}})
+            node.context.served.versions = CertifiedVersions({"small": SHA, "large": SHA}, {"small": {ON_CUDA}})
             route = node.policy.route(Quality.FAST)
-            found = [node.edge_certified(route, received) for received in (WHOLE, part)]
+            found = [node.guarantees.edge_certified(route, received) for received in (WHOLE, part)]
             edge_runs(it, ON_CUDA)
-            return found + [node.edge_certified(route, received) for received in (WHOLE, part)]
+            return found + [node.guarantees.edge_certified(route, received) for received in (WHOLE, part)]
 
     assert run(scenario) == [True, True, True, False]

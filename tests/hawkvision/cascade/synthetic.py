@@ -7,9 +7,10 @@ import functools
 import msgspec
 import numpy as np
 
+from hawkvision.cascade.certification.predictions import StagePredictions, split_indices
 from hawkvision.cascade.certification.profile import Profile, ProfileData, ReceivedCondition, StageProfile
-from hawkvision.cascade.certification.profiling import Looked, profile_pair, profile_stage, split_indices
-from hawkvision.cascade.certification.profiling_received import ReceivedLooks, profile_received
+from hawkvision.cascade.certification.profiling import profile_pair, profile_stage
+from hawkvision.cascade.certification.profiling_received import ReceivedPredictions, profile_received
 from hawkvision.core.types import Logits, Score
 
 SHA = "a" * 64
@@ -29,7 +30,7 @@ def make_profile(seed: int = 7, n: int = 3_000, intermediate: bool = False) -> P
     labels = rng.integers(0, 10, n)
     split = split_indices(np.where(np.arange(n) % 3 == 0, "a", "b"), seed)
 
-    def stage(name: str, strength: float, cost_ms: float) -> tuple[StageProfile, Looked]:
+    def stage(name: str, strength: float, cost_ms: float) -> tuple[StageProfile, StagePredictions]:
         return profile_stage(
             name, {name: SHA}, SHA, make_logits(rng, labels, strength), labels, split, SHA, cost_ms
         )  # fmt: skip
@@ -60,14 +61,14 @@ HARM = {(80, 1.0): 0.05, (80, 0.75): 0.3, (80, 0.0): 1.5, (27, 1.0): 0.4, (27, 0
 RECEIVED_DROPS = (0.01, 0.02, 0.04, 0.05, 0.06, 0.15, 0.3)
 
 
-def make_received_looks(harm: float, n: int = 1_600, seed: int = 11) -> ReceivedLooks:
+def make_received_looks(harm: float, n: int = 1_600, seed: int = 11) -> ReceivedPredictions:
     """Images whose logits suffered on the way; the edge gets surer of itself the more they did."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 10, n)
     edge, best = make_logits(rng, labels, 3.0), make_logits(rng, labels, 8.0)
     noise = rng.normal(size=(2, *edge.shape)).astype(np.float32)
     heated = (edge + 3.0 * harm * noise[0]) * np.float32(1.0 + harm)
-    return ReceivedLooks(heated, (best + 3.0 * harm * noise[1]).argmax(axis=1), best.argmax(axis=1), labels)
+    return ReceivedPredictions(heated, (best + 3.0 * harm * noise[1]).argmax(axis=1), best.argmax(axis=1), labels)
 
 
 @functools.cache

@@ -84,7 +84,7 @@ def test_a_kept_target_has_the_threshold_guarantee_and_temperature_of_its_condit
     assert (guarantee.status, guarantee.basis, guarantee.max_drop, guarantee.delta, guarantee.n) == (
         AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.05, 0.05, kept.n,
     )  # fmt: skip
-    assert not route.short
+    assert not route.below_target
     assert route.controls is not None
 
 
@@ -92,7 +92,7 @@ def test_a_target_that_only_escalating_everything_keeps_claims_nothing_for_no_au
     found = condition(27, 0.6)
     route = POLICY.route(MaxAccuracyDrop(found.best.max_drop + 1e-6), Received(0.65, 27))
     assert route.direct
-    assert (route.short, route.guarantee.status, route.guarantee.basis) == (
+    assert (route.below_target, route.guarantee.status, route.guarantee.basis) == (
         False, AccuracyStatus.BEST_EFFORT, Basis.UNMONITORED,
     )  # fmt: skip
     assert route.guarantee.max_drop is None
@@ -102,7 +102,7 @@ def test_a_target_that_nothing_keeps_is_short_and_accepts_what_costs_no_more_tha
     route, found = POLICY.route(MaxAccuracyDrop(0.04), Received(0.65, 27)), condition(27, 0.6)
     accepting = next(c for c in found.accept_certificates if c.max_drop == 0.04)
     assert route.threshold == threshold_value(accepting.threshold)
-    assert route.short
+    assert route.below_target
     assert (route.guarantee.status, route.guarantee.max_drop, route.controls) == (
         AccuracyStatus.BEST_EFFORT,
         None,
@@ -117,7 +117,7 @@ def test_what_is_guaranteed_is_within_what_was_asked(target: Target, received: R
         assert route.guarantee.max_drop <= target.value
     if isinstance(target, MinAccuracy) and route.guarantee.status is AccuracyStatus.CERTIFIED:
         assert target.value <= POLICY.best_accuracy.high
-    assert not (route.short and route.guarantee.status is AccuracyStatus.CERTIFIED)
+    assert not (route.below_target and route.guarantee.status is AccuracyStatus.CERTIFIED)
 
 
 @given(TARGETS, st.floats(0.0, 0.7499), st.integers(80, 100))
@@ -131,7 +131,7 @@ def test_the_edge_is_never_believed_in_the_lowest_band(target: Target, fraction:
 def test_the_edge_is_never_believed_where_nothing_was_measured(target: Target, received: Received) -> None:
     route = POLICY.route(target, received)
     assert route.threshold == math.inf
-    assert route.short
+    assert route.below_target
     assert route.guarantee.status is AccuracyStatus.BEST_EFFORT
 
 
@@ -143,8 +143,8 @@ def test_without_conditions_no_received_image_is_believed(target: Target) -> Non
 @given(FRACTIONS, FRACTIONS, RECEIVED)
 def test_a_looser_target_is_kept_wherever_a_stricter_one_is(first: float, second: float, received: Received) -> None:
     strict, loose = (POLICY.route(MaxAccuracyDrop(drop), received) for drop in sorted((first, second)))
-    assert strict.short or not loose.short
-    if strict.short == loose.short:
+    assert strict.below_target or not loose.below_target
+    if strict.below_target == loose.below_target:
         assert strict.threshold >= loose.threshold
 
 
@@ -155,7 +155,7 @@ def test_qualities_mean_what_they_mean_on_whole_images() -> None:
     assert (fast.threshold, fast.guarantee.max_drop) == (-math.inf, found.fast.max_drop)
     assert balanced.guarantee.max_drop == PAIR.conditions[0].balanced.max_drop or balanced.guarantee.max_drop == 0.05
     assert best.direct
-    assert best.short
+    assert best.below_target
     assert (best.guarantee.status, best.guarantee.max_drop) == (AccuracyStatus.BEST_EFFORT, found.best.max_drop)
 
 
@@ -166,7 +166,7 @@ def test_absolute_targets_are_counted_from_whole_images_and_checked_where_they_w
     certain = POLICY.route(MinAccuracy(POLICY.best_accuracy.low - 0.06), Received(0.8, 80))
     assert (certain.guarantee.max_drop, certain.guarantee.status) == (0.06, AccuracyStatus.CERTIFIED)
     assert certain.guarantee.delta == 0.075
-    assert POLICY.route(MinAccuracy(POLICY.best_accuracy.value), Received(0.8, 80)).short
+    assert POLICY.route(MinAccuracy(POLICY.best_accuracy.value), Received(0.8, 80)).below_target
     with pytest.raises(TargetUnreachable):
         POLICY.route(MinAccuracy(POLICY.best_accuracy.value + 0.001), Received(0.8, 80))
 
@@ -174,7 +174,7 @@ def test_absolute_targets_are_counted_from_whole_images_and_checked_where_they_w
 @given(FRACTIONS)
 def test_a_confidence_is_compared_at_the_conditions_temperature(confidence: float) -> None:
     route = POLICY.route(MinConfidence(confidence), Received(1.0, 27))
-    assert (route.threshold, route.by_confidence, route.short) == (confidence, True, False)
+    assert (route.threshold, route.by_confidence, route.below_target) == (confidence, True, False)
     assert route.temperature == condition(27, 1.0).edge_temperature
     assert 0.0 <= route.escalation <= 1.0
 

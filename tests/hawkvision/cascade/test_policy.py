@@ -9,18 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.profile import (
-    Certificate,
-    Pair,
-    Profile,
-    SiteCertificates,
-    SiteData,
-    SitePair,
-    SiteStage,
-    threshold_value,
-)
+from hawkvision.cascade.certification.profile import Certificate, Pair, Profile, threshold_value
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
+from hawkvision.cascade.decision import ANSWER_MARGIN_MS, Accept, Escalate, Miss, decide
 from hawkvision.cascade.drift.monitor import Claim
-from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Escalate, Miss, Policy, Route, decide, weakened
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route, without_guarantee
 from hawkvision.core.errors import ManifestError, TargetUnreachable
 from hawkvision.core.types import (
     AccuracyGuarantee,
@@ -115,7 +109,7 @@ def test_absolute_accuracy_is_held_only_from_the_lower_end_of_what_was_measured(
 
 def test_listed_accuracies_map_back_to_the_drop_they_were_listed_for() -> None:
     for certificate in POLICY.pair.conditions[0].certificates:
-        listed = POLICY.held_accuracy(certificate.max_drop)
+        listed = POLICY.certified_accuracy(certificate.max_drop)
         if listed > A_EDGE and certificate.threshold != "always":
             assert POLICY.route(MinAccuracy(listed)).guarantee.max_drop == certificate.max_drop
 
@@ -183,7 +177,7 @@ def test_deadline_that_fits_escalates_until_just_before_it() -> None:
 
 
 def test_a_weakened_guarantee_keeps_the_target_and_claims_nothing() -> None:
-    guarantee = weakened(route_at(0.5).guarantee)
+    guarantee = without_guarantee(route_at(0.5).guarantee)
     assert guarantee.target is Quality.BALANCED
     assert guarantee == AccuracyGuarantee(Quality.BALANCED, AccuracyStatus.BEST_EFFORT, Basis.PROFILE)
 

@@ -10,16 +10,16 @@ import safetensors.numpy
 
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import load_input
-from hawkvision.model_zoo.calibration.measure import measured_cascade, training_of, weight_path
+from hawkvision.model_zoo.building.convnet import CONVNETS
+from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_training
-from hawkvision.model_zoo.training.convnet import CONVNETS
-from hawkvision.model_zoo.training.manifest_writer import format_manifest
+from hawkvision.model_zoo.training.measure import measured_cascade, training_of, weight_path
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
 from hawkvision.model_zoo.training.recipe import load_recipe
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.idx_reader import grey_png
 from hawkvision.models.manifest import InputSpec, Manifest
+from hawkvision.system.files import write_atomic
 from tests.hawkvision.integer.quantised_nets import random_net
 from tests.hawkvision.model_zoo.tiny_states import convnet_state
 
@@ -63,7 +63,7 @@ COUNT, TESTED = 320, 64
 
 
 def write_task(root: Path) -> tuple[Path, Path]:
-    """Recipe and labels below `root`/models, the images in an npz file; both paths."""
+    """TrainingRecipe and labels below `root`/models, the images in an npz file; both paths."""
     models = root / "models"
     (models / "shapes").mkdir(parents=True)
     (models / "shapes" / "recipe.toml").write_text(RECIPE)

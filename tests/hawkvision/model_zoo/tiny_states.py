@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hawkvision.model_zoo.building.checkpoint import StateDict
-from hawkvision.model_zoo.training.convnet import CONVNETS, ConvNet
+from hawkvision.model_zoo.building.convnet import CONVNETS, ConvNet
 
 
 def random_state(architecture: str) -> StateDict:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from hawkvision.network.circuit_breaker import GROWTH, LONGEST_INTERVAL_S, CircuitBreaker, State
+from hawkvision.network.circuit_breaker import GROWTH, LONGEST_INTERVAL_S, BreakerState, CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
 
 DEADLINE_MS = 100.0
@@ -38,7 +38,7 @@ def test_misses_open_it_a_probe_half_opens_it_and_a_reply_closes_it(opened: Circ
     on_time(opened, 3.1)
     opened.end_probe(3.1)
     states.append(opened.state(3.1))
-    assert states == [State.OPEN, State.HALF_OPEN, State.CLOSED]
+    assert states == [BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED]
     assert opened.admits(DEADLINE_MS, 3.1)
 
 
@@ -50,7 +50,7 @@ def test_probes_in_vain_follow_at_growing_intervals_one_at_a_time(opened: Circui
             begun.append(now)
             late(opened, now + DEADLINE_MS * 1e-3, probe=True)
             opened.end_probe(now + DEADLINE_MS * 1e-3)
-            assert opened.state(now + DEADLINE_MS * 1e-3) is State.OPEN
+            assert opened.state(now + DEADLINE_MS * 1e-3) is BreakerState.OPEN
         now += 0.005
     gaps = [then - at for at, then in pairwise(begun)]
     assert begun[0] == 3.0
@@ -63,15 +63,15 @@ def test_without_a_connection_it_is_open_and_needs_no_probe() -> None:
     breaker = CircuitBreaker(ResponseTimes())
     breaker.connected = False
     assert not breaker.admits(DEADLINE_MS, 1.0)
-    assert breaker.state(1.0) is State.OPEN
+    assert breaker.state(1.0) is BreakerState.OPEN
     assert not breaker.begin_probe(1.0)
     breaker.connected = True
-    assert breaker.state(1.0) is State.CLOSED
+    assert breaker.state(1.0) is BreakerState.CLOSED
 
 
 def test_it_is_closed_for_whoever_has_much_more_time(opened: CircuitBreaker) -> None:
     assert opened.admits(5 * DEADLINE_MS, 3.0)
-    assert opened.state(3.0) is State.CLOSED
+    assert opened.state(3.0) is BreakerState.CLOSED
     assert opened.longest_ms == 5 * DEADLINE_MS
     assert not opened.admits(DEADLINE_MS, 3.0)
 

@@ -17,15 +17,15 @@ from hawkvision.network.transport_choice import (
     LOSS_TO_LEAVE,
     RETURN_AFTER_S,
     TCP_DWELL_S,
-    Choice,
     LinkReading,
     Transport,
+    TransportChoice,
 )
 
 TICK_S = 0.1
 OUTCOMES = 100
 SEED = 20261121
-FRESH = Choice()
+FRESH = TransportChoice()
 
 
 def losing(ratio: float, late: int = 0) -> LinkReading:
@@ -33,7 +33,7 @@ def losing(ratio: float, late: int = 0) -> LinkReading:
     return LinkReading(available=True, loss=ratio, outcomes=OUTCOMES, late=late)
 
 
-def over(readings: Iterable[LinkReading], start: Choice = FRESH) -> list[tuple[float, Choice]]:
+def over(readings: Iterable[LinkReading], start: TransportChoice = FRESH) -> list[tuple[float, TransportChoice]]:
     """Time and choice after each of the readings, a tick apart."""
     choices, choice, now = [], start, 0.0
     for reading in readings:
@@ -42,7 +42,7 @@ def over(readings: Iterable[LinkReading], start: Choice = FRESH) -> list[tuple[f
     return choices
 
 
-def changes(choices: list[tuple[float, Choice]]) -> list[tuple[float, Transport]]:
+def changes(choices: list[tuple[float, TransportChoice]]) -> list[tuple[float, Transport]]:
     """When the transport changed, and to which."""
     pairs = zip([(0.0, FRESH), *choices], choices, strict=False)
     return [(now, after.transport) for (_, before), (now, after) in pairs if before.transport is not after.transport]
@@ -90,25 +90,25 @@ def test_nothing_goes_to_a_datagram_peer_that_is_not_there() -> None:
 
 
 def test_a_datagram_peer_that_is_gone_is_left_at_once() -> None:
-    on = Choice(Transport.DATAGRAM, 0.0)
+    on = TransportChoice(Transport.DATAGRAM, 0.0)
     assert over([replace(losing(0.3), available=False)], on)[0][1].transport is Transport.TCP
 
 
 def test_tcp_comes_back_after_thirty_seconds_without_loss() -> None:
-    at, to = changes(over([losing(0.0)] * 400, Choice(Transport.DATAGRAM, 0.0)))[-1]
+    at, to = changes(over([losing(0.0)] * 400, TransportChoice(Transport.DATAGRAM, 0.0)))[-1]
     assert to is Transport.TCP
     assert RETURN_AFTER_S <= at <= RETURN_AFTER_S + 2 * TICK_S
 
 
 def test_a_loss_between_the_thresholds_keeps_what_is() -> None:
     between = [losing(0.006)] * 1_000
-    assert over(between, Choice(Transport.DATAGRAM, 0.0))[-1][1].transport is Transport.DATAGRAM
+    assert over(between, TransportChoice(Transport.DATAGRAM, 0.0))[-1][1].transport is Transport.DATAGRAM
     assert not changes(over(between))
 
 
 def test_a_lost_datagram_begins_the_wait_for_tcp_anew() -> None:
     almost = [losing(0.0)] * 290
-    choices = over([*almost, losing(0.01), *almost], Choice(Transport.DATAGRAM, 0.0))
+    choices = over([*almost, losing(0.01), *almost], TransportChoice(Transport.DATAGRAM, 0.0))
     assert choices[-1][1].transport is Transport.DATAGRAM
 
 

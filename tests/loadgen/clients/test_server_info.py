@@ -11,6 +11,7 @@ from hawkvision.system.process import running
 from loadgen.clients.engine import ServerAddress
 from loadgen.clients.server_info import MAX_BYTES, identify
 from loadgen.workload.record import load
+from tests.bench.policies.baselines.plugin import with_baselines
 from tests.loadgen.command import command
 from tests.loadgen.scripted import Asked, reply, scripted
 
@@ -54,7 +55,8 @@ def test_a_server_that_is_not_there_says_nothing() -> None:
 
 def test_a_node_says_its_release_its_policy_and_its_stages_and_the_record_keeps_it(tmp_path: Path) -> None:
     record = tmp_path / "run.json"
-    with running("edge", "--port", "0", "--backend", "noop", "--policy", "all-edge", title="the node") as node:
+    words = ("--port", "0", "--backend", "noop", "--policy", "all-edge")
+    with running("edge", *words, env=with_baselines(), title="the node") as node:
         done = command(
             "run", "--url", node.url, "--no-noise", "--arrivals", "constant:20", "--duration-s", "0.2",
             "--warm-up-s", "0", "--json", str(record),

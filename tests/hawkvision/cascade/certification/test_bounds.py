@@ -19,11 +19,11 @@ from hawkvision.cascade.certification.bounds import (
     _lower_tails,
     _score,
     agreement_p,
+    clopper_pearson,
     drop_upper_bound,
     paired_betting_p,
     paired_exact_p,
 )
-from hawkvision.cascade.certification.calibration import clopper_pearson
 
 Counts = NDArray[np.int64]
 

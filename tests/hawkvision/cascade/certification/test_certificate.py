@@ -16,9 +16,9 @@ from hawkvision.cascade.certification.certificate import (
     BEST_ONLY,
     Method,
     Sample,
-    Stage,
-    Step,
+    StageOutcomes,
     Thresholds,
+    ThresholdStep,
     certify,
     check_path,
     losses,
@@ -34,18 +34,18 @@ def draw_sample(rng: np.random.Generator, n: int, *, intermediate: bool = False)
     """A cascade whose truth is known: right rises with the score; a wrong answer is one of two wrong labels."""
     best = np.where(rng.random(n) < 0.9, 0, rng.integers(1, 3, n))
 
-    def stage(base: float, copies: float) -> Stage:
+    def stage(base: float, copies: float) -> StageOutcomes:
         scores = rng.random(n)
         own = np.where(rng.random(n) < base + (1 - base) * scores, 0, rng.integers(1, 3, n))
         said = np.where(rng.random(n) < copies, best, own)
-        return Stage(scores, said == 0, said != best)
+        return StageOutcomes(scores, said == 0, said != best)
 
     return Sample(stage(0.5, 0.3), best == 0, stage(0.7, 0.5) if intermediate else None)
 
 
 def sample_of(scores: list[float], edge_right: list[int], best_right: list[int]) -> Sample:
     edge, best = np.array(edge_right, bool), np.array(best_right, bool)
-    return Sample(Stage(np.array(scores), edge, edge != best), best)
+    return Sample(StageOutcomes(np.array(scores), edge, edge != best), best)
 
 
 def path_of_three(rng: np.random.Generator, steps: int) -> tuple[Thresholds, ...]:
@@ -68,7 +68,7 @@ def test_sweep_counts_what_going_through_the_images_one_by_one_counts(n: int, se
         assert step == count_one_by_one(sample, step.thresholds)
 
 
-def count_one_by_one(sample: Sample, thresholds: Thresholds) -> Step:
+def count_one_by_one(sample: Sample, thresholds: Thresholds) -> ThresholdStep:
     intermediate = sample.intermediate
     assert intermediate is not None
     lost = gained = differing = edge_differing = at_edge = at_intermediate = 0
@@ -85,7 +85,7 @@ def count_one_by_one(sample: Sample, thresholds: Thresholds) -> Step:
         differing += int(stage.differs[i])
     n = len(sample)
     shares = (n - at_edge) / n, (n - at_edge - at_intermediate) / n, (lost - gained) / n
-    return Step(thresholds, *shares, lost, gained, differing, edge_differing)
+    return ThresholdStep(thresholds, *shares, lost, gained, differing, edge_differing)
 
 
 @given(st.integers(1, 80), st.integers(0, 2**32 - 1), st.booleans())
@@ -136,7 +136,7 @@ def test_the_kept_step_is_the_last_before_the_first_failure(method: Method) -> N
     path = path_of_three(np.random.default_rng(9), 30)
     steps = list(sweep(sample, path))
 
-    def p_value(step: Step) -> float:
+    def p_value(step: ThresholdStep) -> float:
         match method:
             case Method.EXACT:
                 return paired_exact_p(step.lost, step.gained, 800, 0.05)
@@ -175,7 +175,7 @@ def test_the_cheapest_of_the_certified_steps_is_kept_and_none_beyond_them() -> N
 def test_betting_depends_on_the_order_of_the_images_and_the_exact_test_does_not() -> None:
     sample = draw_sample(np.random.default_rng(13), 500)
     order = np.argsort(sample.edge.right, kind="stable")
-    edge = Stage(sample.edge.scores[order], sample.edge.right[order], sample.edge.differs[order])
+    edge = StageOutcomes(sample.edge.scores[order], sample.edge.right[order], sample.edge.differs[order])
     turned = Sample(edge, sample.best_right[order])
     path = two_levels(threshold_grid(sample.edge.scores, 50))
     assert certify(turned, path, 0.06) == certify(sample, path, 0.06)
@@ -186,7 +186,7 @@ def test_betting_depends_on_the_order_of_the_images_and_the_exact_test_does_not(
 def test_agreement_needs_no_labels() -> None:
     sample = draw_sample(np.random.default_rng(14), 1_000)
     nothing = np.zeros(1_000, bool)
-    unlabelled = Sample(Stage(sample.edge.scores, nothing, sample.edge.differs), nothing)
+    unlabelled = Sample(StageOutcomes(sample.edge.scores, nothing, sample.edge.differs), nothing)
     path = two_levels(threshold_grid(sample.edge.scores, 50))
     kept = certify(unlabelled, path, 0.1, method=Method.AGREEMENT)
     assert kept.thresholds == certify(sample, path, 0.1, method=Method.AGREEMENT).thresholds
@@ -248,8 +248,8 @@ def test_a_path_may_hold_one_threshold_while_the_other_descends() -> None:
 def test_misshapen_samples_are_refused() -> None:
     three, four = np.zeros(3, bool), np.zeros(4, bool)
     with pytest.raises(ValueError, match="same length"):
-        Sample(Stage(np.zeros(3), three, three), four)
+        Sample(StageOutcomes(np.zeros(3), three, three), four)
     with pytest.raises(ValueError, match="same length"):
-        Sample(Stage(np.zeros(3), three, three), three, Stage(np.zeros(4), four, four))
+        Sample(StageOutcomes(np.zeros(3), three, three), three, StageOutcomes(np.zeros(4), four, four))
     with pytest.raises(ValueError, match="at least 1"):
-        Sample(Stage(np.zeros(0), three[:0], three[:0]), three[:0])
+        Sample(StageOutcomes(np.zeros(0), three[:0], three[:0]), three[:0])

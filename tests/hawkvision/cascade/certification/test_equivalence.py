@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.cascade.certification.equivalence import (
-    Check,
+    CertificateInputs,
+    EquivalenceCheck,
     EquivalenceChecks,
-    Judged,
+    certificate_inputs,
     compare,
     dump_equivalences,
-    judged_of,
     load_equivalences,
     passed,
 )
-from hawkvision.cascade.scores import Probabilities, score
+from hawkvision.cascade.confidence.scores import Probabilities, score
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Score
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
@@ -36,8 +36,8 @@ def probabilities(rows: list[list[float]]) -> Probabilities:
     return normal
 
 
-def judged(*thresholds: float, kind: Score | None = Score.MARGIN) -> Judged:
-    return Judged("small", SHA, 1.0, kind, thresholds, SHA)
+def judged(*thresholds: float, kind: Score | None = Score.MARGIN) -> CertificateInputs:
+    return CertificateInputs("small", SHA, 1.0, kind, thresholds, SHA)
 
 
 def test_the_same_answers_pass_even_where_a_score_lies_on_a_threshold() -> None:
@@ -91,8 +91,8 @@ def test_what_passes_would_have_been_certified_alike_in_every_way(
 
 
 def checks(**changes: str) -> EquivalenceChecks:
-    it = next(each for each in judged_of(PROFILE, PAIR) if each.stage == "large")
-    check = Check(
+    it = next(each for each in certificate_inputs(PROFILE, PAIR) if each.stage == "large")
+    check = EquivalenceCheck(
         stage="large", fingerprint=ON_CUDA, judged=it.digest, images="images.npz", images_sha256=it.images_sha256, n=9,
         thresholds=(), largest_difference=0.001, variation=0.0, as_of="2026-11-27",
     )  # fmt: skip
@@ -123,7 +123,7 @@ def test_a_file_that_was_altered_is_refused_and_a_missing_one_is_none(tmp_path: 
 def test_every_threshold_of_every_certificate_is_looked_at() -> None:
     condition = PAIR.conditions[0]
     every = (condition.balanced, condition.fast, *condition.certificates)
-    found = {each.stage: each for each in judged_of(PROFILE, PAIR)}
+    found = {each.stage: each for each in certificate_inputs(PROFILE, PAIR)}
     assert set(found) == {"small", "medium", "large"}
     assert set(found["small"].thresholds) == {c.threshold for c in every if isinstance(c.threshold, float)}
     assert set(found["medium"].thresholds) == {

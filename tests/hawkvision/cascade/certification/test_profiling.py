@@ -11,24 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.bounds import drop_upper_bound, paired_exact_p
-from hawkvision.cascade.certification.calibration import clopper_pearson
+from hawkvision.cascade.certification.bounds import clopper_pearson, drop_upper_bound, paired_exact_p
 from hawkvision.cascade.certification.certificate import BEST_ONLY, Method, Sample, Thresholds, check_path, sweep
+from hawkvision.cascade.certification.certificate_writer import written
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy, split_indices
 from hawkvision.cascade.certification.profile import Condition, threshold_value
 from hawkvision.cascade.certification.profiling import (
-    Looked,
     balanced_drop,
     certify_condition,
-    make_sample,
-    measure_accuracy,
     paths_of,
     profile_stage,
     rounded_path,
-    split_indices,
-    written,
 )
 from hawkvision.cascade.certification.threshold_search import Costs
-from hawkvision.cascade.scores import Score, score, softmax
+from hawkvision.cascade.confidence.scores import score, softmax
+from hawkvision.core.types import Score
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 
 COSTS = Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0)
@@ -36,11 +33,13 @@ BARS = st.one_of(st.floats(0.0, 1.0), st.sampled_from([math.inf, -math.inf]))
 
 
 @functools.cache
-def looked_at(n: int = 2_000) -> tuple[np.ndarray, Looked, Looked, Looked]:
+def looked_at(n: int = 2_000) -> tuple[np.ndarray, StagePredictions, StagePredictions, StagePredictions]:
     """Labels, and what three stages said: edge (about 80 % right), middle and best."""
     rng = np.random.default_rng(5)
     labels = rng.integers(0, 10, n)
-    edge, intermediate, best = (Looked(str(s), softmax(make_logits(rng, labels, s)), s) for s in (3.0, 6.0, 9.0))
+    edge, intermediate, best = (
+        StagePredictions(str(s), softmax(make_logits(rng, labels, s)), s) for s in (3.0, 6.0, 9.0)
+    )
     return labels, edge, intermediate, best
 
 

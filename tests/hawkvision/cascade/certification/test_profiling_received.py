@@ -9,7 +9,7 @@ import pytest
 
 from hawkvision.cascade.certification.bounds import drop_upper_bound, paired_exact_p
 from hawkvision.cascade.certification.profile import Certificate, threshold_value
-from hawkvision.cascade.certification.profiling_received import ReceivedLooks
+from hawkvision.cascade.certification.profiling_received import ReceivedPredictions
 from hawkvision.core.types import Score
 from tests.hawkvision.cascade.synthetic import make_condition, make_received_looks
 
@@ -17,7 +17,7 @@ N = 1_600
 CERTIFYING = np.arange(N // 4, N)
 
 
-def given_up(looks: ReceivedLooks, temperature: float, certificate: Certificate) -> tuple[int, int]:
+def given_up(looks: ReceivedPredictions, temperature: float, certificate: Certificate) -> tuple[int, int]:
     """Losses and gains against the original if the certificate's threshold accepts and the rest is escalated."""
     edge = looks.edge_stage(Score.TOP1, temperature)
     accepted = edge.scores >= threshold_value(certificate.threshold)

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.certificate import BEST_ONLY, Sample, Stage, Step, Thresholds, check_path, sweep
+from hawkvision.cascade.certification.certificate import (
+    BEST_ONLY,
+    Sample,
+    StageOutcomes,
+    Thresholds,
+    ThresholdStep,
+    check_path,
+    sweep,
+)
 from hawkvision.cascade.certification.threshold_search import (
     CURVE_KNOTS,
     Costs,
@@ -19,7 +27,7 @@ from hawkvision.cascade.certification.threshold_search import (
     plan_paths,
     smooth,
 )
-from hawkvision.cascade.scores import Floats
+from hawkvision.cascade.confidence.scores import Floats
 
 COSTS = Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0)
 VALUES = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([-1.0, 0.0, 1.0])), min_size=1, max_size=40)
@@ -31,11 +39,11 @@ def cascade(seed: int, n: int = 4_000, *, intermediate: float | None = None) -> 
     rng = np.random.default_rng(seed)
     best_right = rng.random(n) < 0.95
 
-    def stage(agreeing: float) -> Stage:
+    def stage(agreeing: float) -> StageOutcomes:
         hardness = rng.random(n)
         agrees = hardness < agreeing
         scores = np.clip(1.0 - hardness + rng.normal(0, 0.1, n), 0.0, 1.0)
-        return Stage(scores, agrees & best_right, ~agrees)
+        return StageOutcomes(scores, agrees & best_right, ~agrees)
 
     edge = stage(0.7)
     return Sample(edge, best_right, None if intermediate is None else stage(intermediate))
@@ -167,7 +175,7 @@ def test_a_cheap_perfect_intermediate_stage_makes_three_levels_that_cost_less() 
 def test_cost_counts_every_stage_that_is_asked(
     thresholds: Thresholds, escalation: float, to_best: float, cost: float
 ) -> None:
-    step = Step(thresholds, escalation, to_best, 0.0, 0, 0, 0, 0)
+    step = ThresholdStep(thresholds, escalation, to_best, 0.0, 0, 0, 0, 0)
     assert expected_cost(COSTS, step) == pytest.approx(cost)
 
 
@@ -175,7 +183,7 @@ def test_cost_counts_every_stage_that_is_asked(
 def test_what_the_best_stage_takes_over_from_an_intermediate_one_that_was_asked_costs_nothing(
     intermediate: float, cost: float
 ) -> None:
-    step = Step(Thresholds(0.5, intermediate), 0.4, 0.4 if intermediate == math.inf else 0.1, 0.0, 0, 0, 0, 0)
+    step = ThresholdStep(Thresholds(0.5, intermediate), 0.4, 0.4 if intermediate == math.inf else 0.1, 0.0, 0, 0, 0, 0)
     assert expected_cost(
         Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0, reused=3.0), step
     ) == pytest.approx(cost)

@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.cascade.drift.monitor import Claim, Claims, Monitor
-from hawkvision.cascade.drift.online import AUDIT_SHARE, GAIN, LARGEST_DEBT, State, StreamControl, Terms
+from hawkvision.cascade.drift.online import (
+    AUDIT_SHARE,
+    GAIN,
+    LARGEST_DEBT,
+    ControllerSpec,
+    ControllerState,
+    DriftController,
+)
 
 KNOTS = tuple(i / 64 for i in range(65))
 CERTIFIED = 0.4
@@ -21,7 +28,7 @@ DISAGREEMENTS = tuple(0.3 * (1 - s) ** 2 for s in KNOTS)
 # Scores are uniform, so that accepted answers differ in ∫ 0.3 (1 − s)² ds = 0.1 (1 − τ)³ of the requests.
 TRUE_DISAGREEMENT = 0.1 * (1 - CERTIFIED) ** 3
 LARGEST_ESTIMATE = 1 / AUDIT_SHARE
-TERMS = Terms(
+TERMS = ControllerSpec(
     key="certificate",
     threshold=CERTIFIED,
     max_drop=0.011,
@@ -53,9 +60,9 @@ class Counts(NamedTuple):
 class Node:
     """A controller and its monitor, driven as an edge node does, with a reference that always answers."""
 
-    def __init__(self, terms: Terms = USUAL, seed: int = 1) -> None:
-        self.control = StreamControl(terms)
-        claim = Claim(terms.threshold, terms.disagreement)
+    def __init__(self, spec: ControllerSpec = USUAL, seed: int = 1) -> None:
+        self.control = DriftController(spec)
+        claim = Claim(spec.threshold, spec.disagreement)
         self.monitor = Monitor(Claims("p", "edge", (claim,), 0.05), shared=False)
         self.rng = random.Random(seed)
 
@@ -128,7 +135,7 @@ def test_answers_that_could_not_be_audited_move_nothing() -> None:
 
 
 def test_a_target_that_never_escalates_does_so_only_while_it_is_suspended() -> None:
-    control = StreamControl(replace(TERMS, threshold=-math.inf))
+    control = DriftController(replace(TERMS, threshold=-math.inf))
     control.accepted(0.1, 50.0, True)
     assert control.bar == -math.inf
     control.follow(True)
@@ -147,7 +154,7 @@ STEPS = st.lists(st.tuples(st.floats(0.0, 1.0), st.booleans(), st.floats(0.0, 1.
 def test_no_sequence_makes_the_average_loss_exceed_its_goal_by_more_than_the_bound(
     steps: list[tuple[float, bool, float]], suspended: bool
 ) -> None:
-    control, total = StreamControl(TERMS), 0.0
+    control, total = DriftController(TERMS), 0.0
     control.follow(suspended)
     goal = TERMS.max_drop if suspended else max(TERMS.max_drop, TERMS.disagreement)
     for score, differs, draw in steps:
@@ -163,7 +170,7 @@ def test_no_sequence_makes_the_average_loss_exceed_its_goal_by_more_than_the_bou
 
 @given(STEPS)
 def test_the_threshold_never_falls_below_the_certified_one(steps: list[tuple[float, bool, float]]) -> None:
-    control = StreamControl(TERMS)
+    control = DriftController(TERMS)
     for score, differs, draw in steps:
         control.accepted(score, 1 / AUDIT_SHARE, differs if draw < 0.5 else None)
         control.escalated(score, differs)
@@ -175,7 +182,7 @@ def test_the_threshold_never_falls_below_the_certified_one(steps: list[tuple[flo
 def test_answers_that_are_surely_wrong_hardly_pass_however_sure_the_edge_is() -> None:
     """One audit in 50 finds the error, and must pay for the 49 that were not looked at."""
     rng = random.Random(6)
-    control = StreamControl(replace(TERMS, max_drop=0.02, disagreement=0.02))
+    control = DriftController(replace(TERMS, max_drop=0.02, disagreement=0.02))
     accepted = 0
     for _ in range(50_000):
         if control.threshold > 1.0:
@@ -195,7 +202,7 @@ def test_quiet_traffic_stays_near_the_certified_threshold() -> None:
 def test_the_estimate_is_right_on_average_whether_the_prediction_is_or_not(
     score: float, differs: bool, correction: float, probability: float
 ) -> None:
-    control = StreamControl(TERMS)
+    control = DriftController(TERMS)
     control.state.correction = correction
     found = control.estimate(score, 1 / probability, differs)
     missed = control.estimate(score, 1 / probability, None)
@@ -224,7 +231,7 @@ def test_debt_raises_the_threshold_and_escalations_above_the_bar_repay_it() -> N
 
 
 def test_escalations_that_were_due_anyway_repay_nothing() -> None:
-    control = StreamControl(USUAL)
+    control = DriftController(USUAL)
     control.fell_short(0.1)
     owed = control.state.debt
     control.escalated(0.2, False)
@@ -232,7 +239,7 @@ def test_escalations_that_were_due_anyway_repay_nothing() -> None:
 
 
 def test_debt_has_a_bound() -> None:
-    control = StreamControl(USUAL)
+    control = DriftController(USUAL)
     for _ in range(10_000):
         control.fell_short(0.0)
     assert control.state.debt == LARGEST_DEBT
@@ -245,7 +252,7 @@ def test_a_restored_controller_goes_on_as_if_nothing_had_happened() -> None:
     first, second = Node(seed=13), Node()
     first.drive(3_000, Traffic(differing=8.0))
     first.control.fell_short(0.1)
-    assert second.control.restore(msgspec.json.decode(msgspec.json.encode(first.control.state), type=State))
+    assert second.control.restore(msgspec.json.decode(msgspec.json.encode(first.control.state), type=ControllerState))
     assert (second.control.bar, second.control.threshold) == (first.control.bar, first.control.threshold)
     second.monitor = Monitor(first.monitor.claims, shared=False)
     assert second.monitor.restore(first.monitor.state)
@@ -256,9 +263,9 @@ def test_a_restored_controller_goes_on_as_if_nothing_had_happened() -> None:
 
 
 def test_state_of_another_certificate_is_left_alone() -> None:
-    stranger = StreamControl(replace(USUAL, key="another"))
+    stranger = DriftController(replace(USUAL, key="another"))
     stranger.fell_short(0.1)
-    control = StreamControl(USUAL)
+    control = DriftController(USUAL)
     assert not control.restore(stranger.state)
     assert control.state.debt == 0.0
 

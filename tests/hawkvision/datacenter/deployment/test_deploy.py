@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hawkvision.core.escalation_api import EscalationReply, Stages
+from hawkvision.core.escalation_api import EscalationReply, StageList
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, free_port, image, marked_processes
 from tests.hawkvision.datacenter.servers.test_service import ask
 
@@ -85,7 +85,7 @@ def test_the_deployed_application_answers_and_an_update_replaces_it(cluster: Clu
         done = deploy(cluster.environment, "--address", cluster.address, "--port", port, "--variants", stages)
         assert done.returncode == 0, done.stderr
         assert ask(service, path="/readyz", Authorization="").status == 200
-        listed = msgspec.json.decode(ask(service, path="/v1/stages").body, type=Stages)
+        listed = msgspec.json.decode(ask(service, path="/v1/stages").body, type=StageList)
         answer = msgspec.json.decode(ask(service, image()).body, type=EscalationReply)
         assert [stage.name for stage in listed.stages] == stages.split(",")
         assert answer.model == listed.best

@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.scores import Probabilities, Score, average
-from hawkvision.core.config import DatacenterConfig
+from hawkvision.cascade.confidence.scores import Probabilities, average
 from hawkvision.core.errors import BadImage, DeadlineMissed, HawkVisionError, TooLarge, UnsupportedMedia
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.types import Score
 from hawkvision.datacenter.execution.group_settings import settings_of
 from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.stages.catalog import ServedStage, catalog_of

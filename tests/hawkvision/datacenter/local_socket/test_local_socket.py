@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import BadImage, DeadlineMissed, NotReady, Overloaded, TargetUnreachable
 from hawkvision.core.escalation_api import INFER_PATH
-from hawkvision.core.logs import About, TextLine
+from hawkvision.core.logs import RequestIds, TextFormatter
 from hawkvision.datacenter.launch.listening import family
 from hawkvision.datacenter.local_socket.protocol import FrameProtocol, Part, ReplicaRequest
 from hawkvision.datacenter.local_socket.registry import QueueBounds, ReplicaRegistry
@@ -184,7 +184,7 @@ def test_an_unexpected_exception_arrives_as_text_and_the_next_request_succeeds(
 def test_a_replicas_log_lines_name_the_request() -> None:
     written = io.StringIO()
     handler = logging.StreamHandler(written)
-    handler.setFormatter(TextLine())
+    handler.setFormatter(TextFormatter())
 
     async def answering(request: ReplicaRequest) -> AsyncGenerator[Part]:
         yield part(1)
@@ -193,7 +193,7 @@ def test_a_replicas_log_lines_name_the_request() -> None:
     async def scenario() -> None:
         registry = await connected(answering)
         for name in ("one", "two"):
-            request = replace(replica_request(), request=About(name, "0" * 32))
+            request = replace(replica_request(), request=RequestIds(name, "0" * 32))
             with pytest.raises(RuntimeError, match="at line 7"):
                 await answer(registry, request)
 

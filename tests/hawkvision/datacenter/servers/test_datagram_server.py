@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from cryptography import x509
 
-from hawkvision.core.config import DatacenterConfig, load_config
 from hawkvision.core.errors import ConfigError, Unauthorized
-from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Intermediate
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, IntermediateOffer
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Score
 from hawkvision.datacenter.app import application
@@ -142,7 +143,7 @@ def test_the_setting_names_the_congestion_controller(config: DatacenterConfig) -
 
 def test_an_intermediate_stage_is_asked_first(config: DatacenterConfig) -> None:
     reply = replied(
-        ask(config, EscalationRequest(variant="medium", intermediate=Intermediate(Score.TOP1, 0.95, "committee")))
+        ask(config, EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.95, "committee")))
     )
     assert (reply.model, reply.passed_over is not None) == ("committee", True)
 

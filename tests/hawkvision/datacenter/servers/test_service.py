@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Stages, Transports
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, StageList, Transports
 from hawkvision.core.trace import start_trace
 from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import opaque
@@ -109,7 +109,7 @@ def test_a_named_stage_answers(service: Running) -> None:
 
 
 def test_the_stages_are_listed_with_their_members(service: Running) -> None:
-    stages = msgspec.json.decode(ask(service, path="/v1/stages").body, type=Stages)
+    stages = msgspec.json.decode(ask(service, path="/v1/stages").body, type=StageList)
     assert (stages.task, stages.best) == ("shapes", "committee")
     assert [m.name for m in stages.stages[-1].members] == ["small", "medium"]
 

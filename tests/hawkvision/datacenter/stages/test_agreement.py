@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from ray.serve.handle import DeploymentHandle
 
-from hawkvision.core.config import DatacenterConfig
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Score
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.execution.group_settings import settings_of

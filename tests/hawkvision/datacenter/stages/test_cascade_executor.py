@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.scores import Score, average, score
+from hawkvision.cascade.confidence.scores import average, score
 from hawkvision.core.errors import DeadlineMissed
-from hawkvision.core.types import Logits
+from hawkvision.core.types import Logits, Score
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_stages
 from hawkvision.datacenter.stages.catalog import ServedStage
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, StageResult, VariantAnswer

@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import ConfigError
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.stages.catalog import Catalog, catalog_of
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.models.manifest import Ensemble, Manifest

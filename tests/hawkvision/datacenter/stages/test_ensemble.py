@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hawkvision.cascade.scores import Probabilities
+from hawkvision.cascade.confidence.scores import Probabilities
 from hawkvision.core.types import Score
 from hawkvision.datacenter.stages.catalog import ServedStage
 from hawkvision.datacenter.stages.ensemble import (

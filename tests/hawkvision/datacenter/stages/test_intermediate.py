@@ -15,16 +15,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.scores import Floats, Probabilities, Score, average, score, softmax
+from hawkvision.cascade.confidence.scores import Floats, Probabilities, average, score, softmax
 from hawkvision.core.escalation_api import (
     INFER_PATH,
     STAGES_PATH,
     EscalationReply,
     EscalationRequest,
-    Intermediate,
-    Stages,
+    IntermediateOffer,
+    StageList,
 )
-from hawkvision.core.types import Logits
+from hawkvision.core.types import Logits, Score
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_manifest
@@ -130,7 +130,7 @@ def scores(probabilities: Probabilities, kind: Score) -> Floats:
 
 def asked(kind: Score, accept_score: float) -> EscalationRequest:
     return EscalationRequest(
-        task="tiny", variant="medium", top_k=10, intermediate=Intermediate(kind, accept_score, "committee")
+        task="tiny", variant="medium", top_k=10, intermediate=IntermediateOffer(kind, accept_score, "committee")
     )
 
 
@@ -170,7 +170,7 @@ def test_a_crowd_changes_no_score_by_more_than_rounding(tier: Tier) -> None:
 
 
 def test_both_stages_are_listed_with_the_fingerprints_of_the_manifest(tier: Tier) -> None:
-    listed = msgspec.json.decode(tier.get(STAGES_PATH), type=Stages)
+    listed = msgspec.json.decode(tier.get(STAGES_PATH), type=StageList)
     expected = {name: tier.manifest.fingerprint(name) for name in ("medium", "committee")}
     assert {r.name: r.fingerprint for r in listed.stages} == expected
     assert (listed.task, listed.best) == ("tiny", "committee")
@@ -178,7 +178,7 @@ def test_both_stages_are_listed_with_the_fingerprints_of_the_manifest(tier: Tier
 
 def test_replies_and_the_listing_say_what_the_replicas_have_loaded_and_run(tier: Tier) -> None:
     expected = {name: f"{tier.manifest.fingerprint(name)}/{EXECUTION}" for name in ("medium", "committee")}
-    listed = msgspec.json.decode(tier.get(STAGES_PATH), type=Stages)
+    listed = msgspec.json.decode(tier.get(STAGES_PATH), type=StageList)
     assert {r.name: r.ran for r in listed.stages} == expected
     for body in IMAGES:
         best = tier.infer(body, EscalationRequest(variant="committee"))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hawkvision.core.errors import ArtifactError
+from hawkvision.model_zoo.building.architectures import EMITTERS, emit
 from hawkvision.model_zoo.building.onnx_builders import F32, GraphBuilder
 from hawkvision.model_zoo.building.quantize import (
     affine,
@@ -19,7 +20,6 @@ from hawkvision.model_zoo.building.quantize import (
     symmetric_scales,
 )
 from hawkvision.model_zoo.building.ranges import measure_ranges
-from hawkvision.model_zoo.training.architectures import EMITTERS, emit
 from hawkvision.models.manifest import InputSpec
 from hawkvision.system.onnx_runtime import ort
 from tests.hawkvision.model_zoo.tiny_states import random_state

@@ -12,16 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.certificate import Sample, Stage
-from hawkvision.cascade.certification.profiling import Looked, make_sample, profile_stage, split_indices
-from hawkvision.cascade.policy import Policy, Route
+from hawkvision.cascade.certification.certificate import Sample, StageOutcomes
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, split_indices
+from hawkvision.cascade.certification.profiling import profile_stage
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route
 from hawkvision.core.types import MaxAccuracyDrop, Pixels, Quality
 from hawkvision.model_zoo.calibration.drift import (
     SETTLING,
     SEVERITIES,
-    Kind,
+    AnsweringStage,
+    CorruptionKind,
     Phase,
-    Tier,
     alarm_delays,
     corrupt,
     mixed,
@@ -33,7 +35,7 @@ from hawkvision.models.datasets import LabelledImages
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 
 PHASES = (Phase("clean", 3_000, False), Phase("shifted", 5_000, True), Phase("clean again", 1_000, False))
-TIERS = list(Tier)
+TIERS = list(AnsweringStage)
 
 
 def shapes(side: int, n: int) -> list[Pixels]:
@@ -65,7 +67,7 @@ def pools(intermediate: bool = False) -> tuple[Route, Sample, Sample]:
             profile_stage("r", {}, SHA, make_logits(rng, labels, strength), labels, split, SHA, 1.0)[1]
             for strength in strengths
         )
-        between: Looked | None = medium if pair.intermediate else None
+        between: StagePredictions | None = medium if pair.intermediate else None
         kind = pair.intermediate.score if pair.intermediate else None
         return make_sample(small, pair.score, large, labels, everything, between, kind)
 
@@ -76,14 +78,14 @@ def pools(intermediate: bool = False) -> tuple[Route, Sample, Sample]:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    kind=st.sampled_from(list(Kind)),
+    kind=st.sampled_from(list(CorruptionKind)),
     severity=st.sampled_from(list(SEVERITIES)),
     height=st.integers(8, 48),
     width=st.integers(8, 48),
     number=st.integers(0, 10**6),
 )
 def test_corruption_keeps_shape_and_type_and_leaves_its_input_alone(
-    kind: Kind, severity: int, height: int, width: int, number: int
+    kind: CorruptionKind, severity: int, height: int, width: int, number: int
 ) -> None:
     image = np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
     before = image.copy()
@@ -96,13 +98,13 @@ def test_corruption_keeps_shape_and_type_and_leaves_its_input_alone(
 
 def test_noise_differs_from_image_to_image() -> None:
     image = shapes(32, 1)[0]
-    noisy = corrupt(Kind.NOISE, 2)
+    noisy = corrupt(CorruptionKind.NOISE, 2)
     assert np.any(noisy(image, 1) != noisy(image, 2))
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(CorruptionKind))
 @pytest.mark.parametrize("side", [32, 224])
-def test_each_severity_moves_images_further_from_what_they_were(kind: Kind, side: int) -> None:
+def test_each_severity_moves_images_further_from_what_they_were(kind: CorruptionKind, side: int) -> None:
     images = shapes(side, 6)
     distance = [
         np.mean([np.abs(corrupt(kind, s)(p, i).astype(int) - p).mean() for i, p in enumerate(images)])
@@ -111,8 +113,8 @@ def test_each_severity_moves_images_further_from_what_they_were(kind: Kind, side
     assert all(after > before > 0.0 for before, after in itertools.pairwise(distance))
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_accuracy_falls_with_severity(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(CorruptionKind))
+def test_accuracy_falls_with_severity(kind: CorruptionKind) -> None:
     """Of a classifier that names the grating nearest to an 5x5 window; half of them have twice the others' contrast."""
     x = np.arange(32)
     gratings = [
@@ -139,12 +141,12 @@ def test_accuracy_falls_with_severity(kind: Kind) -> None:
 @pytest.mark.parametrize("severity", [0, 6])
 def test_unknown_severity_is_refused(severity: int) -> None:
     with pytest.raises(ValueError, match="from 1 to 5"):
-        corrupt(Kind.BLUR, severity)
+        corrupt(CorruptionKind.BLUR, severity)
 
 
 def test_mixture_takes_the_kinds_in_turn() -> None:
     image = shapes(32, 1)[0]
-    for number, kind in enumerate([*Kind, *Kind]):
+    for number, kind in enumerate([*CorruptionKind, *CorruptionKind]):
         np.testing.assert_array_equal(mixed(2)(image, number), corrupt(kind, 2)(image, number))
 
 
@@ -185,15 +187,17 @@ def test_without_control_escalation_and_drop_are_those_of_the_threshold() -> Non
 def test_losses_are_those_of_the_stages_that_answered(intermediate: bool) -> None:
     """With one image in the pool every request's loss follows from who answered it."""
     route, _, _ = pools(intermediate)
-    sure = Stage(np.array([0.99]), np.array([False]), np.array([True]))
-    unsure = Stage(np.array([0.0]), np.array([False]), np.array([True]))
+    sure = StageOutcomes(np.array([0.99]), np.array([False]), np.array([True]))
+    unsure = StageOutcomes(np.array([0.0]), np.array([False]), np.array([True]))
     right = np.array([True])
     clean, shifted = (Sample(edge, right, sure if intermediate else None) for edge in (sure, unsure))
     run = replay(clean, shifted, route, seed=2, phases=(Phase("a", 50, False), Phase("b", 50, True)), control=None)
     assert run.loss[:50].tolist() == [1] * 50
-    assert run.tier[:50].tolist() == [TIERS.index(Tier.EDGE)] * 50
+    assert run.tier[:50].tolist() == [TIERS.index(AnsweringStage.EDGE)] * 50
     believed = route.intermediate is not None
-    assert run.tier[50:].tolist() == [TIERS.index(Tier.INTERMEDIATE if believed else Tier.BEST)] * 50
+    assert (
+        run.tier[50:].tolist() == [TIERS.index(AnsweringStage.INTERMEDIATE if believed else AnsweringStage.BEST)] * 50
+    )
     assert run.loss[50:].tolist() == [int(believed)] * 50
 
 

@@ -16,7 +16,13 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Received
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.model_zoo.calibration.calibrate import calibrate
-from hawkvision.model_zoo.calibration.loss_simulation import BANDS, Arrivals, arrivals, loss_order, transcoded
+from hawkvision.model_zoo.calibration.loss_simulation import (
+    BANDS,
+    ReceivedImages,
+    loss_order,
+    received_images,
+    transcoded,
+)
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.transport.coding.image_coding import Plan
 from hawkvision.transport.coding.rate_fec_control import QUALITIES
@@ -39,8 +45,8 @@ def images() -> LabelledImages:
 
 
 @functools.cache
-def arrived(seed: int = 4) -> tuple[Arrivals, ...]:
-    return tuple(arrivals(images(), np.arange(COUNT - 1), seed))
+def arrived(seed: int = 4) -> tuple[ReceivedImages, ...]:
+    return tuple(received_images(images(), np.arange(COUNT - 1), seed))
 
 
 @given(st.integers(1, 60), st.floats(1.0, 9.0), st.integers(0, 2**32))
@@ -86,7 +92,7 @@ def test_images_that_were_not_chosen_are_left_alone() -> None:
 
 
 def test_the_same_seed_loses_the_same_and_another_does_not() -> None:
-    again, other = tuple(arrivals(images(), np.arange(COUNT - 1), 4)), arrived(5)
+    again, other = tuple(received_images(images(), np.arange(COUNT - 1), 4)), arrived(5)
     assert [found.images.sha256 for found in again] == [found.images.sha256 for found in arrived()]
     for mine, theirs in zip(arrived(), other, strict=False):
         if mine.band.low < 1.0:

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge.inference.edge_stage import Look, Model, Others, Stage
-from hawkvision.cascade.scores import softmax
+from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, InferenceJob, LoadedModel
+from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Score
@@ -17,7 +17,7 @@ from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import build
-from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, Looks, look
+from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, CascadePredictions, run_stages
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import UnlabelledImages
 from hawkvision.models.manifest import Ensemble, Manifest, load_manifest, models_dir
@@ -35,9 +35,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def looks_at(bodies: list[bytes], cache: Path, manifest: Manifest = MANIFEST, stages: tuple[str, ...] = ()) -> Looks:
+def looks_at(
+    bodies: list[bytes], cache: Path, manifest: Manifest = MANIFEST, stages: tuple[str, ...] = ()
+) -> CascadePredictions:
     images = UnlabelledImages("images", f"{hash(tuple(bodies)):x}", bodies)
-    return look(manifest, stages or ("tiny", "committee"), images, cache=cache)
+    return run_stages(manifest, stages or ("tiny", "committee"), images, cache=cache)
 
 
 def as_sent(bodies: list[bytes]) -> list[bytes]:
@@ -94,19 +96,19 @@ def test_a_stepwise_ensemble_is_served_as_it_was_certified_to_the_bit(cache: Pat
     bodies = [encoded(height=32, width=32, seed=seed) for seed in range(24)]
     looks = looks_at(bodies, cache, manifest, ("tiny", "large", "steps"))
     models = [
-        Model(
+        LoadedModel(
             v.name, open_backend("onnxruntime", load_variant(cache, "cifar10", v), v.input, manifest.classes), v.input
         )
         for v in members
     ]
-    others = Others(tuple(models[1:]), tuple(v.temperature for v in members), steps.temperature, 0.5)
-    stage = Stage("steps", models[0], 1.25, Score.TOP1, others)
-    found = [Look(stage, body, probe(body), 10, MAX_PIXELS, MonotonicClock())() for body in bodies]
+    others = ConditionalEnsemble(tuple(models[1:]), tuple(v.temperature for v in members), steps.temperature, 0.5)
+    stage = EdgeStage("steps", models[0], 1.25, Score.TOP1, others)
+    found = [InferenceJob(stage, body, probe(body), 10, MAX_PIXELS, MonotonicClock())() for body in bodies]
     stage.close()
     served = softmax(looks.logits("steps"), 1.25)
     assert [each.score for each in found] == served.max(axis=1).tolist()
     assert [each.indices[0] for each in found] == served.argmax(axis=1).tolist()
-    again = [each.again for each in found]
+    again = [each.full_ensemble for each in found]
     assert 0 < sum(again) < len(again)
     first, second = looks.cost_ms("tiny"), looks.cost_ms("large")
     assert looks.cost_ms("steps") == pytest.approx(first + second * sum(again) / len(again))

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.profiling import split_indices
+from hawkvision.cascade.certification.predictions import split_indices
 from hawkvision.core.errors import ManifestError
-from hawkvision.model_zoo.calibration.splits import split_images
-from hawkvision.model_zoo.training.recipe import Images, training_mask
+from hawkvision.model_zoo.calibration.splits import split_images, training_mask
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import Cascade, FileSource, InputSpec, Manifest, Training, Variant
+from hawkvision.system.files import sha256_of
 
 DATA = "d" * 64
 
@@ -40,14 +40,14 @@ def images(is_test: NDArray[np.bool_], sha256: str = DATA) -> LabelledImages:
 def test_no_training_image_is_in_any_part(n: int, test: int, train_seed: int, seed: int) -> None:
     given_images = images(np.arange(n) >= n - test)
     training = Training(data_sha256=DATA, images=n // 3, seed=train_seed)
-    trained = training_mask(given_images.is_test, Images(train=n // 3, seed=train_seed))
+    trained = training_mask(given_images.is_test, n // 3, train_seed)
     split = split_images(manifest(training), given_images, seed)
     used = np.concatenate([split.profile, split.certify, split.held_out])
     assert not trained[used].any()
     assert sorted(used) == np.flatnonzero(~trained).tolist()
 
 
-def test_test_pictures_are_held_out_and_the_rest_divided_by_label() -> None:
+def test_test_images_are_held_out_and_the_rest_divided_by_label() -> None:
     given_images = images(np.arange(1_300) >= 1_000)
     split = split_images(manifest(Training(data_sha256=DATA, images=400, seed=1)), given_images, seed=5)
     assert split.held_out.tolist() == list(range(1_000, 1_300))
@@ -67,7 +67,7 @@ def test_the_seed_moves_the_parts_but_not_the_training_images() -> None:
     assert {*first.profile, *first.certify} == {*second.profile, *second.certify}
 
 
-def test_without_test_pictures_a_part_is_still_held_out() -> None:
+def test_without_test_images_a_part_is_still_held_out() -> None:
     split = split_images(
         manifest(Training(data_sha256=DATA, images=400, seed=1)), images(np.zeros(1_000, np.bool_)), seed=5
     )
@@ -85,3 +85,25 @@ def test_other_images_are_divided_as_ever(training: Training | None) -> None:
 def test_a_manifest_that_claims_too_many_training_images_is_refused() -> None:
     with pytest.raises(ManifestError, match="700 images are to train"):
         split_images(manifest(Training(data_sha256=DATA, images=700, seed=1)), images(np.zeros(600, np.bool_)), 1)
+
+
+@given(n=st.integers(2, 200), seed=st.integers(0, 2**32), share=st.floats(0, 0.9))
+def test_training_images_are_as_many_as_asked_and_never_test_images(n: int, seed: int, share: float) -> None:
+    is_test = np.arange(n) % 5 == 1
+    train = max(1, int(share * int((~is_test).sum())))
+    if train == int((~is_test).sum()):
+        return
+    mask = training_mask(is_test, train, seed)
+    assert mask.sum() == train
+    assert not (mask & is_test).any()
+
+
+def test_the_choice_of_training_images_never_changes() -> None:
+    """The committed networks were trained on these; another choice would let training images certify them."""
+    mask = training_mask(np.arange(55_000) >= 50_000, 42_000, 2405)
+    assert sha256_of(np.packbits(mask).tobytes())[:16] == "213fc6184f23564f"
+
+
+def test_too_few_images_are_refused() -> None:
+    with pytest.raises(ManifestError, match="10 images are to train and some to certify, but only 10 exist"):
+        training_mask(np.arange(12) >= 10, 10, 1)

@@ -16,17 +16,19 @@ import numpy as np
 import pytest
 
 from hawkvision.cascade.certification.certificate import Thresholds
-from hawkvision.cascade.certification.profile import ImageUse, Profile, dump, load_profile, seal
-from hawkvision.cascade.certification.profiling import Split, profile_stage
+from hawkvision.cascade.certification.predictions import Split
+from hawkvision.cascade.certification.profile import ImageUse, Profile
+from hawkvision.cascade.certification.profile_files import dump, load_profile, seal
+from hawkvision.cascade.certification.profiling import profile_stage
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import MaxAccuracyDrop
-from hawkvision.model_zoo.calibration.drift import Phase, Seen
+from hawkvision.model_zoo.calibration.drift import LabelledPredictions, Phase
 from hawkvision.model_zoo.reports.metrics import (
     Drift,
-    Measured,
     PairFindings,
     Reliability,
+    ThresholdsResult,
     measure,
     pair_findings,
     reliability,
@@ -34,7 +36,7 @@ from hawkvision.model_zoo.reports.metrics import (
 )
 from hawkvision.model_zoo.reports.page import Findings, render
 from hawkvision.model_zoo.reports.report import report_calibration
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.system.files import sha256_of
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 from tests.hawkvision.model_zoo.band_task import BandTask, write_band_task
 from tests.images import encoded
@@ -69,7 +71,7 @@ def page(task: BandTask, report: Findings) -> str:
 
 
 @functools.cache
-def synthetic(intermediate: bool) -> tuple[Profile, Seen, Split]:
+def synthetic(intermediate: bool) -> tuple[Profile, LabelledPredictions, Split]:
     """A profile, and its stages on images of their own."""
     profile = make_profile(intermediate=intermediate)
     rng = np.random.default_rng(99)
@@ -83,7 +85,7 @@ def synthetic(intermediate: bool) -> tuple[Profile, Seen, Split]:
         )[1]
         for stage in profile.stages
     }  # fmt: skip
-    return profile, Seen(stages, labels), split
+    return profile, LabelledPredictions(stages, labels), split
 
 
 @functools.cache
@@ -240,7 +242,7 @@ def told(drops: dict[float, float], *, uncertified: float | None = None) -> str:
     kept = []
     for one in found.kept:
         target = one.certificate.max_drop
-        measured = Measured(0.3, 0.3, drops.get(target, 0.0), 0.002)
+        measured = ThresholdsResult(0.3, 0.3, drops.get(target, 0.0), 0.002)
         basis = "profile" if target == uncertified else one.certificate.basis
         kept.append(replace(one, measured=measured, certificate=msgspec.structs.replace(one.certificate, basis=basis)))
     changed = replace(found, kept=tuple(kept))

@@ -14,16 +14,16 @@ import safetensors.numpy
 from hawkvision.core.errors import ArtifactError, ManifestError
 from hawkvision.integer import reference
 from hawkvision.integer.qonnx import read_qonnx
-from hawkvision.model_zoo.training.convnet import CONVNETS
+from hawkvision.model_zoo.building.convnet import CONVNETS
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
-from hawkvision.model_zoo.training.recipe import InputFacts, Network, Quantised
+from hawkvision.model_zoo.training.recipe import InputFacts, QuantisedNetwork, TrainedNetwork
 from tests.hawkvision.model_zoo.tiny_states import convnet_state
 
 pytestmark = pytest.mark.models
 
 FACTS = InputFacts(side=12, mean=(60.0, 60.0, 60.0), std=(50.0, 50.0, 50.0))
-OF = Network(name="n", architecture="convnet_tiny", seed=5, epochs=1, batch=16)
-TWIN = Quantised(name="n_w4", of="n", weight_bits=4, seed=6, epochs=2)
+OF = TrainedNetwork(name="n", architecture="convnet_tiny", seed=5, epochs=1, batch=16)
+TWIN = QuantisedNetwork(name="n_w4", of="n", weight_bits=4, seed=6, epochs=2)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def quiet(epoch: int, index: int, loss: float) -> None:
     assert np.isfinite(loss)
 
 
-def trained(qat: Any, folder: Path, twin: Quantised = TWIN, of: Network = OF, report: Any = quiet) -> Any:
+def trained(qat: Any, folder: Path, twin: QuantisedNetwork = TWIN, of: TrainedNetwork = OF, report: Any = quiet) -> Any:
     return qat.train_quantised(twin, of, start(of.architecture), FACTS, data(), 4, folder, report)
 
 
@@ -72,7 +72,7 @@ def test_eight_bits_start_as_right_as_floats(qat: Any, tmp_path: Path) -> None:
     """With a mean of zero, for then padding is the same on either side; at a learning rate that moves nothing."""
     train = importlib.import_module("hawkvision.model_zoo.training.train")
     facts = InputFacts(side=12, mean=(0.0, 0.0, 0.0), std=(50.0, 60.0, 70.0))
-    twin = Quantised(name="n_w8", of="n", weight_bits=8, seed=6, epochs=1, learning_rate=1e-9)
+    twin = QuantisedNetwork(name="n_w8", of="n", weight_bits=8, seed=6, epochs=1, learning_rate=1e-9)
     model = qat.train_quantised(twin, OF, start(), facts, data(), 4, tmp_path, quiet)
     floats = train.TorchConvNet(CONVNETS["convnet_tiny"], facts, 4)
     train.load_weights(floats, start(), "start")

@@ -1,24 +1,26 @@
-"""Recipes: what is shipped, how mistakes are reported, and which images train."""
+"""Recipes: what is shipped, and how mistakes are reported."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ManifestError, NotFound
-from hawkvision.model_zoo.training.recipe import Images, Recipe, load_recipe, recipe_labels, training_mask
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.model_zoo.training.recipe import (
+    TrainingRecipe,
+    load_recipe,
+    recipe_labels,
+)
 from hawkvision.models.manifest import models_dir
 from tests.hawkvision.model_zoo.synthetic_task import RECIPE
 
 OURS = ("cifar10", "fashion_mnist")
 
 
-def load(root: Path, text: str) -> Recipe:
+def load(root: Path, text: str) -> TrainingRecipe:
     (root / "shapes").mkdir(exist_ok=True)
     (root / "shapes" / "recipe.toml").write_text(text)
     return load_recipe("shapes", root)
@@ -85,25 +87,3 @@ def test_labels_must_be_there_and_distinct(tmp_path: Path, text: str | None) -> 
         (tmp_path / "shapes" / "labels.txt").write_text(text)
     with pytest.raises(ManifestError, match=r"labels\.txt"):
         recipe_labels(recipe, tmp_path)
-
-
-@given(n=st.integers(2, 200), seed=st.integers(0, 2**32), share=st.floats(0, 0.9))
-def test_training_images_are_as_many_as_asked_and_never_test_images(n: int, seed: int, share: float) -> None:
-    is_test = np.arange(n) % 5 == 1
-    train = max(1, int(share * int((~is_test).sum())))
-    if train == int((~is_test).sum()):
-        return
-    mask = training_mask(is_test, Images(train=train, seed=seed))
-    assert mask.sum() == train
-    assert not (mask & is_test).any()
-
-
-def test_the_choice_of_training_images_never_changes() -> None:
-    """The committed networks were trained on these; another choice would let training images certify them."""
-    mask = training_mask(np.arange(55_000) >= 50_000, Images(train=42_000, seed=2405))
-    assert sha256_of(np.packbits(mask).tobytes())[:16] == "213fc6184f23564f"
-
-
-def test_too_few_images_are_refused() -> None:
-    with pytest.raises(ManifestError, match="10 images are to train and some to certify, but only 10 exist"):
-        training_mask(np.arange(12) >= 10, Images(train=10, seed=1))

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from hawkvision.core.errors import ArtifactError, ManifestError
+from hawkvision.model_zoo.building.architectures import emit
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
-from hawkvision.model_zoo.training.architectures import emit
-from hawkvision.model_zoo.training.convnet import CONVNETS
-from hawkvision.model_zoo.training.recipe import InputFacts, Network
+from hawkvision.model_zoo.building.convnet import CONVNETS
+from hawkvision.model_zoo.training.recipe import InputFacts, TrainedNetwork
 from hawkvision.models.manifest import InputSpec, load_manifest
 from hawkvision.system.onnx_runtime import ort
 from tests.hawkvision.model_zoo.synthetic_task import write_task
@@ -25,7 +25,7 @@ from tests.hawkvision.model_zoo.synthetic_task import write_task
 pytestmark = pytest.mark.models
 
 FACTS = InputFacts(side=12, mean=(120.0, 110.0, 100.0), std=(60.0, 50.0, 40.0))
-NETWORK = Network(name="n", architecture="convnet_tiny", seed=5, epochs=3, batch=16, cutout=4)
+NETWORK = TrainedNetwork(name="n", architecture="convnet_tiny", seed=5, epochs=3, batch=16, cutout=4)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,192 @@
+"""One exchange with the datacenter: send a request, check the reply, and record what the outcome says of the link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from edge.escalation.datagram_transport import TooLargeForDatagrams
+from edge.escalation.http_transport import KEY_REFUSED, EscalationTransport, ReplyLate, TransportBroken
+from edge.escalation.pending_request import PendingRequest
+from edge.escalation.reply_validation import Escalated, checked, refused
+from edge.escalation.transport_selector import TransportSelector
+from hawkvision.core import errors
+from hawkvision.core.clock import Clock
+from hawkvision.core.errors import EscalationFailed, RequestError
+from hawkvision.core.escalation_api import EscalationReply
+from hawkvision.network.circuit_breaker import BreakerState
+from hawkvision.network.response_time import OutstandingRequest
+from hawkvision.network.transport_choice import Transport
+
+MEAN_GAIN: Final = 0.05
+"""Weight of the newest round trip in the mean that `/v1/targets` shows; no decision depends on it."""
+OWN_SHARE: Final = 0.5
+"""A late reply is the link's fault if the datacenter itself usually takes no more than this share of the wait."""
+
+
+class Exchanges:
+    """The exchanges with one datacenter, over whichever transport each of them uses."""
+
+    def __init__(
+        self,
+        url: str,
+        selector: TransportSelector,
+        classes: int,
+        clock: Clock,
+        failed: Callable[[], None],
+        probe: Callable[[PendingRequest], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            url: the ingress, for errors.
+            selector: the transports; it learns which replies over TCP were late.
+            classes: every index in a reply must be below this number.
+            clock: for round trips.
+            failed: called when a connection fails.
+            probe: called with a request that was late while the circuit breaker is open.
+        """
+        self.key_refused: str | None = None
+        """Why the datacenter refuses our key; None as long as it accepts it."""
+        self._url = url
+        self._selector = selector
+        self._classes = classes
+        self._clock = clock
+        self._on_failure = failed
+        self._probe = probe
+        self._mean_ms: dict[tuple[Transport, str], float] = {}
+        self._datacenter_ms = 0.0
+
+    def mean_ms(self, transport: Transport, stage: str) -> float | None:
+        """Smoothed round trip of a stage's answers over a transport; None before the first."""
+        return self._mean_ms.get((transport, stage))
+
+    async def run(self, carrier: EscalationTransport, pending: PendingRequest) -> Escalated:
+        """The reply over this transport, or over HTTP if the image is too large for datagrams.
+
+        Raises:
+            RequestError: what the datacenter found wrong with the image.
+            EscalationFailed: for everything else, a timeout included.
+        """
+        try:
+            return await self._run(carrier, pending)
+        except TooLargeForDatagrams:
+            return await self._run(self._selector.http, pending)
+
+    async def _run(self, carrier: EscalationTransport, pending: PendingRequest) -> Escalated:
+        request, timeout_s, times = pending.request, pending.timeout_s, carrier.breaker.times
+        started = self._clock.now()
+        self._selector.mark_used(started)
+        bound_ms = times.bound_ms()
+        expected = bound_ms is not None and bound_ms <= timeout_s * 1e3
+        sent = times.sent(started)
+
+        def escalated(payload: bytes) -> Escalated:
+            reply = checked(payload, request, self._classes, self._url)
+            return Escalated(reply, (self._clock.now() - started) * 1e3)
+
+        def on_interim(payload: bytes) -> None:
+            with suppress(EscalationFailed):  # the final reply decides whether the exchange fails
+                pending.parts.add(escalated(payload))
+
+        try:
+            status, payload = await carrier.send(
+                pending.body, request, pending.trace, timeout_s, lossless=pending.lossless, on_interim=on_interim
+            )
+            if status != 200:
+                raise self._refusal(carrier, pending, status, payload, sent)
+            answer = escalated(payload)
+        except ReplyLate:
+            if pending.parts.latest is None:
+                self._record_late(carrier, pending, sent, expected=expected)
+                raise
+            answer = pending.parts.latest
+        except TransportBroken:
+            self._record_failure(carrier)
+            if pending.parts.latest is None:
+                raise
+            return pending.parts.latest
+        else:
+            if answer.reply.complete:
+                self._record_mean(carrier, answer.reply, answer.round_trip_ms)
+        finally:
+            times.dropped(sent)
+        self._record_answer(carrier, pending, answer, sent, expected=expected)
+        return answer
+
+    def _record_answer(
+        self,
+        carrier: EscalationTransport,
+        pending: PendingRequest,
+        answer: Escalated,
+        sent: OutstandingRequest,
+        *,
+        expected: bool,
+    ) -> None:
+        """Record a reply; `expected`: it should have been on time.
+
+        A request without a deadline asks for more work, so its round trip is not comparable and not recorded.
+        """
+        if pending.request.deadline_ms is None:
+            return
+        now, first_ms = self._clock.now(), pending.parts.first_ms
+        carrier.breaker.times.answered(sent, answer.until_first_ms, now)
+        if first_ms is not None:
+            first = carrier.rest.sent(sent.sent + first_ms * 1e-3)
+            if answer.reply.complete:
+                carrier.rest.answered(first, answer.round_trip_ms - first_ms, now)
+            else:
+                carrier.rest.given_up(first, max(0.0, pending.timeout_s * 1e3 - first_ms), now)
+        if carrier is self._selector.http and expected:
+            self._selector.record_tcp(late=False)
+
+    def _record_mean(self, carrier: EscalationTransport, reply: EscalationReply, round_trip_ms: float) -> None:
+        """Update the means. The number of stages is bounded: a checked reply names one that was asked."""
+        key = Transport.TCP if carrier is self._selector.http else Transport.DATAGRAM, reply.model
+        before = self._mean_ms.get(key, round_trip_ms)
+        self._mean_ms[key] = before + MEAN_GAIN * (round_trip_ms - before)
+        own_ms = reply.timing_ms.total
+        self._datacenter_ms += MEAN_GAIN * (own_ms - self._datacenter_ms) if self._datacenter_ms else own_ms
+
+    def _record_late(
+        self, carrier: EscalationTransport, pending: PendingRequest, sent: OutstandingRequest, *, expected: bool
+    ) -> None:
+        """Record that no reply came in time; `expected`: one should have come long before."""
+        now, timeout_ms = self._clock.now(), pending.timeout_s * 1e3
+        if pending.request.deadline_ms is None:
+            self._record_failure(carrier)  # even without a deadline it did not answer
+            return
+        # The wait counts for at most the timeout, however late the timer fired.
+        waited_ms = min((now - sent.sent) * 1e3, timeout_ms)
+        carrier.breaker.times.given_up(sent, waited_ms, now, probe=pending.probe)
+        if carrier is self._selector.http and expected:
+            self._selector.record_tcp(late=self._datacenter_ms <= OWN_SHARE * timeout_ms)
+        if carrier is self._selector.carrier and not pending.probe and carrier.breaker.state(now) is BreakerState.OPEN:
+            self._probe(pending)
+
+    def _record_failure(self, carrier: EscalationTransport) -> None:
+        carrier.breaker.connected = False
+        self._on_failure()
+
+    def _refusal(
+        self,
+        carrier: EscalationTransport,
+        pending: PendingRequest,
+        status: int,
+        payload: bytes,
+        sent: OutstandingRequest,
+    ) -> RequestError | EscalationFailed:
+        """Record a reply other than 200, and translate it."""
+        fault, said = refused(status, payload)
+        if fault is not None:
+            return fault
+        if status in KEY_REFUSED:
+            self.key_refused = said
+        if status == errors.DeadlineMissed.status:
+            # It is alive but too busy. A refusal at once (429) made nobody wait and is not recorded.
+            now = self._clock.now()
+            carrier.breaker.times.given_up(sent, (now - sent.sent) * 1e3, now, probe=pending.probe)
+        elif status not in (errors.Overloaded.status, errors.TooLarge.status):
+            self._record_failure(carrier)
+        return EscalationFailed(f"{self._url} refused with HTTP {status}: {said[:200]}")

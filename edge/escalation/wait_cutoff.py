@@ -1,0 +1,78 @@
+"""Ends a caller's wait for the datacenter once a reply on time is too unlikely; the request itself continues."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from edge.escalation.http_transport import EscalationTransport
+from edge.escalation.pending_request import PendingRequest
+from edge.escalation.reply_validation import Escalated
+from hawkvision.core.clock import Clock
+from hawkvision.core.errors import EscalationFailed, RequestError
+
+log = logging.getLogger("hawkvision.edge")
+
+RETURN_MARGIN_S: Final = 0.01
+"""A caller with an interim answer stops waiting this long before its timeout, because timers fire late on a busy
+machine."""
+
+
+class WaitAbandoned(EscalationFailed):
+    """Too few replies that take so long arrive in time, so the edge's own answer is given."""
+
+
+class Waits:
+    """Waits for replies, and keeps the requests that no caller waits for any more."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Prepare."""
+        self._clock = clock
+        self._abandoned: set[asyncio.Task[Escalated]] = set()
+        """Bounded by the number of pending requests, which include these."""
+
+    async def while_likely(
+        self, reply: Coroutine[Any, Any, Escalated], carrier: EscalationTransport, pending: PendingRequest
+    ) -> Escalated:
+        """The reply, or the latest interim answer once a better one on time is too unlikely.
+
+        Raises:
+            WaitAbandoned: if there is no interim answer either.
+        """
+        parts, times = pending.parts, carrier.breaker.times
+        worth_ms = times.worth_ms(pending.timeout_s * 1e3, self._clock.now())
+        task, first = asyncio.create_task(reply), asyncio.create_task(parts.arrived.wait())
+        try:
+            await asyncio.wait({task, first}, timeout=worth_ms * 1e-3, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and parts.first_ms is not None:
+                left_ms = max(0.0, (pending.timeout_s - RETURN_MARGIN_S) * 1e3 - parts.first_ms)
+                rest_ms = carrier.rest.worth_ms(left_ms, self._clock.now())
+                await asyncio.wait({task}, timeout=rest_ms * 1e-3)
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        finally:
+            first.cancel()
+        if task.done():
+            return task.result()
+        self._abandoned.add(task)
+        task.add_done_callback(self._ended)
+        if parts.latest is not None:
+            return parts.latest
+        raise WaitAbandoned(f"there is no answer after {worth_ms:.0f} ms; few of those that take so long come in time")
+
+    def _ended(self, task: asyncio.Task[Escalated]) -> None:
+        self._abandoned.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, (EscalationFailed, RequestError)):
+            log.error("an abandoned escalation broke off", exc_info=error)
+
+    async def close(self) -> None:
+        """Cancel the abandoned requests."""
+        background = list(self._abandoned)
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)

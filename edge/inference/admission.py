@@ -1,0 +1,204 @@
+"""What images may cost a node: memory and time, told from their headers before anything is decoded.
+
+    header ─ DecodingScales.cost ─┬─ too many pixels, or more memory than one request may have ──► 413
+                          ├─ heavy ─ admit ─┬─ more work than a request may bring ───────► 413
+                          │                 ├─ cannot be decoded before its deadline ────► 504
+                          │                 └─ more work than waits at most ─────────────► 429
+                          └─ worker pool: starts when its bytes are free (`edge.inference.worker_pool`)
+
+A request is admitted as a whole, with all of its images. They enter the queue in turns (`Turns`), so that others'
+single images go between them, and no two heavy ones of one request are ever decoded at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from hawkvision.core.errors import DeadlineMissed, Overloaded, TooLarge
+from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.types import OnMiss
+from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales, cost_of
+from hawkvision.imaging.image_header import Encoded, ImageHeader
+from hawkvision.system.memory import MemoryBudget, MemoryParts
+
+Refusal: TypeAlias = Literal["pixels", "memory", "request_work", "waiting_work", "deadline"]
+"""Why an image was refused: too many pixels; more memory than a request may have; more work than a request may bring;
+more work than may wait; no time to decode it."""
+LIGHT_TURNS: Final = 2
+"""Light images of one request in the queue at once, for each worker: one runs, and one lies ready."""
+
+
+class WorkFull(Overloaded):
+    """All images that wait and are decoded reached the bound of expected time."""
+
+
+@dataclass(slots=True)
+class Admitted:
+    """A request's part of the work that waits."""
+
+    left_s: float
+
+
+class Admission:
+    """Weighs images, and bounds what those together cost that a node has taken in. Used on one event loop."""
+
+    def __init__(
+        self, scales: DecodingScales, rates: DecodingRates, metrics: EdgeMetrics, workers: int, limit_s: float
+    ) -> None:
+        """Nothing is bounded by memory before `divide`.
+
+        Args:
+            scales: of the node's models.
+            rates: that they learn.
+            metrics: where to count.
+            workers: that decode.
+            limit_s: expected seconds of work for each worker, at most.
+        """
+        self.rates = rates
+        self.memory = MemoryBudget()
+        """For decoding."""
+        self.parts: MemoryParts | None = None
+        self._scales = scales
+        self._workers = workers
+        self._limit_s = limit_s
+        self._work_s = 0.0
+        self._inside = 0
+        """Requests that brought some of it."""
+        self._metrics = metrics
+        self._refused = metrics.refused_costs
+        metrics.decoding_bytes.set_function(lambda: self.memory.in_use)
+        metrics.decoding_peak_bytes.set_function(lambda: self.memory.peak)
+        metrics.decoding_work.set_function(lambda: self._work_s)
+
+    def divide(self, parts: MemoryParts) -> None:
+        """From now on there is so much memory."""
+        self.parts = parts
+        self.memory.limit = parts.decoding
+        for part in ("total", "bodies", "decoding", "request"):
+            self._metrics.memory_budget.labels(part).set(getattr(parts, part))
+
+    def cost(self, body: Encoded, header: ImageHeader) -> DecodingCost:
+        """Of decoding an image at the edge.
+
+        Raises:
+            TooLarge: for too many pixels, or more bytes than one request may have.
+        """
+        try:
+            cost = self._scales.cost(body, header)
+        except TooLarge:
+            self._refuse("pixels")
+            raise
+        self.check_memory(cost.bytes, header)
+        return cost
+
+    def check_memory(self, size: int, header: ImageHeader) -> None:
+        """Refuse what can never be decoded.
+
+        Raises:
+            TooLarge: if it is more than one request may have.
+        """
+        if self.parts is not None and size > self.parts.request:
+            self._refuse("memory")
+            raise TooLarge(
+                f"to decode the image of {header.width}x{header.height} pixels takes up to {size} bytes of memory; "
+                f"one request may have {self.parts.request}"
+            )
+
+    @asynccontextmanager
+    async def beside(self, body: Encoded, header: ImageHeader, min_side: int, until: float) -> AsyncGenerator[None]:
+        """Have the memory to decode an image elsewhere than in the worker pool, as soon as it is free.
+
+        Args:
+            body: the image.
+            header: of it.
+            min_side: see `decode`.
+            until: on the loop's clock; it is not begun if it cannot be decoded by then.
+
+        Raises:
+            DeadlineMissed: if it cannot.
+            Overloaded: if there is never so much memory, or too many wait for it.
+        """
+        cost = cost_of(body, header, [min_side], self.rates)
+        async with self.memory.held(cost.bytes, until):
+            if cost.heavy and asyncio.get_running_loop().time() + cost.heavy_s > until:
+                self.count_late()
+                raise DeadlineMissed(f"to decode it takes about {cost.heavy_s * 1e3:.0f} ms, longer than is left")
+            yield
+
+    @contextmanager
+    def admit(self, costs: Sequence[DecodingCost]) -> Iterator[Admitted | None]:
+        """Let a request in for as long as the block lasts, with all of its images; None if none is heavy.
+
+        Raises:
+            TooLarge: if they bring more work than one request may.
+            Overloaded: if with what is there already it is more than may wait; says when that is likely done.
+        """
+        work_s = sum(cost.heavy_s for cost in costs)
+        if not work_s:
+            yield None
+            return
+        if (alone_s := sum(map(self.rates.alone, costs))) > self._limit_s:
+            self._refuse("request_work")
+            raise TooLarge(
+                f"to decode the request's {len(costs)} image(s) takes about {alone_s:.1f} s of processor time; "
+                f"one request may take {self._limit_s:g} s"
+            )
+        if self._inside and self._work_s + work_s > self._limit_s * self._workers:
+            self._refuse("waiting_work")
+            wait_s = max(1.0, math.ceil(self._work_s / self._workers))
+            raise WorkFull(f"images that take about {self._work_s:.1f} s to decode are waiting already", wait_s)
+        self._work_s += work_s
+        self._inside += 1
+        admitted = Admitted(work_s)
+        try:
+            yield admitted
+        finally:
+            self.decoded(admitted, admitted.left_s)
+            self._inside -= 1
+            if not self._inside:
+                self._work_s = 0.0  # what is left of it was rounded
+
+    def decoded(self, admitted: Admitted, heavy_s: float) -> None:
+        """So much of a request's work is done."""
+        done_s = min(heavy_s, admitted.left_s)
+        admitted.left_s -= done_s
+        self._work_s = max(0.0, self._work_s - done_s)
+
+    def check_time(self, heavy_s: float, left_ms: float | None, on_miss: OnMiss) -> None:
+        """Refuse what cannot be decoded in time; who waits for late answers gets one.
+
+        Raises:
+            DeadlineMissed: if so.
+        """
+        if left_ms is not None and heavy_s * 1e3 > max(0.0, left_ms) and on_miss is not OnMiss.WAIT:
+            self.count_late()
+            raise DeadlineMissed(
+                f"not started: to decode it takes about {heavy_s * 1e3:.0f} ms, "
+                f"and {max(0.0, left_ms):.0f} ms are left before the deadline"
+            )
+
+    def count_late(self) -> None:
+        """An image was not decoded, for it would have been late."""
+        self._refuse("deadline")
+
+    def _refuse(self, reason: Refusal) -> None:
+        self._refused.labels(reason).inc()
+
+
+class Turns:
+    """One request's places in the queue: for one heavy image, and for some light ones."""
+
+    def __init__(self, workers: int, admitted: Admitted | None) -> None:
+        self.admitted = admitted
+        """The request's part of the work that waits."""
+        self._heavy = asyncio.Semaphore(1)
+        self._light = asyncio.Semaphore(LIGHT_TURNS * workers)
+
+    def of(self, cost: DecodingCost) -> asyncio.Semaphore:
+        """To be held while the image is in the queue or decoded."""
+        return self._heavy if cost.heavy else self._light

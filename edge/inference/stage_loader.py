@@ -1,0 +1,132 @@
+"""Loads the edge stage of a configuration: verified model files, their backends, and the stage's fingerprint."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+
+from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel
+from edge.inference.warm_up import warm_up
+from hawkvision.cascade.confidence.scores import Ranking, most_probable
+from hawkvision.core.clock import MonotonicClock
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.types import Score
+from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
+from hawkvision.inference.backend_registry import execution_of, open_backend
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.int8 import ranking
+from hawkvision.inference.int8.backend import Int8Backend
+from hawkvision.models.artifacts import load_variant
+from hawkvision.models.fingerprints import BETWEEN, VariantRun, stage_fingerprint, statement
+from hawkvision.models.manifest import Manifest, Variant
+
+
+class StageLoader:
+    """Loads stages of one manifest with one configuration. Its methods block, and belong on a thread."""
+
+    def __init__(
+        self, config: EdgeConfig, manifest: Manifest, cache: Path, given_up: Future[None] | None = None
+    ) -> None:
+        """Prepare.
+
+        Args:
+            config: names the backend, its devices and its threads.
+            manifest: of the task.
+            cache: folder of built models.
+            given_up: ends the waiting for a device when it is done.
+        """
+        self._config = config
+        self._manifest = manifest
+        self._cache = cache
+        self._given_up = given_up
+
+    def load(self, name: str, temperature: float, score: Score, *, known: bool = False) -> EdgeStage:
+        """A variant or conditional ensemble with all its models.
+
+        Args:
+            name: in the manifest.
+            temperature: of the stage, from the profile.
+            score: which number says how sure it is.
+            known: see `open_wide`.
+
+        Raises:
+            ArtifactError: if a model file is missing or is not the manifest's.
+            BackendError: if the backend cannot run a model.
+            CompileError: if the backend is an FPGA's, and the variant or the build is not.
+        """
+        config, manifest = self._config, self._manifest
+        variants = manifest.members(name)
+        models = [self._model(variant, known=known) for variant in variants]
+        others, ensemble = None, manifest.ensemble(name)
+        if ensemble is not None:
+            assert ensemble.accept_confidence is not None, "no other ensemble is taken for an edge stage"
+            temperatures = tuple(variant.temperature for variant in variants)
+            others = ConditionalEnsemble(
+                tuple(models[1:]), temperatures, ensemble.temperature, ensemble.accept_confidence
+            )
+        runs = [
+            VariantRun(variant.name, None if config.backend == "noop" else variant.sha256, variant.input,
+                       variant.temperature, self._executions(model))
+            for variant, model in zip(variants, models, strict=True)
+        ]  # fmt: skip
+        stated, members = statement(runs), tuple(run.name for run in runs)
+        fingerprint = stage_fingerprint(
+            stated,
+            members,
+            temperature=1.0 if ensemble is None else ensemble.temperature,
+            accept_confidence=None if ensemble is None else ensemble.accept_confidence,
+        )
+        first_fingerprint = stage_fingerprint(stated, members[:1])
+        best_classes = _ranking(models[0].backend)
+        return EdgeStage(name, models[0], temperature, score, others, best_classes, fingerprint, first_fingerprint)
+
+    def load_warm(self, name: str) -> EdgeStage:
+        """A variant or conditional ensemble with the manifest's temperature, ready for its first image.
+
+        Raises:
+            ArtifactError, BackendError, CompileError: as `load`.
+        """
+        manifest = self._manifest
+        temperature = 1.0 if manifest.ensemble(name) is not None else manifest.variant(name).temperature
+        stage = self.load(name, temperature, Score.TOP1, known=True)
+        for model in stage.models:
+            for each in (model.backend, model.wide):
+                if each is not None:
+                    warm_up(each)
+        return stage
+
+    def _model(self, variant: Variant, *, known: bool) -> LoadedModel:
+        backend, wide = self._open(variant), None
+        if divides(self._config.backend, self._config.onnx_providers):
+            wanted = self._config.intra_op_threads
+            wide = open_wide(backend, lambda threads: self._open(variant, threads), wanted, known=known)
+        return LoadedModel(variant.name, backend, variant.input, wide)
+
+    def _open(self, variant: Variant, threads: int = 1) -> Backend:
+        """A variant's backend, of verified bytes; `threads` work on one image."""
+        config, kind = self._config, self._config.backend
+        if kind == "fpga-ref" or kind == "fpga-sim" or kind == "fpga-device" or kind == "fpga-offload":
+            from fpga.node_backend import open_node_backend
+            from fpga.settings import FpgaSettings
+
+            model, settings = load_variant(self._cache, config.task, variant), config.feature(FpgaSettings)
+            cores, clock = usable_cores(), MonotonicClock()
+            return open_node_backend(kind, model, settings, self._cache, cores, clock, self._given_up)
+        return open_backend(
+            kind,
+            b"" if kind == "noop" else load_variant(self._cache, config.task, variant),
+            variant.input,
+            self._manifest.classes,
+            providers=config.onnx_providers,
+            threads=threads,
+        )
+
+    def _executions(self, model: LoadedModel) -> str:
+        """What runs a loaded model; `load_variant` has verified that its bytes have the manifest's hash."""
+        both = [model.backend] if model.wide is None else [model.backend, model.wide]
+        return BETWEEN.join(dict.fromkeys(execution_of(self._config.backend, each) for each in both))
+
+
+def _ranking(backend: Backend) -> Ranking:
+    """Finds a model's most probable classes: its kernels' own function, where they have one."""
+    return ranking.most_probable if isinstance(backend, Int8Backend) else most_probable

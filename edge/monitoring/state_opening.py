@@ -1,0 +1,60 @@
+"""Opens the state file that a configuration names, or its default."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from edge.monitoring.state_store import StateError, StateFile
+from edge.monitoring.stream_keys import DEFAULT_STREAM
+from edge.monitoring.streams import ROWS_PER_STREAM
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig, default_state_file
+
+log = logging.getLogger("hawkvision.edge")
+
+
+def open_state(config: EdgeConfig, metrics: EdgeMetrics) -> StateFile | None:
+    """The state file; None if there is to be none, or it is damaged: a node without a memory still serves.
+
+    Raises:
+        ConfigError: if it is another node's or of another kind.
+    """
+    path = config.state_file
+    if path is None:
+        path = _default_file(config)
+        if path is None:
+            return None
+    kept, failures = metrics.state_kept.labels(config.task), metrics.state_failures.labels(config.task, "open")
+    kept.set(0)
+    try:
+        state = StateFile(path, ROWS_PER_STREAM * config.max_streams, DEFAULT_STREAM)
+    except (StateError, ConfigError) as error:
+        if config.state_file is not None and isinstance(error, ConfigError):
+            raise
+        failures.inc()
+        log.error(
+            "serving without what was known of streams, and forgetting what is learnt at the next stop: %s", error
+        )
+        return None
+    if state.unwritable is None:
+        kept.set(1)
+    else:
+        failures.inc()
+        log.error("state_file %s: read, but nothing more is kept there: %s", path, state.unwritable)
+    return state
+
+
+def _default_file(config: EdgeConfig) -> Path | None:
+    """The file of a node for which none was named; makes its folder. None, with a log line, if there can be none."""
+    try:
+        path = default_state_file(config)
+        if path is not None:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return path
+    except (OSError, RuntimeError) as error:  # no home, or none that can be written
+        log.error("no state_file, and none can be made: what is learnt of streams ends with this node: %s", error)
+        return None
+    log.info("no state_file: what is learnt of streams ends with this node")
+    return None

@@ -1,0 +1,38 @@
+"""What the requests of a node share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge.escalation.client import DatacenterClient
+from edge.monitoring.audits import Auditor
+from edge.monitoring.served_versions import ServedVersions
+from edge.serving.edge_execution import EdgeExecutor
+from edge.serving.guarantees import Guarantees
+from hawkvision.core.clock import Clock
+from hawkvision.core.metrics import EdgeMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class ServingContext:
+    """The parts of a node that a request needs. Made and used on one event loop."""
+
+    task: str
+    labels: Sequence[str]
+    """Class names in index order."""
+    best: str
+    """The reference stage, which is asked on escalation."""
+    clock: Clock
+    metrics: EdgeMetrics
+    executor: EdgeExecutor
+    """Runs the edge stage."""
+    datacenter: DatacenterClient | None
+    """The datacenter; None for a node that answers alone."""
+    datacenter_timeout_s: float
+    """Longest wait for the datacenter, with or without a deadline."""
+    served: ServedVersions
+    """What the datacenter runs."""
+    guarantees: Guarantees
+    """The certificates in force."""
+    auditor: Auditor

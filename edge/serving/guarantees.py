@@ -1,0 +1,132 @@
+"""The certificates in force, and the guarantee that each answer may carry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.inference.edge_stage import EdgeStage
+from edge.monitoring.certification import Certification, Source
+from edge.monitoring.served_versions import ServedVersions
+from edge.monitoring.stream_controllers import StreamControllers
+from edge.monitoring.streams import Streams
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route, uncertified, unmonitored, without_guarantee
+from hawkvision.core.errors import ManifestError
+from hawkvision.core.escalation_api import EscalationReply
+from hawkvision.core.types import WHOLE, AccuracyGuarantee, AccuracyStatus, Received, Tier
+from hawkvision.models.fingerprints import parts_of
+
+
+class Guarantees:
+    """The edge stage, the policy and the certified versions that belong together. Used on one event loop."""
+
+    def __init__(
+        self,
+        stage: EdgeStage,
+        policy: Policy,
+        source: Source | None,
+        best: str,
+        served: ServedVersions,
+        streams: Streams,
+    ) -> None:
+        """Put certificates in force.
+
+        Args:
+            stage: the edge stage.
+            policy: routes of this cascade.
+            source: the images that the certificates were made from.
+            best: the reference stage.
+            served: what the datacenter runs, compared with the certified versions.
+            streams: whose evidence supports or suspends the certificates.
+        """
+        self.stage = stage
+        self.policy = policy
+        self.source = source
+        self.served = served
+        self._best = best
+        self._streams = streams
+
+    @property
+    def certificates_valid(self) -> bool:
+        """Whether the edge stage is the certified one, and the datacenter's stages are, as far as is known."""
+        return self.served.versions.holds(self.stage.name, self.stage.fingerprint) and self.served.all_certified
+
+    def adopt(self, found: Certification) -> None:
+        """Put other certificates in force. Requests under way will claim nothing.
+
+        Raises:
+            ManifestError: if they are about other models of the edge stage than those that are loaded.
+        """
+        stage = self.stage
+        for name, fingerprint in ((stage.name, stage.fingerprint), (stage.first.name, stage.first_fingerprint)):
+            certified = found.versions.stages.get(name)
+            if fingerprint is not None and certified is not None and certified != parts_of(fingerprint)[0]:
+                raise ManifestError(
+                    f"the profile is about {name} with fingerprint {certified}, but loaded is "
+                    f"{parts_of(fingerprint)[0]}: restart the node to load other models"
+                )
+        self.stage = replace(stage, temperature=found.temperature, score=found.score)
+        self.policy, self.source = found.policy, found.source
+        self._streams.adopt(found.policy.profiles)
+        intermediate = found.policy.pair.intermediate
+        self.served.adopt(found.versions, None if intermediate is None else intermediate.name)
+
+    def controllers(
+        self, route: Route, stream: str | None, caller: str = "", received: Received = WHOLE
+    ) -> StreamControllers:
+        """A request's stream controllers; empty where no certificate stands behind it, or one for other versions."""
+        controls = route.controls if self.edge_certified(route, received) else None
+        return self._streams.controllers(stream, controls, caller)
+
+    def edge_certified(self, route: Route, received: Received = WHOLE) -> bool:
+        """Whether the edge stage runs as certified; true for a route that does not ask it."""
+        if route.direct:
+            return True
+        name, fingerprint = self.stage.name, self.stage.fingerprint
+        if route.first_only:
+            name, fingerprint = self.stage.first.name, self.stage.first_fingerprint
+        return self.served.versions.holds(name, fingerprint, whole=received == WHOLE)
+
+    def as_certified(self, route: Route, received: Received = WHOLE, reply: EscalationReply | None = None) -> bool:
+        """Whether the stage that answered, and the stages that it is compared with, are the certified ones.
+
+        Args:
+            route: of the target.
+            received: the part of the caller's image that the stage used.
+            reply: the datacenter's, if it answered.
+        """
+        if not self.edge_certified(route, received):
+            return False
+        if reply is not None and not self.served.certified(reply, received):
+            return False
+        if reply is not None and route.direct:
+            return reply.model == self._best
+        return self.served.references_certified(None if route.intermediate is None else route.intermediate.stage)
+
+    def of_answer(
+        self, route: Route, tier: Tier, controllers: StreamControllers, *, degraded: bool = False, version: bool = True
+    ) -> AccuracyGuarantee:
+        """The guarantee of an answer, given what computed it and the traffic of its stream.
+
+        An alarm suspends the guarantee. Uncertified versions, a missed target and too few audits end it. So does a
+        datacenter that has not said which models it runs, for its own answers.
+
+        Args:
+            route: of the target.
+            tier: the tier that answered.
+            controllers: the request's stream controllers.
+            degraded: whether the answer is below the target.
+            version: whether certified versions computed it (`as_certified`).
+        """
+        guarantee = route.guarantee
+        if guarantee.max_drop is None and guarantee.status is not AccuracyStatus.CERTIFIED:
+            return without_guarantee(guarantee) if degraded else guarantee  # nothing certified is claimed
+        if controllers.suspended:
+            return replace(without_guarantee(guarantee), status=AccuracyStatus.SUSPENDED)
+        if not version:
+            return uncertified(guarantee)
+        if degraded or (tier is Tier.DATACENTER and not self.served.listed):
+            return without_guarantee(guarantee)
+        if route.controls is not None and (not self.served.listed or not controllers.monitored):
+            return unmonitored(guarantee)
+        return guarantee

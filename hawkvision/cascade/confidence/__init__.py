@@ -1,0 +1,1 @@
+"""How sure a stage is: scores from logits, and temperatures that make its probabilities calibrated."""

@@ -1,0 +1,95 @@
+"""How a baseline handles requests: each goes where the baseline's route says, whatever the time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+
+from edge.escalation.reply_validation import Escalated
+from edge.inference.edge_stage import EdgePrediction
+from edge.serving.evidence import below_target
+from edge.serving.request_handler import RequestHandler
+from edge.serving.response import datacenter_answer
+from hawkvision.core.errors import RequestError
+from hawkvision.core.types import Answer, OnMiss, Reason
+
+log = logging.getLogger("hawkvision.edge")
+
+
+async def nothing_to_close() -> None:
+    """For baselines that hold nothing of their own."""
+
+
+class NoDeadlineHandler(RequestHandler):
+    """Waits for the tier that the route names, however late the answer comes.
+
+    The node itself carries out `on_miss=fail`, afterwards. The edge answers in place of a datacenter that fails or is
+    known to be down, and the answer is marked as degraded: the systems compared with would answer with an error.
+    """
+
+    async def answer(self) -> Answer:
+        """See `RequestHandler.answer`."""
+        self.image.on_miss = OnMiss.WAIT
+        return await super().answer()
+
+    async def try_partial_image(self) -> Answer | None:
+        """None: only HawkVision answers before the whole image is there."""
+        return None
+
+    @property
+    def cannot_meet_target(self) -> bool:
+        """Never: a baseline does not tell a partial image from a whole one."""
+        return False
+
+
+class DeadlineFallbackHandler(NoDeadlineHandler):
+    """The same, but the edge answers just before a deadline that the datacenter misses (`deadline_fallback`).
+
+    It learns nothing of the link: the next request waits as long. Requests without a deadline, or with another
+    `on_miss` than `degrade`, go as `NoDeadlineHandler` sends them.
+    """
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether the edge answers this request when the deadline is near."""
+        return self.image.deadline is not None and self.image.on_miss is OnMiss.DEGRADE
+
+    async def answer(self) -> Answer:
+        """See `RequestHandler.answer`."""
+        if not self.falls_back:
+            return await super().answer()
+        running = asyncio.ensure_future(self.run_edge())
+        try:
+            edge, reason = None, Reason.TARGET
+            if not self.image.route.direct:
+                edge, reason = await running, Reason.LOW_CONFIDENCE
+                if self.image.route.threshold == -math.inf or not below_target(self.image, edge):
+                    return self.finish_at_edge(edge)
+            escalated = await self.until_deadline(reason)
+            if escalated is not None:
+                return datacenter_answer(self.context, self.image, escalated, reason, edge)
+            return self.finish_at_edge(await running, reason)
+        finally:
+            await cancelled(running)
+
+    async def until_deadline(self, reason: Reason) -> Escalated | None:
+        """The datacenter's reply; None if there is none just before the deadline, or the link is down.
+
+        Raises:
+            CallerGone: if the caller hung up meanwhile.
+        """
+        cutoff, datacenter = self.cutoff, self.context.datacenter
+        if cutoff is None or cutoff.passed(self.context.clock.now()) or datacenter is None or not datacenter.up:
+            return None
+        try:
+            return await self.escalate(reason, cutoff)
+        except RequestError as error:
+            log.warning("the datacenter refused an image that the edge can read: %s", error)
+            return None
+
+
+async def cancelled(running: asyncio.Future[EdgePrediction]) -> None:
+    """Cancel an inference that is of no use any more, and retrieve its error, so that nothing is logged of it."""
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

@@ -1,0 +1,487 @@
+"""INFaaS on a node: which variant is chosen, what is loaded for it, and what has to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from edge.inference.edge_stage import EdgeStage
+from edge.inference.edge_stage import LoadedModel as Loaded
+from hawkvision.core.errors import ArtifactError, ManifestError, NotReady, Overloaded
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, MinAccuracy, Quality, Reason, Score, Tier
+from hawkvision.models.manifest import artifact_path, load_manifest, models_dir
+from hawkvision.system.process import running
+from tests.bench.policies.baselines.infaas import Option, Worker, choose
+from tests.bench.policies.baselines.plugin import InfaasBaseline, with_baselines
+from tests.bench.policies.baselines.registration import Profiled, Registration, register
+from tests.bench.policies.baselines.residency import Residency, next_to_evict
+from tests.bench.policies.baselines.settings import BaselineSettings
+from tests.edge.bench import SPEC, SURE, GatedBackend, bench, known, run
+from tests.edge.conftest import Caller
+from tests.edge.peer import Peer
+from tests.hawkvision.cascade.synthetic import SHA
+from tests.images import encoded
+from tests.waiting import until
+
+SIZES = {"small": 5, "mid": 6, "big": 8}
+INFAAS = EdgeConfig(policy="infaas", task="digits")
+
+
+def infaas(**settings: Any) -> EdgeConfig:
+    """A node's settings, with these of the baseline."""
+    return replace(INFAAS, features=(BaselineSettings(**settings),))
+
+
+class LoadedModel(GatedBackend):
+    """A variant that knows whether it was unloaded."""
+
+    closed = False
+
+    def close(self) -> None:
+        super().close()
+        self.closed = True
+
+
+class Store:
+    """What variants are loaded from: counts loads, waits for its gate, and fails if told to."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.loads: list[str] = []
+        self.models: dict[str, LoadedModel] = {}
+        self.broken = False
+
+    def load(self, name: str) -> EdgeStage:
+        self.loads.append(name)
+        assert self.gate.wait(30)
+        if self.broken:
+            raise ArtifactError(f"{name}: gone")
+        self.models[name] = LoadedModel(SURE)
+        return EdgeStage(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1)
+
+    def first(self) -> EdgeStage:
+        stage = self.load("small")
+        self.loads.clear()
+        return stage
+
+
+def option(name: str, accuracy: float, latency_ms: float, wait_ms: float = 0.0, **where: bool) -> Option:
+    return Option(name, accuracy, latency_ms, wait_ms, **where)
+
+
+CHEAP = option("cheap", 0.6, 2.0)
+MEDIUM = option("medium", 0.8, 5.0)
+MEDIUM_UNLOADED = option("medium", 0.8, 5.0, 40.0, resident=False)
+COMING = option("coming", 0.82, 8.0, 30.0, resident=False)
+LARGE = option("large", 0.85, 20.0)
+REMOTE = option("remote", 0.9, 45.0, 30.0, local=False)
+
+# ---------------------------------------------------------------------------------------------------- decisions
+
+
+@pytest.mark.parametrize(
+    ("options", "required", "slack_ms", "chosen"),
+    [
+        ([CHEAP, MEDIUM, REMOTE], 0.5, 100.0, "cheap"),
+        ([CHEAP, MEDIUM, REMOTE], 0.7, None, "medium"),
+        ([CHEAP, MEDIUM, REMOTE], 0.88, 100.0, "remote"),
+        ([CHEAP, MEDIUM_UNLOADED, REMOTE], 0.7, 100.0, "medium"),
+        ([CHEAP, MEDIUM_UNLOADED, LARGE, REMOTE], 0.7, 100.0, "large"),
+        ([CHEAP, MEDIUM_UNLOADED, LARGE, REMOTE], 0.7, 19.0, "large"),
+        ([CHEAP, MEDIUM_UNLOADED, REMOTE], 0.7, 44.0, "medium"),
+        ([COMING, MEDIUM_UNLOADED, REMOTE], 0.7, 100.0, "coming"),
+        ([CHEAP, REMOTE], 0.7, 10.0, "remote"),
+        ([CHEAP, MEDIUM], 0.99, 10.0, "medium"),
+    ],
+    ids=[
+        "the cheapest that will do",
+        "not one that is too inaccurate",
+        "the datacenter where only that is accurate enough",
+        "loaded here rather than sent away",
+        "what is resident rather than loaded",
+        "the soonest, if nobody is in time",
+        "the soonest, even if it has to be loaded",
+        "the one that is on its way already",
+        "accuracy before latency",
+        "the most accurate, if nobody is accurate enough",
+    ],
+)
+def test_the_choice(options: list[Option], required: float, slack_ms: float | None, chosen: str) -> None:
+    assert choose(options, required, slack_ms).name == chosen
+
+
+OPTIONS = st.builds(
+    Option,
+    st.text("abc", min_size=1, max_size=3),
+    st.floats(0.0, 1.0),
+    st.floats(0.1, 100.0),
+    st.floats(0.0, 100.0),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@given(st.lists(OPTIONS, min_size=1, max_size=8), st.floats(0.0, 1.0), st.none() | st.floats(-10.0, 200.0))
+def test_accuracy_is_kept_if_it_can_be_and_then_the_deadline(
+    options: list[Option], required: float, slack_ms: float | None
+) -> None:
+    chosen = choose(options, required, slack_ms)
+    accurate = [each for each in options if round(each.accuracy, 9) >= required]
+    assert chosen in (accurate or options)
+    if slack_ms is not None and any(each.total_ms <= slack_ms for each in accurate):
+        assert chosen.total_ms <= slack_ms
+
+
+@pytest.mark.parametrize(
+    ("in_use", "leaves"),
+    [({"a": False, "b": False}, "a"), ({"a": True, "b": False}, "b"), ({"a": True, "b": True}, "a")],
+)
+def test_the_longest_unused_leaves_first(in_use: Mapping[str, bool], leaves: str) -> None:
+    assert next_to_evict(in_use) == leaves
+
+
+# ---------------------------------------------------------------------------------------------------- residency
+
+
+def residency(store: Store, limit: int = 11, waiting_limit: int = 8) -> Residency:
+    return Residency(store.load, SIZES, limit, store.first(), waiting_limit, lambda _name, _ms: None)
+
+
+async def use(models: Residency, name: str) -> None:
+    async with models.held(name):
+        pass
+
+
+def test_what_was_used_longest_ago_makes_room() -> None:
+    async def scenario() -> tuple[list[tuple[str, ...]], bool]:
+        store, seen = Store(), []
+        models = residency(store)
+        first = store.models["small"]
+        for name in ("mid", "small", "big", "small"):
+            await use(models, name)
+            seen.append(models.loaded)
+        await models.close()
+        return seen, first.closed
+
+    seen, closed = run(scenario)
+    assert seen == [("small", "mid"), ("mid", "small"), ("big",), ("small",)]
+    assert closed, "what left was unloaded"
+
+
+def test_a_model_in_use_is_unloaded_only_afterwards() -> None:
+    async def scenario() -> list[bool]:
+        store = Store()
+        models = residency(store, limit=8)
+        model, seen = store.models["small"], []
+        async with models.held("small"):
+            waiting = asyncio.create_task(use(models, "big"))
+            await until(lambda: models.coming == ("big",) and not models.loaded)
+            seen.append(model.closed)
+        await waiting
+        seen.append(model.closed)
+        await models.close()
+        return seen
+
+    assert run(scenario) == [False, True]
+
+
+def test_many_who_wait_for_a_model_have_it_loaded_once() -> None:
+    async def scenario() -> list[str]:
+        store = Store()
+        models = residency(store)
+        await asyncio.gather(*(use(models, "mid") for _ in range(5)))
+        await models.close()
+        return store.loads
+
+    assert run(scenario) == ["mid"]
+
+
+def test_those_who_wait_for_loads_are_bounded() -> None:
+    async def scenario() -> None:
+        store = Store()
+        models = residency(store, waiting_limit=2)
+        store.gate.clear()
+        waiting = [asyncio.create_task(use(models, "mid")) for _ in range(2)]
+        await until(lambda: store.loads == ["mid"])
+        with pytest.raises(Overloaded, match="2 requests are already waiting"):
+            await use(models, "mid")
+        await use(models, "small")  # what is resident needs no wait
+        store.gate.set()
+        await asyncio.gather(*waiting)
+        await models.close()
+
+    run(scenario)
+
+
+def test_a_load_that_fails_is_everybodys_error_and_is_tried_again() -> None:
+    async def scenario() -> tuple[list[str], list[str]]:
+        store = Store()
+        models = residency(store)
+        store.broken = True
+        failed = await asyncio.gather(*(use(models, "mid") for _ in range(3)), return_exceptions=True)
+        store.broken = False
+        await use(models, "mid")
+        await models.close()
+        return [type(error).__name__ for error in failed], store.loads
+
+    assert run(scenario) == (["ArtifactError"] * 3, ["mid", "mid"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4), max_size=6), st.integers(8, 20))
+def test_memory_has_its_limit_and_nobody_is_given_an_unloaded_model(rounds: list[list[str]], limit: int) -> None:
+    async def one(models: Residency, name: str) -> None:
+        async with models.held(name) as stage:
+            await asyncio.sleep(0)
+            assert isinstance(stage.first.backend, LoadedModel)
+            assert not stage.first.backend.closed
+            assert stage.name == name
+
+    async def scenario() -> None:
+        models = residency(Store(), limit)
+        for names in rounds:
+            await asyncio.gather(*(one(models, name) for name in names))
+            assert models.used_bytes == sum(SIZES[name] for name in models.loaded) <= limit
+        await models.close()
+
+    run(scenario)
+
+
+# -------------------------------------------------------------------------------------------------- registration
+
+IMAGENET = load_manifest("imagenet", models_dir())
+LITE0 = "efficientnet_lite0_int8"
+
+
+def built(cache: Path, sizes: Mapping[str, int]) -> Path:
+    for name, size in sizes.items():
+        path = artifact_path(cache, "imagenet", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size))
+    return cache
+
+
+def test_variants_that_are_built_and_fit_are_registered_and_unloaded_again(tmp_path: Path) -> None:
+    store = Store()
+    cache = built(tmp_path, {"efficientnet_lite0_int8": 1000, "squeezenet1_1_int8": 500, "mobilenet_v2": 3000})
+    config = infaas(resident_memory_mb=0.002)
+    found = register(config, IMAGENET, cache, LITE0, store.load)
+    assert {name: each.size for name, each in found.variants.items()} == {
+        "squeezenet1_1_int8": 500,
+        "efficientnet_lite0_int8": 1000,
+    }
+    assert (found.limit, found.edge, found.best) == (2000, LITE0, "committee")
+    assert list(found.remote) == list(IMAGENET.cascade.dc)
+    assert found.best_accuracy == max(found.remote.values())
+    assert all(model.closed for model in store.models.values())
+    assert all(each.infer_ms > 0.0 and each.load_ms > 0.0 for each in found.variants.values())
+
+
+def test_a_stepwise_ensemble_is_a_variant_among_others(tmp_path: Path) -> None:
+    store = Store()
+    cache = built(tmp_path, {LITE0: 1000, "efficientnet_lite1_int8": 900})
+    found = register(infaas(resident_memory_mb=0.003), IMAGENET, cache, "edge_committee", store.load)
+    assert {name: each.size for name, each in found.variants.items()} == {
+        LITE0: 1000,
+        "efficientnet_lite1_int8": 900,
+        "edge_committee": 1900,
+    }
+    assert found.variants["edge_committee"].accuracy == max(each.accuracy for each in found.variants.values())
+    with pytest.raises(ArtifactError, match=r"edge_committee: the model file is missing.* efficientnet_lite1_int8"):
+        register(INFAAS, IMAGENET, built(tmp_path / "other", {LITE0: 9}), "edge_committee", store.load)
+
+
+def test_accuracies_that_nobody_registered_are_asked_for(tmp_path: Path) -> None:
+    ensembles = tuple(replace(each, accuracy=None) for each in IMAGENET.ensembles)
+    with pytest.raises(ManifestError, match=r"'infaas' needs registered accuracies of .* and committee"):
+        register(INFAAS, replace(IMAGENET, ensembles=ensembles), tmp_path, LITE0, Store().load)
+
+
+def test_an_edge_stage_that_is_not_built_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="efficientnet_lite0_int8: the model file is missing"):
+        register(INFAAS, IMAGENET, built(tmp_path, {"mobilenet_v2_int8": 9}), LITE0, Store().load)
+
+
+# ------------------------------------------------------------------------------------------------------- answers
+
+
+def registered(store: Store, limit: int = 11) -> Registration:
+    accuracies = {"small": 0.75, "mid": 0.85, "big": 0.88}
+    variants = {
+        name: Profiled(accuracy, SIZES[name], infer_ms=float(SIZES[name]), load_ms=20.0)
+        for name, accuracy in accuracies.items()
+    }
+    return Registration(variants, "small", "large", {"medium": 0.91, "large": 0.95}, limit, store.load)
+
+
+def on_node(
+    peer: Peer | None, *asks: Mapping[str, Any], limit: int = 11
+) -> tuple[list[Answer], list[str], dict[str, float]]:
+    """The answers of one node, what it loaded, and what it counted as loaded."""
+    store = Store()
+
+    async def scenario() -> tuple[list[Answer], dict[str, float]]:
+        async with bench(peer, SURE, baseline=InfaasBaseline(INFAAS, registered(store, limit), None)) as it:
+            answers = [await it.ask(**fields) for fields in asks]
+            return answers, {name: it.counted("model_loads_total", variant=name) for name in SIZES}
+
+    answers, counted = run(scenario)
+    return answers, store.loads, counted
+
+
+def test_variants_are_loaded_when_a_target_needs_them(large: Peer) -> None:
+    asks = [{"target": MinAccuracy(value)} for value in (0.7, 0.85, 0.7, 0.85)]
+    answers, loads, counted = on_node(large, *asks)
+    assert [answer.model for answer in answers] == ["small", "mid", "small", "mid"]
+    assert {(a.tier, a.degraded, a.reason, a.accuracy.status) for a in answers} == {
+        (Tier.EDGE, False, None, AccuracyStatus.BEST_EFFORT)
+    }
+    assert (loads, counted["mid"]) == (["mid"], 1.0)
+
+
+def test_under_a_smaller_limit_models_take_turns(large: Peer) -> None:
+    asks = [{"target": MinAccuracy(value)} for value in (0.7, 0.88, 0.7)]
+    answers, loads, _ = on_node(large, *asks, limit=8)
+    assert [answer.model for answer in answers] == ["small", "big", "big"], "what is resident will do for less, too"
+    assert loads == ["big"]
+
+
+def test_what_no_variant_here_is_accurate_enough_for_goes_to_the_datacenter(large: Peer) -> None:
+    (answer, best), loads, _ = on_node(large, {"target": MaxAccuracyDrop(0.01)}, {"target": Quality.BEST})
+    assert (answer.tier, answer.model, answer.reason) == (Tier.DATACENTER, "large", Reason.TARGET)
+    assert (best.tier, best.degraded, best.accuracy.status) == (Tier.DATACENTER, False, AccuracyStatus.BEST_EFFORT)
+    assert loads == []
+
+
+def test_a_cheaper_stage_of_the_datacenter_answers_what_it_is_accurate_enough_for(large: Peer) -> None:
+    large.intermediate, large.intermediate_fingerprint = "medium", SHA
+
+    async def scenario() -> list[str]:
+        async with bench(
+            large, SURE, baseline=InfaasBaseline(INFAAS, registered(Store()), None), intermediate=True
+        ) as it:
+            await until(lambda: it.node.context.served.serves("medium"))
+            return [(await it.ask(target=MinAccuracy(accuracy))).model for accuracy in (0.9, 0.93)]
+
+    assert run(scenario) == ["medium", "large"]
+
+
+def test_a_stage_that_the_datacenter_does_not_run_as_registered_is_not_asked(large: Peer) -> None:
+    large.intermediate, large.intermediate_fingerprint = "medium", "0" * 64
+
+    async def scenario() -> str:
+        async with bench(
+            large, SURE, baseline=InfaasBaseline(INFAAS, registered(Store()), None), intermediate=True
+        ) as it:
+            await known(it.node)
+            return (await it.ask(target=MinAccuracy(0.9))).model
+
+    assert run(scenario) == "large"
+
+
+def test_without_a_datacenter_the_most_accurate_variant_answers_and_admits_it() -> None:
+    (answer,), loads, _ = on_node(None, {"target": Quality.BEST})
+    assert (answer.tier, answer.model, answer.degraded, answer.escalated) == (Tier.EDGE, "big", True, False)
+    assert loads == ["big"]
+
+
+def test_a_datacenter_that_fails_is_stood_in_for(large: Peer) -> None:
+    large.status = 500
+    (answer,), _, _ = on_node(large, {"target": Quality.BEST})
+    assert (answer.tier, answer.model, answer.degraded, answer.reason) == (Tier.EDGE, "big", True, Reason.TARGET)
+
+
+def test_a_late_datacenter_is_waited_for(large: Peer) -> None:
+    large.delay_s = 0.3
+    (answer,), _, _ = on_node(large, {"target": Quality.BEST, "deadline_ms": 60.0})
+    assert (answer.tier, answer.deadline_met) == (Tier.DATACENTER, False)
+
+
+def test_with_a_fallback_the_nodes_best_choice_answers_just_before_the_deadline(large: Peer) -> None:
+    large.delay_s = 20.0
+    config = infaas(deadline_fallback=True)
+
+    async def scenario() -> Answer:
+        async with bench(large, SURE, baseline=InfaasBaseline(config, registered(Store()), None)) as it:
+            await known(it.node)
+            return await it.ask(target=Quality.BEST, deadline_ms=600.0)
+
+    answer = run(scenario)
+    assert (answer.tier, answer.model, answer.degraded) == (Tier.EDGE, "big", True)
+    assert answer.timing_ms.total > 550.0
+
+
+def test_requests_go_on_while_a_model_is_loaded(large: Peer) -> None:
+    store = Store()
+
+    async def scenario() -> tuple[str, str]:
+        async with bench(large, SURE, baseline=InfaasBaseline(INFAAS, registered(store), None)) as it:
+            store.gate.clear()
+            waiting = asyncio.create_task(it.ask(target=MinAccuracy(0.85)))
+            await until(lambda: store.loads == ["mid"])
+            meanwhile = await it.ask(target=MinAccuracy(0.7))
+            store.gate.set()
+            return meanwhile.model, (await waiting).model
+
+    assert run(scenario) == ("small", "mid")
+
+
+def test_what_slows_one_variant_is_expected_to_slow_all_alike(large: Peer) -> None:
+    async def scenario() -> tuple[dict[str, float], dict[str, float]]:
+        async with bench(large, SURE, baseline=InfaasBaseline(INFAAS, registered(Store()), None)) as it:
+            assert it.node.baseline is not None
+            assert isinstance(it.node.baseline.handler, partial)
+            worker = it.node.baseline.handler.args[0]
+            assert isinstance(worker, Worker)
+            before = {each.name: each.latency_ms for each in worker.options(0.0)}
+            await it.ask(target=MinAccuracy(0.7))
+            return before, {each.name: each.latency_ms for each in worker.options(0.0)}
+
+    before, after = run(scenario)
+    duration = (after["big"] - after["small"]) / (before["big"] - before["small"])
+    assert duration == pytest.approx((after["mid"] - after["small"]) / (before["mid"] - before["small"]))
+    assert duration < 1.0, "a blank backend is faster than what was registered"
+
+
+# ----------------------------------------------------------------------------------------------------- processes
+
+
+@contextmanager
+def infaas_node(*words: str) -> Iterator[Caller]:
+    with running(
+        "edge", "--port", "0", "--backend", "noop", "--policy", "infaas", *words, env=with_baselines()
+    ) as node:
+        caller = Caller(node)
+        yield caller
+        caller.close()
+
+
+def test_a_node_loads_its_manifests_variants_under_its_memory() -> None:
+    with infaas_node("--resident-memory-mb", "6") as caller:
+        models = [caller.classify(encoded(), query).json["model"] for query in ("min_accuracy=0.5", "quality=best")]
+        listed = caller.get("/v1/targets").json
+        loads = caller.get("/metrics").body.decode()
+    assert models == ["efficientnet_lite0_int8", "efficientnet_lite1_int8"], "only one of them fits at a time"
+    assert 'hawkvision_model_loads_total{task="imagenet",variant="efficientnet_lite1_int8"} 1.0' in loads
+    assert listed["policy"] == "infaas"
+
+
+def test_a_memory_that_does_not_hold_the_edge_stage_is_refused() -> None:
+    words = ("--port", "0", "--backend", "noop", "--policy", "infaas", "--resident-memory-mb", "5")
+    with (
+        pytest.raises(NotReady, match="resident_memory_mb = 5 cannot hold efficientnet_lite0_int8"),
+        running("edge", *words, env=with_baselines()),
+    ):
+        pass
