@@ -1,6 +1,6 @@
-"""Starts a datacenter tier on this machine: `python -m hawkvision.datacenter`, which is what `hawkvision dc up` runs.
+"""Starts a datacenter tier on this machine: `python -m hawkvision.datacenter`, which `hawkvision dc up` runs.
 
-With `--with-parent` it stops when the process that started it dies, however that dies (Linux).
+With `--with-parent` it stops when its parent process dies in any way (Linux).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ WITH_PARENT: Final = "--with-parent"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until told to stop; the exit status is 0 after a clean stop, 1 for an error that was explained."""
+    """Serve until a signal. The exit status is 0 after a clean stop, 1 after a printed error."""
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
-    # Imported once the signals are heard, for importing takes a second.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are files to read again
+    # Imported after the signal handlers are set, because the imports take a second.
     from hawkvision.core import logs
     from hawkvision.core.errors import HawkVisionError
     from hawkvision.core.settings.arguments import DC_UP, parse_arguments

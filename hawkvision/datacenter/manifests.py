@@ -1,9 +1,10 @@
-"""Deployment files for a cluster: Serve's config for `serve deploy`, and a `RayService` for KubeRay.
+"""Deployment files for a cluster: Serve's config for `serve deploy`, and a KubeRay `RayService`.
 
 Both name `hawkvision.datacenter.app:build`, which Serve imports on the cluster, so the image must hold
 `hawkvision[datacenter]` and, under `cache_dir`, the model files. Neither file holds a secret: the builder reads
 `HAWKVISION_DC_API_KEY`, and Ray its token, from the environment of their node, which KubeRay fills from the Secret
-named below. A `NetworkPolicy` leaves callers the HTTP port, KubeRay's operator the dashboard's, and all others nothing.
+named below. A `NetworkPolicy` opens the HTTP port to callers and the dashboard's to KubeRay's operator, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
 
 SECRET = "hawkvision-dc"  # noqa: S105  the name of a Secret, not its content
 _BUILDER = "hawkvision.datacenter.app:build"
-# Placement on the builder's side; `address` and `port` are `serve deploy`'s and Serve's own business.
+# Settings of the machine that builds, and `address` and `port`, which `serve deploy` and Serve set themselves.
 _NOT_ARGS = {"api_key", "address", "port", "ray_network"}
 _NAME = "hawkvision-dc"
 _LABELS = {"app.kubernetes.io/name": _NAME}
@@ -37,16 +38,16 @@ def serve_config(config: DatacenterConfig) -> str:
     """The YAML for `serve deploy FILE`.
 
     Raises:
-        ConfigError: if the stages are unknown, or if it should speak TLS, which Serve's proxies would not.
+        ConfigError: if the stages are unknown, or if TLS is asked for, which Serve's proxies do not speak.
     """
     return _yaml(_serve_document(config))
 
 
 def rayservice(config: DatacenterConfig, image: str) -> str:
-    """The YAML of a KubeRay `RayService` (`ray.io/v1`) of which every pod runs `image`, and of its `NetworkPolicy`.
+    """The YAML of a KubeRay `RayService` (`ray.io/v1`) whose pods run `image`, and of its `NetworkPolicy`.
 
-    KubeRay scales workers between as many as `min_replicas` and `max_replicas` of every group of variants need. Its
-    Service `hawkvision-dc-serve-svc` listens on port 8000.
+    KubeRay scales the workers to what `min_replicas` to `max_replicas` of each group need. Its Service
+    `hawkvision-dc-serve-svc` listens on port 8000.
 
     Raises:
         ConfigError: as `serve_config`, or if `host` is loopback, which no other pod could reach.
@@ -64,7 +65,7 @@ def rayservice(config: DatacenterConfig, image: str) -> str:
         "template": _pod("ray-worker", image, per_worker, ports={}),
     }
     head = {
-        # KubeRay's shell fills the address in: the operator and the probe below come by that one, nobody by another.
+        # KubeRay's shell fills in the address, which only the operator and the probe below use.
         "rayStartParams": {"dashboard-host": "$POD_IP", "num-cpus": "0"},
         "template": _pod("ray-head", image, {"cpu": "2", "memory": "4Gi"}, _HEAD_PORTS, probed=_DASHBOARD_PORT),
     }
@@ -93,7 +94,7 @@ _SECRET_HINT = f"""\
 
 
 def _network_policy() -> dict[str, Any]:
-    """Who may connect to the pods; Ray's ports ask for its token besides, the HTTP port for the API key."""
+    """Who may connect to the pods. Ray's ports also ask for its token, the HTTP port for the API key."""
 
     def tcp(port: int) -> list[dict[str, Any]]:
         return [{"protocol": "TCP", "port": port}]
@@ -118,11 +119,11 @@ def _network_policy() -> dict[str, Any]:
 
 
 def _serve_document(config: DatacenterConfig) -> dict[str, Any]:
-    load_catalog(config)  # the stages exist, or the cluster would only find out while starting
+    load_catalog(config)  # fails here if a stage is unknown, not only in the cluster
     if config.tls_certificate is not None:
         raise ConfigError(
-            "dc.tls_certificate belongs to a tier on one machine: in a cluster the proxies of Ray Serve listen, and "
-            "what is in front of them ends TLS; set dc.allow_plain_http = true"
+            "dc.tls_certificate belongs to a tier on one machine: in a cluster Ray Serve's proxies listen, and "
+            "a load balancer in front of them terminates TLS; set dc.allow_plain_http = true"
         )
     defaults = msgspec.to_builtins(DatacenterConfig(), enc_hook=str)
     chosen = msgspec.to_builtins(config, enc_hook=str)
@@ -142,7 +143,7 @@ def _serve_document(config: DatacenterConfig) -> dict[str, Any]:
 
 
 def _resources(config: DatacenterConfig, catalog: Catalog) -> dict[str, str]:
-    """One worker pod holds one replica of every group, in which each variant may be busy on one core."""
+    """The resources of a worker pod: one replica of each group, with a core per variant."""
     cpus = max(len(catalog.variants), math.ceil(len(catalog.groups) * config.num_cpus))
     resources = {"cpu": str(cpus), "memory": "4Gi"}
     if config.num_gpus > 0:
@@ -153,8 +154,8 @@ def _resources(config: DatacenterConfig, catalog: Catalog) -> dict[str, str]:
 def _pod(
     name: str, image: str, resources: dict[str, str], ports: dict[str, int], probed: int | None = None
 ) -> dict[str, Any]:
-    """A pod's template; `probed` is a port of Ray's dashboard, in place of the loopback address that KubeRay probes."""
-    # In a pod, unlike on a shared machine, HAProxy's listening on every interface is what is wanted.
+    """A pod's template; `probed` is the dashboard's port, which replaces KubeRay's probe of the loopback address."""
+    # In a pod, unlike on a shared machine, HAProxy should listen on every interface.
     tuning = {**TUNING, "RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_AUTH_MODE": "token"}
     environment: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in tuning.items()]
     for variable, key in (("HAWKVISION_DC_API_KEY", "api-key"), ("RAY_AUTH_TOKEN", "auth_token")):
@@ -181,7 +182,7 @@ def _yaml(document: dict[str, Any]) -> str:
 
 
 class _Plain(yaml.SafeDumper):
-    """Without anchors for what stands twice: people read this."""
+    """Writes repeated values without anchors, for human readers."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Always."""

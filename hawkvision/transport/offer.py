@@ -1,4 +1,4 @@
-"""What is said elsewhere of a server of datagrams: its port, and the certificate that it shows now."""
+"""The offer of a datagram server: its port, and the certificate that it shows now."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from hawkvision.transport.server.listener import DatagramListener
 
 
 class OfferedEndpoint:
-    """A server, and the operator's files of its certificate, if there are any."""
+    """A datagram server, and the operator's certificate files, if there are any."""
 
     def __init__(
         self, server: DatagramListener, certificate: Path | None, key: Path | None, identity: Identity
     ) -> None:
-        """`identity` is what the server was started with, of these files."""
+        """`identity` is the server's, read from these files."""
         self._server = server
         self._certificate, self._key = certificate, key
         self.offer = self._of(identity)
-        """Changes with `reload`."""
+        """`reload` changes it."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What `reload` reads again."""
+        """The files that `reload` reads."""
         return tuple(path for path in (self._certificate, self._key) if path is not None)
 
     def transports(self) -> Transports:
-        """What `GET /v1/transport` says now."""
+        """The reply to `GET /v1/transport`."""
         return Transports.of(self.offer)
 
     def reload(self) -> None:
-        """Show what the operator's files hold now to new callers, and offer that; callers inside notice nothing.
+        """Read the operator's files again, and show and offer the new certificate; open connections go on.
 
         Raises:
-            ConfigError: if they cannot be used; then all stays as it was.
+            ConfigError: if the files cannot be used; the old certificate stays.
         """
         if self.files:
             identity = identity_for(self._certificate, self._key)

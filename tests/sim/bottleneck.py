@@ -1,8 +1,9 @@
-"""One bottleneck, simulated: a drop-tail queue, a rate that may change, delay, jitter, random loss; and who shares it.
+"""One bottleneck, simulated: a drop-tail queue, a variable rate, delay, jitter, random loss, and the flows that share
+it.
 
-Pure and seeded: time is a number that moves from event to event, so ten seconds of link take about one of a core.
-`Camera` does what the session does with a `RateController`; `Cubic` and `Bbr` are bulk TCP flows, simplified to what
-matters beside them: how much they keep in flight, and what makes them yield.
+Pure and seeded; time moves from event to event, so ten seconds of link take about one second of a core. `Camera` uses a
+`RateController` as a session does. `Cubic` and `Bbr` are simplified bulk TCP flows: how much they keep in flight, and
+when they yield.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A `DatagramLink` under simulated time: its decisions over links that change, without sockets or a wall clock.
+"""A `DatagramLink` under simulated time: its decisions over changing links, without sockets or a wall clock.
 
-The connection is `World`'s sender and receiver instead of a socket and QUIC; everything else is the product's own.
+The connection is `World`'s sender and receiver instead of a socket and QUIC; everything else is the product's.
 """
 
 from __future__ import annotations

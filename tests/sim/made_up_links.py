@@ -1,4 +1,4 @@
-"""Links that trained the constants of the rule of waiting, with its worst cases; no benchmark reports on them.
+"""Links that trained the constants of the wait cutoff, with its worst cases. No benchmark reports on them.
 
 python -m tests.sim.made_up_links [--seeds 2]
 """

@@ -1,4 +1,4 @@
-"""Callers, a link and the rule of waiting, in simulated time: what `edge.escalation.client` does, without sockets."""
+"""Callers, a link and the wait cutoff in simulated time, as in `edge.escalation.client`, without sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients whose address changes, and others who say that it did: under simulated time, by seed."""
+"""Clients whose address changes, and forged changes, under simulated time, by seed."""
 
 from __future__ import annotations
 
@@ -101,9 +101,7 @@ def test_an_address_changes_once_however_datagrams_overtake_one_another(seed: in
 @pytest.mark.parametrize("link", [LINK, BAD], ids=["good", "bad"])
 @pytest.mark.parametrize("share", [0.1, 1.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_who_forges_a_source_gets_no_session_and_no_more_than_three_times_what_he_sent(
-    link: str, share: float, seed: int
-) -> None:
+def test_a_forged_source_gets_no_session_and_at_most_three_times_its_bytes(link: str, share: float, seed: int) -> None:
     world = Moving([(link, link)], seed)
     world.at(world.now + 1.01, lambda: setattr(world, "stealing", share))
     watched(world)
@@ -112,7 +110,7 @@ def test_who_forges_a_source_gets_no_session_and_no_more_than_three_times_what_h
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_who_forges_the_very_first_datagram_loses_the_session_again(seed: int) -> None:
+def test_a_forger_of_the_first_datagram_does_not_keep_the_session(seed: int) -> None:
     world = Moving([(LINK, LINK)], seed)
     world.stealing = 1.0
     world.at(world.now + 0.03, lambda: setattr(world, "stealing", 0.0))

@@ -1,4 +1,4 @@
-"""What a `DatagramLink` makes of links that change, by seed: callers who take a late answer get one."""
+"""A `DatagramLink` over changing links, by seed: callers that accept late responses get one."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_after_an_outage_so_many_late_answers_are_waited_for_and_no_more() -> No
     assert len(missed) + sum(isinstance(each, Answered) for each in came) == len(came)
 
 
-def test_who_wants_no_late_answer_gets_none() -> None:
+def test_without_accept_late_no_late_response_comes() -> None:
     world = Edge(1)
 
     async def main(link: DatagramLink) -> Answered:

@@ -1,4 +1,4 @@
-"""The datagram transport over bad links, by seed: every image gets one answer, in time where that can be."""
+"""The datagram transport over bad links, by seed: each image gets one response, in time if possible."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_one_round_of_asking_repairs_what_parity_did_not() -> None:
 
 
 @pytest.mark.parametrize("loss", [10, 30, 50])
-def test_deadlines_are_kept_with_what_is_there(loss: int) -> None:
+def test_incomplete_images_are_handed_over_before_their_deadline(loss: int) -> None:
     """All answers at their deadline or before it; the handler's time and half a round trip are in the reserve."""
     kinds = set[type]()
     for seed in range(10):
@@ -158,7 +158,7 @@ def test_deadlines_are_kept_with_what_is_there(loss: int) -> None:
 
 
 @pytest.mark.parametrize("deadline_s", [0.06, 0.08])
-def test_what_is_lost_is_asked_for_where_it_can_come_before_the_deadline(deadline_s: float) -> None:
+def test_missing_fragments_are_requested_if_they_can_arrive_before_the_deadline(deadline_s: float) -> None:
     """Over a round trip of 20 ms; nearly half of these images lose a fragment, and none has one to spare."""
     statuses = list[int | None]()
     for seed in range(5):

@@ -1,9 +1,9 @@
-"""A session of the datagram transport under simulated time: `Sender` and `Receiver` joined by
-`loadgen.network.link_model` pipes.
+"""A session of the datagram transport under simulated time: `Sender` and `Receiver`, joined by pipes of
+`loadgen.network.link_model`.
 
-No sockets, no wall clock; time moves from event to event, so a minute of link takes a second or two of one core. Both
-ends are driven as `connection` and `session` drive them: flushed once after what arrived together, and by their timers,
-half a millisecond apart at least.
+No sockets and no wall clock; time moves from event to event, so a minute of link takes a second or two of a core. Both
+ends are driven as `connection` and `session` drive them: flushed once after each batch of arrivals, and by their
+timers, at least half a millisecond apart.
 """
 
 from __future__ import annotations

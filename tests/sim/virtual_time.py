@@ -1,4 +1,4 @@
-"""An event loop whose time is a simulated world's: what is awaited happens when the world says so, and at once."""
+"""An event loop on simulated time: a wait ends when the simulated world reaches its time, without real waiting."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which versions of Ray may be started: those that ask for a token at every port, and that have been tried.
+"""The supported versions of Ray: those that ask for a token at every port and have been tried.
 
-Before 2.58.1 some ports run what they are sent, whoever sends it. `python -m tests.bench.exposure` is the trial; a
-newer version may come in once it passes.
+Before 2.58.1 some ports run any code that they are sent. A newer version is supported once
+`python -m tests.bench.robustness.exposure` passes with it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from hawkvision.core.errors import ConfigError
 
 OLDEST: Final = (2, 58, 1)
 BEFORE: Final = (2, 61, 0)
-"""The first that has not been tried. The bounds in pyproject.toml are the same."""
+"""The first untried version. pyproject.toml has the same bounds."""
 
 
 def check_ray(installed: str | None = None) -> None:
-    """Refuse to go on with another Ray; None looks up what is installed, without importing it.
+    """Refuse an unsupported Ray; None looks up the installed version without importing it.
 
     Raises:
-        ConfigError: saying which version is there and which are taken.
-        ModuleNotFoundError: if there is none.
+        ConfigError: names the installed and the supported versions.
+        ModuleNotFoundError: if Ray is not installed.
     """
     if installed is None:
         try:
@@ -33,6 +33,6 @@ def check_ray(installed: str | None = None) -> None:
     if numbers is None or not OLDEST <= tuple(map(int, numbers.groups())) < BEFORE:
         oldest, before = (".".join(map(str, its)) for its in (OLDEST, BEFORE))
         raise ConfigError(
-            f"Ray {installed} is installed; expected at least {oldest} and below {before}, for older ones run code for "
-            f"whoever reaches their ports, and newer ones are untried: pip install 'ray[serve]>={oldest},<{before}'"
+            f"Ray {installed} is installed; expected at least {oldest} and below {before}: older ones run code of "
+            f"anybody who reaches their ports, and newer ones are untried: pip install 'ray[serve]>={oldest},<{before}'"
         )

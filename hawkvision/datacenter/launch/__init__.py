@@ -1,1 +1,1 @@
-"""How a datacenter tier is started on one machine: sockets, a network of its own, a private directory, a supervisor."""
+"""Starts a datacenter tier on one machine: public sockets, a private network and directory, a supervisor."""

@@ -1,6 +1,6 @@
 """The tier process: `python -m hawkvision.datacenter.launch.child FD`, which only the launcher starts.
 
-It takes over the public sockets and enters a network of its own while it has a single thread, then serves.
+It takes over the public sockets, enters a private network while it has a single thread, and serves.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from hawkvision.core.settings.config import DatacenterConfig
 
 LAUNCHER_DIED: Final = signal.SIGUSR1
-"""The signal by which the kernel says so (prctl(2), PR_SET_PDEATHSIG)."""
+"""The kernel's signal at the launcher's death (prctl(2), PR_SET_PDEATHSIG)."""
 
 
 def main(number: int) -> int:
-    """Serve until told to stop; the exit status is 0 after a clean stop, 1 for an error that was explained."""
+    """Serve until a signal. The exit status is 0 after a clean stop, 1 after a printed error."""
     stopping = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: stopping.set())
@@ -39,7 +39,7 @@ def main(number: int) -> int:
         config, folder, restarts = pickle.loads(message)  # noqa: S301 - from the launcher, over its own socket
         if config.ray_network == "private":
             enter_private_network()
-        # Imported only now: NumPy starts threads, and a process that has several cannot enter a user namespace.
+        # Imported here: NumPy starts threads, and a process with several threads cannot enter a user namespace.
         from hawkvision.core import logs
         from hawkvision.core.errors import HawkVisionError
         from hawkvision.datacenter.launch.tier_process import Launch, serve
@@ -54,7 +54,7 @@ def main(number: int) -> int:
 
 
 def _end_all(*_: object) -> None:
-    """Die at once, and take all descendants along; some of Ray's would linger for a minute."""
+    """Kill all descendants and exit at once; some of Ray's would linger for a minute."""
     for pid in family(os.getpid())[1:]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """A private directory for Ray's sockets and logs, in place of the /tmp/ray that all users share.
 
-It is its owner's alone (mode 0700), is locked while its owner lives, and goes when the tier stops. What a killed tier
-has left behind, which nobody holds the lock of, goes at the next start.
+Only its owner may read it (mode 0700). It is locked while the tier lives and removed when the tier stops. The next
+start removes the unlocked directory of a killed tier.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("hawkvision.datacenter")
 
 PREFIX: Final = "hawk-dc-"
 _INNER: Final = "/r"
-"""Ray makes the directory that it is given everybody's (mode 0777); so it is given one inside."""
+"""Ray makes its directory accessible to all (mode 0777), so it gets one inside."""
 _SOCKET_PATH_BYTES: Final = 107
 """The longest path of a Unix socket (unix(7))."""
 _BELOW: Final = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
@@ -34,10 +34,10 @@ _OTHERS: Final = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - in it a direct
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new one below TMPDIR, or where paths of sockets would become too long there, below /tmp.
+    """A new directory below TMPDIR, or below /tmp if socket paths below TMPDIR would be too long.
 
     Raises:
-        ConfigError: if neither has room for it; names TMPDIR.
+        ConfigError: if neither can hold it; names TMPDIR.
     """
     base = _base()
     _sweep(base)
@@ -57,12 +57,12 @@ def _base() -> Path:
     usable = [Path(its) for its in candidates if _is_usable(its)]
     if not usable:
         raise ConfigError(
-            f"TMPDIR = {wanted!r}: expected a writable directory of at most {LONGEST_BASE_BYTES} bytes, for the paths "
-            f"of Unix sockets begin with it; {', '.join(_OTHERS)} cannot be written either"
+            f"TMPDIR = {wanted!r}: expected a writable directory of at most {LONGEST_BASE_BYTES} bytes, because "
+            f"the paths of Unix sockets begin with it; {', '.join(_OTHERS)} are not writable either"
         )
     if wanted and usable[0] != Path(wanted):
         log.warning(
-            "TMPDIR = %s is no writable directory of at most %d bytes, which paths of Unix sockets need: taking %s",
+            "TMPDIR = %s is not a writable directory of at most %d bytes, as paths of Unix sockets need: using %s",
             wanted,
             LONGEST_BASE_BYTES,
             usable[0],
@@ -81,7 +81,7 @@ def _is_usable(base: str) -> bool:
 
 
 def _make(base: Path) -> tuple[Path, int]:
-    """A new directory, and what holds its lock."""
+    """A new directory, and the descriptor that locks it."""
     while True:
         try:
             folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
@@ -91,20 +91,20 @@ def _make(base: Path) -> tuple[Path, int]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return folder, lock
-        os.close(lock)  # another tier, which started just now, took it for one left behind
+        os.close(lock)  # another tier, which has just started, took it for an abandoned one
 
 
 def _sweep(base: Path) -> None:
-    """Remove what killed tiers of this user have left."""
+    """Remove the directories of this user's killed tiers."""
     for folder in base.glob(f"{PREFIX}????????"):
-        with suppress(OSError):  # it is gone, or it is not ours
+        with suppress(OSError):  # it is gone, or belongs to another user
             seen = folder.lstat()
             if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
                 continue
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                log.info("removing %s, which a killed tier has left", folder)
+                log.info("removing %s of a killed tier", folder)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)

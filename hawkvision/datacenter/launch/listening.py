@@ -1,7 +1,7 @@
-"""Which sockets a process and its descendants listen on, by the kernel's account (proc(5), Linux).
+"""The sockets that a process and its descendants listen on, from Linux's /proc (proc(5)).
 
-A process may hold a socket of another network than its own, as the tier holds its public ones; so sockets are looked
-up in the networks of all the processes and of whoever asks.
+A process may hold a socket of another network, as the tier holds its public ones. So sockets are looked up in the
+networks of all these processes and of the calling one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Final
 
 _TABLES: Final = ("tcp", "tcp6", "udp", "udp6")
 _WAITING: Final = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
-"""States (include/net/tcp_states.h): TCP that listens; UDP that is connected to nobody."""
+"""States (include/net/tcp_states.h): listening TCP; unconnected UDP."""
 _PROC: Final = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Listener:
-    """A socket that waits for whoever comes."""
+    """A socket that accepts connections or datagrams from anybody."""
 
     protocol: str
     """`tcp` or `udp`."""
@@ -31,18 +31,18 @@ class Listener:
     port: int
     inode: int
     network: int
-    """The network namespace that it is in, by the inode number of /proc/PID/ns/net."""
+    """Its network namespace: the inode number of /proc/PID/ns/net."""
     pid: int
-    """A process that holds it; the first, if several do."""
+    """The first process that holds it."""
     command: str
 
     @property
     def beyond_loopback(self) -> bool:
-        """Whether others than this machine's own processes may reach it, where its network has other interfaces."""
+        """Whether other machines may reach it, if its network has other interfaces than loopback."""
         return not ipaddress.ip_address(self.address).is_loopback
 
     def __str__(self) -> str:
-        """In a line of a log: where, and whose."""
+        """The address and the process, for the log."""
         shown = f"[{self.address}]" if ":" in self.address else self.address
         return f"{self.protocol} {shown}:{self.port} ({self.command}, process {self.pid})"
 
@@ -50,10 +50,10 @@ class Listener:
 def listeners(of: int) -> tuple[Listener, ...]:
     """All sockets that this process and its descendants listen on, sorted.
 
-    Processes that end meanwhile are left out.
+    Processes that end in the meantime are left out.
 
     Raises:
-        PermissionError: if the kernel does not show one of the processes to us.
+        PermissionError: if the kernel hides one of the processes.
     """
     holders: dict[int, int] = {}
     networks = {network_of(os.getpid()): os.getpid()}
@@ -74,7 +74,7 @@ def listeners(of: int) -> tuple[Listener, ...]:
 
 
 def uninvited(found: Iterable[Listener], network: int, public: Collection[int]) -> tuple[Listener, ...]:
-    """Those that can be reached from outside the machine by way of this network, and are none of the public ones."""
+    """The sockets that other machines can reach by this network, without the public ones."""
     return tuple(
         each for each in found if each.network == network and each.beyond_loopback and each.inode not in public
     )
@@ -84,7 +84,7 @@ def network_of(pid: int) -> int:
     """The network namespace of a process.
 
     Raises:
-        OSError: if it is gone, or not ours to look at.
+        OSError: if it is gone, or hidden.
     """
     return (_PROC / str(pid) / "ns" / "net").stat().st_ino
 
@@ -95,11 +95,11 @@ def family(of: int) -> tuple[int, ...]:
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                # After the command, which may contain anything, parentheses too: the state and the parent.
+                # The state and the parent follow the command, which may contain parentheses.
                 parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
     found = [of]
-    for pid in found:  # grows meanwhile
+    for pid in found:  # grows in the loop
         found.extend(sorted(children.get(pid, ())))
     return tuple(found)
 
@@ -113,7 +113,7 @@ def _sockets(pid: int) -> Iterator[int]:
 
 
 def _table(pid: int) -> Iterator[tuple[str, str, int, int]]:
-    """Protocol, address, port and inode of each socket that waits, in the network of a process."""
+    """Protocol, address, port and inode of each listening socket in the network of a process."""
     for table in _TABLES:
         path = _PROC / str(pid) / "net" / table
         if not path.exists():  # a kernel without IPv6
@@ -127,10 +127,10 @@ def _table(pid: int) -> Iterator[tuple[str, str, int, int]]:
 
 
 def address_of(digits: str) -> str:
-    """An address of /proc/net: words of 32 bits, each in this machine's order of bytes; IPv4 in IPv6 is IPv4.
+    """An address of /proc/net, words of 32 bits in the machine's byte order; IPv4 in IPv6 becomes IPv4.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if it is not an address.
     """
     raw = bytes.fromhex(digits)
     words = [raw[start : start + 4] for start in range(0, len(raw), 4)]

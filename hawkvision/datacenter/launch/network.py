@@ -1,10 +1,10 @@
-"""A network of its own for a process and all that it starts: loopback, and no way in or out (network_namespaces(7)).
+"""A private network for a process and its descendants: loopback only, no way in or out (network_namespaces(7)).
 
-Sockets that were opened before stay in the network where they were opened, and work as before. So a process that has
-been given its public sockets serves the outside, while nothing else that it or its children listen on can be reached.
+Sockets that were opened before stay in their network and work as before. So a process that got its public sockets
+serves the outside, while nothing else that it or its children listen on can be reached.
 
-Needs CAP_SYS_ADMIN, or that the kernel allows user namespaces (user_namespaces(7)). In a user namespace a process keeps
-its user and group, and no other user exists: files of others show as `nobody`'s, and root loses its power over them.
+This needs CAP_SYS_ADMIN or user namespaces (user_namespaces(7)). In a user namespace a process keeps its user and
+group, and no other user exists: others' files show as `nobody`'s, and root has no power over them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def enter_private_network() -> None:
-    """Move this process into a network of its own. Where a user namespace is needed, it must have one thread only.
+    """Move this process into a private network. If a user namespace is needed, it must have a single thread.
 
     Raises:
-        OSError: if the kernel does not allow it, with the step that failed; the process is of no use afterwards.
+        OSError: if the kernel refuses; names the failed step. The process is of no use afterwards.
     """
     try:
         _unshare(_CLONE_NEWNET)
@@ -49,7 +49,7 @@ def enter_private_network() -> None:
 
 
 def why_not_private() -> str | None:
-    """Why a process may not have a network of its own here; None if it may. Tried out in a child."""
+    """Why a process cannot have a private network here; None if it can. Tried in a child process."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -64,10 +64,10 @@ def why_not_private() -> str | None:
             os.write(writing, reason[:1000])
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as told:
-        said = told.read()
+    with os.fdopen(reading, "rb") as reading_end:
+        reason = reading_end.read()
     os.waitpid(child, 0)
-    return said.decode(errors="replace") or None
+    return reason.decode(errors="replace") or None
 
 
 def _unshare(flags: int) -> None:

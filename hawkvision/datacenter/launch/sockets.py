@@ -1,7 +1,7 @@
-"""The tier's public sockets: opened once, by the launcher, and handed to whichever process serves them.
+"""The tier's public sockets: the launcher opens them once and hands them to the process that serves.
 
-A socket that is handed over (SCM_RIGHTS, unix(7)) is the same socket: it keeps its port and the connections that wait
-at it, whatever network the process is in and however often that process is replaced.
+A socket that is handed over (SCM_RIGHTS, unix(7)) stays the same: it keeps its port and its waiting connections,
+whatever network the process is in and however often the process is replaced.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from hawkvision.transport.endpoint.udp import bind
 from hawkvision.transport.settings import DatagramSettings
 
 BACKLOG: Final = 1024
-"""Connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
+"""Connections that wait for `accept`; the kernel may allow fewer (net.core.somaxconn)."""
 MESSAGE_BYTES: Final = 256 * 1024
-"""The longest message that goes with sockets: the settings, which are a few kB."""
-_MOST_SOCKETS: Final = 2
+"""The longest message with sockets; the settings have a few kB."""
+_MAX_SOCKETS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PublicSockets:
-    """Where callers reach the tier."""
+    """The sockets where callers reach the tier."""
 
     http: socket.socket
     datagrams: socket.socket | None
 
     @property
     def all(self) -> tuple[socket.socket, ...]:
-        """Those that there are, HTTP's first."""
+        """The open ones, HTTP's first."""
         return (self.http,) if self.datagrams is None else (self.http, self.datagrams)
 
     @property
     def inodes(self) -> frozenset[int]:
-        """What the kernel numbers them by in /proc/net."""
+        """Their inode numbers in /proc/net."""
         return frozenset(os.fstat(its.fileno()).st_ino for its in self.all)
 
     @property
     def shown_host(self) -> str:
-        """The address, as it stands in a URL."""
+        """The address as in a URL."""
         host = str(self.http.getsockname()[0])
         return f"[{host}]" if ":" in host else host
 
     def close(self) -> None:
-        """Close them here; they live on where they were handed to."""
+        """Close them in this process; they stay open in others."""
         for its in self.all:
             its.close()
 
 
 def open_sockets(config: DatacenterConfig) -> PublicSockets:
-    """Listen where the settings say; port 0 takes a free one.
+    """Listen at the addresses of the settings; port 0 takes a free one.
 
     Raises:
         ConfigError: if an address cannot be listened on.
@@ -73,7 +73,7 @@ def open_sockets(config: DatacenterConfig) -> PublicSockets:
 
 
 def hand_over(connection: socket.socket, sockets: PublicSockets, message: bytes) -> None:
-    """Send the sockets and a message over a Unix socket that keeps messages apart (SOCK_SEQPACKET).
+    """Send the sockets and a message over a Unix socket with message boundaries (SOCK_SEQPACKET).
 
     Raises:
         OSError: if the other end is gone.
@@ -84,23 +84,24 @@ def hand_over(connection: socket.socket, sockets: PublicSockets, message: bytes)
 
 
 def take_over(connection: socket.socket) -> tuple[PublicSockets, bytes]:
-    """What `hand_over` has sent.
+    """Receive what `hand_over` has sent.
 
     Raises:
         ConnectionError: if the other end is gone.
     """
-    message, numbers, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, _MOST_SOCKETS)
+    message, numbers, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, _MAX_SOCKETS)
     if not numbers:
         raise ConnectionError("the launcher is gone")
-    # The protocol is named for `_listen`'s reason.
+    # The protocol matters, see `_listen`.
     http, *datagrams = [socket.socket(fileno=number) for number in numbers]
     return PublicSockets(http, datagrams[0] if datagrams else None), message
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket that names its protocol: asyncio turns Nagle's algorithm off only where it reads TCP there.
+    """A listening socket that names its protocol.
 
-    With the protocol 0 of `socket.create_server`, every reply waited 40 ms for the caller's delayed acknowledgement.
+    asyncio disables Nagle's algorithm only if the protocol is TCP, not the 0 of `socket.create_server`; otherwise each
+    reply would wait for the caller's delayed acknowledgement.
     """
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, socket.IPPROTO_TCP)

@@ -1,4 +1,4 @@
-"""What callers are told while no tier process takes them: 503, at once, by the launcher."""
+"""The launcher's immediate 503 for callers while no tier process accepts them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hawkvision.core.errors import NotReady
 log = logging.getLogger("hawkvision.datacenter")
 
 _CONNECTIONS: Final = 256
-"""At once; more are hung up on."""
+"""At once; more are closed."""
 _PAUSE_S: Final = 0.1
-"""After a connection could not be accepted."""
+"""The pause after a failed `accept`."""
 _ANSWER_S: Final = 2.0
-"""For a caller to send its request, and to hang up."""
+"""The time for a caller to send its request and to disconnect."""
 _TLS_HANDSHAKE: Final = 0x16
 """The first byte of a TLS record that begins one (RFC 8446 §5.1)."""
 
@@ -38,7 +38,7 @@ _NOT_READY: Final = _not_ready()
 
 
 class StandbyListener:
-    """Answers 503 to all callers while no tier process listens: nobody waits for what is not there."""
+    """Answers 503 to all callers while no tier process listens."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -48,13 +48,13 @@ class StandbyListener:
         self._answering: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Take callers from now on."""
-        # Not asyncio's server: what that has accepted when it is closed may be left open, and its caller waiting.
+        """Accept callers from now on."""
+        # Not asyncio's server: when closed, it may leave an accepted connection open and its caller waiting.
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
         self._is_open = True
 
     def close(self) -> None:
-        """Leave the socket to others; those who are inside are answered yet."""
+        """Leave the socket to others; accepted callers still get their answer."""
         if self._pause is not None:
             self._pause.cancel()
         if self._is_open:
@@ -64,9 +64,9 @@ class StandbyListener:
     def _accept(self) -> None:
         try:
             caller, _ = self._listener.accept()
-        except BlockingIOError:  # the tier process was quicker
+        except BlockingIOError:  # the tier process has accepted it
             return
-        except OSError as error:  # the caller is gone, or there are no file descriptors just now
+        except OSError as error:  # the caller is gone, or no file descriptor is free
             log.warning("cannot accept a connection: %s", error)
             self.close()
             self._pause = asyncio.get_running_loop().call_later(_PAUSE_S, self.open)
@@ -84,10 +84,10 @@ class StandbyListener:
         with caller, contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_ANSWER_S):
                 head = await loop.sock_recv(caller, 65536)
-                if not head or head[0] == _TLS_HANDSHAKE:  # there is no word for this before a handshake
+                if not head or head[0] == _TLS_HANDSHAKE:  # TLS has no such answer before a handshake
                     return
                 await loop.sock_sendall(caller, _NOT_READY)
                 caller.shutdown(socket.SHUT_WR)
-                # What still comes is read and dropped, or the kernel would reset the connection under the answer.
+                # Read and drop the rest, or the kernel would reset the connection and lose the answer.
                 while await loop.sock_recv(caller, 65536):
                     pass

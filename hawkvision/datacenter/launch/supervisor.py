@@ -1,12 +1,12 @@
-"""The launcher: owns the public sockets, and keeps a process running that serves them.
+"""The launcher: owns the public sockets, and keeps a tier process running that serves them.
 
     launcher ── settings, public sockets ───────────────────► tier process: HTTP server, Ray and all its processes,
              ◄── "listening", "ready", "alive" … "leaving" ──               in a network of their own
-             ── 503 while there is none ──► callers (`gap`)
+             ── 503 while there is none ──► callers (`standby_listener`)
 
-The launcher imports neither Ray nor models. A tier process that ends unasked, because Ray's raylet or its global
-control store died or for a defect, is replaced: at once, then after growing pauses, a bounded number of times. A
-launcher that is killed takes all of it along.
+The launcher imports neither Ray nor models. It replaces a tier process that dies, because of a death in Ray or a
+defect: at once, then after growing pauses, a bounded number of times. If the launcher is killed, the kernel ends all
+its processes.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from hawkvision.system.process import stop_with_parent
 log = logging.getLogger("hawkvision.datacenter")
 
 SILENT_S: Final = 3.0
-"""A tier process that says nothing for so long was stopped, or hangs."""
-MOST_RESTARTS: Final = 5
+"""A tier process that is silent for longer is suspended, or hangs."""
+MAX_RESTARTS: Final = 5
 WITHIN_S: Final = 600.0
-"""More restarts than that within so long are no bad luck: the launcher gives up, and says so by its exit status."""
-LONGEST_PAUSE_S: Final = 8.0
+"""After more restarts within this time the launcher gives up with an exit status."""
+MAX_PAUSE_S: Final = 8.0
 STOP_S: Final = 60.0
-"""A tier process drains 10 s per server, and stops Ray in 5; then it is killed."""
+"""The time for a tier process to stop before it is killed; it drains 10 s per server and stops Ray in 5 s."""
 _END_S: Final = 10.0
-"""For killed processes to be gone; one that the kernel keeps (in a device's driver) is left to it."""
+"""The wait for killed processes; one that hangs in a device's driver is left behind."""
 _ROUNDS: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -61,25 +61,25 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 def launch(config: DatacenterConfig, stopping: threading.Event) -> int:
     """Serve on this machine until SIGTERM or SIGINT; the exit status is 0 after a clean stop, 1 after a failed start.
 
-    `stopping` is for a signal that came before: set, it ends the start at its next step.
+    `stopping`, set by a signal that came before, ends the start at its next step.
 
     Prints `ready: http://HOST:PORT` on standard output once every variant is loaded. Until then, while draining and
-    while a tier process is replaced, callers get 503. With `config.datagram_port` images are taken as datagrams, too; a
-    second line `datagram: udp://HOST:PORT` and `GET /v1/transport` say where.
+    while a tier process is replaced, callers get 503. With a datagram port the tier also accepts images as datagrams,
+    at the address in a second line `lossy: udp://HOST:PORT` and in `GET /v1/transport`.
 
     Raises:
-        ConfigError: if the address cannot be listened on, Ray's version is none that is taken, or Ray may not have a
-            network of its own although it should.
-        BackendError: if more can be reached from outside than the public sockets, or tier processes keep dying.
+        ConfigError: if the address cannot be listened on, Ray's version is not supported, or Ray cannot have the
+            private network that the settings demand.
+        BackendError: if more than the public sockets can be reached from outside, or tier processes keep dying.
     """
     check_ray()
-    config = _decided(config)
+    config = _with_ray_network(config)
     with contextlib.closing(open_sockets(config)) as sockets, private_folder() as folder:
         _adopt_orphans()
         return asyncio.run(_Launcher(config, sockets, folder).run(stopping))
 
 
-def _decided(config: DatacenterConfig) -> DatacenterConfig:
+def _with_ray_network(config: DatacenterConfig) -> DatacenterConfig:
     """The settings with `ray_network` either `private` or `shared`.
 
     Raises:
@@ -91,40 +91,40 @@ def _decided(config: DatacenterConfig) -> DatacenterConfig:
     if reason is None:
         return msgspec.structs.replace(config, ray_network="private")
     if config.ray_network == "auto":
-        log.warning("Ray shares this machine's network, for it may have none of its own here: %s", reason)
+        log.warning("Ray shares this machine's network, because it cannot have a private one here: %s", reason)
         return msgspec.structs.replace(config, ray_network="shared")
     raise ConfigError(
-        f"dc.ray_network = 'private': Ray may have no network of its own here ({reason}). Allow user namespaces, or in "
-        "a container the capability SYS_ADMIN; or, where no stranger reaches this machine's ports, set "
+        f"dc.ray_network = 'private': Ray cannot have a private network here ({reason}). Allow user namespaces, or in "
+        "a container the capability SYS_ADMIN; or, if nobody else reaches this machine's ports, set "
         "dc.ray_network = 'shared'"
     )
 
 
 class Restarts:
-    """How often a process was replaced of late, and when it may be again."""
+    """The recent restarts, and the pause before the next one."""
 
     def __init__(self) -> None:
         self._past: deque[float] = deque()
-        """When, of the last `WITHIN_S`; at most `MOST_RESTARTS`."""
+        """The times within the last `WITHIN_S`; at most `MAX_RESTARTS`."""
 
     @property
     def count(self) -> int:
-        """How many there were within `WITHIN_S` of the last one."""
+        """The restarts within `WITHIN_S` of the last one."""
         return len(self._past)
 
     def pause_s(self, now: float) -> float | None:
-        """How long to wait before the next one, which is counted; None if there were too many. `now` is monotonic."""
+        """Count a restart, and return the pause before it; None if there were too many. `now` is monotonic."""
         while self._past and now - self._past[0] > WITHIN_S:
             self._past.popleft()
-        if len(self._past) >= MOST_RESTARTS:
+        if len(self._past) >= MAX_RESTARTS:
             return None
-        pause_s = min(2.0 ** (len(self._past) - 1), LONGEST_PAUSE_S) if self._past else 0.0
+        pause_s = min(2.0 ** (len(self._past) - 1), MAX_PAUSE_S) if self._past else 0.0
         self._past.append(now)
         return pause_s
 
 
 class _Launcher:
-    """The state of a launcher: its tier process, and when it started others."""
+    """A launcher, its tier process and its restarts."""
 
     def __init__(self, config: DatacenterConfig, sockets: PublicSockets, folder: Path) -> None:
         self._config = config
@@ -132,15 +132,15 @@ class _Launcher:
         self._folder = folder
         self._process: Process | None = None
         self._has_been_ready = False
-        self._gap = StandbyListener(sockets.http)
+        self._standby = StandbyListener(sockets.http)
         self._stop = asyncio.Event()
         self._restarts = Restarts()
 
     async def run(self, stopping: threading.Event) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told_to_stop)
-        loop.add_signal_handler(signal.SIGHUP, self._pass_on, signal.SIGHUP)
+            loop.add_signal_handler(number, self._on_stop_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._forward_signal, signal.SIGHUP)
         if stopping.is_set():
             self._stop.set()
         try:
@@ -151,16 +151,16 @@ class _Launcher:
                     break
                 if not self._has_been_ready:
                     if status < 0:
-                        raise BackendError(f"the tier process was ended by {_said(status)} before it was ready")
-                    return max(status, 1)  # it has said why
+                        raise BackendError(f"the tier process was ended by {_cause(status)} before it was ready")
+                    return max(status, 1)  # it has printed why
                 await self._before_restart(status)
         finally:
-            self._gap.close()
+            self._standby.close()
             await _end_all_children()
         return 0
 
     async def _before_restart(self, status: int) -> None:
-        """Wait as long as is right after a tier process that ended like that.
+        """Wait before the next tier process.
 
         Raises:
             BackendError: if there have been too many.
@@ -168,13 +168,13 @@ class _Launcher:
         pause_s = self._restarts.pause_s(time.monotonic())
         if pause_s is None:
             raise BackendError(
-                f"the tier process ended {MOST_RESTARTS + 1} times within {WITHIN_S:g} s, last by {_said(status)}"
+                f"the tier process ended {MAX_RESTARTS + 1} times within {WITHIN_S:g} s, last by {_cause(status)}"
             )
         log.warning(
             "the tier process was ended by %s: restart %d of at most %d in %g s, after %g s",
-            _said(status),
+            _cause(status),
             self._restarts.count,
-            MOST_RESTARTS,
+            MAX_RESTARTS,
             WITHIN_S,
             pause_s,
         )
@@ -183,8 +183,8 @@ class _Launcher:
                 await self._stop.wait()
 
     async def _one_process(self) -> int:
-        """Run a tier process to its end, and give its exit status; negative is the signal that ended it."""
-        self._gap.open()
+        """Run a tier process and return its exit status, or the negative number of the signal that ended it."""
+        self._standby.open()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with ours, theirs:
@@ -195,21 +195,21 @@ class _Launcher:
                 str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 env=self._environment(),
-                # Ctrl-C is for the launcher, which stops the others in order.
+                # Ctrl-C must reach only the launcher, which stops the others in order.
                 process_group=0,
                 preexec_fn=functools.partial(stop_with_parent, LAUNCHER_DIED),
             )
             theirs.close()
             hand_over(ours, self._sockets, pickle.dumps((self._config, str(self._folder), self._restarts.count)))
-            hearing = asyncio.create_task(self._hear(ours))
+            reading = asyncio.create_task(self._read_messages(ours))
             stopping = asyncio.create_task(self._stop.wait())
             ended = asyncio.create_task(process.wait())
             try:
-                await asyncio.wait((ended, stopping, hearing), return_when=asyncio.FIRST_COMPLETED)
-                if not ended.done() and hearing.done() and hearing.exception() is None:
-                    # It hung up, so it is ending.
+                await asyncio.wait((ended, stopping, reading), return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done() and reading.done() and reading.exception() is None:
+                    # It has closed its socket, so it is about to end.
                     await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
-                self._gap.open()
+                self._standby.open()
                 if not ended.done():
                     with contextlib.suppress(ProcessLookupError):
                         process.terminate()
@@ -218,57 +218,57 @@ class _Launcher:
                         log.error("the tier process did not stop within %g s: killed", STOP_S)
                         process.kill()
                 status = await ended
-                if hearing.done() and (failed := hearing.exception()) is not None:
+                if reading.done() and (failed := reading.exception()) is not None:
                     raise failed
                 return status
             finally:
                 self._process = None
-                for task in (hearing, stopping, ended):
+                for task in (reading, stopping, ended):
                     task.cancel()
-                await asyncio.gather(hearing, stopping, ended, return_exceptions=True)
+                await asyncio.gather(reading, stopping, ended, return_exceptions=True)
 
-    async def _hear(self, tier: socket.socket) -> None:
-        """Do what the tier process's words ask for, until it hangs up.
+    async def _read_messages(self, tier: socket.socket) -> None:
+        """Handle the tier process's messages until it closes its socket.
 
         Raises:
-            BackendError: if more can be reached than should be.
+            BackendError: if more than the public sockets can be reached from outside.
         """
         serves = silent = False
         while True:
-            hearing = asyncio.create_task(_word(tier))
+            reading = asyncio.create_task(_next_message(tier))
             try:
-                while not await _done(hearing, SILENT_S if serves and not silent else None):
+                while not await _done(reading, SILENT_S if serves and not silent else None):
                     silent = True
-                    log.warning("the tier process has said nothing for %g s: new callers get 503", SILENT_S)
-                    self._gap.open()
+                    log.warning("the tier process has been silent for %g s: new callers get 503", SILENT_S)
+                    self._standby.open()
             finally:
-                hearing.cancel()
-            word = hearing.result()
-            if not word:
+                reading.cancel()
+            message = reading.result()
+            if not message:
                 return
             if silent:
                 silent = False
-                log.info("the tier process goes on")
-                self._gap.close()
-            if word == LISTENING:
-                self._gap.close()
-            elif word == LEAVING:
+                log.info("the tier process responds again")
+                self._standby.close()
+            if message == LISTENING:
+                self._standby.close()
+            elif message == LEAVING:
                 serves = False
-                self._gap.open()
-            elif word == READY:
+                self._standby.open()
+            elif message == READY:
                 serves = True
                 self._check_exposure()
                 if self._has_been_ready:
                     log.info("the tier is ready again")
                 else:
                     self._has_been_ready = True
-                    self._say_ready()
+                    self._print_ready()
 
     def _check_exposure(self) -> None:
-        """Log what the tier listens on; refuse what could be reached from outside and is not public.
+        """Log the tier's listening sockets; refuse any that is not public and can be reached from outside.
 
         Raises:
-            BackendError: naming it.
+            BackendError: names them.
         """
         here, public = network_of(os.getpid()), self._sockets.inodes
         found = listeners(os.getpid())
@@ -288,7 +288,7 @@ class _Launcher:
             raise BackendError(f"reachable from outside the tier's own network, and should not be: {words}")
         log.warning("reachable from outside this machine unless something forbids it, with Ray's token only: %s", words)
 
-    def _say_ready(self) -> None:
+    def _print_ready(self) -> None:
         shown = self._sockets.shown_host
         scheme = "http" if self._config.tls_certificate is None else "https"
         print(f"ready: {scheme}://{shown}:{self._sockets.http.getsockname()[1]}", flush=True)  # noqa: T201  the contract
@@ -298,17 +298,17 @@ class _Launcher:
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "RAY_TMPDIR": str(self._folder)}
 
-    def _told_to_stop(self) -> None:
+    def _on_stop_signal(self) -> None:
         self._stop.set()
 
-    def _pass_on(self, number: signal.Signals) -> None:
+    def _forward_signal(self, number: signal.Signals) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
 
-async def _word(tier: socket.socket) -> bytes:
-    """The next word; none once the tier process has hung up."""
+async def _next_message(tier: socket.socket) -> bytes:
+    """The next message; empty once the tier process has closed its socket."""
     try:
         return await asyncio.get_running_loop().sock_recv(tier, 64)
     except ConnectionError:
@@ -316,27 +316,27 @@ async def _word(tier: socket.socket) -> bytes:
 
 
 async def _done(task: asyncio.Task[bytes], within_s: float | None) -> bool:
-    """Whether a task is done within so long; it goes on if not."""
+    """Whether a task ends within this time; otherwise it goes on."""
     await asyncio.wait((task,), timeout=within_s)
-    # Had this process been stopped meanwhile, what came would be taken note of in the next rounds of the loop.
+    # If this process was suspended, the next rounds of the loop still read what has arrived.
     for _ in range(_ROUNDS):
         await asyncio.sleep(0)
     return task.done()
 
 
-def _said(status: int) -> str:
+def _cause(status: int) -> str:
     if status == RAY_DIED:
         return "a death in Ray"
     return f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
 
 
 def _adopt_orphans() -> None:
-    """Make descendants whose parent dies our children, so that none is left behind (Linux)."""
+    """Make descendants whose parent dies children of this process, so that none is left behind (Linux)."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 async def _end_all_children() -> None:
-    """Kill what a tier process has left: its descendants have become our children, or do as their parents end."""
+    """Kill the descendants of a tier process; they become children of this process when their parents end."""
     gives_up = time.monotonic() + _END_S
     while len(left := family(os.getpid())) > 1 and time.monotonic() < gives_up:
         for pid in left[1:]:

@@ -1,11 +1,11 @@
-"""The connection to one peer of the datagram transport: made on first use, anew when it ended or fell silent.
+"""The connection to one peer of the datagram transport: made on first use, and again after it ended or fell silent.
 
                 ┌──────────── ended, or silent for `SILENCE_S` ────────────┐
                 ▼                                                          │
-    asked ─► connecting ─► current ─┬──────────────────────────────────────┘
-                                    └─ carries no further kind of question ─► retired ─► its last answers ─► closed
+    get ─► connecting ─► current ─┬────────────────────────────────────────┘
+                                  └─ takes no further kind of request ─► retired ─► its last responses ─► closed
 
-What is asked on it, `datagram_client` decides.
+`datagram_client` sends images on it.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.control import VERSION
 
 Discover: TypeAlias = Callable[[], Awaitable[DatagramEndpoint]]
-"""Asks the peer, some other way, where it listens. `ConnectionLost` lets the link try again, other errors do not."""
+"""Asks the peer by other means where it listens. Only after `ConnectionLost` does the link try again."""
 
 CONNECT_S: Final = 5.0
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
-"""Between attempts to connect, doubling."""
+"""The pauses between attempts to connect, doubling."""
 MAX_CONNECTS: Final = 3
-"""Attempts that one question waits for."""
+"""Attempts that one image waits for."""
 SILENCE_S: Final = 1.0
 SILENT_RTTS: Final = 3.0
-"""Of the peer while datagrams are unanswered, whichever is more, before another connection is tried beside this one,
-which itself gives up only later: a radio link may be back any moment."""
+"""The silence of the peer, the longer of the two, after which a second connection is tried. The first gives up only
+later, because a radio link may return at any moment."""
 MAX_RETIRED: Final = 4
 RETIRED_S: Final = 30.0
-"""ConnectionManager that are kept for what was asked on them, and how long each is."""
+"""Connections kept for their last responses, and how long each is kept."""
 MAX_HEADERS: Final = 64
-"""JPEG headers registered on one connection; a camera has one, a collection of photographs any number."""
+"""JPEG headers per connection; a camera has one, a collection of photographs any number."""
 
 
 class NotConnectedInTime(ConnectionLost):
-    """There is no connection yet, and the caller's time is up; it may come about all the same."""
+    """The caller's time is up before there is a connection; the attempt goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection, and the JPEG headers that were registered on it."""
+    """A connection and the JPEG headers that were registered on it."""
 
     client: ClientConnection
     headers: set[bytes] = field(default_factory=set)
 
     def registered(self, header: bytes) -> int | None:
-        """The number by which the peer knows a JPEG header, if it was told of it before; else it is told now.
+        """The number by which the peer knows a JPEG header; None if it is registered only now, or cannot be.
 
-        The first image with a header is coded anew instead of waiting for a stream that a lossy link delays.
+        The first image with a header is encoded anew, because loss may delay the registration.
         """
         if header in self.headers:
             return self.client.tables_number(header)
@@ -69,12 +69,12 @@ class Connection:
 
 
 class ConnectionManager:
-    """The current connection to a peer, and those before it that still owe answers. Used on one event loop."""
+    """The current connection to a peer, and earlier ones with pending responses. Belongs to one event loop."""
 
     def __init__(
         self, host: str, discover: Discover, local: Sequence[str], api_key: str | None, congestion: CongestionFactory
     ) -> None:
-        """Prepare; nothing is sent yet. Arguments as of `DatagramLink`."""
+        """Prepare; nothing is sent yet. Arguments as for `DatagramLink`."""
         self._routes = [Route(address, host) for address in local] or [Route(None, host)]
         self._host = host
         self._discover = discover
@@ -86,28 +86,28 @@ class ConnectionManager:
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
         self._retired: dict[ClientConnection, asyncio.Task[None]] = {}
-        """ConnectionManager that take no more questions, and what waits for their last answers."""
+        """The retired connections, and the tasks that wait for their last responses."""
         self.closed = False
 
     @property
     def alive(self) -> Connection | None:
-        """The current one, if it has not ended."""
+        """The current connection, if it has not ended."""
         return self._current if self._current is not None and self._current.client.lost is None else None
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of datagrams sent so far, over all connections."""
+        """The bytes of datagrams sent, over all connections."""
         return self._sent_before + sum(client.sent_bytes for client in self._clients())
 
     async def get(self, until: float) -> Connection:
-        """The connection, made if there is none.
+        """The current connection; connects if there is none.
 
         Raises:
             ConnectionLost: if `MAX_CONNECTS` attempts failed; `NotConnectedInTime` if time is up.
-            HawkVisionError: for what trying again does not mend.
+            HawkVisionError: for what a retry does not mend.
         """
         loop = asyncio.get_running_loop()
-        failed = "nothing was tried"
+        failed = "no attempt was made"
         for _ in range(MAX_CONNECTS):
             connection = self.alive
             if connection is not None:
@@ -115,7 +115,7 @@ class ConnectionManager:
             connecting = self._begin()
             await asyncio.wait({connecting}, timeout=max(0.0, until - loop.time()))
             if not connecting.done():
-                raise NotConnectedInTime(f"no connection to {self._host} came about in time")
+                raise NotConnectedInTime(f"no connection to {self._host} in time")
             if connecting.cancelled():
                 raise ConnectionLost("the link was closed at this end")
             error = connecting.exception()
@@ -128,13 +128,13 @@ class ConnectionManager:
         return connection
 
     def begin_anew_if_gone(self, connection: Connection) -> None:
-        """Try another connection in the background if the peer is not heard any more on this, the current one."""
+        """Try another connection in the background if the peer has fallen silent on this, the current one."""
         client = connection.client
         if connection is self._current and is_gone(client.silent_s(), client.rtt_s()):
             self._begin()
 
     def retire(self, connection: Connection) -> None:
-        """Ask no more on a connection; it is closed once what was asked on it is answered."""
+        """Send no more images on a connection; it is closed after its last response."""
         if self._current is not connection:
             return
         self._current = None
@@ -145,7 +145,7 @@ class ConnectionManager:
         self._retired[connection.client] = asyncio.create_task(self._drained(connection.client))
 
     async def close(self) -> None:
-        """End all connections; whoever still waits is told so. Closing twice does no harm."""
+        """End all connections; pending calls raise `ConnectionLost`. The second call does nothing."""
         self.closed = True
         clients = self._clients()
         background = [*self._retired.values(), *([] if self._connecting is None else [self._connecting])]
@@ -159,7 +159,7 @@ class ConnectionManager:
         return [*self._retired, *([] if self._current is None else [self._current.client])]
 
     def _begin(self) -> asyncio.Task[None]:
-        """The one attempt that all questions wait for."""
+        """The one attempt that all images wait for."""
         if self.closed:
             raise ConnectionLost("the link was closed at this end")
         if self._connecting is None or self._connecting.done():
@@ -168,7 +168,7 @@ class ConnectionManager:
         return self._connecting
 
     async def _connect(self) -> None:
-        """Connect, and put the new connection in the place of the old one."""
+        """Connect, and replace the current connection."""
         await asyncio.sleep(self._pause_s)
         try:
             offer = self._offer or await self._discover()
@@ -187,7 +187,7 @@ class ConnectionManager:
                 timeout_s=CONNECT_S,
             )
         except HawkVisionError:
-            self._offer = None  # the peer may have been started anew, elsewhere or with another certificate
+            self._offer = None  # the peer may have restarted, elsewhere or with another certificate
             self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
             raise
         self._pause_s, self._offer = 0.0, offer
@@ -211,11 +211,11 @@ class ConnectionManager:
 
 
 def is_gone(silent_s: float, rtt_s: float | None) -> bool:
-    """Whether nothing is heard for so long that the peer may be another one by now."""
+    """Whether the silence is so long that the peer may have restarted."""
     return silent_s > max(SILENCE_S, SILENT_RTTS * (rtt_s or 0.0))
 
 
 def _retrieve_error(task: asyncio.Task[None]) -> None:
-    """Nobody may be waiting for an attempt any more; its error is not to be logged as never retrieved."""
+    """Take an attempt's error, so that asyncio does not log it if nobody waits."""
     if not task.cancelled():
         task.exception()

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError
 from hawkvision.imaging.preprocessing import probe
@@ -28,6 +28,7 @@ from hawkvision.transport.client.encoding_plan import (
     prepare_off_loop,
     spare_ratio,
 )
+from hawkvision.transport.client.image_request import ImageRequest, StatusAndBody, first_response
 from hawkvision.transport.client.lossless import LosslessPlanner, link_state
 from hawkvision.transport.client.pending_responses import ConnectionLost, ignore_interim
 from hawkvision.transport.client.sender import PARITY_SPREAD_S
@@ -37,8 +38,6 @@ from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.status import Status
-
-StatusAndBody: TypeAlias = tuple[Status, bytes]
 
 MAX_ASKS: Final = 3
 """Connections on which one image is sent, one after the other."""
@@ -51,8 +50,6 @@ MAX_OVERDUE_S: Final = 0.25
 """A response is overdue this long after a round trip, at most the second, but not before its deadline."""
 RECHECK_S: Final = 0.02
 """Between checks whether a silent link is heard again."""
-NOT_RECEIVED: Final = (Status.EXPIRED, Status.NO_TEMPLATE)
-"""The peer did not get the image or its request in time; the same image may succeed next time."""
 MAX_LATE_RESENDS: Final = 3
 """Small images sent for one whose late response is wanted."""
 MAX_LATE: Final = 24
@@ -82,19 +79,6 @@ class LinkView:
     """The datagrams that `loss` is measured on."""
     silent_s: float = 0.0
     """How long the peer has left datagrams unanswered."""
-
-
-@dataclass(frozen=True, slots=True)
-class _ImageRequest:
-    """The arguments of `DatagramLink.ask`; times are the loop's."""
-
-    template: bytes
-    image: Image
-    meta: bytes
-    lossless: bool
-    deadline: float | None
-    until: float
-    on_interim: Callable[[bytes], None]
 
 
 class DatagramLink:
@@ -176,7 +160,7 @@ class DatagramLink:
                 deadline = loop.time() + deadline_s
                 until = until if accept_late else min(until, deadline + LATE_S)
             on_this = ignore_interim if attempt else on_interim  # a second attempt would repeat interims
-            request = _ImageRequest(template, image, meta, lossless, deadline, until, on_this)
+            request = ImageRequest(template, image, meta, lossless, deadline, until, on_this)
             if accept_late and deadline is not None:
                 sending = self._ask_accepting_late(connection, request)
             else:
@@ -245,7 +229,7 @@ class DatagramLink:
         return LosslessPlanner(connection.client, self._answer_s)
 
     async def _prepared(
-        self, connection: Connection, request: _ImageRequest, deadline_s: float | None, *, lossless: bool
+        self, connection: Connection, request: ImageRequest, deadline_s: float | None, *, lossless: bool
     ) -> Coded:
         client, image = connection.client, request.image
         plan = self._planned(connection, image, deadline_s)
@@ -276,9 +260,7 @@ class DatagramLink:
             return replace(plan, parity=max(plan.parity, 1.0))
         return plan
 
-    async def _send_image(
-        self, connection: Connection, request: _ImageRequest, *, small: bool = False
-    ) -> StatusAndBody:
+    async def _send_image(self, connection: Connection, request: ImageRequest, *, small: bool = False) -> StatusAndBody:
         """The response to an image as planned now; `small` sends a small image, whose response may be late."""
         loop, deadline = asyncio.get_running_loop(), request.deadline
         lossless = request.lossless and not small
@@ -302,7 +284,7 @@ class DatagramLink:
             self._lossless_from = loop.time() + LOSSLESS_PAUSE_S
         return status, body
 
-    async def _ask_accepting_late(self, connection: Connection, request: _ImageRequest) -> StatusAndBody:
+    async def _ask_accepting_late(self, connection: Connection, request: ImageRequest) -> StatusAndBody:
         """The first proper response: to the image, or to a small one that is sent if the image did not arrive.
 
         A small one is sent if the peer reports `NOT_RECEIVED`, or if the response is overdue while reports on other
@@ -353,20 +335,6 @@ class DatagramLink:
                 sending.cancel()
                 with contextlib.suppress(asyncio.CancelledError, HawkVisionError, TimeoutError):
                     await sending
-
-
-def first_response(done: Iterable[asyncio.Future[StatusAndBody]]) -> StatusAndBody | None:
-    """A response among ended tasks other than `NOT_RECEIVED`, preferably `OK`; None if there is none.
-
-    Raises:
-        HawkVisionError, TimeoutError: a task's, if none has such a response.
-    """
-    failed = [each for each in done if each.exception() is not None]
-    answers = [each.result() for each in done if each.exception() is None]
-    for status, body in sorted(answers, key=lambda answer: answer[0] is not Status.OK):
-        if status not in NOT_RECEIVED:
-            return status, body
-    return failed[0].result() if failed else None
 
 
 def _is_silent(client: ClientConnection) -> bool:

@@ -1,8 +1,8 @@
-"""What an image is sent as over the datagram transport: as it is, cut along its own segments, or coded anew.
+"""How an image is sent over the datagram transport: unchanged, cut along its own segments, or encoded anew.
 
-    image, what the link loses and carries ─► Planner ─► plan ─► prepare ─► fragments
+    image, loss and rate of the link ─► Planner ─► plan ─► prepare ─► fragments
 
-No sockets here, and no clock but what callers say; `datagram_client` keeps the connection.
+No sockets and no clock; `connection_manager` keeps the connection.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ Image: TypeAlias = bytes | Pixels
 """An encoded image, or RGB pixels (height, width, 3)."""
 
 SMALL_FRAGMENTS: Final = 3
-"""Images of so few fragments go as they are: coding them anew would not save one, and lose quality."""
+"""Images of so few fragments travel unchanged: encoding them anew would save none and lose quality."""
 OVERSAMPLING: Final = 2
-"""How much larger than useful a JPEG is at least decoded before areas are averaged, as `imaging.preprocessing` does."""
+"""A JPEG is decoded to at least this multiple of the useful side before areas are averaged, as `imaging` does."""
 MAX_PIXELS: Final = 50_000_000
-"""Of an image that is decoded here; what nodes accept unless told otherwise."""
+"""Of an image that is decoded here; the default limit of nodes."""
 INLINE_PIXELS: Final = 400_000
 INLINE_BYTES: Final = 100_000
-"""Larger images are prepared on a thread, so that the event loop does not stand still meanwhile."""
+"""Larger images are prepared on a thread, so that the event loop stays free."""
 
 MAX_SPARE: Final = 3.0
-"""Times the plain image's bytes that are sent at most because there is room."""
+"""The most that is sent if there is room, in multiples of the plain image's bytes."""
 SPARE_S: Final = 0.01
 SPARE_SHARE: Final = 0.1
-"""The time that sending an image may take where loss asks for it: a tenth of the deadline, 10 ms at most."""
+"""The time for sending an image with parity: a tenth of the deadline, at most 10 ms."""
 ANSWER_S: Final = 0.035
-"""Of the deadline, beside a round trip, for the other end's work (`RESERVE_S` of the datacenter) and for waiting for
-fragments that are overdue."""
+"""The part of a deadline, beside a round trip, for the peer's work (`RESERVE_S` of the datacenter) and the wait for
+overdue fragments."""
 MIN_SEND_S: Final = 0.008
-"""The least of the link's time that an image is given, even if its answer will be late for it."""
+"""The least of the link's time that an image gets, even if its response is then late."""
 PLAIN_BYTES_PER_PIXEL: Final = 0.25
 """At quality 80, typically."""
 
 GOOD_S: Final = 5.0
-"""How long the loss must have stayed clearly lower before parity is taken back."""
+"""How long the loss must stay clearly lower before parity is reduced."""
 LOWER_RATIO: Final = 1.25
 LOWER_MIN: Final = 0.005
-"""Clearly lower is what would still be lower if it were a quarter and half a percent higher."""
+"""A clearly lower value is lower even when multiplied by the first and increased by the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An image as it will be sent, and the JPEG header that the peer must know (empty: none)."""
+    """An image as it is sent, and the JPEG header that the peer must know (empty: none)."""
 
     coded: Coded
     header: bytes = b""
@@ -69,21 +69,21 @@ def prepare(
 ) -> Prepared:
     """An image as fragments.
 
-    Small ones go as they are, unless in a format that not every node reads; JPEGs with restart segments are cut along
-    them unless the plan asks for a lower quality or the image is larger than useful; all others are decoded, shrunk
-    so that their shorter side is `useful_side` pixels at most, and coded at the plan's quality.
+    Small images travel unchanged, unless not every node reads their format. JPEGs with restart segments are cut along
+    them, unless the plan asks for a lower quality or the image is larger than useful. All others are decoded, scaled so
+    that their shorter side has at most `useful_side` pixels, and encoded at the plan's quality.
 
     Args:
         image: encoded, or RGB pixels.
         plan: quality and parity.
-        useful_side: pixels of the shorter side beyond which the peer gains nothing.
-        room: bytes of a symbol.
+        useful_side: the pixels of the shorter side that the peer can use.
+        room: the bytes of a symbol.
         may_reframe: whether a JPEG's own header may be used.
-        lossless: send an encoded image's very bytes, whatever the plan and however many fragments that takes.
+        lossless: send an encoded image unchanged, however many fragments it takes.
 
     Raises:
         BadImage, UnsupportedMedia: if the image cannot be read.
-        TooLarge: if it has more than `MAX_PIXELS`, or does not fit 255 fragments even so (`lossless`: as it is).
+        TooLarge: if it has more than `MAX_PIXELS`, or does not fit 255 fragments (`lossless`: unchanged).
         BadField: if pixels are not uint8 (height, width, 3).
     """
     if not isinstance(image, bytes):
@@ -94,7 +94,7 @@ def prepare(
         if as_it_is is not None:
             return Prepared(as_it_is)
         if lossless:
-            raise TooLarge(f"the image has {len(image)} bytes; at most {MAX_SYMBOLS * room} go as they are")
+            raise TooLarge(f"the image has {len(image)} bytes; at most {MAX_SYMBOLS * room} travel unchanged")
     if may_reframe and min(header.width, header.height) <= useful_side:
         cut = reframe(image, plan.parity, room)
         if cut is not None and (plan.quality >= FINE or cut[0].format.quality <= plan.quality):
@@ -125,10 +125,10 @@ def _shrunk(pixels: Pixels, useful_side: int) -> Pixels:
 
 
 def plain_bytes(image: Image, useful_side: int) -> float:
-    """About how many bytes an image takes without parity, at the best quality.
+    """The approximate bytes of an image without parity, at the best quality.
 
     Raises:
-        BadImage, UnsupportedMedia, BadField: if it is no image.
+        BadImage, UnsupportedMedia, BadField: if it cannot be read.
     """
     native = False
     if isinstance(image, bytes):
@@ -142,24 +142,30 @@ def plain_bytes(image: Image, useful_side: int) -> float:
 
 
 def spare_ratio(plain_s: float, deadline_s: float | None, rtt_s: float = 0.0, answer_s: float = ANSWER_S) -> float:
-    """How many times the plain image may be sent for what the link takes `plain_s` to carry once.
+    """The bytes that may be sent, in multiples of the plain image's.
 
-    In halves, and at least once; but in twentieths of an image where the link is too slow to carry it once and bring
-    the answer back in time, of which `answer_s` and a round trip are not the image's, and `MIN_SEND_S` in any case is.
+    At least 1, in halves. If the link is too slow to carry the image once and return the response in time, less than 1,
+    in twentieths. The image never gets less than `MIN_SEND_S`.
+
+    Args:
+        plain_s: the link's time for the plain image.
+        deadline_s: the response's; None for none.
+        rtt_s: a round trip.
+        answer_s: the part of the deadline for the peer's work.
     """
     allowed_s = SPARE_S if deadline_s is None else min(SPARE_S, SPARE_SHARE * deadline_s)
     ratio = max(1.0, math.floor(2.0 * min(MAX_SPARE, allowed_s / max(plain_s, 1e-9))) / 2.0)
     if deadline_s is None:
         return ratio
-    # Plans reckon in images of quality 85, `plain_s` is of a fine one.
+    # Plans count in images of quality 85; `plain_s` is for a fine one.
     in_time = max(MIN_SEND_S, deadline_s - rtt_s - answer_s) / max(plain_s, 1e-9) * FINE_SIZE
     return ratio if in_time >= ratio else math.floor(20.0 * in_time) / 20.0
 
 
 def repairs(left_s: float, repair_s: float) -> int:
-    """How often a receiver can ask for what is missing of an image so that it comes in the time that is left.
+    """How many rounds of repair fit the time that is left.
 
-    The first time it waits `repair_s` for what it asked for, and longer from round to round.
+    The first takes `repair_s`, the next ones longer.
     """
     for done in range(MAX_NACKS):
         left_s -= repair_s * REPAIR_GROWTH**done
@@ -169,38 +175,38 @@ def repairs(left_s: float, repair_s: float) -> int:
 
 
 class Planner:
-    """Which plan the next image gets: more protection at once, less only after a while of clearly less loss."""
+    """Plans the next image: more protection at once, less only after a time of clearly less loss."""
 
     def __init__(self) -> None:
         self._loss: _PeakHold | None = None
         self._burst: _PeakHold | None = None
 
-    def plan(self, seen: LinkState, spare: float, now: float) -> Plan:
-        """The plan for a link that is seen to lose so much at `now`."""
-        return choose(self.held(seen, now), spare)
+    def plan(self, measured: LinkState, spare: float, now: float) -> Plan:
+        """The plan for a link with this loss at `now`."""
+        return choose(self.held(measured, now), spare)
 
-    def held(self, seen: LinkState, now: float) -> LinkState:
-        """What the link is taken to lose; not known before it was seen once."""
+    def held(self, measured: LinkState, now: float) -> LinkState:
+        """The loss that plans assume; unknown before the first measurement."""
         if self._loss is None or self._burst is None:
-            if not seen.known:
-                return seen
-            self._loss, self._burst = _PeakHold(seen.loss), _PeakHold(seen.burst)
-        elif seen.known:
-            self._loss.see(seen.loss, now)
-            self._burst.see(seen.burst, now)
+            if not measured.known:
+                return measured
+            self._loss, self._burst = _PeakHold(measured.loss), _PeakHold(measured.burst)
+        elif measured.known:
+            self._loss.update(measured.loss, now)
+            self._burst.update(measured.burst, now)
         return LinkState(self._loss.value, self._burst.value, known=True)
 
 
 class _PeakHold:
-    """A number that rises at once and falls after `GOOD_S` of clearly less, to the most of that time."""
+    """A value that rises at once, and falls after `GOOD_S` of clearly lower values, to the highest of them."""
 
     def __init__(self, value: float) -> None:
         self.value = value
         self._good_since = math.inf
         self._most = value
 
-    def see(self, value: float, now: float) -> None:
-        """Take in what is measured at `now`."""
+    def update(self, value: float, now: float) -> None:
+        """Take in a value measured at `now`."""
         if LOWER_RATIO * value + LOWER_MIN >= self.value:
             self.value, self._good_since = max(self.value, value), math.inf
         elif self._good_since == math.inf:

@@ -1,4 +1,4 @@
-"""Holes of an image filled with what came of it, so that the result is an ordinary JPEG again.
+"""Fills an image's holes with its received parts, so that the result is an ordinary JPEG.
 
 First each lost segment becomes a copy of the nearest one that came. Where the header is the implied one, the holes are
 then drawn anew from smaller pieces: each lost block of 16×16 pixels becomes the nearest one that came, mirrored so that

@@ -19,7 +19,7 @@ from hawkvision.transport.protocol.wire import WireError
 
 
 def parity_count(k: int, parity: float) -> int:
-    """How many parity symbols a ratio asks for, rounded up and cut off where n would exceed `MAX_SYMBOLS`."""
+    """The parity symbols for a ratio, rounded up, and limited so that n stays within `MAX_SYMBOLS`."""
     # 0.2 · 5 is 1.0000000000000002 in other spellings of 0.2; one symbol too many would cost a whole datagram.
     return min(math.ceil(k * parity - 1e-9), MAX_SYMBOLS - k)
 
@@ -35,7 +35,7 @@ def protect(data: Sequence[bytes], parity: int) -> list[bytes]:
 
 
 def recover(symbols: Mapping[int, bytes], k: int, n: int) -> dict[int, bytes]:
-    """The data symbols that can be had: all k if at least k of n are there, else those among them that came.
+    """The data symbols: all k if at least k of n have arrived, else the received ones.
 
     Symbols that had to be computed come back padded with zeros to the longest symbol's length.
 

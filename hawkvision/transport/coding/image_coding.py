@@ -1,4 +1,4 @@
-"""Images as fragments that survive loss, and what arrived of them as images again.
+"""Images to fragments that survive loss, and received fragments back to images.
 
     pixels ── JPEG, restart every few MCUs ── header stripped ── segments dispersed over k symbols ── n − k parity
                                                                                                           │  loss
@@ -77,7 +77,7 @@ class Coded:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The body as it was sent. `quality` is None if coding has lost nothing: the caller's own bytes or steps."""
+    """The body as it was sent. `quality` is None if the coding lost nothing."""
 
     body: bytes
     quality: int | None
@@ -99,7 +99,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Nothing came that could be decoded."""
+    """Nothing that can be decoded has arrived."""
 
 
 Arrived: TypeAlias = Complete | Partial | Expired
@@ -168,7 +168,7 @@ def reframe(jpeg: bytes, parity: float, room: int) -> tuple[Coded, bytes] | None
 
 
 def opaque(body: bytes, parity: float, room: int) -> Coded | None:
-    """Any body in symbols, of which any k give the very bytes. None if it is empty or too large for `MAX_SYMBOLS`."""
+    """A body as symbols, any k of which restore its bytes. None if it is empty or too large for `MAX_SYMBOLS`."""
     k = -(-len(body) // room)
     if not 1 <= k <= MAX_SYMBOLS:
         return None
@@ -181,17 +181,17 @@ def opaque(body: bytes, parity: float, room: int) -> Coded | None:
 
 
 def missing(format: ImageFormat, have: Collection[int]) -> tuple[int, ...]:  # noqa: A002
-    """Which fragments to ask for: the fewest that make the image complete, data symbols first."""
+    """The fewest fragments that complete the image, data symbols first."""
     wanted = (index for index in range(format.n) if index not in have)
     return tuple(itertools.islice(wanted, max(0, format.k - len(have))))
 
 
 def decode(format: ImageFormat, symbols: Mapping[int, bytes], tables: bytes = b"") -> Arrived:  # noqa: A002
-    """What can be made of the symbols that came.
+    """The image as far as the received symbols give it.
 
     Args:
         format: of the image.
-        symbols: by index; what a sender of good will has sent, or anything else of at most `MAX_DATAGRAM` bytes.
+        symbols: by index, untrusted; at most `MAX_DATAGRAM` bytes each.
         tables: the registered header if `format.tables` is not 0.
 
     Returns:
@@ -286,13 +286,13 @@ def _base_body(bgr: Pixels) -> bytes:
 
 
 def _slices(body: bytes, count: int) -> list[bytes]:
-    """So many slices of one length, the last ones padded with zeros."""
+    """`count` slices of one length, the last ones padded with zeros."""
     size = -(-len(body) // count)
     return [body[start : start + size].ljust(size, b"\0") for start in range(0, count * size, size)]
 
 
 def _unshared(symbols: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Fragments taken apart into shares of the base image and symbols."""
+    """Fragments split into shares of the base image and symbols."""
     shares, rest = {}, {}
     size: int | None = None
     for index, fragment in symbols.items():

@@ -1,10 +1,10 @@
-"""Restart segments in data symbols, neighbours far apart, and back in their places.
+"""Distributes restart segments over data symbols, neighbours far apart, and restores their order.
 
     segments in the image's order ── disperse: Bayer order, cut into runs ──► k data symbols
     segments, None where none came  ◄── gather ───────────────────────────────  some of them
 
-A lost symbol leaves small holes all over the image, each among segments that came, instead of one large hole.
-A data symbol knows itself, for one that was recovered has no header of its own:
+A lost symbol leaves small holes all over the image instead of one large hole. A data symbol describes itself, because a
+recovered one has no header:
 
     used length:2  first segment:2  count:1  segment { FFD0 segment }*          (first: in the order of dispersal)
 """
@@ -58,7 +58,7 @@ def interleave(segments: Sequence[bytes], layout: Layout, room: int) -> list[byt
 
 
 def deinterleave(symbols: Mapping[int, bytes], layout: Layout) -> list[bytes | None]:
-    """Segments in their places; None where none came. Unsound symbols are passed over, first claims win."""
+    """The segments in order; None for missing ones. Invalid symbols are ignored, and the first of two claims counts."""
     order = _order(layout)
     placed: list[bytes | None] = [None] * layout.segments
     for symbol in symbols.values():

@@ -1,4 +1,4 @@
-"""Callers' own JPEGs taken apart, and the headers that peers register.
+"""Splits callers' own JPEGs into header and segments, and reads the headers that peers register.
 
 Only what a transport can send in pieces is read: baseline, one scan, restart markers. Everything else is an error, and
 work is bounded by the number of marker segments, never by what they claim.

@@ -1,4 +1,4 @@
-"""How much quality to give up for parity, from what the link is known to lose.
+"""Chooses the quality and the parity of an image from the loss of the link.
 
 An image whose bytes are given can be sent in many fragments of good quality without parity, or in few of low quality
 with much. Both lose accuracy: one by holes, the other by coarse steps. How much each loses was measured; how many of n
@@ -29,9 +29,9 @@ from hawkvision.transport.coding.image_coding import BASE_PORTION, Plan
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
 
 QUALITIES: Final = (90, 80, 70, 50, 30, 14)
-"""The only qualities that are sent, best first: certificates are made for each."""
+"""The qualities that are sent, best first; certificates exist for each."""
 FINE: Final = 80
-"""From this one on a plan does not ask that a caller's own JPEG be made any smaller."""
+"""From this quality on, a caller's own JPEG is not made smaller."""
 
 PLAIN_FRAGMENTS: Final = 18
 """Of an image of 227 to 256 pixels coded at quality 85, the median of 1,360."""
@@ -42,16 +42,16 @@ FINE_SIZE: Final = SIZES[QUALITIES.index(FINE)]
 _DROPS: Final = (0.002, 0.013, 0.02, 0.038, 0.05, 0.14)
 """Top-1 that each quality costs efficientnet_lite0_int8, ± 0.4 to 1.1 points; paired with the images as they came."""
 UNKNOWN_SPARE: Final = 1.25
-"""Where nobody says what bandwidth is spare: five fragments more, 2 ms at 20 Mbit/s, against a round trip of repair for
-some images in a hundred."""
+"""The spare bandwidth if it is unknown: five more fragments, 2 ms at 20 Mbit/s, against a round trip of repair for some
+images in a hundred."""
 
 MAX_SPARE: Final = 5.0
-"""More parity than five times the image's bytes helps no link that is worth using."""
+"""The most parity, in multiples of the image's bytes; more helps no usable link."""
 
 _HOLES: Final = ((0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0), (0.0, 0.03, 0.08, 0.155, 0.31, 0.53, 0.74, 0.85))
-"""Shares of the data that are lost, and the top-1 that they cost beyond that."""
+"""Lost shares of the data, and the top-1 accuracy that they cost."""
 _BASED_HOLES: Final = ((0.0, 0.1, 0.25, 0.5, 0.75, 1.0), (0.0, 0.01, 0.025, 0.09, 0.145, 0.24))
-"""The same where holes are filled from a base image."""
+"""The same if holes are filled from a base image."""
 _BASE: Final = 1.6
 """A base image's size in fragments."""
 SELDOM: Final = 0.01
@@ -59,16 +59,16 @@ _OFTEN: Final = 0.015
 """What it costs if more than `SELDOM` images are incomplete: those wait for repair, and one in a hundred is what a
 99th percentile sees. So much top-1 is given to keep to it, but not more."""
 _FRAGMENT: Final = 2e-4
-"""What one fragment more must be worth. Keeps parity from growing without use where bandwidth is spare."""
+"""The least gain per fragment, which keeps parity from growing uselessly with spare bandwidth."""
 _LEAST_LOSS: Final = 0.01
-"""No link is taken to be better than this: losses come before reports of them."""
+"""The least loss assumed, because losses precede their reports."""
 _PRIOR: Final = ((0.5, 0.01, 1.0), (0.2, 0.1, 1.5), (0.15, 0.2, 4.0), (0.1, 0.35, 4.0), (0.05, 0.5, 4.0))
-"""Weight, loss and burst of links of which nothing is known."""
+"""Weight, loss and burst of the links that stand for an unknown one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """What a link loses.
+    """The loss of a link.
 
     Attributes:
         loss: share of datagrams that are lost, 0..1.
@@ -95,7 +95,7 @@ def choose(state: LinkState, spare_ratio: float | None, plain_fragments: int = P
     links = ((1.0, state.loss, state.burst),) if state.known else _PRIOR
     ratio = UNKNOWN_SPARE if spare_ratio is None else max(spare_ratio, 0.0)
     most = min(int(plain_fragments * min(ratio, MAX_SPARE)), MAX_SYMBOLS)
-    # Rounded to a few hundred states, so that a stream whose estimates tremble does not compute anew each time.
+    # Rounded to a few hundred states, so that small changes of the estimates hit the cache.
     rounded = tuple((weight, *_rounded(loss, burst)) for weight, loss, burst in links)
     return _chosen(rounded, max(most, 1), plain_fragments)
 
@@ -131,7 +131,7 @@ def _chosen(links: tuple[tuple[float, float, float], ...], most: int, plain_frag
 
 
 def _candidates(most: int, plain_fragments: int) -> Iterator[_Candidate]:
-    """Everything that a typical image could be sent as, in at most so many fragments."""
+    """The possible plans of a typical image within `fragments`."""
     for quality, size, drop in zip(QUALITIES, SIZES, _DROPS, strict=True):
         k = max(1, round(plain_fragments * size))
         for n in range(k, most + 1):
@@ -170,7 +170,7 @@ def _lost(most: int, loss: float, burst: float) -> NDArray[np.float64]:
     fail = loss * recover / (1 - loss)
     found = np.zeros((most + 1, most + 1))
     good, bad = np.zeros(most + 1), np.zeros(most + 1)
-    # How many are lost before the next datagram, by whether that one passes or is lost.
+    # The losses before the next datagram, by whether that one passes or is lost.
     good[0], bad[0] = 1 - loss, loss
     found[0] = good + bad
     for n in range(1, most + 1):

@@ -47,7 +47,7 @@ MIN_RATE: Final = DATAGRAM / 1.0
 
 
 class State(Enum):
-    """What BBR is doing; the file's docstring draws the transitions."""
+    """The state of BBR; the module's docstring draws the transitions."""
 
     STARTUP = "startup"
     DRAIN = "drain"
@@ -57,7 +57,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Departure:
-    """What had been delivered, and when, at the time a datagram left."""
+    """The delivered bytes, and the time of delivery, when a datagram left."""
 
     sent_at: float
     delivered: int
@@ -67,15 +67,15 @@ class _Departure:
 
 
 class Bbr(CongestionController):
-    """The plain standard beside our own controller."""
+    """BBR version 1."""
 
     def __init__(self, path: PathMeasurement, now: float) -> None:
         self._path = path
         self._delivered = self._acknowledged = 0
-        """Bytes: in all, and by the report that is being told."""
+        """Delivered bytes: in all, and by the present report."""
         self._delivered_at = self._first_sent_at = now
         self._departures: dict[float, _Departure] = {}
-        """By time: those that left in one instant share one."""
+        """By time; datagrams that left at the same time share one."""
         self._newest: _Departure | None = None
         """The latest departure that this report names."""
         self._rt_prop_s = math.inf
@@ -86,14 +86,14 @@ class Bbr(CongestionController):
         self._pacing_gain = self._window_gain = HIGH_GAIN
         self._round = 0
         self._round_ends_at = self._delivered
-        """A round is over when what leaves after so much was delivered is acknowledged."""
+        """A round ends when a datagram is acknowledged that left after this much was delivered."""
         self._rates: deque[tuple[int, float]] = deque()
         """(round, rate), falling: the first is the largest of the last `RATE_ROUNDS`."""
         self._full_rate, self._full_rounds = 0.0, 0
         self._cycle, self._cycle_at = CRUISE, now
         self._rt_prop_at = now
         self._expired = False
-        """Whether the least round trip had not been seen for `RT_PROP_S` at the last sample."""
+        """Whether the least round trip was older than `RT_PROP_S` at the last sample."""
         self._probe_rtt_until: float | None = None
         self.congestion_window = INITIAL_WINDOW
         rtt_s = self._path.round_trip.smoothed_s or INITIAL_RTT_S
@@ -105,7 +105,7 @@ class Bbr(CongestionController):
         return self._rates[0][1] if self._rates else 0.0
 
     def on_packet_sent(self, size: int, now: float) -> None:  # noqa: ARG002 - the interface's
-        """Remember what had been delivered by then."""
+        """Note the bytes delivered by then."""
         path = self._path
         if path.in_flight <= 0.0:
             self._first_sent_at = self._delivered_at = now
@@ -116,7 +116,7 @@ class Bbr(CongestionController):
             self._departures[now] = _Departure(now, self._delivered, self._delivered_at, self._first_sent_at, limited)
 
     def on_ack(self, arrivals: Sequence[Arrival], rtt_s: float | None, now: float) -> None:
-        """Take a sample of the delivery rate, and of the round trip."""
+        """Take in a sample of the delivery rate and of the round trip."""
         for arrival in arrivals:
             self._delivered += arrival.size
             self._delivered_at = now
@@ -181,7 +181,7 @@ class Bbr(CongestionController):
         return self._rt_prop_s if math.isfinite(self._rt_prop_s) else 0.0
 
     def _forget(self, sent_at: float) -> None:
-        """Departures long before one that was acknowledged are lost or were named already."""
+        """Drop departures long before an acknowledged one: they are lost, or were acknowledged before."""
         oldest = sent_at - 2.0 * self._path.round_trip.timeout_s()
         while self._departures and (first := next(iter(self._departures))) < oldest:
             del self._departures[first]
@@ -197,13 +197,13 @@ class Bbr(CongestionController):
         return self._full_rounds >= FULL_ROUNDS
 
     def _bdp(self, gain: float) -> float:
-        """Bytes: so many times what the path holds without a queue."""
+        """The window: `gain` times the bytes that the path holds without a queue."""
         if not math.isfinite(self._rt_prop_s) or not self._rates:
             return INITIAL_WINDOW
         return gain * self.btl_bw * self._rt_prop_s
 
     def _move(self, now: float) -> None:
-        """From state to state."""
+        """Move from state to state."""
         in_flight = self._path.in_flight
         if self.state is State.STARTUP and self._pipe_is_full:
             self.state = State.DRAIN

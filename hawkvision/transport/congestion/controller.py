@@ -1,4 +1,4 @@
-"""The interface of a congestion controller: what it is told, and what rate and window come of it.
+"""The interface of a congestion controller: the events that it gets, and the rate and window that it sets.
 
                         on_packet_sent, on_ack, on_loss, on_report_end, on_outage_end
     RateController ────────────────────────────────────────────────────────────────────► CongestionController
@@ -22,7 +22,7 @@ from hawkvision.transport.congestion.path_measurement import PathMeasurement
 
 
 class CongestionController(ABC):
-    """Decides how fast datagrams leave on one path. No clock: `now` is seconds of one that never goes back.
+    """Decides how fast datagrams leave on one path. `now` is in seconds of a monotonic clock.
 
     The two results are read after `__init__`, `on_report_end` and `on_outage_end`, not for every datagram.
     """
@@ -34,7 +34,7 @@ class CongestionController(ABC):
 
     @abstractmethod
     def __init__(self, path: PathMeasurement, now: float) -> None:
-        """Begin on a path of which nothing is known."""
+        """Begin on an unknown path."""
 
     @abstractmethod
     def on_packet_sent(self, size: int, now: float) -> None:
@@ -50,12 +50,12 @@ class CongestionController(ABC):
 
     @abstractmethod
     def on_report_end(self, now: float) -> None:
-        """All that one report told has been passed on: decide."""
+        """All events of one report have been passed: decide."""
 
     @abstractmethod
     def on_outage_end(self, now: float) -> None:
-        """A report came after the circuit breaker had opened: begin anew, for the path may be another."""
+        """A report came after the circuit breaker had opened: begin again, because the path may have changed."""
 
 
 CongestionFactory: TypeAlias = Callable[[PathMeasurement, float], CongestionController]
-"""Makes a controller of a path at a time; a controller's class is one."""
+"""Makes a path's controller from the present time; a controller's class is one."""

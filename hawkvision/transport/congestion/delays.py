@@ -1,4 +1,4 @@
-"""Delays of a path: its round trip, and the queue that stands before its bottleneck."""
+"""Delays of a path: its round trip, and the standing queue before its bottleneck."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hawkvision.transport.congestion.packet_trains import Arrival
 INITIAL_RTT_S: Final = 0.333
 """RFC 9002 §6.2.2."""
 MAX_REPORT_DELAY_S: Final = 0.025
-"""The longest a peer keeps a report back, as RFC 9000's max_ack_delay."""
+"""The longest that a peer delays a report, as RFC 9000's max_ack_delay."""
 GRANULARITY_S: Final = 0.001
-"""Of timers (RFC 9002 §6.1.2)."""
+"""The granularity of timers (RFC 9002 §6.1.2)."""
 WINDOW_S: Final = 10.0
-"""How long the least delay and the least round trip are remembered, as BBR does."""
+"""The memory of the least delay and the least round trip, as in BBR."""
 
 
 class WindowedMinimum:
-    """The least value of the last `span_s`, in ten buckets of time; kept beyond that while nothing newer comes."""
+    """The least value of the last `span_s`, in ten buckets; it stays while nothing newer comes."""
 
     BUCKETS: Final = 10
 
@@ -27,10 +27,10 @@ class WindowedMinimum:
         self.span_s = span_s
         self._buckets: deque[tuple[float, float]] = deque(maxlen=self.BUCKETS + 1)
         self.value: float | None = None
-        """None before anything was observed. Kept, for senders ask for every datagram."""
+        """None before the first value. Cached, because senders read it for each datagram."""
 
     def observe(self, value: float, now: float) -> None:
-        """Take a value at `now`, which never goes back."""
+        """Take in a value at `now`, which is monotonic."""
         width = self.span_s / self.BUCKETS
         if self._buckets and now < self._buckets[-1][0] + width:
             start, least = self._buckets[-1]
@@ -55,7 +55,7 @@ class RoundTrip:
         self._least = WindowedMinimum(WINDOW_S)
 
     def observe(self, rtt_s: float, now: float) -> None:
-        """Take a sample that is free of the peer's own delay."""
+        """Take in a sample without the peer's delay."""
         self.latest_s = rtt_s
         self._least.observe(rtt_s, now)
         if self.smoothed_s is None:
@@ -71,22 +71,22 @@ class RoundTrip:
 
     @property
     def probe_timeout_s(self) -> float:
-        """The probe timeout (RFC 9002 §6.2.1): how long a report may take, by what was measured."""
+        """The probe timeout (RFC 9002 §6.2.1): how long a report may take."""
         if self.smoothed_s is None:
             return 2 * INITIAL_RTT_S
         return self.smoothed_s + max(4 * self.variation_s, GRANULARITY_S) + MAX_REPORT_DELAY_S
 
     @property
     def reply_s(self) -> float:
-        """How long something may take that is not kept back as reports are."""
+        """How long a reply may take that is not delayed as reports are."""
         return self.probe_timeout_s - MAX_REPORT_DELAY_S
 
     def timeout_s(self) -> float:
-        """After which something unreported is given up."""
+        """The wait after which an unreported datagram counts as lost."""
         return self.probe_timeout_s * (1 << self._doublings)
 
     def back_off(self) -> None:
-        """Nothing came in time: wait longer (RFC 9002 §6.2.1).
+        """No report came in time: wait longer (RFC 9002 §6.2.1).
 
         A round trip that has grown beyond the timeout would never be measured otherwise, for what arrives after it was
         given up counts no more.
@@ -94,12 +94,12 @@ class RoundTrip:
         self._doublings = min(self._doublings + 1, self.MOST_DOUBLINGS)
 
     def reset_back_off(self) -> None:
-        """Something came in time."""
+        """A report came in time."""
         self._doublings = 0
 
 
 class StandingQueue:
-    """The queue that stands before the bottleneck, in seconds: least recent delay above the least in ten seconds."""
+    """The standing queue before the bottleneck, in seconds: the least recent delay above the least of ten seconds."""
 
     MOST_RECENT: Final = 64
 
@@ -109,7 +109,7 @@ class StandingQueue:
         self.value_s = 0.0
 
     def observe(self, arrivals: Sequence[Arrival], span_s: float, now: float) -> None:
-        """Take the arrivals of one report; delays of the last `span_s` are recent."""
+        """Take in the arrivals of one report; delays of the last `span_s` are recent."""
         if not arrivals:
             return
         least = min(arrival.arrived_at - arrival.sent_at for arrival in arrivals)

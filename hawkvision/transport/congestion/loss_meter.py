@@ -1,4 +1,4 @@
-"""What a path loses: the share of datagrams, and how long runs of losses are."""
+"""The loss of a path: the share of datagrams, and the length of loss runs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from typing import Final
 
 WINDOW_S: Final = 10.0
-"""How long outcomes are remembered."""
+"""The memory of outcomes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossEstimate:
-    """What a path loses: share of datagrams, mean length of a run of losses (≥ 1); unknown before 50 outcomes."""
+    """The share of lost datagrams, and the mean length of a loss run (≥ 1); unknown before 50 outcomes."""
 
     ratio: float
     burst: float
     known: bool
     outcomes: int = 0
-    """Datagrams that the ratio rests on."""
+    """The datagrams that the ratio is measured on."""
 
 
 class LossMeter:
-    """Losses over the last 500 outcomes or 10 seconds, whichever is less, but never fewer than 50 outcomes.
+    """Losses over the last 500 outcomes or 10 seconds, whichever is less, but over at least 50 outcomes.
 
-    Kept as at most ten blocks of about 50 outcomes.
+    Holds at most ten blocks of about 50 outcomes.
     """
 
     BLOCK: Final = 50
@@ -33,10 +33,10 @@ class LossMeter:
     def __init__(self) -> None:
         self._blocks: deque[_Outcomes] = deque([_Outcomes(0.0)])
         self._estimate: LossEstimate | None = None
-        """Of these blocks, once somebody asked: senders do for every datagram, and it changes with reports."""
+        """Cached, because senders read it for each datagram and it changes only with reports."""
 
     def observe(self, received: int, lost: int, runs: int, now: float) -> None:
-        """Count outcomes; `runs` are those that begin with them: what goes on with an earlier one makes that longer."""
+        """Count outcomes; `runs` is the number of loss runs that begin with them, continued runs excluded."""
         self._estimate = None
         block = self._blocks[-1]
         if block.received + block.lost >= self.BLOCK:
@@ -53,9 +53,9 @@ class LossMeter:
             self._blocks.popleft()
 
     def retract(self, received: int, runs: int) -> None:
-        """Take back losses that were none: so many datagrams did arrive, and so many runs have nothing lost any more.
+        """Take back false losses: `lost` datagrams did arrive, and `runs` runs have no loss any more.
 
-        Those are the latest of the losses counted; ones that are no longer counted are ignored.
+        They are the latest losses counted; losses that are no longer counted are ignored.
         """
         self._estimate = None
         for block in reversed(self._blocks):

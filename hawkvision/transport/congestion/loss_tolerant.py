@@ -1,13 +1,13 @@
-"""Our controller: it bears random loss, keeps the queue short, and holds its share beside flows that fill it.
+"""Our controller: it tolerates random loss, keeps the queue short, and holds its share beside flows that fill it.
 
 *Two speeds.* The bottleneck's speed (`packet_trains`) sets how much may leave at once. The sustained rate is what
 shares the link.
 
 *Delay says full, loss does not.* One-way delay above its least in ten seconds is queue (LEDBAT, RFC 6817; SCReAM,
-RFC 8298; NADA, RFC 8698). The least of recent delays counts, because a queue that stands is everybody's problem and an
-image's own burst is nobody's (BBR). The rate grows while the standing queue is below its goal, the slower the nearer,
-and shrinks above it. Loss while the queue is short and the link half empty is the radio's. Only loss beyond that, while
-we take `HEAVY` of the link or more, is held for a queue too small to be seen by its delay. The window is the link's
+RFC 8298; NADA, RFC 8698). The least of recent delays counts, because only a standing queue matters, not an image's own
+burst (BBR). The rate grows while the standing queue is below its goal, the slower the nearer,
+and shrinks above it. Loss while the queue is short and the link half empty is the radio's. Only more
+loss, while we use at least `HEAVY` of the link, counts as a queue too small to show as delay. The window is the link's
 speed times round trip plus goal, so that even a wrong rate makes a bounded queue.
 
         q = standing queue          one step per round trip
@@ -19,10 +19,10 @@ speed times round trip plus goal, so that even a wrong rate makes a bounded queu
                                                        └────────────────────┤ COMPETING ◄─────────┘ another's
                                                                             │ AIMD      │
                                                                             └───────────┘
-*Competing.* As in Copa (Arun and Balakrishnan, NSDI 2018) the sender drains to learn whose queue it is. Another's is
-met in TCP's language: one datagram more each round trip, 0.7 of the rate after a loss (CUBIC's factor, RFC 9438). A
-floor of `MIN_SHARE` of the link keeps it alive beside BBR; it falls when excess loss says that many keep to such a
-floor (RFC 8085 §3.1). `docs/design/congestion-control.md` tells why.
+*Competing.* As in Copa (Arun and Balakrishnan, NSDI 2018) the sender drains to learn whose queue it is. If it is
+another's, the sender follows TCP: one datagram more each round trip, 0.7 of the rate after a loss (CUBIC's factor, RFC
+9438). A floor of `MIN_SHARE` of the link keeps it alive beside BBR; it falls when excess loss shows that many flows
+keep such a floor (RFC 8085 §3.1). `docs/design/congestion-control.md` has the reasons.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from hawkvision.transport.congestion.packet_trains import MAX_RATE, Arrival
 from hawkvision.transport.congestion.path_measurement import DATAGRAM, INITIAL_WINDOW, PathMeasurement
 
 QUEUE_GOAL_S: Final = 0.025
-"""Standing queue that is aimed at on a full link. NADA takes 10 ms and SCReAM 60."""
+"""The goal of the standing queue on a full link. NADA takes 10 ms and SCReAM 60."""
 SHORT_QUEUE_S: Final = 0.010
-"""A queue no longer than this has been drained: the jitter that a minimum over a tenth of a second leaves."""
+"""A queue up to this length counts as drained; a minimum over a tenth of a second leaves this much jitter."""
 MIN_RATE: Final = DATAGRAM / 1.0
 """Bytes per second: a datagram a second."""
 HEADROOM: Final = 0.1
-"""Above the measured speed, less as the queue nears its goal: a sender that is never faster than its estimate never
-learns that the link became faster."""
+"""The factor above the measured speed, which falls as the queue nears its goal: a sender that is never faster than its
+estimate cannot notice a faster link."""
 DRAIN_AFTER_S: Final = 1.0
-"""A queue that was not short for so long is asked whose it is."""
+"""After this long without a short queue, the sender drains."""
 DRAIN_MARGIN_S: Final = 0.05
-"""Beyond two round trips and twice the queue, until draining must have shown."""
+"""Added to two round trips and twice the queue, within which draining must show."""
 COMPETING_EXIT_S: Final = 0.5
-"""Of short queue, before delay rules again: a CUBIC flow's queue is short for less after each of its losses."""
+"""How long the queue must be short before delay decides again; a CUBIC flow's is short for less after its losses."""
 LEAST_STEP_S: Final = 0.01
-"""Between steps, where the round trip is shorter."""
+"""Between steps if the round trip is shorter."""
 GROWTH: Final = 0.05
-"""Of the link's speed, per round trip, while the queue is short."""
+"""The growth per round trip while the queue is short, as a share of the link's speed."""
 DECREASE: Final = 0.7
 MOST_SHARE: Final = 0.5
 MIN_SHARE: Final = 0.2
@@ -68,19 +68,19 @@ BEYOND_SHARE: Final = 0.5
 CREDIBLE: Final = 3.0
 """Times the speed of the last trains: a busy host bunches some together, which then look faster than any link."""
 CROWDED_LOSS: Final = 0.15
-"""Excess loss above which the floor is given up."""
+"""The excess loss above which the floor falls."""
 USED: Final = 0.5
-"""Share of the rate that must have been sent before a round trip says that more would fit (RFC 7661)."""
+"""The share of the rate that must be in use before the rate may grow (RFC 7661)."""
 MEMORY: Final = 1_000
-"""Outcomes over which the loss of a link that is not full is remembered."""
+"""The outcomes over which the loss of a link that is not full is remembered."""
 HEAVY: Final = 0.5
-"""Share of the link from which on unexplained loss is held for our own doing."""
+"""The share of the link from which on unexplained loss counts as our own doing."""
 TOLERATED: Final = 0.005
-"""Loss that says nothing: reordering makes some datagrams look lost."""
+"""Loss that is ignored, because reordering makes some datagrams look lost."""
 
 
 class Mode(Enum):
-    """What rules the rate; the file's docstring draws the transitions."""
+    """What decides the rate; the module's docstring draws the transitions."""
 
     STARTING = "starting"
     TRACKING = "tracking"
@@ -89,7 +89,7 @@ class Mode(Enum):
 
 
 class LossTolerant(CongestionController):
-    """Delay decides while it can, TCP's rules beside TCP; random loss never does."""
+    """Delay decides, or TCP's rules beside TCP; random loss never does."""
 
     def __init__(self, path: PathMeasurement, now: float) -> None:
         self.mode = Mode.STARTING
@@ -100,28 +100,28 @@ class LossTolerant(CongestionController):
         self._measured = False
         """Whether there was a round trip."""
         self._light = 0
-        """Outcomes that the next line rests on, at most `MEMORY`."""
+        """The outcomes that the next attribute is measured on, at most `MEMORY`."""
         self._radio_loss = 0.0
-        """Share that is lost while the queue is short: what no rate of ours would change."""
+        """The loss while the queue is short, which does not depend on our rate."""
         self._excess_loss = 0.0
         self._carried = 0.0
-        """Bytes per second that the link carried of late, and what radio lost of them."""
+        """The bytes per second that the link carried recently, and the part that radio lost."""
         self._worth = 0.0
-        """While competing: bytes per second that the link is thought to carry for all."""
+        """While competing: the assumed bytes per second of the whole link."""
         self._round = _Round(now)
         self._short_at = now
-        """When the queue was last seen short."""
+        """When the queue was last short."""
         self._long_at = now
         self._drained_by = now
         self._held_until = now
-        """Until then the last decrease has not shown."""
+        """When the last decrease must have taken effect."""
 
     def on_packet_sent(self, size: int, now: float) -> None:  # noqa: ARG002 - the interface's
-        """Count it."""
+        """See `CongestionController`."""
         self._round.sent += size
 
     def on_ack(self, arrivals: Sequence[Arrival], rtt_s: float | None, now: float) -> None:  # noqa: ARG002
-        """Count them; the first round trip sets the rate to a window in that time, if that is more."""
+        """See `CongestionController`; the first round trip raises the rate to a window per round trip."""
         if not self._measured and self._trip.smoothed_s is not None:
             self._measured = True
             if self.mode is Mode.STARTING:
@@ -130,7 +130,7 @@ class LossTolerant(CongestionController):
         self._round.received_size += sum(arrival.size for arrival in arrivals)
 
     def on_loss(self, lost: Sequence[float], now: float) -> None:  # noqa: ARG002 - the interface's
-        """Count them."""
+        """See `CongestionController`."""
         self._round.lost += len(lost)
 
     def on_report_end(self, now: float) -> None:
@@ -141,15 +141,16 @@ class LossTolerant(CongestionController):
         self.congestion_window = self._window()
 
     def on_outage_end(self, now: float) -> None:
-        """Begin anew, knowing the round trip and what the radio loses."""
+        """Begin again, with the known round trip and radio loss."""
         self._carried = 0.0
         self.mode = Mode.STARTING
         self.pacing_rate = INITIAL_WINDOW / max(INITIAL_RTT_S, self._trip.smoothed_s or 0.0)
         self._short_at = self._long_at = now
 
     def _window(self) -> int:
-        """The link's content without queue, the queue that is aimed at, what waits in a report, one burst; and what was
-        lost, because nobody knows of it before the timeout.
+        """The window: the link's content without queue, the queue's goal, a report's wait and one burst.
+
+        Divided by one minus the loss, because lost datagrams count until the timeout.
         """
         rtt_s = self._trip.least_s
         if rtt_s is None:
@@ -161,7 +162,7 @@ class LossTolerant(CongestionController):
 
     @property
     def _link(self) -> float:
-        """The best that is known of the link's speed."""
+        """The best estimate of the link's speed."""
         return max(self._trains.speed or 0.0, self._carried)
 
     @property
@@ -197,7 +198,7 @@ class LossTolerant(CongestionController):
         self.pacing_rate = max(MIN_RATE, min(self.pacing_rate, most, MAX_RATE))
 
     def _weigh_loss(self, past: _Round, heavy: bool) -> bool:
-        """Whether more was lost in a round than what radio explains."""
+        """Whether a round lost more than the radio explains."""
         outcomes = past.received + past.lost
         if not past.received:
             return False

@@ -1,4 +1,4 @@
-"""The bottleneck's speed, read off datagrams that left back to back: they arrive spaced by it.
+"""The bottleneck's speed, from the spacing of datagrams that left back to back.
 
 Packet-train dispersion: Dovrolis, Ramanathan and Moore, INFOCOM 2001.
 """
@@ -16,18 +16,18 @@ from typing import Final
 MAX_RATE: Final = 1.25e9
 """Bytes per second: 10 Gbit/s, more than one Python process can send."""
 MOST_TRAINS: Final = 256
-"""Trains remembered: 10,240 datagrams in flight, or some seconds of single ones."""
+"""The trains remembered: 10,240 datagrams in flight, or some seconds of single ones."""
 TRAIN_LEAST: Final = 5
 TRAIN_MOST: Final = 40
-"""Datagrams received of a train whose spacing is believed; and after which another train begins."""
+"""The least received datagrams of a train that counts, and the most of one train."""
 SPREAD: Final = 1.5
-"""How much longer than it was sent a train must arrive before it may lower the link's speed. Datagrams that leave at
-our share of a full link arrive at our share; only what left much faster shows the link itself."""
+"""The factor by which a train must spread before it may lower the link's speed. Datagrams that leave at our share of a
+full link arrive at our share; only those that left much faster show the link itself."""
 FAR_SLOWER: Final = 2.0
 """How many times more slowly than known a train must arrive to be believed before the fate of all of it is known: at a
 tenth of the link's speed that takes as long as ten images, and others are planned meanwhile."""
 SAMPLES: Final = 5
-"""Trains whose median is the link's speed: three images suffice to learn that it has changed."""
+"""The trains whose median is the link's speed; three images suffice to learn of a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class _Train:
-    """Datagrams that left back to back, and what became of them."""
+    """Datagrams that left back to back, and their outcomes."""
 
     first_sent: float
     last_sent: float
@@ -52,19 +52,19 @@ class _Train:
     received_size: int = 0
     first_of_received: float = math.inf
     last_of_received: float = -math.inf
-    """When the first and the last of those that arrived were sent."""
+    """When the first and the last received datagram were sent."""
     times: list[float] = field(default_factory=list)
-    """Arrivals on the peer's clock, at most `TRAIN_MOST`."""
+    """Arrival times on the peer's clock, at most `TRAIN_MOST`."""
 
     @property
     def outstanding(self) -> float:
-        """Bytes of which nothing is known yet; what was lost had the mean size."""
-        if self.decided:
+        """The bytes without an outcome; lost datagrams count with the mean size."""
+        if self.finished:
             return 0.0
         return max(0.0, self.size - self.received_size - self.lost * self.size / self.count)
 
     @property
-    def decided(self) -> bool:
+    def finished(self) -> bool:
         return self.received + self.lost >= self.count
 
     def receive(self, arrival: Arrival) -> None:
@@ -99,7 +99,7 @@ class _Train:
 
     def arriving(self) -> float | None:
         """Bytes per second of what has arrived so far; None if that is too little, or arrived as slowly as it left."""
-        if self.received < TRAIN_LEAST or self.decided:
+        if self.received < TRAIN_LEAST or self.finished:
             return None
         span = max(max(self.times) - min(self.times), 1e-6)
         if span <= SPREAD * (self.last_of_received - self.first_of_received):
@@ -115,17 +115,19 @@ class PacketTrains:
         self._starts: list[float] = []
         self._samples: deque[float] = deque(maxlen=SAMPLES)
         self.speed: float | None = None
-        """Bytes per second of the bottleneck, the median of the samples; None before a train of at least five was seen.
-        Kept, for senders ask for every datagram."""
+        """The bottleneck's bytes per second, the median of the samples; None before the first train that counts.
+
+        Cached, because senders read it for each datagram.
+        """
         self._arriving: float | None = None
-        """Bytes per second of the latest train of which enough has arrived, but not all."""
+        """The bytes per second of the latest train that is still arriving."""
         self.spread_at: float | None = None
         """When a train last showed the link itself."""
         self.in_flight = 0.0
-        """Bytes sent of which nothing is known yet."""
+        """The bytes in flight."""
 
     def sent(self, size: int, now: float, gap_s: float) -> None:
-        """A datagram left; it belongs to the last train if that ended less than `gap_s` ago."""
+        """Note a departure; it belongs to the last train if that ended less than `gap_s` ago."""
         train = self._trains[-1] if self._trains else None
         if train is None or now - train.last_sent > gap_s or train.count >= TRAIN_MOST:
             if len(self._trains) >= MOST_TRAINS:
@@ -140,33 +142,33 @@ class PacketTrains:
         self.in_flight += train.outstanding
 
     def arrived(self, arrival: Arrival) -> None:
-        """One of them was received; unknown ones are ignored."""
+        """Note a received datagram; unknown ones are ignored."""
         train = self._find(arrival.sent_at)
-        if train is not None and not train.decided:
+        if train is not None and not train.finished:
             self.in_flight -= train.outstanding
             train.receive(arrival)
             self.in_flight += train.outstanding
 
     def lost(self, sent_at: float) -> None:
-        """One of them was lost."""
+        """Note a lost datagram."""
         train = self._find(sent_at)
-        if train is not None and not train.decided:
+        if train is not None and not train.finished:
             self.in_flight -= train.outstanding
             train.lost += 1
             self.in_flight += train.outstanding
 
     @property
     def speed_now(self) -> float | None:
-        """The same, but what a train that is still arriving shows where that is far less."""
+        """The bottleneck's speed, or that of a train still arriving if it is far less."""
         if self.speed is None or self._arriving is None or self._arriving > self.speed / FAR_SLOWER:
             return self.speed
         return self._arriving
 
     def settle(self, now: float, give_up_s: float) -> None:
-        """Learn from the oldest trains whose fate is known, and forget what is older than `give_up_s`."""
+        """Learn from the oldest finished trains, and drop those older than `give_up_s`."""
         done = 0
         for train in self._trains:
-            if not train.decided and train.last_sent > now - give_up_s:
+            if not train.finished and train.last_sent > now - give_up_s:
                 break
             done += 1
             found = train.speed()
@@ -184,7 +186,7 @@ class PacketTrains:
             self.spread_at = now
 
     def forget(self) -> None:
-        """The path may be another now."""
+        """Begin again, because the path may have changed."""
         self._samples.clear()
         self.speed = self._arriving = None
 
@@ -193,10 +195,10 @@ class PacketTrains:
         del self._trains[:count], self._starts[:count]
 
     def _find(self, sent_at: float) -> _Train | None:
-        """The train that was leaving at `sent_at`. Of two that meet in one instant, the unsettled earlier one."""
+        """The train that was leaving at `sent_at`; of two at the same time, the unfinished earlier one."""
         at = bisect_right(self._starts, sent_at) - 1
-        while at > 0 and self._trains[at].decided and self._trains[at - 1].last_sent >= sent_at:
+        while at > 0 and self._trains[at].finished and self._trains[at - 1].last_sent >= sent_at:
             at -= 1
-        while at > 0 and self._trains[at - 1].last_sent >= sent_at and not self._trains[at - 1].decided:
+        while at > 0 and self._trains[at - 1].last_sent >= sent_at and not self._trains[at - 1].finished:
             at -= 1
         return self._trains[at] if at >= 0 and sent_at <= self._trains[at].last_sent else None

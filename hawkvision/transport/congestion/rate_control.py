@@ -1,14 +1,14 @@
 """When a datagram may leave: a token bucket over a congestion controller's rate and window, and a circuit breaker.
 
-Images are small and hurried: 1 to 40 datagrams, a few to 50 times a second. A whole image may leave at once where the
-link carries it in `BURST_S`; the controller's rate fills the bucket again, and its window bounds what is in flight.
+Images are small and urgent: 1 to 40 datagrams, up to 50 times a second. A whole image may leave at once if the link
+carries it in `BURST_S`; the controller's rate fills the bucket again, and its window bounds what is in flight.
 
-*Probe trains.* A saturated sender, paced at its share, no longer sees the link's speed. So once a second it lets tokens
-for a short train gather.
+*Probe trains.* A saturated sender, paced at its share, cannot measure the link's speed. So once a second it saves
+tokens for a short train.
 
-*Silence.* Nothing reported for a second probe timeout halves rate and window, for a third once more; after three and a
+*Silence.* A second probe timeout without a report halves rate and window, a third halves them again. After three and a
 second of silence the circuit breaker opens: one datagram a round trip or second until a report comes (RFC 9002 §7.6,
-RFC 8085 §3.1.10). Then the controller begins anew.
+RFC 8085 §3.1.10). Then the controller begins again.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ MOST_WINDOW: Final = 16 * 2**20
 """Bytes: 1 Gbit/s over 130 ms."""
 BREAKER_SILENCES: Final = 3
 BREAKER_S: Final = 1.0
-"""Silences, and seconds of silence, that open the circuit breaker; at 50 % loss both ways reports fail now and then."""
+"""Silent timeouts and seconds that open the circuit breaker; at 50 % loss both ways some reports fail."""
 MOST_HALVINGS: Final = 2
-"""Of the rate by silences before the breaker opens."""
+"""The factors of the rate after silent timeouts, before the breaker opens."""
 PROBE_TRAIN: Final = 6 * DATAGRAM
 PROBE_EVERY_S: Final = 1.0
 LONGEST_PROBE_S: Final = 0.1
-"""What a probe train gathers, how often, and the longest that a datagram waits for it."""
+"""A probe train's bytes, its interval, and the longest that a datagram waits for it."""
 TRAIN_GAP_S: Final = 0.002
 
 
 class RateController:
-    """When datagrams may leave on one path. No clock, no sockets; `now` is seconds of a clock that never goes back.
+    """When datagrams may leave on one path. Sans-I/O; `now` is in seconds of a monotonic clock.
 
-    Its owner calls `on_packet_sent` for every datagram that asks for a report, `on_report` for every report and every
-    loss it finds, and `on_silence` once per timeout without any report.
+    The owner calls `on_packet_sent` for each datagram that asks for a report, `on_report` for each report and each loss
+    that it finds, and `on_silence` once per timeout without a report.
     """
 
     def __init__(self, now: float, congestion: CongestionFactory = LossTolerant) -> None:
         self.path = PathMeasurement()
         self.congestion = congestion(self.path, now)
         self.pacing_rate = self.congestion.pacing_rate
-        """Bytes per second that may be sent for long."""
+        """The sustained bytes per second."""
         self.congestion_window = self.congestion.congestion_window
-        """Bytes that may be in flight unreported."""
+        """The bytes that may be in flight."""
         self._trains = self.path.trains
         self._trip = self.path.round_trip
         self._burst = float(INITIAL_WINDOW)
-        """Depth of the token bucket."""
+        """The depth of the token bucket, in bytes."""
         self._tokens = self._burst
         self._filled_at = now
         self._silences = 0
@@ -79,24 +79,24 @@ class RateController:
 
     @property
     def newest_rtt_s(self) -> float | None:
-        """The latest sample; None before the first. Where samples are seldom, what is smoothed is of another link."""
+        """The latest sample; None before the first. With rare samples, the smoothed value is out of date."""
         return None if self._trip.smoothed_s is None else self._trip.latest_s
 
     @property
     def loss(self) -> LossEstimate:
-        """What the path loses."""
+        """The measured loss."""
         return self.path.loss.estimate
 
     def timeout_s(self) -> float:
-        """After which a datagram of which nothing was reported counts as lost (RFC 9002 §6.2.1)."""
+        """The wait after which an unreported datagram counts as lost (RFC 9002 §6.2.1)."""
         return self._trip.timeout_s()
 
     def repair_s(self) -> float:
-        """How long it may take until what is asked for again is there."""
+        """How long a repair may take, from the request to the arrival."""
         return self._trip.reply_s
 
     def transmission_s(self, size: float, now: float) -> float:
-        """How long so many bytes take that leave from now on: the link's time, and for more than a burst our own."""
+        """How long `size` bytes take from now on: the link's time, and beyond a burst the sender's."""
         speed = self._trains.speed_now
         if speed is None or self._broken:
             return size / self.pacing_rate
@@ -106,15 +106,15 @@ class RateController:
     def release_at(self, size: int, now: float) -> float:
         """The earliest time at which a datagram of `size` bytes may leave; `now` if at once.
 
-        Ask again then, and after every report: too much in flight ends by a report or a timeout, not by waiting, and
-        the time returned is then only when to ask again.
+        Ask again then, and after each report: if too much is in flight, only a report or a timeout helps, and the time
+        returned is only when to ask again.
         """
         self._fill(now)
         missing = self._needed(size, now) - self._tokens
         at = now + missing / self.pacing_rate if missing > 0.0 else now
         in_flight = self._trains.in_flight
         excess = in_flight + size - self.congestion_window
-        # The open breaker's one datagram a second must leave whatever is out: nothing else can end the silence.
+        # The open breaker's one datagram a second must always leave: only it can end the silence.
         if excess > 0.0 and in_flight > 0.0 and not self._broken:
             at = max(at, now + max(GRANULARITY_S, min(excess, size) / self.pacing_rate))
         if at > now:
@@ -122,7 +122,7 @@ class RateController:
         return at
 
     def on_packet_sent(self, size: int, now: float) -> None:
-        """A datagram of `size` bytes left; it may have left before `release_at`, then the next ones wait longer."""
+        """Note a departure of `size` bytes; if it left before `release_at`, the next ones wait longer."""
         self._fill(now)
         self._tokens = max(self._tokens - size, -self._burst)
         self.congestion.on_packet_sent(size, now)
@@ -136,14 +136,14 @@ class RateController:
         now: float,
         loss_runs: int = 0,
     ) -> None:
-        """Learn what became of datagrams.
+        """Take in the outcomes of datagrams.
 
         Args:
             arrivals: newly reported, in order of arrival.
             lost: when datagrams newly found lost were sent.
-            rtt_s: without the peer's delay; None if the report tells none.
+            rtt_s: without the peer's delay; None if the report has none.
             now: seconds.
-            loss_runs: how many runs of lost datagrams begin with `lost`.
+            loss_runs: the loss runs that begin with `lost`.
         """
         self._fill(now)
         if arrivals:
@@ -159,14 +159,14 @@ class RateController:
         self._limit()
 
     def on_spurious_loss(self, received: int, runs: int) -> None:
-        """So many datagrams that were reported as lost did arrive, and so many whole runs of them.
+        """Take back false losses: datagrams that did arrive, and whole runs of them.
 
-        Only the share that is lost is put right: what was sent again and more slowly meanwhile is over.
+        This corrects only the measured loss; resends and lower rates in the meantime stay.
         """
         self.path.loss.retract(received, runs)
 
     def on_silence(self, now: float) -> None:
-        """Nothing was reported for a probe timeout although datagrams are out."""
+        """Note a probe timeout without a report while datagrams are in flight."""
         self._fill(now)
         self._silences += 1
         if self._silences >= BREAKER_SILENCES and now - self._heard_at >= BREAKER_S:
@@ -183,7 +183,7 @@ class RateController:
         self._heard_at = now
 
     def _limit(self) -> None:
-        """What the controller allows, within the bounds of silence."""
+        """Set rate and window: the controller's, reduced by silence."""
         if self._broken:
             self.pacing_rate = DATAGRAM / max(1.0, self._trip.smoothed_s or 0.0)
             self.congestion_window, self._burst = DATAGRAM, float(DATAGRAM)
@@ -202,7 +202,7 @@ class RateController:
         self._tokens = min(self._burst, self._tokens + elapsed * self.pacing_rate)
 
     def _needed(self, size: int, now: float) -> float:
-        """Tokens that must be there before a datagram leaves: its own, or those of a probe train."""
+        """The tokens that a datagram needs to leave: its own, or those of a probe train."""
         needed = min(float(size), self._burst)
         if self._tokens >= needed and not self._gathering:
             return needed

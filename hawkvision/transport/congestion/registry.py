@@ -19,7 +19,7 @@ def controller_class(name: str) -> type[CongestionController]:
     """The controller of this name.
 
     Raises:
-        ConfigError: if there is none, or what is registered is no `CongestionController`.
+        ConfigError: if there is none, or if the registered object is not a `CongestionController`.
     """
     if name in CONTROLLERS:
         return CONTROLLERS[name]

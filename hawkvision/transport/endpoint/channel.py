@@ -1,11 +1,10 @@
-"""A sealed channel: numbered datagrams over one or several paths, and reports of which arrived when.
+"""A sealed channel: numbered datagrams over one or more paths, and reports of which arrived when. Sans-I/O.
 
-No sockets and no clock: bytes and `now` come in, bytes come out. Nothing is retransmitted here. Every datagram that
-asks for a report carries a token, the owner's word for what was in it; the channel says which tokens were delivered and
-which are lost, and the owner decides what is worth sending again.
+The channel retransmits nothing. A datagram that asks for a report carries a token of the owner's. The channel says
+which tokens were delivered and which are lost, and the owner decides what to send again.
 
-A path that is silent for three round trips is dead: it is only probed until something authentic is heard on it. Reports
-repeat what earlier ones said, so that a lost one costs little.
+A path that is silent for three round trips is dead: it is only probed until an authentic datagram arrives on it.
+Reports repeat earlier ones, so that a lost one costs little.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from hawkvision.transport.protocol.packet_protection import Header, Opener, Seal
 from hawkvision.transport.protocol.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, Drop, WireError
 
 MAX_SENT: Final = 2048
-"""Datagrams remembered per path until they are reported or time out: 2.4 MB in flight."""
+"""Datagrams per path that wait for a report or a timeout; 2.4 MB in flight."""
 MAX_FRAMES: Final = MAX_DATAGRAM - HEADER_BYTES - TAG_BYTES
-"""Bytes of frames in one datagram."""
+"""The most bytes of frames in one datagram."""
 PROBE_S: Final = 0.1
 """Between probes of a silent path, doubling up to `LONGEST_PROBE_S`."""
 LONGEST_PROBE_S: Final = 1.0
 SMALL: Final = 64
-"""Bytes of a datagram with a ping, challenge or response, and some to spare."""
+"""The most bytes of a datagram with a ping, challenge or response."""
 
 Token = TypeVar("Token")
 
@@ -65,14 +64,14 @@ class Channel(Generic[Token]):
         self._opener = Opener(receiving)
         self.paths: dict[int, Path[Token]] = {}
         self.delivered: list[Token] = []
-        """Tokens reported since the owner last looked; it clears the list."""
+        """Tokens of reported datagrams; the owner clears the list."""
         self.lost: list[Token] = []
         self.replies: list[tuple[int, bytes]] = []
-        """Datagrams that answer the peer at once: (path, datagram)."""
+        """Immediate replies to the peer: (path, datagram)."""
         self.asides: list[tuple[Address, bytes]] = []
-        """Datagrams to addresses that claim to be a path's; the owner sends them before all others."""
+        """Datagrams to claimed addresses; the owner sends them before all others."""
         self.drops = Counter[Drop]()
-        """Datagrams that were forged, damaged, replayed or malformed."""
+        """Forged, damaged, replayed and malformed datagrams."""
         self._made_at = now
 
     @property
@@ -81,7 +80,7 @@ class Channel(Generic[Token]):
         return self._sealer.key_exhausted
 
     def path(self, number: int, now: float, *, proven: bool) -> Path[Token]:
-        """The path of that number, made when it is new."""
+        """The path of that number; creates a new one."""
         path = self.paths.get(number)
         if path is None:
             path = self.paths[number] = Path(
@@ -90,9 +89,9 @@ class Channel(Generic[Token]):
         return path
 
     def receive(self, header: Header, datagram: bytes, now: float, address: Address = None) -> list[Frame] | None:
-        """The frames of an authentic datagram that are the owner's affair; None if it is not authentic.
+        """The frames of an authentic datagram that the owner must handle; None if it is not authentic.
 
-        `address` is where it came from; an end whose sockets hear one peer only gives none.
+        `address` is the sender's; None if the socket has one peer only.
         """
         payload = self._opener.open(header, datagram)
         if isinstance(payload, Drop):
@@ -101,7 +100,7 @@ class Channel(Generic[Token]):
         path = self.path(header.path, now, proven=False)
         used = path.where.used
         place: PeerAddress | None = used
-        if used.address == address:  # as nearly always; so a call is saved
+        if used.address == address:  # the usual case, without a call
             used.bytes_in += len(datagram)
         else:
             place = path.where.on_datagram(address, len(datagram), now, newest=header.sequence > path.largest)
@@ -132,18 +131,18 @@ class Channel(Generic[Token]):
             self.drops[Drop.MALFORMED] += 1
         path.record_arrival(header.sequence, now, eliciting=eliciting)
         if place is not None:
-            if challenged is not None and place.may_send(SMALL):  # one of a datagram's: 130 fit, and would amplify
+            if challenged is not None and place.may_send(SMALL):  # one per datagram: 130 fit, and would amplify
                 self._reply(path, place, Response(challenged), now)
             if not place.proven and (due := place.challenge_due(now, SMALL)) is not None:
                 self._reply(path, place, Challenge(due), now)
         return frames
 
     def _reply(self, path: Path[Token], place: PeerAddress, frame: Frame, now: float) -> None:
-        """Answer where a datagram came from."""
+        """Reply to the address of a datagram."""
         if place is path.where.used:
             self.replies.append((path.number, self.send(path, encode(frame), now)))
             return
-        datagram = self.send_unreported(path, encode(frame))  # what it tells of another way says nothing of this path's
+        datagram = self.send_unreported(path, encode(frame))  # a report on another route tells nothing of this path
         place.bytes_out += len(datagram)
         self.asides.append((place.address, datagram))
 
@@ -152,7 +151,7 @@ class Channel(Generic[Token]):
         if not path.where.on_response(token, place):
             return
         if before is not None and before[0] != path.where.used.address[0]:
-            # Another host's link may be another; another port is a NAT's affair (RFC 9000 §9.4).
+            # Another host may have another link; another port is a NAT's doing (RFC 9000 §9.4).
             self._lose(path, list(path.sent), now)
             path.missed.clear()
             path.rate = RateController(now, self._congestion)
@@ -170,13 +169,13 @@ class Channel(Generic[Token]):
         return datagram
 
     def send_unreported(self, path: Path[Token], frames: bytes) -> bytes:
-        """Seal a datagram that asks for no report: of reports and interims."""
+        """Seal a datagram that asks for no report: reports and interim responses."""
         return self._seal(path, frames)
 
     def with_report(self, path: Path[Token], frames: bytes, now: float) -> bytes:
-        """The same frames, after a report if both fit: what is sent anyway carries it, so that losing one costs less.
+        """The frames, after a report if both fit.
 
-        A report that is lost makes its datagrams look lost.
+        Reports in many datagrams matter because a lost report makes its datagrams look lost.
         """
         if len(frames) + REPORT_BYTES > MAX_FRAMES:
             return frames
@@ -186,7 +185,10 @@ class Channel(Generic[Token]):
     def send_with_report(
         self, path: Path[Token], frame: bytes, now: float, token: Token | None = None, *, unreported: bool = False
     ) -> Iterator[tuple[int, bytes]]:
-        """A frame, with a report if the path may carry both, if it may carry it at all; `unreported` asks for none."""
+        """A datagram with the frame, and a report if the path may carry both; none if it may not carry the frame.
+
+        `unreported` asks for no report.
+        """
         if path.may_send(MAX_DATAGRAM):
             frame = self.with_report(path, frame, now)
         elif not path.may_send(HEADER_BYTES + len(frame) + TAG_BYTES):
@@ -194,7 +196,7 @@ class Channel(Generic[Token]):
         yield path.number, self.send_unreported(path, frame) if unreported else self.send(path, frame, now, token)
 
     def due(self, now: float) -> Iterator[tuple[int, bytes]]:
-        """Datagrams that are due by themselves: reports, and probes of dead paths."""
+        """Datagrams that are due: replies, reports, and probes of dead paths."""
         yield from self.replies
         self.replies.clear()
         for path in self.paths.values():
@@ -208,35 +210,35 @@ class Channel(Generic[Token]):
                     yield path.number, self.send(path, encode(Ping()), now)
 
     def flush(self, path: Path[Token], now: float) -> Iterator[tuple[int, bytes]]:
-        """Report now rather than later, on a living path."""
+        """Report now, on a living path."""
         over = self.best(now) if path.dead(now) else path
         if not over.may_send(HEADER_BYTES + REPORT_BYTES + TAG_BYTES):
-            path.report_at = None  # with the next arrival, which allows more
+            path.report_at = None  # the next arrival allows more
             return
         frame = path.report(now)
         if frame is not None:
             yield over.number, self.send_unreported(over, frame)
 
     def best(self, now: float) -> Path[Token]:
-        """The path to send something small on: living before dead, then the shortest round trip."""
+        """The path for something small: living before dead, then by round trip."""
         return min(
             self.paths.values(),
             key=lambda p: (p.dead(now), p.suspect(now), p.rate.rtt_s or UNKNOWN_RTT_S, p.number),
         )
 
     def two_best(self, now: float) -> list[Path[Token]]:
-        """Two different paths if two live, for what must not be lost; else the one there is."""
+        """Two different paths if two live, else one, for frames that must not be lost."""
         return sorted(self.usable(now), key=lambda path: path.rate.rtt_s or math.inf)[:2]
 
     def usable(self, now: float) -> list[Path[Token]]:
-        """Living paths, those not suspected if there are any; all of them when none lives: one must be tried."""
+        """The living paths, those not suspected if there are any; all paths if none lives."""
         if len(self.paths) == 1:
             return list(self.paths.values())
         living = [path for path in self.paths.values() if not path.dead(now)]
         return [path for path in living if not path.suspect(now)] or living or list(self.paths.values())
 
     def timers(self, now: float) -> Iterator[float]:
-        """When `expire` or `due` have something to do."""
+        """When `expire` or `due` is due."""
         for path in self.paths.values():
             if path.report_at is not None:
                 yield path.report_at
@@ -250,7 +252,7 @@ class Channel(Generic[Token]):
                 yield min(path.dies_at, path.suspect_at)
 
     def expire(self, now: float) -> None:
-        """Give up what was not reported in time, and what a dead path holds while another lives."""
+        """Count as lost what was not reported in time, and what a dead path holds while another lives."""
         for path in self.paths.values():
             if path.sent and path.dead(now) and any(not other.dead(now) for other in self.paths.values()):
                 self._lose(path, list(path.sent), now)
@@ -275,7 +277,7 @@ class Channel(Generic[Token]):
     def _reported(self, report: Report, now: float) -> None:
         path = self.paths.get(report.path)
         if path is None or report.first + len(report.offsets_s) > path.next_sequence:
-            raise WireError(f"a report of path {report.path} speaks of what was never sent")
+            raise WireError(f"a report of path {report.path} names datagrams that were never sent")
         path.waiting_since = None
         clock = path.unwrap_clock(report.clock_us)
         arrivals: list[tuple[float, Arrival]] = []
@@ -291,7 +293,7 @@ class Channel(Generic[Token]):
             path.record_report(sequence, now, given_up=False)
             arrivals.append((clock - offset, Arrival(sent.size, sent.at, clock - offset)))
             if offset == 0.0:
-                newest = sent.at  # what the delay of the report is counted from
+                newest = sent.at  # the report's delay counts from it
             if sent.token is not None:
                 self.delivered.append(sent.token)
         arrivals.sort(key=lambda pair: pair[0])

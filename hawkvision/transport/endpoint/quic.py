@@ -1,13 +1,13 @@
 """The QUIC connection beside the sealed datagrams, and the control stream on it. `WIRE.md` §4.
 
-QUIC (aioquic) does what must not be home-made: TLS 1.3, address validation by Retry tokens, and a reliable stream.
+QUIC (aioquic) provides TLS 1.3, address validation by Retry tokens, and a reliable stream.
 
     client                                       server
-           ── handshake ───────────────────────►        its certificate is the one that was told of
-           ── Hello ───────────────────────────►        is this one let in? (`server.py`)
+           ── handshake ───────────────────────►        its certificate is the advertised one
+           ── Hello ───────────────────────────►        version and key (`server_quic`)
            ◄────────────────────────── Welcome ──       the session's number and keys
-           ── Template, Tables ────────────────►        told once, then named by number in fragments
-           ◄───────────────────── StreamAnswer ──       what no datagram could deliver
+           ── Template, Tables ────────────────►        sent once, then named by number in fragments
+           ◄───────────────────── StreamAnswer ──       a response that datagrams could not deliver
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from hawkvision.transport.protocol.wire import WireError
 IDLE_S: Final = 30.0
 MAX_CLIENT_TEMPLATES: Final = 255
 MAX_UNREAD: Final = 128 * 1024
-"""Bytes that a client may send out of order before it has shown a key: with `MAX_HALF_OPEN` connections 32 MB."""
+"""Bytes that a client may send out of order before it has proved its key; 32 MB with `MAX_HALF_OPEN` connections."""
 
 
 def server_configuration(identity: Identity) -> QuicConfiguration:
-    """Of a server with this certificate."""
+    """The configuration of a server with this certificate."""
     return QuicConfiguration(
         is_client=False,
         alpn_protocols=[ALPN],
@@ -60,10 +60,10 @@ def server_configuration(identity: Identity) -> QuicConfiguration:
 
 
 def client_configuration(name: str) -> QuicConfiguration:
-    """Of a client, which asks for this name.
+    """The configuration of a client that asks for this name.
 
-    TLS checks that the server has the key of the certificate that it shows, and neither dates, names nor chains: whose
-    certificate it is, `ClientProtocol` compares before it says or hears anything.
+    TLS checks that the server has its certificate's key, but no dates, names or chains: `ClientProtocol` compares the
+    certificate before it sends or accepts anything.
     """
     return QuicConfiguration(
         is_client=True,
@@ -76,13 +76,13 @@ def client_configuration(name: str) -> QuicConfiguration:
 
 
 def shown_certificate(quic: QuicConnection) -> x509.Certificate | None:
-    """What the peer showed and proved to have the key of; None before, and if it showed none."""
+    """The peer's certificate, whose key it has proved to have; None before the handshake, or if it showed none."""
     shown: x509.Certificate | None = quic.tls._peer_certificate  # aioquic has no public way to ask
     return shown
 
 
 class ControlProtocol(QuicConnectionProtocol):
-    """What the connection's two ends have in common."""
+    """The part of the connection that both ends share."""
 
     def __init__(self, quic: QuicConnection) -> None:
         super().__init__(quic)
@@ -91,7 +91,7 @@ class ControlProtocol(QuicConnectionProtocol):
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """What of the control stream the peer has not confirmed: QUIC keeps it, however much it is."""
+        """The bytes of the control stream that the peer has not acknowledged; QUIC does not bound them."""
         stream = self._quic._streams.get(0)  # aioquic has no public way to ask
         return 0 if stream is None else len(stream.sender._buffer)
 
@@ -101,37 +101,37 @@ class ControlProtocol(QuicConnectionProtocol):
         self.transmit()
 
 
-class Owner(Protocol):
-    """Whom a client's connection tells what happens on it."""
+class ClientEvents(Protocol):
+    """Takes the events of a client's connection."""
 
     def on_message(self, message: Message) -> None:
-        """Take a control message in."""
+        """Take in a control message."""
 
     def on_secured(self) -> None:
-        """The handshake is over."""
+        """The handshake with the expected server is complete."""
 
     def on_closed(self, code: int, reason: str) -> None:
-        """QUIC is over."""
+        """The connection has ended."""
 
 
 class ClientProtocol(ControlProtocol):
-    """The client's end of the connection, and what the server has been told on it.
+    """The client's end of the connection, and the requests and headers that the server knows.
 
-    Nothing is said to a server, and nothing heard from it, before its certificate was found to be `pin`'s (SHA-256).
+    It sends and accepts nothing before the server's certificate has matched `pin` (SHA-256).
     """
 
-    def __init__(self, quic: QuicConnection, client: Owner, pin: bytes) -> None:
+    def __init__(self, quic: QuicConnection, client: ClientEvents, pin: bytes) -> None:
         super().__init__(quic)
         self._client = client
         self._pin = pin
         self._known = False
-        """Whether the server is the one that was expected."""
+        """Whether the server has shown the expected certificate."""
         self._templates: dict[bytes, int] = {}
         self._tables: dict[bytes, int] = {}
         self._registered_bytes = 0
 
     def quic_event_received(self, event: QuicEvent) -> None:
-        """Only the control stream and the end are of interest."""
+        """Handle the control stream and the end of the connection."""
         match event:
             case StreamDataReceived(data=data, stream_id=0) if self._known:
                 try:
@@ -156,16 +156,16 @@ class ClientProtocol(ControlProtocol):
         self._client.on_closed(CloseCode.UNTRUSTED, why)
 
     def nudge(self) -> None:
-        """Keep the connection from going idle; unlike `ping`, without waiting for what may never come."""
+        """Keep the connection from going idle; unlike `ping`, without waiting for a reply."""
         self._quic.send_ping(0)
         self.transmit()
 
     def template_number(self, request: bytes) -> int | None:
-        """The number under which the server knows a request; None when there are too many."""
+        """The number by which the server knows a request; None if there are too many."""
         return self._number(self._templates, request, 0, lambda number: Template(number, request))
 
     def tables_number(self, header: bytes) -> int | None:
-        """The number under which the server knows a JPEG header; None when there are too many."""
+        """The number by which the server knows a JPEG header; None if there are too many."""
         return self._number(self._tables, header, 1, lambda number: Tables(number, header))
 
     def _number(
@@ -182,7 +182,7 @@ class ClientProtocol(ControlProtocol):
 
 
 class QuicWay:
-    """What QUIC sends through: whichever path's socket is best now."""
+    """A transport for QUIC that sends through the best path's socket."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send

@@ -1,9 +1,9 @@
-"""UDP sockets, as both ends of the datagram transport use them.
+"""UDP sockets of both ends of the datagram transport.
 
-    server.py   one port for all clients: `bind`
-    client.py   one socket per path: `open_path`
+    server.listener     one port for all clients: `bind`
+    client.connection   one socket per path: `open_path`
 
-Sealed datagrams and QUIC go side by side over each of them.
+Each carries sealed datagrams and QUIC.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from typing import Any, Final, cast
 log = logging.getLogger("hawkvision.transport")
 
 SOCKET_BUFFER: Final = 4 * 1024 * 1024
-"""A busy loop may look away for 100 ms; 4 MB are 1.6 s of 20 Mbit/s. The kernel may grant less."""
+"""4 MB are 1.6 s of 20 Mbit/s; a busy event loop may not read for 100 ms. The kernel may grant less."""
 UDP_SEGMENT: Final = 103
-"""Linux's (include/uapi/linux/udp.h); Python's socket module has no name for it."""
+"""From include/uapi/linux/udp.h; Python's socket module does not name it."""
 MAX_SEGMENTS: Final = 8
-"""Datagrams of one system call. The kernel takes 64; but the first is on its way while others are still made, and a
-queue on this machine that is full may drop all of one call."""
+"""Datagrams per system call. The kernel takes 64; with fewer, the first leave while others are still made, and a full
+queue drops fewer at once."""
 CANNOT_SEGMENT: Final = (errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP)
-"""What the kernel says where it, the device, or a way with small packets does not let datagrams be cut."""
+"""The kernel's errors if it, the device or a path with small packets does not support segmentation."""
 TICK_S: Final = 0.001
-"""Of timers. uvloop rounds to milliseconds, and half of one to none: it would spin."""
+"""The least wait of a timer. uvloop rounds to milliseconds, so half of one would spin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Route:
 
 
 def runs(datagrams: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """The same datagrams in order, in runs of at most `MAX_SEGMENTS` that are of one size, or shorter at the end."""
+    """The datagrams in order, in runs of at most `MAX_SEGMENTS` of one size; the last of a run may be shorter."""
     start = 0
     for end, datagram in enumerate(datagrams):
         size = len(datagrams[start])
@@ -58,7 +58,7 @@ def runs(datagrams: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def bursts(datagrams: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[bytes]]]:
-    """Datagrams that leave now, each with its path, as a socket is given at once: `MAX_SEGMENTS` at most."""
+    """Datagrams with their paths, in bursts of at most `MAX_SEGMENTS` for one socket."""
     path, burst = -1, list[bytes]()
     for over, datagram in datagrams:
         if burst and (over != path or len(burst) == MAX_SEGMENTS):
@@ -73,8 +73,8 @@ def bursts(datagrams: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[b
 class PathSocket(asyncio.DatagramProtocol):
     """A client's socket of one path.
 
-    Several datagrams leave by one system call where the kernel can cut them apart. Linux can, since 4.18 (UDP_SEGMENT,
-    udp(7)): those of one size, of which the last may be shorter. Where it or the device does not, each goes by itself.
+    Several datagrams of one size leave by one system call if the kernel can segment them, as Linux can since 4.18
+    (UDP_SEGMENT, udp(7)); the last may be shorter. Otherwise each leaves by a call of its own.
     """
 
     def __init__(self, take: Callable[[bytes], None], remote: Any) -> None:
@@ -82,32 +82,31 @@ class PathSocket(asyncio.DatagramProtocol):
         self.remote = remote
         self.transport: asyncio.DatagramTransport
         self._socket: socket.socket | None = None
-        """A second descriptor of the same socket, for event loops let nobody call `sendmsg` on theirs; None where there
-        is none, or where the kernel does not cut."""
+        """A second descriptor of the socket, because event loops do not expose `sendmsg`; None without segmentation."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """See `asyncio.DatagramProtocol`."""
         self.transport = cast(asyncio.DatagramTransport, transport)
         if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # no descriptor is left; each datagram goes by itself
+            with contextlib.suppress(OSError):  # no descriptor is left; datagrams leave one by one
                 self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
                 self._socket.setblocking(False)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Let go of the socket."""
+        """Close the second descriptor."""
         self._stop_segmenting()
 
     def send(self, datagrams: Sequence[bytes]) -> None:
-        """Send in order, or lose what waits behind more than a socket's buffer."""
+        """Send in order; what exceeds a socket's buffer is lost."""
         transport: Any = self.transport
         for run in runs(datagrams):
-            # What waits in the transport must go before.
+            # Datagrams that wait in the transport must leave first.
             if len(run) == 1 or transport.get_write_buffer_size() or not self.send_segmented(run):
                 for datagram in run:
                     send(transport, datagram)
 
     def send_segmented(self, run: Sequence[bytes]) -> bool:
-        """Send a run by one system call, if that is possible."""
+        """Send a run by one system call; False if that is not possible."""
         if self._socket is None:
             return False
         try:
@@ -115,7 +114,7 @@ class PathSocket(asyncio.DatagramProtocol):
         except OSError as error:
             if error.errno in CANNOT_SEGMENT:
                 self._stop_segmenting()
-            return False  # no room, or no way there: single ones are told so, too
+            return False  # the buffer is full, or the peer unreachable; single datagrams get the same error
         return True
 
     def _stop_segmenting(self) -> None:
@@ -124,21 +123,21 @@ class PathSocket(asyncio.DatagramProtocol):
             self._socket = None
 
     def datagram_received(self, data: bytes, addr: Any) -> None:  # noqa: ARG002 - asyncio's signature
-        """Hand it on."""
+        """See `asyncio.DatagramProtocol`."""
         self._take(data)
 
     def error_received(self, exc: Exception) -> None:
-        """An unreachable port or network looks like loss, and is treated so."""
+        """Treat an unreachable port or network as loss."""
         log.debug("socket: %s", exc)
 
 
 async def open_path(
     loop: asyncio.AbstractEventLoop, route: Route, port: int, take: Callable[[bytes], None]
 ) -> PathSocket:
-    """A socket on a route to a server's port; `take` is given what comes from there.
+    """A socket on a route to a server's port; `take` gets the datagrams from there.
 
     Raises:
-        OSError: if the host is not known, or the local address cannot be bound.
+        OSError: if the host is unknown, or the local address cannot be bound.
     """
     remote = await _resolve(loop, route.host, port)
     local = None if route.local is None else (route.local, 0)
@@ -150,7 +149,7 @@ async def open_path(
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket on a UDP port; 0 takes a free one.
+    """A socket bound to a UDP port, where 0 takes a free one.
 
     Raises:
         OSError: if the address cannot be bound.
@@ -167,7 +166,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def send(transport: Any, datagram: bytes, address: Any = None) -> None:
-    """Send, or lose what waits behind more than a socket's buffer: asyncio's own queue has no bound."""
+    """Send; what exceeds a socket's buffer is lost, because asyncio's own queue has no bound."""
     if transport.get_write_buffer_size() < SOCKET_BUFFER:
         transport.sendto(datagram, address)
 

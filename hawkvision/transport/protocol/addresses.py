@@ -1,13 +1,13 @@
-"""Where a path's datagrams go, while the peer's address may change, be forged, or be one that datagrams overtook.
+"""Where a path's datagrams go while the peer's address may change, be forged, or be outdated.
 
-    datagram ─┬─ from the address in use ───────────────────────────► it may be sent three times as much
+    datagram ─┬─ from the address in use ───────────────────────────► allows three times its bytes in return
               ├─ newest of its path, from elsewhere ─► a claim ──── challenge ──► echoed from there ─► in use
-              └─ overtaken by others ─► says nothing of where the peer is
+              └─ older than others ─► tells nothing about the address
 
-As RFC 9000 §9.3 has it, only the newest datagram of a path can say that the peer has moved; and nobody is believed to
-be where he claims to be before he has echoed what was sent there (§8.2). Until then the address in use is kept, and the
-claim is sent the same datagrams, at most three times the bytes that came from it (§8.1): a peer behind a NAT that
-forgot it misses nothing, and who forges a source address gains nothing by it.
+Only the newest datagram of a path can say that the peer has moved (RFC 9000 §9.3), and an address is proven once it has
+echoed a challenge (§8.2). Until then the address in use stays, and the claim gets the same datagrams, at most three
+times the bytes that came from it (§8.1). So a peer behind a rebound NAT misses nothing, and a forged source gains
+nothing.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 Address: TypeAlias = Any
-"""Of a socket; None where datagrams come from one place only."""
+"""A socket address; None if the socket has one peer only."""
 
 UNPROVEN_RATIO: Final = 3
-"""Bytes sent per byte received before an address has proven that it receives (RFC 9000 §8.1)."""
+"""Bytes sent per byte received before an address is proven (RFC 9000 §8.1)."""
 CHALLENGE_S: Final = 0.1
-"""Between challenges of an address, sent only when something comes from it."""
+"""Between challenges of an address, which are sent only in reply to datagrams from it."""
 CLAIM_S: Final = 3.0
-"""Of a claim that is not proven; three timeouts of a bad link (RFC 9000 §8.2.4)."""
+"""The life of an unproven claim; three timeouts of a bad link (RFC 9000 §8.2.4)."""
 TOKEN_BYTES: Final = 8
 
 
 @dataclass(slots=True)
 class PeerAddress:
-    """An address, and what has been shown of it."""
+    """An address, its traffic and its proof."""
 
     address: Address
     since: float = -math.inf
@@ -39,15 +39,15 @@ class PeerAddress:
     bytes_in: int = 0
     bytes_out: int = 0
     challenge: bytes | None = None
-    """What it has to echo, once it was sent."""
+    """What it must echo, once that was sent."""
     challenged_at: float = -math.inf
 
     def may_send(self, size: int) -> bool:
-        """Whether it may be sent so much."""
+        """Whether `size` bytes may be sent to it."""
         return self.proven or self.bytes_out + size <= UNPROVEN_RATIO * self.bytes_in
 
     def challenge_due(self, now: float, size: int) -> bytes | None:
-        """What to challenge it with by a datagram of `size` bytes; None if not now."""
+        """The challenge for a datagram of `size` bytes; None if none is due."""
         if self.proven or now < self.challenged_at + CHALLENGE_S or not self.may_send(size):
             return None
         self.challenge, self.challenged_at = self.challenge or os.urandom(TOKEN_BYTES), now
@@ -55,7 +55,7 @@ class PeerAddress:
 
 
 class PathAddresses:
-    """One path's address in use, and the one that claims its place."""
+    """One path's address in use, and the one that claims to replace it."""
 
     __slots__ = ("claim", "used")
 
@@ -64,8 +64,9 @@ class PathAddresses:
         self.claim: PeerAddress | None = None
 
     def on_datagram(self, address: Address, size: int, now: float, *, newest: bool) -> PeerAddress | None:
-        """Note an authentic datagram, `newest` if it was sent after all others that came; from where it is, if that
-        is known.
+        """Note an authentic datagram, and return its address if that is known.
+
+        `newest` says that it was sent after all others that have arrived.
         """
         used, claim = self.used, self.claim
         if address == used.address or used.address is None:
@@ -81,7 +82,7 @@ class PathAddresses:
         return self.claim
 
     def on_response(self, token: bytes, place: PeerAddress | None) -> bool:
-        """Note a response that came from there; whether the address in use is another one now."""
+        """Note a response from `place`; whether that changes the address in use."""
         if place is None or token != place.challenge:
             return False
         place.proven = True
@@ -91,7 +92,7 @@ class PathAddresses:
         return True
 
     def destinations(self, size: int, now: float) -> tuple[Address, ...]:
-        """Where to send a datagram, which is counted where it is not counted already."""
+        """Where to send a datagram; counts it for a claim."""
         claim = self.claim
         if claim is None:
             return (self.used.address,)

@@ -1,6 +1,6 @@
 """The control stream: messages on QUIC's first bidirectional stream, reliable and in order. `WIRE.md` §4.
 
-Each message is its length (u32) and a MessagePack map whose `type` says what it is.
+Each message is its length (u32) and a MessagePack map with its `type`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from hawkvision.transport.protocol.wire import WireError
 ALPN: Final = "hawkvision/1"
 VERSION: Final = 2
 SENT_KEY_VERSION: Final = 1
-"""The one before, whose hello carries the key itself."""
+"""The previous version, whose hello carries the key itself."""
 MAX_HELLO: Final = 4096
-"""Bytes of the first message, from somebody who has shown no key yet."""
+"""The most bytes of the first message, whose sender has not proved a key yet."""
 MAX_PROOF: Final = 256
 MAX_MESSAGE: Final = 256 * 1024
-"""A JPEG header is at most 64 KiB here, an answer 70 KB."""
+"""A JPEG header has at most 64 KiB here, a response 70 KB."""
 
 MAX_REGISTERED_BYTES: Final = 256 * 1024
 """Of a session's templates and JPEG headers; 255 headers of cameras that optimise their tables fit."""
 MAX_TEMPLATE: Final = 4096
-"""Bytes of a request: as HTTP servers allow a line."""
+"""The most bytes of a request; HTTP servers allow a line as much."""
 
 _LENGTH: Final = struct.Struct("!I")
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
 
 
 class CloseCode:
-    """Why a QUIC connection was closed, in its application error codes; numbers are never given twice."""
+    """QUIC's application error codes; a number never gets another meaning."""
 
     NONE: Final = 0
     PROTOCOL: Final = 1
@@ -52,19 +52,19 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
 
     version: int
     proof: Annotated[bytes, Meta(max_length=MAX_PROOF)] | None = None
-    """That the client has a key of the server's, see `hawkvision.servers.keys.prove`."""
+    """The proof that the client has a key, see `hawkvision.servers.keys.prove`."""
     api_key: str | None = None
-    """The key itself: only `SENT_KEY_VERSION` has it, which no client of ours speaks."""
+    """The key itself, in `SENT_KEY_VERSION` only; present clients do not send it."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The server's first: the session of the sealed datagrams, and what is useful to know."""
+    """The server's first message: the session of the sealed datagrams."""
 
     session: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
     client_secret: bytes
     server_secret: bytes
     useful_side: Annotated[int, Meta(ge=1, le=65535)]
-    """Images whose shorter side is larger gain nothing by it."""
+    """The pixels of an image's shorter side that the server's models can use."""
 
 
 class Template(msgspec.Struct, frozen=True, tag="template"):
@@ -82,7 +82,7 @@ class Tables(msgspec.Struct, frozen=True, tag="tables"):
 
 
 class StreamAnswer(msgspec.Struct, frozen=True, tag="answer"):
-    """An answer whose datagrams no report confirmed."""
+    """A response whose datagrams no report has confirmed."""
 
     image: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)] = msgspec.field(name="picture")
     status: Number
@@ -96,23 +96,23 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def encode_message(message: Message) -> bytes:
-    """A message as it travels."""
+    """The bytes of a message."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class MessageReader:
-    """Cuts a stream into messages; holds at most one unfinished, of at most `most` bytes."""
+    """Splits a stream into messages; holds at most one incomplete message, of at most `most` bytes."""
 
     def __init__(self, most: int = MAX_MESSAGE) -> None:
         self.most = most
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that this completes.
+        """The messages that `data` completes.
 
         Raises:
-            WireError: if one is too long or none of ours; the connection is of no more use then.
+            WireError: if one is too long or unknown; the connection must end.
         """
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:

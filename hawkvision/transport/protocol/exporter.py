@@ -1,9 +1,9 @@
-"""What TLS exports of a QUIC connection's handshake: a value that both its ends have, and nobody else on any other.
+"""The TLS exporter of a QUIC connection: a value that only the two ends of this connection have.
 
 TLS 1.3 derives it from a secret that depends on the whole handshake, the server's certificate included (RFC 8446 §7.5).
-Who stands in between has two connections, and two values (RFC 9266): what is proved about one proves nothing about the
-other. aioquic does not export; the secret is taken from its key schedule at the one moment at which that is where RFC
-8446 §7.1 says. If another aioquic works otherwise, nothing is exported, and whoever asks gets an error.
+A man in the middle has two connections and two values (RFC 9266), so a proof for one is of no use on the other. aioquic
+has no exporter; the secret is taken from its key schedule at the stage that RFC 8446 §7.1 names. If another version of
+aioquic works differently, nothing is exported and the caller gets an error.
 
     ClientHello … server's Finished ─► application traffic keys ─► exporter master secret ─► label ─► exported value
                                        (`_update_traffic_key`)      (`exp master`)
@@ -20,13 +20,13 @@ from cryptography.hazmat.primitives import hashes
 from hawkvision.transport.protocol.wire import WireError
 
 KEY_PROOF: Final = b"EXPORTER-hawkvision-key-proof"
-"""The label of what `hello` proves a key over."""
+"""The label of the value over which `hello` proves a key."""
 MASTER_GENERATION: Final = 3
-"""Of a key schedule at its master secret: early, handshake, master."""
+"""The key schedule's stage at its master secret: early, handshake, master."""
 
 
 class Exporter:
-    """Of one connection. Make it before the connection's handshake begins."""
+    """The exporter of one connection. Make it before the handshake begins."""
 
     def __init__(self, quic: QuicConnection) -> None:
         self._algorithm: hashes.HashAlgorithm

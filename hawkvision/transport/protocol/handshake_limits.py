@@ -1,11 +1,11 @@
-"""How many strangers are answered: what a datagram of nobody's may cost, so that a flood costs those inside little.
+"""Limits on replies to unknown senders, so that a flood costs open sessions little.
 
     first datagram, no token ─► Retry, stateless ────────────── `RETRIES_PER_S` in all
     forged or old token ──────► its refusal, stateless ──────── likewise
-    token: the address is his ─► a handshake, some 5 ms ─────── `HANDSHAKES_PER_S` in all, `EACH_PER_S` from one network
+    token: address validated ─► a handshake, some 5 ms ──────── `HANDSHAKES_PER_S` in all, `EACH_PER_S` from one network
 
-Who forges addresses gets no token, and can use up Retries only; what is over is dropped, and honest clients try again.
-No clock: `now` is seconds of one that never goes back.
+A sender of forged addresses gets no token and can use up Retries only. Datagrams above the limits are dropped, and
+honest clients try again. No clock: `now` is in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections import OrderedDict
 from typing import Final
 
 RETRIES_PER_S: Final = 4000.0
-"""25 µs each, a tenth of a core; forged tokens cost three times as much."""
+"""25 µs each, so a tenth of a core; forged tokens cost three times as much."""
 HANDSHAKES_PER_S: Final = 50.0
 HANDSHAKES_AT_ONCE: Final = 256.0
-"""After a restart all clients come at once; then a quarter of a core."""
+"""For a restart, after which all clients connect at once."""
 EACH_PER_S: Final = 16.0
 EACH_AT_ONCE: Final = 32.0
 """From one address, or one /64 of IPv6."""
 MAX_NETWORKS: Final = 4096
-"""Whose handshakes are counted by themselves; the one that came longest ago makes room."""
+"""Networks with a count of their own; the least recent makes room."""
 
 
 def network_of(address: str) -> str:
-    """Whose an address is, as far as it tells: a host's of IPv4, and of IPv6 the /64 that hosts are given."""
+    """The network of an address: the host for IPv4, its /64 for IPv6."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.ipv4_mapped is None:
@@ -37,7 +37,7 @@ def network_of(address: str) -> str:
 
 
 class Bucket:
-    """So many a second, and so many at once after a rest."""
+    """A token bucket: a rate per second and a burst."""
 
     __slots__ = ("_at", "_burst", "_rate", "_tokens")
 
@@ -46,7 +46,7 @@ class Bucket:
         self._tokens, self._at = burst, now
 
     def take(self, now: float) -> bool:
-        """Whether one more may be."""
+        """Take a token; False if there is none."""
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now
         if self._tokens < 1.0:
@@ -56,7 +56,7 @@ class Bucket:
 
 
 class HandshakeLimits:
-    """Of one server."""
+    """The limits of one server."""
 
     def __init__(self, now: float) -> None:
         self._retries = Bucket(RETRIES_PER_S, RETRIES_PER_S / 10, now)
@@ -64,11 +64,11 @@ class HandshakeLimits:
         self._each: OrderedDict[str, Bucket] = OrderedDict()
 
     def may_retry(self, now: float) -> bool:
-        """Whether a stranger whose address is not known to be his is answered."""
+        """Whether a sender with an unvalidated address gets a reply."""
         return self._retries.take(now)
 
     def may_begin(self, network: str, now: float) -> bool:
-        """Whether a handshake may begin with somebody who receives in that network."""
+        """Whether a handshake may begin with a sender whose address in this network is validated."""
         each = self._each.get(network)
         if each is None:
             each = self._each[network] = Bucket(EACH_PER_S, EACH_AT_ONCE, now)

@@ -1,8 +1,8 @@
-"""The certificate by which a server of the datagram transport is known.
+"""The certificate of a datagram server.
 
-An operator gives one as PEM files. Without one a server makes its own, for as long as it runs; callers learn it over
-HTTP, from the very node they would otherwise send their images to, and trust it exactly as much as that: they compare
-it, bit for bit. So neither dates nor names in it mean anything, nor does the caller's clock.
+An operator gives one as PEM files. Otherwise the server makes its own at each start. Callers learn it over HTTP from
+the same node and trust it exactly as much as that connection: they compare it bit for bit. So its dates and names do
+not matter, nor does the caller's clock.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cryptography.x509.oid import NameOID
 from hawkvision.core.errors import ConfigError
 
 SERVER_NAME: Final = "hawkvision.invalid"
-"""What our own certificates are made out to; RFC 2606 keeps the name out of any real use."""
+"""The name in self-made certificates; RFC 2606 reserves it."""
 BEGINS: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-"""Where a clock that was never set begins; callers of version 1 still look at dates."""
+"""The date of a clock that was never set; callers of version 1 still check dates."""
 ENDS: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 """RFC 5280 §4.1.2.5: no well-defined end."""
 
@@ -42,7 +42,7 @@ class Identity:
 
 
 def fingerprint(certificate: x509.Certificate) -> bytes:
-    """SHA-256 of a certificate: what callers compare."""
+    """The SHA-256 of a certificate, which callers compare."""
     return certificate.fingerprint(hashes.SHA256())
 
 
@@ -50,13 +50,13 @@ def pin_of(pem: str) -> bytes:
     """The fingerprint of the first certificate of a chain.
 
     Raises:
-        ValueError: if it is no PEM of certificates.
+        ValueError: if it is not a PEM certificate chain.
     """
     return fingerprint(x509.load_pem_x509_certificates(pem.encode())[0])
 
 
 def own_identity() -> Identity:
-    """A fresh self-signed certificate (ECDSA, P-256), for as long as anybody likes."""
+    """A new self-signed certificate (ECDSA, P-256) without an end."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
     certificate = (
@@ -75,7 +75,7 @@ def own_identity() -> Identity:
 
 
 def identity_for(certificate: Path | None, key: Path | None) -> Identity:
-    """An operator's, if files are given, else a fresh one.
+    """The operator's identity, if files are given, else a new one.
 
     Raises:
         ConfigError: as `load_identity`.
@@ -86,10 +86,10 @@ def identity_for(certificate: Path | None, key: Path | None) -> Identity:
 
 
 def load_identity(certificate: Path, key: Path) -> Identity:
-    """An operator's certificate and key.
+    """The operator's certificate and key.
 
     Raises:
-        ConfigError: if a file is missing or is no PEM of that kind; names the file.
+        ConfigError: if a file is missing or not PEM of its kind; names the file.
     """
     try:
         chain = tuple(x509.load_pem_x509_certificates(certificate.read_bytes()))

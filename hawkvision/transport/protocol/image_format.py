@@ -1,4 +1,4 @@
-"""What all fragments of one image share; each fragment carries it. `WIRE.md` §5."""
+"""The format of an image, which each of its fragments carries. `WIRE.md` §5."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from hawkvision.transport.protocol.wire import MAX_DATAGRAM, WireError
 
 MAX_PIXELS: Final = 4096 * 4096
 MAX_SIDE: Final = 65500
-"""libjpeg's own bound (JPEG_MAX_DIMENSION)."""
+"""libjpeg's bound (JPEG_MAX_DIMENSION)."""
 MAX_SYMBOLS: Final = 255
 """n fits one byte; the field would allow 256."""
 MAX_REDRAWN_PIXELS: Final = 1 << 20
-"""Of an image that is decoded and coded again to fill its holes: 20 ms for a megapixel. Larger ones keep copies."""
+"""Of an image whose holes are filled by decoding and encoding, 20 ms for a megapixel. Larger ones keep copies."""
 
 
 class Kind(IntEnum):
-    """What the symbols hold."""
+    """The content of the symbols."""
 
     SEGMENTS = 0
-    """Restart segments of a JPEG; fewer than k symbols give a part of the image."""
+    """Restart segments of a JPEG; fewer than k symbols give part of the image."""
     OPAQUE = 1
     """Slices of any body; fewer than k symbols give nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFormat:
-    """What all fragments of one image share.
+    """The format of one image.
 
     Attributes:
-        kind: what the symbols hold.
+        kind: the content of the symbols.
         width: of the image in pixels; OPAQUE: the body's length divided by 65,536.
-        height: of the image in pixels; OPAQUE: the rest of that division.
-        quality: 1..100 on libjpeg's scale; estimated where the tables are a caller's own; OPAQUE: 0.
+        height: of the image in pixels; OPAQUE: the remainder.
+        quality: 1..100 on libjpeg's scale; estimated if the tables are the caller's own; OPAQUE: 0.
         interval: MCUs per restart segment, 1..255; OPAQUE: 1.
         k: data symbols; any k of the n symbols give them all.
         n: symbols, at most 255.
-        base_k: any so many fragments give the base image; 0 if there is none.
-        tables: 0 if the quality implies the JPEG's header; else the number of a header registered beforehand.
+        base_k: any base_k fragments give the base image; 0 if there is none.
+        tables: 0 if the quality implies the JPEG's header; else the number of a registered header.
 
     Raises:
-        WireError: naming the value that cannot be.
+        WireError: names the invalid value.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""Sealing: datagrams beside QUIC are encrypted and authenticated by AES-128-GCM, under keys that travelled inside QUIC.
+"""Packet protection: AES-128-GCM for the datagrams beside QUIC, under keys that QUIC has carried.
 
     0        1                5        6                        12
     +--------+----------------+--------+------------------------+----------------------+----------+
@@ -6,8 +6,8 @@
     +--------+----------------+--------+------------------------+----------------------+----------+
     \\________ header, authenticated ___________________________/
 
-The nonce is the direction's 12-byte IV xor (path, sequence) right-aligned, as RFC 9001 §5.3 makes its own, so a key
-never sees a nonce twice: sequences only grow, on each path by itself. After 2^23 datagrams, the confidentiality limit
+The nonce is the direction's 12-byte IV xor (path, sequence), right-aligned, as in RFC 9001 §5.3. Sequences only grow on
+each path, so a key never uses a nonce twice. After 2^23 datagrams, the confidentiality limit
 that RFC 9001 §6.6 gives AES-GCM, a key is exhausted and the session ends.
 """
 
@@ -28,12 +28,12 @@ FIRST_BYTE: Final = 0x11
 MAX_SEALED: Final = 1 << 23
 """Datagrams under one key."""
 SPARE_SEALED: Final = 1 << 15
-"""Left when a key counts as worn out: more than 64 images of 255 fragments, which one poll may seal at most."""
+"""Left when a key counts as exhausted: more than the 64 images of 255 fragments that one poll may seal."""
 REPLAY_WINDOW: Final = 1024
-"""Sequences behind the largest that are still taken: 10 ms at 100,000 datagrams a second, 0.3 s at 3,000."""
+"""Sequences below the largest that are still accepted: 0.3 s at 3,000 datagrams a second."""
 SECRET_BYTES: Final = 28
 MAX_PATHS: Final = 4
-"""Pairs of addresses of one session."""
+"""The most pairs of addresses of one session."""
 
 _HEADER: Final = struct.Struct("!BIBHI")
 
@@ -47,7 +47,7 @@ class Secret:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Secret:
-        """Both, as they travel.
+        """From the bytes of key and IV.
 
         Raises:
             WireError: if there are not `SECRET_BYTES`.
@@ -58,13 +58,13 @@ class Secret:
 
     @classmethod
     def random(cls) -> Secret:
-        """A fresh one."""
+        """A new random secret."""
         return cls.from_bytes(os.urandom(SECRET_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is readable of a sealed datagram; not to be believed before it was opened."""
+    """The clear part of a sealed datagram; unauthenticated before the datagram is opened."""
 
     session: int
     path: int

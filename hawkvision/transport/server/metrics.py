@@ -1,4 +1,4 @@
-"""The metrics of a datagram server. They are read when Prometheus asks, so that no datagram pays for them."""
+"""The metrics of a datagram server, read when Prometheus asks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from prometheus_client.registry import Collector
 
 @dataclass(frozen=True, slots=True)
 class DatagramCounts:
-    """What a datagram server has counted since it was opened, and its sessions now."""
+    """The counts of a datagram server since its start, and its present sessions."""
 
     images: Mapping[str, int]
-    """By what came of them: complete, partial, cancelled, and the transport's refusals."""
+    """By outcome: complete, partial, cancelled, and the transport's refusals."""
     sessions: int
     dropped_datagrams: Mapping[str, int]
-    """By why."""
+    """By reason."""
     refused_callers: Mapping[str, int]
-    """By why their hello was not welcome."""
+    """By reason."""
     received_bytes: int
     sent_bytes: int
 
@@ -32,7 +32,7 @@ def _by_reason(name: str, text: str, counts: Mapping[str, int]) -> CounterMetric
 
 
 class DatagramServerCounts(Collector):
-    """Reads a datagram server's counts when Prometheus asks, so that no datagram pays for it."""
+    """Collects a datagram server's counts at each scrape."""
 
     def __init__(self, prefix: str, read: Callable[[], DatagramCounts]) -> None:
         self._prefix = prefix

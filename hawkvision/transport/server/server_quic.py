@@ -1,4 +1,4 @@
-"""QUIC at the server's port: which datagrams are its affair, and what a client must say before it has a session.
+"""QUIC at the server's port: which datagrams belong to it, and how a client gets a session.
 
 datagram ─► Demultiplexer ─┬─ sealed ─► its `Session`, if there is one
 └─ QUIC ──► ServerProtocol ── Hello ─► version, key, room ─► a `Session`
@@ -38,23 +38,23 @@ from hawkvision.transport.server.session import Session
 
 HELLO_TIMEOUT_S: Final = 5.0
 SMALLEST_INITIAL: Final = 1200
-"""Bytes of a datagram that begins a connection (RFC 9000 §14.1)."""
+"""The least bytes of a datagram that opens a connection (RFC 9000 §14.1)."""
 SHORTEST_QUIC: Final = 21
-"""Bytes of a packet (RFC 9000 §10.3, RFC 9001 §5.4.2)."""
+"""The least bytes of a packet (RFC 9000 §10.3, RFC 9001 §5.4.2)."""
 REASONS: Final = {
     CloseCode.PROTOCOL: "protocol",
     CloseCode.UNAUTHORIZED: "unauthorized",
     CloseCode.VERSION: "version",
     CloseCode.TOO_MANY: "too_many",
 }
-"""What metrics call the refusal of a caller."""
+"""The metrics' labels of refusals."""
 LONG_HEADER: Final = 0x80
 FIXED_BIT: Final = 0x40
 MAX_SESSIONS: Final = 1024
 
 
 class HandshakeHost(Protocol):
-    """What these need of the server they belong to."""
+    """What the handshake needs of its server."""
 
     keys: Keys
     accept_sent_keys: bool
@@ -65,38 +65,38 @@ class HandshakeHost(Protocol):
     refused_callers: dict[str, int]
 
     def open(self, protocol: ServerProtocol, caller: Caller) -> Session | None:
-        """A session for a client that said hello; None if there are too many."""
+        """A session for a client that has said hello; None if there are too many."""
 
     def forget(self, session: Session) -> None:
-        """The client is gone."""
+        """End the session of a client that is gone."""
 
     def is_full(self, network: str) -> bool:
-        """Whether nobody else from there may connect before others have said hello."""
+        """Whether a network must wait until earlier connections have said hello."""
 
 
 class ServerProtocol(ControlProtocol):
-    """The QUIC connection of one client: hello, templates, and answers that datagrams could not deliver."""
+    """The QUIC connection of one client: hello, templates, and responses that datagrams could not deliver."""
 
     def __init__(self, quic: QuicConnection, server: HandshakeHost, network: str) -> None:
         super().__init__(quic)
         self._reader.most = MAX_HELLO
         self._server = server
         self.network = network
-        """Where it comes from, see `network_of`."""
+        """The client's network, see `network_of`."""
         self.session: Session | None = None
         self.half_open = True
         self._refused = False
         self._hello = asyncio.get_running_loop().call_later(
-            HELLO_TIMEOUT_S, self._refuse, CloseCode.PROTOCOL, "no hello came"
+            HELLO_TIMEOUT_S, self._refuse, CloseCode.PROTOCOL, "no hello came in time"
         )
 
     def quic_event_received(self, event: QuicEvent) -> None:
-        """Only the control stream and the end are of interest."""
+        """Handle the control stream and the end of the connection."""
         match event:
             case StreamDataReceived(data=data, stream_id=0):
                 try:
                     for message in self._reader.feed(data):
-                        if self._refused:  # a second key in the same breath is no second try
+                        if self._refused:  # a second hello in the same data gets no second try
                             return
                         self._take(message)
                 except WireError as error:
@@ -105,9 +105,9 @@ class ServerProtocol(ControlProtocol):
                 self._ended()
 
     def datagram_received(self, data: bytes | str, addr: Any) -> None:
-        """A client that says goodbye takes its session along; QUIC itself listens for three timeouts more."""
+        """End the session as soon as the client closes; QUIC itself waits three more timeouts."""
         super().datagram_received(data, addr)
-        if self._quic._close_event is not None:  # aioquic tells of it at the end of those
+        if self._quic._close_event is not None:  # aioquic reports it only after those
             self._ended()
 
     def _ended(self) -> None:
@@ -174,18 +174,18 @@ def _version_refusal(version: int) -> str:
 
 
 class Demultiplexer(QuicServer):
-    """Gives sealed datagrams to their sessions and all others to QUIC."""
+    """Passes sealed datagrams to their sessions and all others to QUIC."""
 
     server: HandshakeHost
     network = ""
-    """Where the datagram comes from that is being taken in."""
+    """The network of the datagram that is being handled."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._handshakes = HandshakeLimits(self._loop.time())
 
     def datagram_received(self, data: bytes | str, addr: Any) -> None:
-        """Route one datagram; what cannot be is dropped and counted, for its sender may be forged."""
+        """Route one datagram; one without a destination is dropped and counted, because its sender may be forged."""
         assert isinstance(data, bytes)
         self.server.received_bytes += len(data)
         if not is_sealed(data):
@@ -207,11 +207,11 @@ class Demultiplexer(QuicServer):
             session.datagram(header, data, addr)
 
     def _stranger(self, data: bytes, addr: Any) -> Drop | None:
-        """Why QUIC is not given a datagram; None for those of its connections, and of whoever may begin one."""
+        """Why QUIC does not get a datagram; None if it belongs to a connection or may open one."""
         if len(data) < SHORTEST_QUIC or not data[0] & FIXED_BIT:
             return Drop.MALFORMED
         long = bool(data[0] & LONG_HEADER)
-        # Long headers carry connection ids with their length; short ones have ours, which are of one length.
+        # Long headers carry the length of connection ids; short ones have ours, which are of one length.
         length = data[5] if long else self._configuration.connection_id_length
         begin = 6 if long else 1
         if data[begin : begin + length] in self._protocols:
@@ -220,24 +220,24 @@ class Demultiplexer(QuicServer):
             return Drop.NO_CONNECTION
         try:
             header = pull_quic_header(Buffer(data=data))
-        except ValueError:  # a buffer that ends too soon is one as well
+        except ValueError:  # a short buffer is one as well
             return Drop.MALFORMED
-        if not header.version:  # an answer to a version of ours that was none; we ask nothing
+        if not header.version:  # a version negotiation; this end opens no connections
             return Drop.MALFORMED
         known = header.version in self._configuration.supported_versions
         if known and header.packet_type != QuicPacketType.INITIAL:
             return Drop.NO_CONNECTION
-        if len(data) < SMALLEST_INITIAL:  # no answer may be larger than what asks for it (RFC 9000 §14.1, §6.1)
+        if len(data) < SMALLEST_INITIAL:  # a reply must not be larger than its request (RFC 9000 §14.1, §6.1)
             return Drop.MALFORMED
         now = self._loop.time()
         if known and header.token:
-            assert self._retry is not None, "tokens are what was asked for"
+            assert self._retry is not None, "Retry is on"
             try:
                 self._retry.validate_token(
                     address=addr, destination_cid=header.destination_cid, token=header.token, now=now
                 )
             except ValueError:
-                self.server.drops[Drop.BAD_TOKEN] += 1  # which QUIC says to him, lest he wait
+                self.server.drops[Drop.BAD_TOKEN] += 1  # QUIC tells the client, so that it does not wait
                 return None if self._handshakes.may_retry(now) else Drop.CROWDED
             self.network = network_of(addr[0])
             may = not self.server.is_full(self.network) and self._handshakes.may_begin(self.network, now)

@@ -1,11 +1,11 @@
-"""What a node does with damaged files, disks that are full or read-only, and clocks that are wrong.
+"""A node with damaged files, full or read-only disks, and wrong clocks.
 
     python -m tests.bench.robustness.damage [--only kernel,clock]
     (root)
 
-Each case is a node (or a tier) of its own, started with the damage in place. The columns: whether and when it was
-ready, else its exit status; what it said of the damage; whether its first answer was right; whether a traceback was
-seen, which is exit status 1 of this command, as is a wrong answer that does not say `degraded`.
+Each case starts a node (or a tier) with the damage in place. The columns: when it was ready, or its exit status; its
+message about the damage; whether its first answer was right; whether it logged a traceback. A traceback, or a wrong
+answer that is not `degraded`, makes the exit status 1.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     python -m tests.bench.robustness.datagram_soak --images 200000 [--minutes 30] [--clients 8] [--seed 1]
 
-One server and some clients on loopback, each client behind its own relay. Every second or so each relay gets other
-weather: loss up to 40 %, bursts, outages, reordering, duplicates, now and then nothing at all for up to a second.
-Meanwhile strangers send garbage and copies of genuine datagrams, clients go away and come back, and askers lose
-patience. Images are small, because it is their number that finds leaks.
+One server and some clients on loopback, each client behind its own relay. About every second each relay gets another
+state: loss up to 40 %, bursts, outages of up to a second, reordering, duplicates. Meanwhile strangers send garbage and
+copies of genuine datagrams, clients disconnect and return, and callers cancel. Images are small, because only their
+number finds leaks.
 
-Exit status 1 if an image that somebody waited for got no answer or another one's, a handler ran twice for one asking,
-anything was logged as an error, or anything is left at the end: sessions, tasks, bytes, or memory beyond `GROWTH_MB`.
+The exit status is 1 if an image that was not cancelled got no response or another image's, if a handler ran twice for
+one request, if an error was logged, or if sessions, tasks, bytes, or memory beyond `GROWTH_MB` are left at the end.
 """
 
 from __future__ import annotations

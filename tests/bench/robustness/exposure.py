@@ -1,4 +1,4 @@
-"""What an outsider reaches of a datacenter tier, and what three known attacks on Ray do there.
+"""What an outsider can reach of a datacenter tier, and the effect of three known attacks on Ray.
 
     python -m tests.bench.robustness.exposure
 
@@ -10,9 +10,8 @@ Prints every socket that a tier's processes listen on, and tries at each that ca
 
 - to end the tier, by one empty message of `StartSync` to Ray's global control store (up to Ray 2.60, token or not).
 
-The same attacks are tried at a Ray of its own, without tokens and within a network of its own, to show that they work.
-Everything that is attacked was started here. The exit status is 1 if an attack has an effect, or has none on the
-control.
+As a control, the same attacks run against a separate Ray without tokens in a private network. Everything that is
+attacked was started here. The exit status is 1 if an attack has an effect on the tier, or none on the control.
 """
 
 from __future__ import annotations

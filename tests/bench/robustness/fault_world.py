@@ -1,4 +1,4 @@
-"""Both tiers under load with a link between them that can be broken: what `faults` and `soak` share."""
+"""Both tiers under load with a breakable link between them, shared by `faults` and `soak`."""
 
 from __future__ import annotations
 

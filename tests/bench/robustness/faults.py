@@ -1,11 +1,12 @@
-"""What callers, gauges and logs see of faults: each in turn, under load, on real processes.
+"""The effect of faults on callers, gauges and logs: one fault at a time, under load, on real processes.
 
     python -m tests.bench.robustness.faults [--only replica,link] [--rate 20] [--before 4] [--after 25] [--out
     faults.json]
 
 A datacenter tier, an edge node and a link between them on loopback. Four kinds of requests in turn: `fast`; `balanced`
 and `best` with a deadline of 300 ms; `best` without one. An answer is *wrong* if it does not say `degraded` and is
-neither what the healthy system says to the same request nor what its best stage says. Exit status 1 if there was one.
+neither what the healthy system says to the same request nor what its best stage says. The exit status is 1 if there was
+one.
 
 The columns: requests; errors, by code; degraded answers; wrong ones; the longest wait with and without a deadline; how
 long after the fault the edge's gauge `datacenter_up` fell, the tier's `/readyz` was not 200 and either logged a

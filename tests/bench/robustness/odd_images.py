@@ -1,4 +1,4 @@
-"""`python -m tests.bench.robustness.odd_images [FOLDER …]`: are odd image files read as a reference decoder shows them?
+"""`python -m tests.bench.robustness.odd_images [FOLDER …]`: are odd image files decoded as by a reference decoder?
 
 Asked are the files of the folders, each once; what `--mutate` surgeons make of some of them; and files made on the spot
 (`tests.odd_images`). The reference is Pillow, strict (what it takes without its leniency for cut files; of JPEG what

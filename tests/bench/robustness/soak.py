@@ -1,12 +1,12 @@
-"""Does anything grow, fail or lie over twenty minutes of mixed traffic?
+"""Does anything grow, fail or answer wrongly over twenty minutes of mixed traffic?
 
     python -m tests.bench.robustness.soak [--minutes 20] [--rate 15] [--every 60]
 
-A datacenter tier and an edge node on loopback, the link between them reset now and then. Four kinds of requests over
-HTTP in turn (`fault_world.ASKINGS`); beside them one caller by datagrams, large and broken images, requests that are
-refused, and connections that say nothing. Printed every minute: requests, errors, degraded and wrong answers, P50 and
-P99 of the minute, and memory, file descriptors and threads of both tiers. Exit status 1 if an answer was wrong or a
-request that was in order failed.
+A datacenter tier and an edge node on loopback, the link between them reset at intervals. Four kinds of requests over
+HTTP in turn (`fault_world.ASKINGS`), one caller by datagrams, large and broken images, refused requests, and silent
+connections. Each minute it prints: requests, errors, degraded and wrong answers, P50 and
+P99 of the minute, and memory, file descriptors and threads of both tiers. The exit status is 1 if an answer was
+wrong or a valid request failed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hostile bench sees what it is there to see."""
+"""The hostile bench detects what it is made for."""
 
 from __future__ import annotations
 

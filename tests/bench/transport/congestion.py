@@ -1,11 +1,11 @@
-"""How the congestion controllers compare on simulated links that tuned none of them.
+"""Compares the congestion controllers on simulated links that tuned none of them.
 
     python -m tests.bench.transport.congestion [--links 24] [--seconds 12] [--seed 1]
 
 Links are drawn from the seed: 1 to 20 Mbit/s, 5 to 80 ms one way, a queue of 20 to 200 ms, loss of 0 to 20 % alone or
-in runs. Each controller gets the same links. Three loads: a camera that asks for 30 % of the link, of which the time
-until an image is through counts; one that asks for twice the link, of which the goodput counts; and the same beside a
-CUBIC flow, without random loss. Time is simulated, so one seed gives the same table on every machine.
+in runs. Each controller gets the same links. Three loads: a camera at 30 % of the link, measured by the time per image;
+one at twice the link, measured by its goodput; and the same beside a CUBIC flow, without random loss. Time is
+simulated, so one seed gives the same table on every machine.
 """
 
 from __future__ import annotations

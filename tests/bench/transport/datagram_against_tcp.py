@@ -1,13 +1,12 @@
 """`python -m tests.bench.transport.datagram_against_tcp`: a running node over a bad link, by datagrams and by kernel
 TCP, side by side.
 
-An edge node answers in one network namespace, callers ask from another; between them lies an emulated link
-(`loadgen.network.tun_link`) that real kernel TCP and UDP cross. For each loss rate, in rotating order and several
-rounds: the
-datagram transport, and HTTP over one warm, kept-alive connection with each congestion control. One caller, one image
-after another with a short pause. Latency is what the caller waits, preparing the image included; for HTTP the
-image lies ready as a plain JPEG of the quality that the lossy sender uses at no loss, so TCP carries fewer bytes.
-A request that takes longer than `--limit-s` counts as that long, which flatters TCP.
+An edge node runs in one network namespace, the caller in another; between them is an emulated link
+(`loadgen.network.tun_link`) for real kernel TCP and UDP. For each loss rate, in rotating order and several rounds, it
+measures the datagram transport, and HTTP over one warm, kept-alive connection with each congestion control. One caller
+sends one image after another with a short pause. Latency is the caller's wait and includes preparing the image. For
+HTTP the image is a plain JPEG of the quality that the datagram sender uses without loss, so TCP carries fewer bytes. A
+request that takes longer than `--limit-s` counts with that time, which favours TCP.
 
 Needs root, as `loadgen.network.tun_link` says.
 """

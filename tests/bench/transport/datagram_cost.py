@@ -1,10 +1,10 @@
-"""What a datagram costs in Python: QUIC's DATAGRAM frames (aioquic) against ours, sealed beside QUIC.
+"""The cost of a datagram in Python: QUIC's DATAGRAM frames (aioquic) against ours, sealed beside QUIC.
 
     python -m tests.bench.transport.datagram_cost [--images 300] [--profile]
 
-First table: microseconds of CPU per datagram of 1,100 bytes, sending and receiving end apart, in memory (both ends in
-this process, time given), then over loopback sockets (the receiving end in a process of its own, uvloop). Images of
-18 datagrams, each answered before the next.
+First table: microseconds of CPU per datagram of 1,100 bytes, for each end, in memory (both ends in this process,
+simulated time), then over loopback sockets (the receiving end in a second process, uvloop). Images have 18 datagrams;
+each gets its response before the next.
 
 Second table: milliseconds of CPU per image and end, 256 pixels, quality 80, parity +50 %: the codec with its erasure
 code, and the transport. `--profile` prints where the transport's time goes instead.

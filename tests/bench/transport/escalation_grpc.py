@@ -4,8 +4,8 @@ Serve's gRPC proxy.
 Starts, on this machine and in one run, (a) the tier as `python -m hawkvision.datacenter` runs it, with its own HTTP
 server, and (b) the same server and the same variant behind Ray Serve's gRPC proxy, under the same tuning. Both get the
 same 30 KB JPEG from this process, closed loop, one caller and sixteen, over kept-alive connections (HTTP one for each
-caller, gRPC one channel); the order rotates each round, so that drift of the machine falls on both alike. Printed is
-what the caller waits. Lives here, not in `loadgen`, because it needs Ray.
+caller, gRPC one channel); the order rotates each round, so that the machine's drift affects both alike. It prints the
+caller's wait.
 
 The gRPC service has one method, `infer(BytesValue) returns (BytesValue)`: the image one way, the reply's JSON the
 other. Protobuf's well-known type needs no compiler and costs one copy.

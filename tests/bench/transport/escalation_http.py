@@ -1,11 +1,10 @@
-"""`python -m tests.bench.transport.escalation_http`: what the escalation into the datacenter tier costs, by who owns
-its socket.
+"""`python -m tests.bench.transport.escalation_http`: the cost of an escalation to the datacenter tier, by
+the owner of its socket.
 
 Starts the tier on a no-op variant under each host (our own server, and Ray Serve's ingress behind its HAProxy and its
 Python proxy), all on this machine at once, and sends the same JPEG over kept-alive connections: closed loop, one
-caller and sixteen, in rounds that rotate the order so that drift of the machine falls on all alike. `wall` is what the
-caller waits; `escalation` is that less the time in which the image was decoded, queued and inferred, by the reply's
-account.
+caller and sixteen, in rounds that rotate the order so that drift of the machine falls on all alike. `wall` is the
+caller's wait; `escalation` is that minus the reply's times of decoding, queue and inference.
 """
 
 from __future__ import annotations

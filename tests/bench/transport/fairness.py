@@ -1,10 +1,9 @@
 """`python -m tests.bench.transport.fairness`: images beside one TCP flow on the same bottleneck.
 
-An emulated link between two network namespaces (`loadgen.network.tun_link`) carries images by the datagram transport,
-to a
-receiver that answers at once, and one bulk transfer by kernel TCP. Images either want more than the link has, eight
-being always under way, or are ten a second as from a camera. Told are both shares of what the link carried, headers
-below UDP and TCP not counted, and the images' latencies, alone and beside TCP.
+An emulated link between two network namespaces (`loadgen.network.tun_link`) carries images by the datagram transport
+to a receiver that responds at once, and one bulk transfer by kernel TCP. Images either saturate the link, eight at a
+time, or come ten a second as from a camera. The report has both shares of the link's bytes, without headers below UDP
+and TCP, and the images' latencies, alone and beside TCP.
 
 Needs root, as `loadgen.network.tun_link` says.
 """

@@ -1,9 +1,9 @@
-"""What breaking off late exchanges costs: images over HTTP whose answers keep a deadline, with and without.
+"""The cost of closing late HTTP exchanges: images over HTTP with deadlines, with and without closing.
 
     python -m tests.bench.transport.late_answers [--links lte-drive,wifi-busy] [--deadlines-ms 60,100,140] [--seconds
     60]   (root)
 
-Two links at once with the same weather; over one the node's escalation lets answers that are late come, over the other
+Two links with the same trace at the same time. Over one, the node's escalation lets late answers arrive; over the other
 it closes their connections. The server answers after 12 ms. Images of 24 kB, a Poisson process of 2.5 a second; the
 deadline is what the escalation is given, after the edge's own work.
 """

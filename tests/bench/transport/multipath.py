@@ -2,9 +2,9 @@
 
     python -m tests.bench.transport.multipath [--every-ms 30] [--seconds 12] [--link rate=20mbit,delay=20ms,loss=5%]
 
-Real sockets on loopback, two relays with the same link. A 256-pixel image is asked every so often, open loop. After
-a third of the time the first path (QUIC's own) goes silent, after two thirds it returns; then all again for the second.
-Exit status 1 if an image was not answered.
+Real sockets on loopback, two relays with the same link. A 256-pixel image is sent at fixed intervals, open loop.
+After a third of the time the first path (QUIC's own) goes silent, after two thirds it returns; then the same for the
+second path. The exit status is 1 if an image got no response.
 """
 
 from __future__ import annotations

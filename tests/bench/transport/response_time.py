@@ -1,11 +1,11 @@
-"""The rule of waiting on links that tuned nothing: who could have had both, who had both, who waited in vain.
+"""The wait cutoff on links that tuned nothing: callers that could have both, that had both, and that waited in vain.
 
     python -m tests.bench.transport.response_time [--seeds 10] [--callers 600] [--rate-hz 10] [--node 0]
 
-Simulated time; beside it what always and never waiting come to. `lost` is what is forgone of always waiting, in points
-of all callers; where the edge's own answer is right for some of them, less is lost of right answers. First comes the
-link that always answers in 84 or 88 of the 92 ms that every caller has. With `--node`, so many callers ask a real node
-over it, one after the other, whose datacenter takes 25 times as long, as they do.
+Simulated time. The report also has the results of always and of never waiting. `lost` is the difference to always
+waiting, in points of all callers; fewer right answers are lost if the edge's own answer is right for some of them. The
+first link always answers in 84 or 88 of each caller's 92 ms. With `--node`, that many callers use a real node over it,
+one after the other, with all times 25 times as long.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def asked(parts: Sequence[tuple[VariantAnswer, ...] | HawkVisionError]) -> list[
         ),
     ],
 )
-def test_the_largest_variant_begins_and_all_others_follow_at_once_unless_some_are_likely_to_settle_it(
+def test_the_largest_variant_runs_first_and_the_others_together_unless_some_are_likely_to_decide(
     manifest: Manifest,
     config: DatacenterConfig,
     wanted: dict[str, Augmentation],
@@ -134,7 +134,7 @@ def test_the_largest_variant_begins_and_all_others_follow_at_once_unless_some_ar
         (evaluation_requests(SMALL, ENSEMBLE, NEVER), 3, 4),
     ],
 )
-def test_nobody_looks_any_further_once_there_is_enough(
+def test_a_replica_stops_once_the_evaluations_have_enough(
     manifest: Manifest, config: DatacenterConfig, evaluations: tuple[EvaluationRequest, ...], sure: int, unsure: int
 ) -> None:
     async def views(of: Manifest) -> set[int]:
@@ -148,7 +148,7 @@ def test_nobody_looks_any_further_once_there_is_enough(
     assert asyncio.run(views(manifest)) == {unsure}
 
 
-def test_two_looks_are_one_visit_and_no_part_belongs_to_both(manifest: Manifest, config: DatacenterConfig) -> None:
+def test_two_evaluations_are_one_call_and_no_part_belongs_to_both(manifest: Manifest, config: DatacenterConfig) -> None:
     async def heard() -> list[list[tuple[str, Augmentation]]]:
         loaded = replica(manifest, config)
         evaluations = evaluation_requests(ServedStage("upright", ("small", "medium")), ENSEMBLE, NEVER)

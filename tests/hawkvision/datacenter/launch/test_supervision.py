@@ -17,7 +17,7 @@ import pytest
 
 from hawkvision.datacenter.launch.listening import family
 from hawkvision.datacenter.launch.standby_listener import StandbyListener
-from hawkvision.datacenter.launch.supervisor import LONGEST_PAUSE_S, MOST_RESTARTS, WITHIN_S, Restarts
+from hawkvision.datacenter.launch.supervisor import MAX_PAUSE_S, MAX_RESTARTS, WITHIN_S, Restarts
 from tests.bench.robustness.exposure import vital
 from tests.hawkvision.datacenter.conftest import Running, image, launch, marked_processes
 from tests.hawkvision.datacenter.launch.test_stopping import until
@@ -68,7 +68,7 @@ def status(running: Running, path: str) -> int:
 
 
 @pytest.mark.slow
-def test_whatever_dies_of_ray_the_tier_says_so_at_once_and_comes_back_at_the_same_address(medium: Running) -> None:
+def test_after_a_death_in_ray_the_tier_replies_503_at_once_and_returns_at_the_same_address(medium: Running) -> None:
     before = restarts(medium)
     for victim in ("raylet", "gcs_server"):
         with calling(medium) as callers:
@@ -106,7 +106,7 @@ def test_a_stage_without_a_replica_makes_the_tier_unready_and_a_new_replica_read
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["ServeReplica", "launch.child"])
-def test_what_is_stopped_makes_the_tier_unready_until_it_goes_on(medium: Running, words: str) -> None:
+def test_a_suspended_process_makes_the_tier_unready_until_it_resumes(medium: Running, words: str) -> None:
     stopped = part(medium, words)
     os.kill(stopped, signal.SIGSTOP)
     try:
@@ -144,7 +144,7 @@ def command_line(pid: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_tier_whose_process_is_killed_before_it_was_ready_fails_and_says_why(models: Path) -> None:
+def test_a_tier_process_killed_before_it_was_ready_ends_the_launcher_with_the_reason(models: Path) -> None:
     running = launch(models, "--variants", "medium")
     child: list[int] = []
 
@@ -162,15 +162,13 @@ def test_a_tier_whose_process_is_killed_before_it_was_ready_fails_and_says_why(m
 
 def test_restarts_come_slower_and_slower_and_end() -> None:
     restarts = Restarts()
-    pauses = [restarts.pause_s(now=float(second)) for second in range(MOST_RESTARTS + 1)]
-    assert pauses == [0.0, 1.0, 2.0, 4.0, LONGEST_PAUSE_S, None]
+    pauses = [restarts.pause_s(now=float(second)) for second in range(MAX_RESTARTS + 1)]
+    assert pauses == [0.0, 1.0, 2.0, 4.0, MAX_PAUSE_S, None]
 
 
 def test_restarts_of_long_ago_do_not_count() -> None:
     restarts = Restarts()
-    assert [restarts.pause_s(now=2.0 * WITHIN_S * turn) for turn in range(3 * MOST_RESTARTS)] == [
-        0.0
-    ] * 3 * MOST_RESTARTS
+    assert [restarts.pause_s(now=2.0 * WITHIN_S * turn) for turn in range(3 * MAX_RESTARTS)] == [0.0] * 3 * MAX_RESTARTS
 
 
 @contextmanager
@@ -188,7 +186,7 @@ def listening() -> Iterator[socket.socket]:
         (b"", b""),
     ],
 )
-def test_while_there_is_no_tier_process_callers_are_told_so(sent: bytes, begins: bytes) -> None:
+def test_callers_get_503_while_there_is_no_tier_process(sent: bytes, begins: bytes) -> None:
     async def scenario() -> bytes:
         with listening() as listener:
             gap = StandbyListener(listener)
@@ -207,7 +205,7 @@ def test_while_there_is_no_tier_process_callers_are_told_so(sent: bytes, begins:
     assert (b"retry-after: 1" in said) == bool(begins)
 
 
-def test_who_connects_as_the_next_process_takes_over_is_left_to_that_one() -> None:
+def test_a_connection_during_a_takeover_goes_to_the_next_process() -> None:
     async def scenario() -> bytes:
         with listening() as listener:
             gap = StandbyListener(listener)

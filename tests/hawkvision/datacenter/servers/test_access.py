@@ -175,7 +175,7 @@ def test_keys_and_certificates_are_renewed_under_an_open_connection(tier: Guarde
         assert connection.sock.getsockname()[1] == port
 
 
-def test_a_node_with_a_certificate_escalates_and_one_without_says_what_is_missing(tier: Guarded, models: Path) -> None:
+def test_a_node_with_a_certificate_escalates_and_one_without_logs_what_is_missing(tier: Guarded, models: Path) -> None:
     """The node serves another task than the tier does, so what shows that it came through is the tier's own count."""
     env = {"HAWKVISION_EDGE_DATACENTER_API_KEY": tier.edge + "\n"}
     common = (

@@ -51,7 +51,7 @@ def test_a_header_of_108_mb_is_refused_without_being_held(service: Running) -> N
     assert peak_bytes(service) - before < 6 << 20
 
 
-def test_slow_heads_and_stalled_bodies_keep_nobody_out(service: Running) -> None:
+def test_slow_heads_and_stalled_bodies_do_not_keep_others_out(service: Running) -> None:
     with ExitStack() as stack:
         for _ in range(100):
             stack.enter_context(connect(service, b"GET /hea"))

@@ -148,7 +148,7 @@ def test_an_intermediate_stage_is_asked_first(config: DatacenterConfig) -> None:
     assert (reply.model, reply.passed_over is not None) == ("committee", True)
 
 
-def test_an_image_that_was_encoded_anew_says_its_quality(config: DatacenterConfig) -> None:
+def test_an_image_that_was_encoded_anew_reports_its_quality(config: DatacenterConfig) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     assert replied(ask(config, EscalationRequest(), encode(pixels, Plan(50, 1.0), ROOM))).quality == 50
 
@@ -171,7 +171,7 @@ def test_a_body_beyond_the_limit_is_refused(config: DatacenterConfig) -> None:
     assert (status, msgspec.json.decode(body)["code"]) == (Status.REFUSED, "too_large")
 
 
-def test_a_tier_that_is_not_ready_says_so(config: DatacenterConfig) -> None:
+def test_a_tier_that_is_not_ready_replies_503(config: DatacenterConfig) -> None:
     async def scenario() -> tuple[Status, bytes]:
         async with mark_ready(config) as (server, tier, _), connected(server) as client:
             tier.variants = None
@@ -194,7 +194,7 @@ def test_an_answer_that_comes_too_late_is_a_missed_deadline(config: DatacenterCo
     assert (status, msgspec.json.decode(body)["code"]) == (Status.REFUSED, "deadline_missed")
 
 
-def test_a_progressive_request_is_told_just_before_its_deadline_what_there_is(config: DatacenterConfig) -> None:
+def test_a_progressive_request_gets_the_partial_result_just_before_its_deadline(config: DatacenterConfig) -> None:
     async def scenario() -> tuple[Status, bytes]:
         async with mark_ready(config) as (server, _, variants), connected(server) as client:
             variants.gate.clear()
@@ -206,9 +206,7 @@ def test_a_progressive_request_is_told_just_before_its_deadline_what_there_is(co
 
 
 @pytest.mark.parametrize("progressive", [True, False])
-def test_a_progressive_request_is_told_what_there_is_so_far_as_soon_as_it_is_there(
-    config: DatacenterConfig, progressive: bool
-) -> None:
+def test_a_progressive_request_gets_partial_results_at_once(config: DatacenterConfig, progressive: bool) -> None:
     heard = list[bytes]()
     request = EscalationRequest(variant="committee", progressive=progressive)
 
@@ -227,7 +225,7 @@ def test_a_progressive_request_is_told_what_there_is_so_far_as_soon_as_it_is_the
     assert [(part.model, part.complete) for part in so_far[:1]] == [("committee", False)] * progressive
 
 
-def test_what_is_inside_is_answered_before_the_server_closes(config: DatacenterConfig) -> None:
+def test_requests_inside_are_answered_before_the_server_closes(config: DatacenterConfig) -> None:
     async def scenario() -> tuple[Status, bytes]:
         async with mark_ready(config) as (server, _, variants), connected(server) as client:
             variants.gate.clear()
@@ -243,7 +241,9 @@ def test_what_is_inside_is_answered_before_the_server_closes(config: DatacenterC
     assert replied(asyncio.run(scenario())).top_k[0].index == 2
 
 
-def test_an_image_with_holes_is_awaited_until_its_deadline_and_says_how_much_came(config: DatacenterConfig) -> None:
+def test_an_incomplete_image_waits_for_its_deadline_and_reports_its_received_fraction(
+    config: DatacenterConfig,
+) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (256, 256, 3), dtype=np.uint8)
     holed = encode(pixels, Plan(50, 0.0), ROOM)
 
@@ -340,7 +340,7 @@ def test_an_image_is_refused_once_its_key_is_gone_or_has_used_up_its_rate(
     ]
 
 
-def test_what_strangers_send_and_who_is_refused_is_counted(config: DatacenterConfig) -> None:
+def test_datagrams_of_strangers_and_refused_callers_are_counted(config: DatacenterConfig) -> None:
     async def scenario() -> str:
         async with mark_ready(config, Keys("a-key-of-some-length")) as (server, tier, _):
             with pytest.raises(Unauthorized):

@@ -97,7 +97,7 @@ def test_a_progressive_reply_ends_with_the_answer_that_a_plain_one_is(
         (b"x" * 200_001, {}, 413),
     ],
 )
-def test_what_is_wrong_with_a_progressive_request_has_its_status(
+def test_an_error_of_a_progressive_request_has_its_status(
     service: Running, body: bytes, headers: dict[str, str], status: int
 ) -> None:
     assert ask(service, body, **{"progressive": "1", **headers}).status == status
@@ -177,7 +177,7 @@ def test_bad_images_do_not_hurt_their_neighbours(service: Running) -> None:
     assert statuses == [200, 400] * 8
 
 
-def test_a_caller_that_hangs_up_leaves_the_service_whole(service: Running) -> None:
+def test_a_caller_that_disconnects_does_not_harm_the_service(service: Running) -> None:
     for _ in range(8):
         connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=30)
         connection.request("POST", "/v1/infer", image(400), {"Authorization": f"Bearer {KEY}"})
@@ -209,7 +209,7 @@ def test_metrics_count_an_answer_by_stage_and_its_members_by_variant(service: Ru
     assert after["hawkvision_datacenter_requests_in_flight"] == 0.0
 
 
-def test_metrics_count_second_looks_and_answers_by_the_stage_that_gave_them(service: Running) -> None:
+def test_metrics_count_ensemble_runs_and_answers_by_stage(service: Running) -> None:
     before = series(service)
     for accept_score in ("0", "1", "1"):
         ask(service, image(), **{**INTERMEDIATE, "accept_score": accept_score})
@@ -233,7 +233,7 @@ def test_metrics_need_the_key(service: Running) -> None:
     assert ask(service, path="/metrics", Authorization="").status == 401
 
 
-def test_images_are_taken_as_datagrams_where_the_tier_says(service: Running) -> None:
+def test_the_tier_accepts_images_as_datagrams_at_its_advertised_port(service: Running) -> None:
     offer = msgspec.json.decode(ask(service, path="/v1/transport").body, type=Transports).datagram
     assert offer is not None
     request, trace = EscalationRequest(variant="medium"), start_trace()

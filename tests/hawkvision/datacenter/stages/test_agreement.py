@@ -1,4 +1,4 @@
-"""The server and the replicas decide alike: what one stops for, the other takes as the end, whatever the stages."""
+"""The server and the replicas agree on when a stage has enough, for all pairs of stages."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def images(number: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("temperature", [0.02, 0.2, 0.6, 2.0])
-def test_looks_end_where_the_replica_stops_with_the_answer_of_all_views(
+def test_stages_end_where_the_replica_stops_with_the_class_of_all_views(
     manifest: Manifest, tmp_path: Path, temperature: float
 ) -> None:
     async def scenario() -> set[tuple[int, bool]]:

@@ -1,4 +1,4 @@
-"""Two levels in one hop, in memory: who is asked, whose answer counts, and what the deadline does between the looks."""
+"""Two stages in one request, in memory: which variants run, which stage counts, and the deadline between the stages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def row(*key: object) -> Logits:
 
 @dataclass
 class Drawn:
-    """Variants that see another thing in every view and remember what they were asked, and until when."""
+    """Variants with different probabilities for each view; they record their evaluations and deadlines."""
 
     asked: list[tuple[str, Augmentation]] = field(default_factory=list)
     expiries: set[float] = field(default_factory=set)
@@ -63,7 +63,7 @@ class Drawn:
         return VariantAnswer(variant, views, seen[views], 1.0, 2.0, 3.0, 4)
 
 
-def look(
+def run_stages(
     variants: Drawn, first: ServedStage, second: SecondStage | None = None, image: bytes = b""
 ) -> tuple[StageResult, ...]:
     return asyncio.run(run_two_stages(variants, first, second, image, EXPIRES_AT))
@@ -73,26 +73,26 @@ def look(
 def test_the_first_answer_counts_exactly_if_its_score_reaches_the_threshold(
     image: bytes, kind: Score, accept_score: float
 ) -> None:
-    looks = look(Drawn(), INTERMEDIATE, SecondStage(ALL, kind, accept_score), image)
+    results = run_stages(Drawn(), INTERMEDIATE, SecondStage(ALL, kind, accept_score), image)
     sure = float(score(row(image, "c", Augmentation.UPRIGHT), kind)[0]) >= accept_score
-    assert looks[-1].stage is (INTERMEDIATE if sure else ALL)
+    assert results[-1].stage is (INTERMEDIATE if sure else ALL)
 
 
 @given(st.binary(max_size=4), st.sampled_from(Score))
 def test_a_score_equal_to_the_threshold_is_accepted_and_the_next_number_is_not(image: bytes, kind: Score) -> None:
-    value = look(Drawn(), INTERMEDIATE, None, image)[0].score(kind)
+    value = run_stages(Drawn(), INTERMEDIATE, None, image)[0].score(kind)
     above = math.nextafter(value, 2.0)
-    ends = [look(Drawn(), INTERMEDIATE, SecondStage(ALL, kind, at), image)[-1].stage.name for at in (value, above)]
+    ends = [
+        run_stages(Drawn(), INTERMEDIATE, SecondStage(ALL, kind, at), image)[-1].stage.name for at in (value, above)
+    ]
     assert ends == ["c", "all"]
 
 
 @pytest.mark.parametrize("first", [INTERMEDIATE, TWO, MIRRORED_TWO])
 @pytest.mark.parametrize("second", [ALL, PLAIN_ALL])
-def test_a_second_look_ends_with_what_a_first_look_of_the_same_stage_gives(
-    first: ServedStage, second: ServedStage
-) -> None:
-    (alone,) = look(Drawn(), second)
-    seen = look(Drawn(), first, SecondStage(second, Score.TOP1, math.inf))[-1]
+def test_the_second_stage_gives_the_same_result_as_that_stage_alone(first: ServedStage, second: ServedStage) -> None:
+    (alone,) = run_stages(Drawn(), second)
+    seen = run_stages(Drawn(), first, SecondStage(second, Score.TOP1, math.inf))[-1]
     assert seen.probabilities.tobytes() == alone.probabilities.tobytes()
 
 
@@ -109,31 +109,31 @@ def test_a_second_look_ends_with_what_a_first_look_of_the_same_stage_gives(
         ),
     ],
 )
-def test_a_second_look_asks_only_for_the_views_that_are_missing(
+def test_the_second_stage_requests_only_missing_views(
     first: ServedStage, second: ServedStage, added: list[tuple[str, Augmentation]]
 ) -> None:
     variants = Drawn()
-    looks = look(variants, first, SecondStage(second, Score.TOP1, math.inf))
+    results = run_stages(variants, first, SecondStage(second, Score.TOP1, math.inf))
     assert variants.asked[len(first.members) :] == added
     single = {Augmentation.BOTH: (Augmentation.UPRIGHT, Augmentation.MIRROR)}
     heard_of = [(variant, each) for variant, views in added for each in single.get(views, (views,))]
-    assert [(answer.variant, answer.augmentation) for answer in looks[1].answers] in (added, heard_of)
+    assert [(answer.variant, answer.augmentation) for answer in results[1].answers] in (added, heard_of)
 
 
-def test_an_accepted_image_costs_one_look() -> None:
+def test_an_accepted_image_runs_one_stage() -> None:
     variants = Drawn()
-    look(variants, INTERMEDIATE, SecondStage(ALL, Score.TOP1, 0.0))
+    run_stages(variants, INTERMEDIATE, SecondStage(ALL, Score.TOP1, 0.0))
     assert variants.asked == [("c", Augmentation.UPRIGHT)]
 
 
-def test_both_looks_run_under_the_same_deadline() -> None:
+def test_both_stages_run_under_the_same_deadline() -> None:
     variants = Drawn()
-    look(variants, INTERMEDIATE, SecondStage(ALL, Score.TOP1, math.inf))
+    run_stages(variants, INTERMEDIATE, SecondStage(ALL, Score.TOP1, math.inf))
     assert variants.expiries == {EXPIRES_AT}
 
 
 class Late(Drawn):
-    """Variants of which "a" finds the deadline passed."""
+    """Variants of which "a" misses the deadline."""
 
     def answer(self, variant: str, image: bytes, views: Augmentation) -> VariantAnswer:
         if variant == "a":
@@ -141,55 +141,55 @@ class Late(Drawn):
         return super().answer(variant, image, views)
 
 
-def test_a_deadline_that_passes_between_the_looks_fails_the_whole() -> None:
+def test_a_deadline_between_the_stages_fails_the_request() -> None:
     with pytest.raises(DeadlineMissed):
-        look(Late(), INTERMEDIATE, SecondStage(ALL, Score.TOP1, math.inf))
+        run_stages(Late(), INTERMEDIATE, SecondStage(ALL, Score.TOP1, math.inf))
 
 
-def heard(
+def run_with_partials(
     first: ServedStage, second: SecondStage | None = None, image: bytes = b""
 ) -> tuple[list[tuple[StageResult, ...]], tuple[StageResult, ...]]:
-    """What is told meanwhile, and in the end."""
-    told: list[tuple[StageResult, ...]] = []
-    return told, asyncio.run(run_two_stages(Drawn(), first, second, image, EXPIRES_AT, told.append))
+    """The partial results, and the final ones."""
+    partials: list[tuple[StageResult, ...]] = []
+    return partials, asyncio.run(run_two_stages(Drawn(), first, second, image, EXPIRES_AT, partials.append))
 
 
 STAGES = st.sampled_from([INTERMEDIATE, TWO, MIRRORED_TWO, ALL, PLAIN_ALL])
 
 
 @given(STAGES, STAGES, st.booleans(), st.binary(max_size=4))
-def test_what_is_told_meanwhile_is_of_the_stage_that_counts_and_ends_with_what_nobody_was_told_of(
+def test_partial_results_are_the_counting_stages_and_precede_its_result(
     first: ServedStage, second: ServedStage, twice: bool, image: bytes
 ) -> None:
     asked = SecondStage(second, Score.TOP1, math.inf) if twice and second is not first else None
-    told, looks = heard(first, asked, image)
-    plain = look(Drawn(), first, asked, image)
-    assert looks[-1].decided
-    assert looks[-1].probabilities.argmax() == plain[-1].probabilities.argmax()
-    if not looks[-1].missing:
-        np.testing.assert_allclose(looks[-1].probabilities, plain[-1].probabilities, rtol=1e-6)
-    for so_far in told:
+    partials, results = run_with_partials(first, asked, image)
+    plain = run_stages(Drawn(), first, asked, image)
+    assert results[-1].decided
+    assert results[-1].probabilities.argmax() == plain[-1].probabilities.argmax()
+    if not results[-1].missing:
+        np.testing.assert_allclose(results[-1].probabilities, plain[-1].probabilities, rtol=1e-6)
+    for so_far in partials:
         assert not so_far[-1].decided
-        assert [each.stage for each in so_far] == [each.stage for each in looks]
+        assert [each.stage for each in so_far] == [each.stage for each in results]
         assert float(so_far[-1].probabilities.sum()) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_what_is_told_meanwhile_averages_those_who_have_looked() -> None:
-    told, _ = heard(ALL)
+def test_partial_results_average_the_members_that_have_answered() -> None:
+    partials, _ = run_with_partials(ALL)
     a, mirrored_a, b = (
         row(b"", name, view)
         for name, view in (("a", Augmentation.UPRIGHT), ("a", Augmentation.MIRROR), ("b", Augmentation.UPRIGHT))
     )
     expected = [average(rows, ALL.temperature) for rows in ([a], [average((a, mirrored_a))])]
     expected.append(average((average((a, mirrored_a)), b), ALL.temperature))
-    for (so_far,), probabilities in zip(told, expected, strict=False):
+    for (so_far,), probabilities in zip(partials, expected, strict=False):
         assert so_far.probabilities.tobytes() == probabilities.tobytes()
-    assert len(told) == 5, "of six answers the last completes"
+    assert len(partials) == 5, "of six answers the last completes"
 
 
 @dataclass
 class Steep(Drawn):
-    """Variants whose views lean towards class 2, some more than others: ensembles of them settle early or late."""
+    """Variants whose views favour class 2 to different degrees, so that ensembles of them decide early or late."""
 
     lean: float = 0.0
 
@@ -203,7 +203,7 @@ MANY = st.sampled_from([MIRRORED_TWO, ALL, PLAIN_ALL])
 
 
 @given(MANY, st.floats(0.0, 1.0), st.binary(max_size=4))
-def test_a_settled_class_is_that_of_all_views(stage: ServedStage, lean: float, image: bytes) -> None:
+def test_a_decided_class_is_that_of_all_views(stage: ServedStage, lean: float, image: bytes) -> None:
     seen = in_parts(Steep(lean=lean), stage, image)[-1]
     all_of_it = average([Steep(lean=lean).answer(m, image, of).probabilities for m, of in view_count(stage)])
     assert seen.probabilities.argmax() == all_of_it.argmax()
@@ -211,7 +211,7 @@ def test_a_settled_class_is_that_of_all_views(stage: ServedStage, lean: float, i
 
 
 @given(MANY, st.floats(0.0, 1.0), st.binary(max_size=4), st.binary(max_size=4))
-def test_what_the_missing_views_show_changes_no_settled_class_and_may_change_any_other(
+def test_missing_views_cannot_change_a_decided_class_but_may_change_an_undecided_one(
     stage: ServedStage, lean: float, image: bytes, other: bytes
 ) -> None:
     for so_far in in_parts(Steep(lean=lean), stage, image):
@@ -230,10 +230,10 @@ def test_what_the_missing_views_show_changes_no_settled_class_and_may_change_any
 
 
 def in_parts(variants: Drawn, stage: ServedStage, image: bytes = b"") -> list[StageResult]:
-    """A look and all that is told of it meanwhile; the last is the one that counts."""
-    told: list[tuple[StageResult, ...]] = []
-    told.append(asyncio.run(run_two_stages(variants, stage, None, image, EXPIRES_AT, told.append)))
-    return [looks[-1] for looks in told]
+    """The partial results of a stage, and its result."""
+    partials: list[tuple[StageResult, ...]] = []
+    partials.append(asyncio.run(run_two_stages(variants, stage, None, image, EXPIRES_AT, partials.append)))
+    return [results[-1] for results in partials]
 
 
 def view_count(stage: ServedStage) -> list[tuple[str, Augmentation]]:
@@ -241,40 +241,41 @@ def view_count(stage: ServedStage) -> list[tuple[str, Augmentation]]:
     return [(member, view) for member in stage.members for view in views]
 
 
-def test_an_ensemble_that_agrees_settles_with_the_last_views_unasked() -> None:
+def test_members_that_agree_decide_without_the_last_views() -> None:
     seen = in_parts(Steep(lean=0.95), ALL)[-1]
     assert [(a.variant, a.augmentation) for a in seen.answers] == view_count(ALL)[:4]
     assert (seen.missing, seen.decided) == (2, True)
 
 
-def test_a_first_look_whose_score_decides_is_whole_however_much_its_members_agree() -> None:
-    looks = look(Steep(lean=0.95), PLAIN_ALL, SecondStage(ALL, Score.TOP1, 0.5))
-    assert (len(looks), looks[0].missing) == (1, 0)
+def test_a_first_stage_with_a_threshold_evaluates_all_views() -> None:
+    results = run_stages(Steep(lean=0.95), PLAIN_ALL, SecondStage(ALL, Score.TOP1, 0.5))
+    assert (len(results), results[0].missing) == (1, 0)
 
 
-def test_a_second_look_begins_settled_where_the_first_saw_enough() -> None:
+def test_the_second_stage_runs_nothing_if_the_first_stages_views_decide_it() -> None:
     variants = Steep(lean=0.99)
     three = ServedStage("three of four", ("a", "b", "c"))
     four = ServedStage("four", ("a", "b", "c", "d"))
-    looks = look(variants, three, SecondStage(four, Score.TOP1, math.inf))
-    assert (looks[1].missing, looks[1].answers) == (1, ())
+    results = run_stages(variants, three, SecondStage(four, Score.TOP1, math.inf))
+    assert (results[1].missing, results[1].answers) == (1, ())
     assert {variant for variant, _ in variants.asked} == {"a", "b", "c"}
 
 
-def test_a_first_look_that_is_not_sure_enough_is_the_first_opinion_of_the_second_stage() -> None:
-    told, looks = heard(INTERMEDIATE, SecondStage(ALL, Score.TOP1, math.inf))
+def test_the_first_stages_views_are_the_first_partial_result_of_the_second() -> None:
+    partials, results = run_with_partials(INTERMEDIATE, SecondStage(ALL, Score.TOP1, math.inf))
     assert (
-        told[0][-1].probabilities.tobytes() == average([row(b"", "c", Augmentation.UPRIGHT)], ALL.temperature).tobytes()
+        partials[0][-1].probabilities.tobytes()
+        == average([row(b"", "c", Augmentation.UPRIGHT)], ALL.temperature).tobytes()
     )
-    assert told[0][0] is looks[0]
-    assert len(told) == 1 + 4, "and of five more answers the last completes"
+    assert partials[0][0] is results[0]
+    assert len(partials) == 1 + 4, "and of five more answers the last completes"
 
 
-def test_a_first_stage_of_other_members_still_has_the_first_opinion() -> None:
-    told, _ = heard(INTERMEDIATE, SecondStage(ServedStage("others", ("a", "b")), Score.TOP1, math.inf))
-    assert told[0][-1].probabilities.tobytes() == row(b"", "c", Augmentation.UPRIGHT).tobytes()
+def test_a_first_stage_of_other_members_gives_the_first_partial_result() -> None:
+    partials, _ = run_with_partials(INTERMEDIATE, SecondStage(ServedStage("others", ("a", "b")), Score.TOP1, math.inf))
+    assert partials[0][-1].probabilities.tobytes() == row(b"", "c", Augmentation.UPRIGHT).tobytes()
 
 
-def test_of_a_first_look_that_decides_who_answers_no_part_is_told() -> None:
-    told, _ = heard(TWO, SecondStage(ALL, Score.TOP1, 0.0))
-    assert told == []
+def test_a_first_stage_with_a_threshold_gives_no_partial_results() -> None:
+    partials, _ = run_with_partials(TWO, SecondStage(ALL, Score.TOP1, 0.0))
+    assert partials == []

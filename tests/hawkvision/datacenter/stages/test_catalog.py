@@ -55,7 +55,7 @@ def test_an_ensemble_whose_members_look_one_after_the_other_is_for_edge_nodes(ma
         catalog_of(more, DatacenterConfig(task="shapes", variants=("medium", "steps")))
 
 
-def test_variants_that_look_at_the_same_images_are_one_group_and_others_are_not(manifest: Manifest) -> None:
+def test_variants_that_share_images_form_one_group(manifest: Manifest) -> None:
     alone = msgspec.structs.replace(manifest.variant("small"), name="large")
     pair = Ensemble("pair", ("large", "huge"))
     huge = msgspec.structs.replace(manifest.variant("small"), name="huge")

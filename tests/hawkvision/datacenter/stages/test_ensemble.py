@@ -1,4 +1,4 @@
-"""When there is enough, as seen by whoever looks and by whoever asked."""
+"""When a stage has enough views, as decided by replicas and checked by the server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def leaning(lead: float) -> Probabilities:
 
 
 @pytest.mark.parametrize("lead", np.linspace(0.3330, 0.3337, 71).tolist())
-def test_whoever_stops_looking_is_never_contradicted_by_who_checks(lead: float) -> None:
+def test_the_check_of_a_result_never_contradicts_the_replicas_decision(lead: float) -> None:
     seen = {
         "a": {Augmentation.BOTH: leaning(lead)},
         "b": {Augmentation.UPRIGHT: leaning(lead)},
@@ -38,7 +38,7 @@ def test_whoever_stops_looking_is_never_contradicted_by_who_checks(lead: float) 
         assert stage_result(PAIR, seen).decided
 
 
-def test_a_lead_that_no_missing_view_can_make_up_is_enough_and_a_smaller_one_is_not() -> None:
+def test_a_lead_that_missing_views_cannot_make_up_is_enough_and_a_smaller_one_is_not() -> None:
     evaluation = EvaluationRequest(PAIR, {"b": Augmentation.MIRROR})
 
     def after_three_views(lead: float) -> dict[str, ViewProbabilities]:
@@ -49,7 +49,7 @@ def test_a_lead_that_no_missing_view_can_make_up_is_enough_and_a_smaller_one_is_
     assert enough(evaluation, after_three_views(0.334))
 
 
-def test_more_views_are_likely_enough_if_all_that_speak_so_would_settle_it() -> None:
+def test_more_views_are_likely_enough_if_similar_ones_would_decide() -> None:
     evaluation, more = (
         EvaluationRequest(PAIR, {"a": Augmentation.MIRROR, "b": Augmentation.BOTH}),
         {"a": Augmentation.MIRROR, "b": Augmentation.UPRIGHT},
@@ -67,7 +67,7 @@ def test_more_views_are_likely_enough_if_all_that_speak_so_would_settle_it() -> 
     )
 
 
-def test_a_bar_asks_for_all_views_and_for_a_score_that_reaches_it() -> None:
+def test_a_threshold_needs_all_views_and_a_sufficient_score() -> None:
     pair = evaluation_requests(PAIR, None, AcceptThreshold(Score.MARGIN, 0.5))[0]
     sure, unsure = leaning(0.6), leaning(0.4)
     assert not enough(pair, {"a": {Augmentation.BOTH: leaning(1.0)}, "b": {Augmentation.UPRIGHT: leaning(1.0)}})
@@ -75,7 +75,7 @@ def test_a_bar_asks_for_all_views_and_for_a_score_that_reaches_it() -> None:
     assert not enough(pair, {"a": {Augmentation.BOTH: unsure}, "b": {Augmentation.BOTH: unsure}})
 
 
-def test_a_second_errand_wants_what_the_first_does_not_see_and_there_is_none_if_that_is_all() -> None:
+def test_a_second_evaluation_wants_only_uncovered_views_and_is_left_out_without_any() -> None:
     upright, bar = ServedStage("upright", ("a", "b")), AcceptThreshold(Score.TOP1, 0.5)
     first, second = evaluation_requests(upright, PAIR, bar)
     assert (first.wanted, first.threshold) == ({"a": Augmentation.UPRIGHT, "b": Augmentation.UPRIGHT}, bar)
@@ -83,7 +83,7 @@ def test_a_second_errand_wants_what_the_first_does_not_see_and_there_is_none_if_
     assert len(evaluation_requests(PAIR, ServedStage("sharper", ("b", "a"), mirrored=True, temperature=0.5), bar)) == 1
 
 
-def test_an_average_of_both_views_counts_for_no_stage_that_wants_the_upright_one() -> None:
+def test_an_average_of_both_views_is_of_no_use_to_a_stage_of_the_upright_view() -> None:
     both: dict[str, ViewProbabilities] = {"a": {Augmentation.BOTH: leaning(0.5)}}
     assert usable_views(ServedStage("plain", ("a", "b")), both) == {}
     assert usable_views(PAIR, both).keys() == {"a"}

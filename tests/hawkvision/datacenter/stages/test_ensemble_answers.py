@@ -1,4 +1,4 @@
-"""The server's own part, in memory: which members it asks, and what it makes of their answers."""
+"""The server, in memory: which members it asks, and the reply it builds from their answers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_every_member_is_asked_once_for_both_views() -> None:
     assert variants.asked == [("a", Augmentation.BOTH), ("b", Augmentation.BOTH), ("c", Augmentation.BOTH)]
 
 
-def test_an_ensemble_states_the_stages_of_its_slowest_member_and_of_no_two() -> None:
+def test_an_ensemble_reports_the_times_of_its_slowest_member() -> None:
     took = {"a": (1.0, 0.0, 9.0), "b": (1.0, 8.0, 3.0), "c": (1.0, 7.0, 2.0)}
     response = post(server(Fixed({m: np.ones(6, np.float32) for m in MEMBERS}, took=took)))
     timing = msgspec.json.decode(response.body, type=EscalationReply).timing_ms
@@ -149,7 +149,7 @@ def test_the_reply_names_the_stage_that_answered_and_states_its_own_score(accept
     assert answer.passed_over == (None if model == "a" else IntermediateResult(2, float(np.float32(0.8))))
 
 
-def test_the_times_of_two_looks_add_up() -> None:
+def test_the_times_of_two_stages_add_up() -> None:
     answer = msgspec.json.decode(post(server(unequal()), accept_score="1", **INTERMEDIATE).body, type=EscalationReply)
     assert (answer.timing_ms.decode, answer.timing_ms.queue, answer.timing_ms.infer) == (2.0, 4.0, 6.0)
 
@@ -179,7 +179,7 @@ class Stuck(Fixed):
                 yield part
 
 
-def test_a_second_look_that_outlasts_the_deadline_is_given_up() -> None:
+def test_a_second_stage_that_outlasts_the_deadline_is_cancelled() -> None:
     response = post(server(Stuck(unequal().rows)), accept_score="1", deadline_ms="50", **INTERMEDIATE)
     assert (response.status_code, msgspec.json.decode(response.body)["code"]) == (504, "deadline_missed")
 
@@ -228,7 +228,7 @@ def inside(to: HttpServer) -> float:
     return next(s.value for m in to.tier.metrics.in_flight.collect() for s in m.samples)
 
 
-def test_a_progressive_reply_is_a_line_for_what_there_is_so_far_and_one_for_all() -> None:
+def test_a_progressive_reply_has_a_line_per_partial_result_and_one_for_the_final() -> None:
     plain = msgspec.json.decode(post(server(unequal())).body, type=EscalationReply)
     status, lines = stream(server(unequal()))
     assert (status, [line.complete for line in lines]) == (200, [False, False, True])
@@ -242,7 +242,7 @@ def test_a_progressive_reply_of_one_variant_is_a_plain_one() -> None:
     assert (status, line.complete) == (200, True)
 
 
-def test_where_the_rest_outlasts_the_deadline_what_there_is_remains() -> None:
+def test_the_last_partial_result_is_the_reply_if_the_deadline_comes_first() -> None:
     to = server(Stuck(unequal().rows))
     status, lines = stream(to, deadline_ms="50")
     assert (status, [line.complete for line in lines]) == (200, [False, False])
@@ -257,7 +257,7 @@ def test_an_intermediate_stage_that_is_not_sure_enough_is_the_first_line() -> No
     assert lines[0].passed_over == IntermediateResult(2, float(np.float32(0.8)))
 
 
-def test_what_goes_wrong_before_the_first_line_has_its_status() -> None:
+def test_an_error_before_the_first_line_has_its_status() -> None:
     assert stream(server(Fixed(unequal().rows, full=True)))[0] == 429
 
 

@@ -154,7 +154,7 @@ def test_the_images_accepted_and_every_score_are_those_of_an_offline_computation
     assert [r.passed_over.score for r in replies if r.passed_over] == expected[0][~accepted].tolist()
 
 
-def test_a_second_look_answers_what_the_ensemble_answers_alone(tier: Tier) -> None:
+def test_the_second_stage_answers_as_the_ensemble_alone(tier: Tier) -> None:
     alone = [tier.infer(body, EscalationRequest(variant="committee", top_k=10)) for body in IMAGES]
     second = [tier.infer(body, asked(Score.MARGIN, 1.0)) for body in IMAGES]
     assert [r.top_k for r in second] == [r.top_k for r in alone]

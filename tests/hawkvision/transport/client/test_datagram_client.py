@@ -15,7 +15,8 @@ from hawkvision.core.errors import BadField, BadImage, ConfigError, HawkVisionEr
 from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.connection_manager import is_gone
-from hawkvision.transport.client.datagram_client import DatagramLink, LinkView, first_response
+from hawkvision.transport.client.datagram_client import DatagramLink, LinkView
+from hawkvision.transport.client.image_request import first_response
 from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.coding.rate_fec_control import LinkState, choose
@@ -156,7 +157,7 @@ def test_an_image_may_go_as_it_is_once_the_link_is_known_to_be_quick() -> None:
     run(scenario)
 
 
-def test_over_a_quick_link_that_loses_in_bursts_images_go_as_they_are_and_what_is_lost_is_sent_again() -> None:
+def test_over_a_quick_bursty_link_images_travel_unchanged_and_losses_are_repaired() -> None:
     async def scenario() -> tuple[int, int]:
         async with serving() as server:
             spec = LinkSpec.parse("rate=40mbit,delay=1ms,loss=3%,burst=20,queue=400kB,seed=11")
@@ -180,7 +181,7 @@ def test_over_a_quick_link_that_loses_in_bursts_images_go_as_they_are_and_what_i
 
 
 @pytest.mark.parametrize("body", [b"", b"GIF89a", b"\xff\xd8\xff\xe0"])
-def test_what_is_no_image_is_refused_before_anything_is_sent(body: bytes) -> None:
+def test_a_body_that_is_not_an_image_is_refused_before_anything_is_sent(body: bytes) -> None:
     async def scenario() -> int:
         async with linked() as (server, link):
             with pytest.raises((BadImage, UnsupportedMedia)):
@@ -234,7 +235,7 @@ def test_a_certificate_that_was_renewed_is_learned_by_asking_again() -> None:
     run(scenario)
 
 
-def test_a_server_that_was_started_anew_is_found_and_asked_again() -> None:
+def test_a_restarted_server_is_discovered_and_asked_again() -> None:
     async def scenario() -> None:
         async with linked() as (server, link):
             await link.ask(b"1", LARGE)
@@ -320,7 +321,7 @@ def test_a_link_that_went_dead_is_left_for_one_that_lives() -> None:
     assert run(scenario) == (Status.OK, b"2")
 
 
-def test_more_kinds_of_questions_than_a_connection_carries_go_over_the_next() -> None:
+def test_more_kinds_of_requests_than_one_connection_takes_use_the_next() -> None:
     async def scenario() -> None:
         async with linked() as (server, link):
             slow = asyncio.create_task(link.ask(b"later", SMALL, timeout_s=60.0))
@@ -339,12 +340,12 @@ def test_more_kinds_of_questions_than_a_connection_carries_go_over_the_next() ->
     run(scenario)
 
 
-def test_a_question_too_long_for_datagrams_is_refused_and_others_go_on() -> None:
+def test_a_request_too_long_for_datagrams_is_refused_and_others_go_on() -> None:
     async def scenario() -> None:
         async with linked() as (server, link):
             slow = asyncio.create_task(link.ask(b"later", SMALL, timeout_s=60.0))
             await until(lambda: bool(server.udp.sessions))
-            with pytest.raises(BadField, match=f"at most {MAX_TEMPLATE} go"):
+            with pytest.raises(BadField, match=f"at most {MAX_TEMPLATE}"):
                 await link.ask(b"x" * (MAX_TEMPLATE + 1), SMALL)
             assert (await link.ask(b"x" * MAX_TEMPLATE, SMALL))[0] is Status.OK
             server.now.set()
@@ -354,7 +355,7 @@ def test_a_question_too_long_for_datagrams_is_refused_and_others_go_on() -> None
     run(scenario)
 
 
-def test_of_what_ends_together_an_answer_counts_before_what_is_none() -> None:
+def test_of_tasks_that_end_together_a_response_counts_before_a_failure() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
 
@@ -393,7 +394,7 @@ def test_a_peer_is_gone_after_a_second_but_not_before_it_can_have_answered(
     assert is_gone(silent_s, rtt_s) == gone
 
 
-def test_closing_tells_those_who_wait() -> None:
+def test_closing_fails_pending_requests() -> None:
     async def scenario() -> None:
         async with linked() as (server, link):
             waiting = asyncio.create_task(link.ask(b"never", LARGE))

@@ -60,13 +60,13 @@ def test_small_images_go_as_they_are(suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".bmp", ".tiff"])
-def test_formats_that_not_every_node_reads_are_coded_anew_unless_their_very_bytes_are_asked_for(suffix: str) -> None:
+def test_formats_that_not_every_node_reads_are_encoded_anew_unless_lossless(suffix: str) -> None:
     body = encoded(suffix, height=20, width=20)
     assert received(body).body.startswith(b"\xff\xd8\xff")
     assert received(body, lossless=True).body == body
 
 
-def test_large_images_are_shrunk_to_what_is_useful_and_coded_at_the_plans_quality() -> None:
+def test_large_images_are_scaled_to_the_useful_side_and_encoded_at_the_plans_quality() -> None:
     arrived = received(LARGE, useful_side=128)
     header = probe(arrived.body)
     assert (header.width, header.height, arrived.quality) == (171, 128, 80)
@@ -89,7 +89,7 @@ def test_a_jpeg_with_restarts_keeps_its_coefficients() -> None:
 @pytest.mark.parametrize(
     ("plan", "useful_side", "options"), [(COARSE, 256, {}), (FINE, 128, {}), (FINE, 256, {"may_reframe": False})]
 )
-def test_a_jpeg_with_restarts_is_coded_anew_where_its_own_form_will_not_do(
+def test_a_jpeg_with_restarts_is_encoded_anew_if_its_own_form_does_not_fit(
     plan: Plan, useful_side: int, options: dict[str, bool]
 ) -> None:
     arrived = received(with_restarts(quality=60), plan, useful_side, **options)
@@ -110,7 +110,7 @@ ODD = odd_jpegs(cv2.resize(decode_image(LARGE, probe(LARGE), max_pixels=1 << 20,
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("plan", [FINE, COARSE])
-def test_an_odd_jpeg_arrives_as_its_sound_twin_looks(kind: str, plan: Plan) -> None:
+def test_an_odd_jpeg_arrives_with_the_pixels_of_its_valid_twin(kind: str, plan: Plan) -> None:
     odd = ODD[kind]
     twin = decode_image(odd.twin, probe(odd.twin), max_pixels=1 << 20, min_side=300).astype(int)
     for lossless in (False, True):
@@ -180,14 +180,12 @@ def test_spare_room_never_takes_more_than_its_share_of_the_deadline(
 @pytest.mark.parametrize(
     ("left_s", "rounds"), [(-1.0, 0), (0.029, 0), (0.031, 1), (0.074, 1), (0.076, 2), (0.143, 3), (10.0, MAX_NACKS)]
 )
-def test_as_often_as_there_is_time_for_what_is_lost_can_be_sent_again(left_s: float, rounds: int) -> None:
+def test_the_time_left_bounds_the_rounds_of_repair(left_s: float, rounds: int) -> None:
     assert repairs(left_s, 0.03) == rounds
 
 
 @given(st.floats(1e-3, 1.0), st.floats(0.02, 1.0), st.floats(0.0, 0.5))
-def test_what_is_sent_can_come_back_answered_in_time_where_anything_can(
-    plain_s: float, deadline_s: float, rtt_s: float
-) -> None:
+def test_plans_leave_time_for_the_response_if_the_link_allows(plain_s: float, deadline_s: float, rtt_s: float) -> None:
     ratio = spare_ratio(plain_s, deadline_s, rtt_s)
     assert ratio / FINE_SIZE * plain_s <= max(MIN_SEND_S, deadline_s - rtt_s - ANSWER_S) + 1e-9
 
@@ -212,7 +210,7 @@ def test_protection_rises_at_once_and_falls_only_after_a_calm() -> None:
     assert planner.plan(QUIET, 1.0, 2.0 + GOOD_S) == choose(QUIET, 1.0)
 
 
-def test_one_more_spell_of_loss_begins_the_calm_anew() -> None:
+def test_another_spell_of_loss_restarts_the_wait_for_less_parity() -> None:
     planner = Planner()
     for seen, now in ((LOUD, 0.0), (QUIET, 1.0), (LOUD, GOOD_S), (QUIET, GOOD_S + 1.0)):
         planner.plan(seen, 1.0, now)

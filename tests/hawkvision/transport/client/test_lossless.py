@@ -68,7 +68,7 @@ def test_before_a_deadline_it_travels_as_it_is_once_the_link_is_known_to_be_quic
     assert Complete(BODY, None) in came, "at least once, should the machine stall"
 
 
-def test_who_has_an_answer_of_their_own_may_risk_more_for_images_as_they_are() -> None:
+def test_a_caller_with_a_fallback_may_risk_more_for_unchanged_images() -> None:
     async def carried() -> list[bool]:
         async with serving() as server:
             spec = LinkSpec.parse("rate=100mbit,delay=20ms,loss=30%,burst=6,seed=3")
@@ -94,7 +94,7 @@ def test_a_jpeg_that_is_cut_along_its_restart_markers_stays_so_over_a_quick_link
     assert Complete(body, None) not in came
 
 
-def test_before_a_deadline_it_is_coded_anew_as_well_as_the_link_allows_where_it_is_slow_or_speed_is_wanted() -> None:
+def test_on_a_slow_link_or_for_speed_an_image_is_encoded_anew_at_the_quality_that_fits() -> None:
     fast = asyncio.run(arrivals(BODY, QUICK, deadline_ms=4_000.0, n=2 * KNOWN_AFTER, quality=Quality.FAST))
     assert Complete(BODY, None) not in fast
     assert QUALITIES[0] in {each.quality for each in fast}, "at least once, should the machine stall"
@@ -108,7 +108,7 @@ def test_without_a_deadline_the_first_one_travels_as_it_is() -> None:
     assert asyncio.run(arrivals(BODY, datagram, deadline_ms=None, n=1)) == [Complete(BODY, None)]
 
 
-def test_without_a_deadline_what_does_not_fit_is_coded_anew() -> None:
+def test_without_a_deadline_an_image_that_does_not_fit_is_encoded_anew() -> None:
     body = noisy(8 * SIDE)
     assert len(body) > MAX_SYMBOLS * ROOM
     (arrived,) = asyncio.run(arrivals(body, LinkSpec(), deadline_ms=None, n=1))

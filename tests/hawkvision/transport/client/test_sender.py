@@ -96,7 +96,7 @@ def test_parts_that_contradict_the_first_are_ignored() -> None:
     assert list(end.answered) == [Answered(0, 0, b"cat")]
 
 
-def test_what_is_said_before_the_answer_is_heard_once_and_in_order() -> None:
+def test_interim_responses_arrive_once_and_in_order() -> None:
     end, peer = client(), peer_of()
     end.submit(0, IMAGE, None, b"", BEGIN)
     for interim in (Interim(0, 1, b"cat?"), Interim(0, 0, b"dog?"), Interim(0, 1, b"cat?"), Interim(9, 5, b"cow?")):
@@ -117,7 +117,7 @@ def test_a_nack_brings_the_fragments_again_but_not_at_once_twice() -> None:
     assert sent(end, peer, BEGIN + 0.05) == [1, 3]
 
 
-def test_a_fragment_is_sent_again_a_few_times_at_most_whoever_asks() -> None:
+def test_resends_of_a_fragment_are_bounded() -> None:
     end, peer = client(), peer_of()
     end.submit(0, IMAGE, None, b"", BEGIN)
     count = sent(end, peer, BEGIN).count(0)
@@ -162,7 +162,7 @@ def test_an_image_that_is_wanted_late_is_sent_after_its_deadline_and_not_for_eve
     assert until(end, peer, BEGIN + 0.5001, BEGIN + 30) == []
 
 
-def test_a_cancelled_image_is_told_and_not_sent_on() -> None:
+def test_a_cancelled_image_is_reported_and_no_longer_sent() -> None:
     end, peer = client(), peer_of()
     number = end.submit(0, IMAGE, None, b"", BEGIN)
     end.cancel(number)

@@ -46,7 +46,7 @@ def generator(k: int, n: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("k", "parity"), [(1, 3), (2, 2), (5, 4), (12, 6)])
-def test_parity_is_what_the_definition_says(k: int, parity: int) -> None:
+def test_parity_follows_the_definition(k: int, parity: int) -> None:
     data = [bytes((17 * i + 5 * j) % 256 for j in range(8 + i % 2)) for i in range(k)]
     for row, symbol in zip(generator(k, k + parity)[k:], protect(data, parity), strict=True):
         for at, value in enumerate(symbol):

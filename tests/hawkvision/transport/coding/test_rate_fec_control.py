@@ -38,7 +38,7 @@ def test_independent_losses_leave_fewer_than_one_image_in_a_hundred_incomplete(
 
 
 @pytest.mark.parametrize(("k", "n"), [(1, 1), (18, 21), (40, 40), (200, 255)])
-def test_how_many_images_arrive_incomplete_follows_from_what_is_lost(k: int, n: int) -> None:
+def test_the_share_of_incomplete_images_follows_from_the_loss(k: int, n: int) -> None:
     found = rate_fec_control.incomplete_probability(k, n, LinkState(0.1, 2.0, known=True))
     assert found == pytest.approx(loss_distribution(n, 0.1, 2.0)[n - k + 1 :].sum())
     no_better = [

@@ -18,7 +18,7 @@ def test_the_settings_default_is_a_controller() -> None:
     assert controller_class(DEFAULT) is CONTROLLERS[DEFAULT]
 
 
-def test_a_name_that_nobody_has_is_refused_with_those_there_are() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"no 'cubic'; expected one of bbr, loss_tolerant"):
         controller_class("cubic")
 

@@ -52,7 +52,7 @@ def report_of(arrived: range | list[int], first: int = 0, path: int = 0) -> Repo
     return Report(path, first, 0, 0, tuple(0.0 if n in came else None for n in range(first, max(came) + 1)))
 
 
-def test_what_a_report_names_is_delivered_and_what_is_overtaken_is_lost() -> None:
+def test_reported_datagrams_are_delivered_and_overtaken_ones_lost() -> None:
     end, peer = channel(0), Peer(SERVER, CLIENT)
     for number in range(REORDERING + 2):
         end.send(end.paths[0], PING, BEGIN, f"token {number}")
@@ -143,7 +143,7 @@ def test_what_a_slow_link_brings_late_was_not_lost() -> None:
 
 
 @pytest.mark.parametrize("reported", [[0], [1], [0, 1, 2, 3]])
-def test_what_is_reported_after_it_counted_as_lost_was_not_lost(reported: list[int]) -> None:
+def test_a_late_report_takes_a_loss_back(reported: list[int]) -> None:
     end, peer = channel(0), Peer(SERVER, CLIENT)
     path = end.paths[0]
     for number in range(4):
@@ -212,7 +212,7 @@ def test_one_silent_path_of_two_dies_and_its_datagrams_are_lost_at_once() -> Non
     assert [path.number for path in end.usable(later)] == [1]
 
 
-def test_a_dead_path_is_probed_more_and_more_rarely_and_lives_again_when_heard() -> None:
+def test_a_dead_path_is_probed_at_growing_intervals_and_revives_when_heard() -> None:
     end, peer = channel(0), Peer(SERVER, CLIENT)
     end.send(end.paths[0], PING, BEGIN)
     probes, now = list[float](), BEGIN
@@ -334,7 +334,7 @@ def test_a_report_that_may_not_leave_yet_is_not_forgotten() -> None:
     assert None not in report.offsets_s
 
 
-def test_what_is_carried_beside_a_report_still_fits_a_datagram() -> None:
+def test_a_frame_beside_a_report_still_fits_a_datagram() -> None:
     end, peer = unproven()
     for _ in range(200):
         end.receive(*peer.seal(Ping()), BEGIN)

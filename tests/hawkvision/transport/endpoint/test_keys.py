@@ -118,7 +118,7 @@ class Believing(Keys):
         return NOBODY_ASKED
 
 
-def test_who_swaps_the_certificate_that_is_told_of_learns_no_key_and_cannot_pass_the_proof_on() -> None:
+def test_a_man_in_the_middle_learns_no_key_and_cannot_pass_the_proof_on() -> None:
     swapped = own_identity()
     between = Believing()
 
@@ -153,7 +153,7 @@ def test_a_proof_is_of_its_own_connection_and_not_of_the_next() -> None:
     asyncio.run(scenario())
 
 
-def test_a_proof_is_made_as_the_specification_says() -> None:
+def test_a_proof_follows_the_specification() -> None:
     """By `WIRE.md` §4 alone."""
 
     async def scenario() -> bytes:

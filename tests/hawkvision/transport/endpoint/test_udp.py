@@ -105,7 +105,7 @@ def test_many_clients_ask_many_images_at_once() -> None:
     asyncio.run(scenario())
 
 
-def test_the_handlers_refusal_is_the_callers_and_its_defect_is_nobody_elses() -> None:
+def test_a_handlers_error_reaches_its_caller_only() -> None:
     async def handler(incoming: Incoming) -> tuple[Status, bytes]:
         if incoming.template == b"full":
             raise Overloaded("no room", retry_after_s=1.0)
@@ -138,7 +138,7 @@ def test_a_handshake_gets_through_a_fifth_of_loss() -> None:
     asyncio.run(scenario())
 
 
-def test_nobody_at_the_port_is_a_lost_connection_in_time() -> None:
+def test_a_port_without_a_server_is_a_lost_connection_in_time() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.1", 0))
 
@@ -150,7 +150,7 @@ def test_nobody_at_the_port_is_a_lost_connection_in_time() -> None:
         asyncio.run(scenario())
 
 
-def test_a_port_in_use_says_so() -> None:
+def test_a_port_in_use_is_named_in_the_error() -> None:
     async def scenario() -> None:
         async with serving() as server:
             with pytest.raises(ConfigError, match=str(server.port)):
@@ -159,7 +159,7 @@ def test_a_port_in_use_says_so() -> None:
     asyncio.run(scenario())
 
 
-def test_who_waits_for_an_answer_is_told_when_the_server_stops() -> None:
+def test_pending_requests_fail_when_the_server_stops() -> None:
     async def never(_: Incoming) -> tuple[Status, bytes]:
         await asyncio.Event().wait()
         raise AssertionError
@@ -175,7 +175,7 @@ def test_who_waits_for_an_answer_is_told_when_the_server_stops() -> None:
     asyncio.run(scenario())
 
 
-def test_a_restarted_server_takes_clients_that_connect_anew() -> None:
+def test_a_restarted_server_accepts_reconnecting_clients() -> None:
     async def scenario() -> None:
         async with serving() as first:
             port = first.port
@@ -187,7 +187,7 @@ def test_a_restarted_server_takes_clients_that_connect_anew() -> None:
     asyncio.run(scenario())
 
 
-def test_what_a_handler_says_before_its_answer_is_heard_before_it() -> None:
+def test_an_interim_response_arrives_before_the_response() -> None:
     go_on = asyncio.Event()
     heard = list[bytes]()
 
@@ -208,7 +208,7 @@ def test_what_a_handler_says_before_its_answer_is_heard_before_it() -> None:
     assert heard == [b"cat?"]
 
 
-def test_an_asker_that_gives_up_ends_the_handlers_work() -> None:
+def test_a_cancelled_request_cancels_the_handler() -> None:
     cancelled = asyncio.Event()
 
     async def slow(_: Incoming) -> tuple[Status, bytes]:
@@ -256,7 +256,7 @@ def test_a_part_is_offered_first_and_the_whole_once_it_is_repaired() -> None:
     assert (Partial, Complete) in parts
 
 
-def test_an_exhausted_key_ends_the_connection_and_says_so() -> None:
+def test_an_exhausted_key_ends_the_connection_with_the_reason() -> None:
     async def scenario() -> None:
         async with serving() as server, connected(server.port) as client:
             client.sender.channel._sealer.sealed = MAX_SEALED - 1000
@@ -290,7 +290,7 @@ def garbage(rng: random.Random, session: int) -> bytes:
     return begin + data
 
 
-def test_garbage_from_many_addresses_harms_nobody() -> None:
+def test_garbage_from_many_addresses_does_no_harm() -> None:
     rng = random.Random(5)
 
     async def scenario() -> None:
@@ -336,7 +336,7 @@ def initial(token: bytes = b"", version: bytes = b"\0\0\0\1", size: int = 1200) 
         (initial(b"forged token"), Drop.BAD_TOKEN, 100),
     ],
 )
-def test_what_a_stranger_sends_is_counted_by_what_is_wrong_and_answered_by_less(
+def test_datagrams_of_strangers_are_counted_by_reason_and_get_shorter_replies(
     stranger: bytes, reason: Drop | None, answer_bytes: int
 ) -> None:
     async def scenario() -> tuple[dict[Drop, int], int]:
@@ -543,7 +543,7 @@ def test_a_flood_of_half_open_connections_is_bounded_and_those_inside_go_on() ->
     asyncio.run(scenario())
 
 
-def test_who_holds_many_connections_half_open_keeps_nobody_else_out() -> None:
+def test_many_half_open_connections_of_one_host_do_not_keep_others_out() -> None:
     async def scenario() -> None:
         async with serving() as server, connected(server.port) as client:
             ways = await flood(server, ["127.0.1.1"] * (MAX_HALF_OPEN_EACH + 40), client)

@@ -90,7 +90,7 @@ def test_a_message_too_long_is_refused_before_it_is_held(most: int) -> None:
         list(MessageReader(most).feed(struct.pack("!I", most + 1)))
 
 
-def test_the_previous_versions_hello_is_understood_and_this_ones_carries_no_key() -> None:
+def test_the_previous_versions_hello_is_read_and_the_present_one_carries_no_key() -> None:
     old = msgspec.msgpack.encode({"type": "hello", "version": 1, "api_key": "key"})
     assert list(MessageReader().feed(struct.pack("!I", len(old)) + old)) == [Hello(1, None, "key")]
     new = encode_message(Hello(2, b"proof"))

@@ -128,7 +128,7 @@ def test_a_report_is_never_longer_than_is_said() -> None:
     assert len(encode(longest)) == REPORT_BYTES
 
 
-def test_times_that_a_report_cannot_say_are_told_as_the_longest() -> None:
+def test_times_beyond_a_reports_range_are_reported_as_the_longest() -> None:
     (report,) = decode(encode(Report(0, 0, 0, 2**40, (9.9, 0.0))))
     assert isinstance(report, Report)
     assert report.offsets_s == (LONGEST_OFFSET * ARRIVAL_UNIT_S, 0.0)
@@ -142,6 +142,6 @@ def test_frames_before_a_broken_one_stand() -> None:
         next(frames)
 
 
-def test_what_questions_know_of_frames_without_loading_them_is_so() -> None:
+def test_constants_of_client_requests_equal_those_of_the_frames() -> None:
     assert request.MAX_META == MAX_META
     assert request.LONGEST_LINK_DEADLINE_MS <= 0xFFFF, "the milliseconds that a fragment can say"

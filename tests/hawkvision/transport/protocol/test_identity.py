@@ -43,7 +43,7 @@ def files(folder: Path, names: list[x509.GeneralName], end: datetime.datetime = 
     return certificate, private
 
 
-def test_our_own_is_made_out_to_a_name_that_nobody_has_and_never_ends() -> None:
+def test_a_self_made_certificate_has_a_reserved_name_and_no_end() -> None:
     identity = own_identity()
     assert identity.name == SERVER_NAME
     (certificate,) = identity.chain
@@ -91,15 +91,15 @@ def test_another_certificate_of_the_same_authority_and_name_is_refused() -> None
     assert "another certificate" in asyncio.run(refused(shown, Identity((root,), key, "edge.example")))
 
 
-def test_who_shows_the_right_certificate_without_its_key_is_refused() -> None:
+def test_a_server_with_the_right_certificate_but_not_its_key_is_refused() -> None:
     asyncio.run(refused(Identity(IDENTITY.chain, own_identity().key, IDENTITY.name), IDENTITY))
 
 
 @pytest.mark.parametrize("told", ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "\0"])
-def test_an_offer_whose_certificate_is_none_is_an_error_that_says_so(told: str) -> None:
+def test_an_advertised_certificate_that_is_not_pem_is_named_in_the_error(told: str) -> None:
     async def scenario() -> None:
         async with serving() as server:
-            with pytest.raises(ConnectionLost, match="no PEM certificate"):
+            with pytest.raises(ConnectionLost, match="is not PEM"):
                 async with connected(server.port, certificate=told):
                     pass
 
@@ -107,7 +107,7 @@ def test_an_offer_whose_certificate_is_none_is_an_error_that_says_so(told: str) 
 
 
 @pytest.mark.parametrize("end", [NOW - 700 * DAY, NOW + 700 * DAY], ids=["ended", "not begun"])
-def test_dates_of_a_certificate_that_was_told_of_do_not_matter(tmp_path: Path, end: datetime.datetime) -> None:
+def test_the_dates_of_an_advertised_certificate_do_not_matter(tmp_path: Path, end: datetime.datetime) -> None:
     identity = load_identity(*files(tmp_path, [x509.DNSName("edge.example")], end))
 
     async def scenario() -> None:

@@ -92,7 +92,7 @@ def test_the_first_of_two_conflicting_fragments_counts() -> None:
     assert end.channel.drops == {Drop.MALFORMED: 2}
 
 
-def test_what_is_missing_is_asked_for_and_a_part_is_offered_meanwhile() -> None:
+def test_missing_fragments_are_requested_and_the_partial_image_is_handed_over_meanwhile() -> None:
     end, peer = server(), Peer()
     some = fragments(SCENE)
     give(end, peer, *some[: SCENE.format.k - 2])
@@ -172,7 +172,7 @@ def test_an_image_is_held_no_longer_than_that() -> None:
     assert {part.status for part in answers(end, peer, BEGIN + 0.061)} == {Status.EXPIRED}
 
 
-def test_what_is_shown_in_parts_is_not_held() -> None:
+def test_images_that_decode_in_parts_are_not_held() -> None:
     end, peer = server(), Peer()
     end.timeouts = ReceiveTimeouts(hold_s=0.05)
     give(end, peer, fragments(SCENE, left_ms=20)[0])
@@ -181,7 +181,7 @@ def test_what_is_shown_in_parts_is_not_held() -> None:
 
 
 @pytest.mark.parametrize("parity", [0.0, 0.5])
-def test_what_is_too_little_to_look_at_is_not_decoded(parity: float) -> None:
+def test_too_few_fragments_are_not_decoded(parity: float) -> None:
     end, peer, large = server(), Peer(), encode(scene(320, 320), Plan(80, parity), 300)
     least, early = (math.ceil(share * large.format.k) for share in (MIN_SHARE, EARLY_SHARE))
     assert 1 < least < early < large.format.k - 1
@@ -200,7 +200,7 @@ def test_what_is_too_little_to_look_at_is_not_decoded(parity: float) -> None:
         end.events.clear()
 
 
-def test_a_coarse_whole_is_looked_at_however_few_fragments_hold_it() -> None:
+def test_a_whole_coarse_image_is_decoded_however_few_fragments_hold_it() -> None:
     end, peer, large = server(), Peer(), encode(scene(320, 320), Plan(80, 0.5, base=True), 300)
     assert 0 < large.format.base_k < EARLY_SHARE * large.format.k - 1
     end.timeouts = ReceiveTimeouts(grace_s=1.0)
@@ -254,7 +254,7 @@ def test_an_unknown_template_waits_for_the_control_stream_and_then_is_refused() 
     assert {(part.image, part.status) for part in answers(end, peer, BEGIN + TEMPLATE_WAIT_S + 0.001)} == expected
 
 
-def test_an_image_whose_question_comes_late_is_handed_over_late() -> None:
+def test_an_image_whose_request_comes_late_is_handed_over_late() -> None:
     end, peer = server(), Peer()
     assert give(end, peer, *fragments(coded(), 1, 50, template=9)) == []
     end.register_template(9, b"late")
@@ -262,10 +262,10 @@ def test_an_image_whose_question_comes_late_is_handed_over_late() -> None:
     assert (event.number, event.template) == (1, b"late")
 
 
-def test_registering_anew_is_an_error_and_hands_nothing_over_again() -> None:
+def test_a_repeated_registration_is_an_error_and_hands_nothing_over_again() -> None:
     end, peer = server(), Peer()
     assert len(give(end, peer, *fragments(coded()))) == 1
-    with pytest.raises(WireError, match="not given before"):
+    with pytest.raises(WireError, match="expected an unused one"):
         end.register_template(0, b"other")
     assert handed(end, peer, BEGIN + 1) == []
     assert not answers(end, peer, BEGIN + 1)
@@ -309,7 +309,7 @@ def test_a_fragment_after_the_answer_starts_nothing() -> None:
     assert {part.body for part in answers(end, peer, BEGIN + 0.5)} == {b"cat"}
 
 
-def test_an_answer_too_long_says_so() -> None:
+def test_a_response_that_is_too_long_is_refused() -> None:
     end, peer = server(), Peer()
     give(end, peer, *fragments(coded()))
     end.answer(0, Status.OK, bytes(100_000), BEGIN)
@@ -347,7 +347,7 @@ def test_a_session_that_fills_the_common_budget_is_refused_and_the_other_goes_on
     assert len(give(other, another, *fragments(coded(size=100)))) == 1
 
 
-def test_whoever_waits_for_the_rest_of_an_image_is_told_when_it_is_refused() -> None:
+def test_a_handler_that_waits_for_the_rest_of_an_image_is_cancelled_when_it_is_refused() -> None:
     some = fragments(SCENE)
     budget = Budget(10_000_000)
     end, peer = server(budget), Peer()

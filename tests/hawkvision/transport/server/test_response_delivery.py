@@ -26,7 +26,7 @@ def test_an_answer_is_repeated_until_it_is_reported_and_not_after() -> None:
     assert not answers(end, peer, BEGIN + 9)
 
 
-def test_what_is_known_before_the_answer_is_said_as_often_as_the_answer_and_never_repeated() -> None:
+def test_interim_responses_have_as_many_copies_as_responses_and_no_repetitions() -> None:
     end, peer = server(), Peer()
     give(end, peer, *fragments(coded()))
     end.interim(0, b"dog?", BEGIN)
@@ -38,7 +38,7 @@ def test_what_is_known_before_the_answer_is_said_as_often_as_the_answer_and_neve
     assert later == [said, said, [], [], []], "three copies where the loss is not known, the last after a burst of loss"
 
 
-def test_nobody_is_asked_to_report_what_is_said_before_the_answer() -> None:
+def test_interim_responses_ask_for_no_report() -> None:
     end, peer = server(), Peer()
     give(end, peer, *fragments(coded()))
     path = end.channel.paths[0]
@@ -49,7 +49,7 @@ def test_nobody_is_asked_to_report_what_is_said_before_the_answer() -> None:
     assert (path.sent, path.waiting_since) == ({}, None), "an end that does not know interims would look dead"
 
 
-def test_over_two_paths_the_better_one_says_it_first() -> None:
+def test_with_two_paths_the_better_one_carries_the_first_copy() -> None:
     end, peer = server(), Peer()
     some = fragments(coded())
     for number, rtt_s in ((0, 0.08), (1, 0.02)):
