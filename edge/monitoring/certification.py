@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from hawkvision.cascade.certification.equivalence import equivalences_path, load_equivalences, passed
-from hawkvision.cascade.certification.profile import Profile, SiteCertificates, load_profile_of, load_site
+from hawkvision.cascade.certification.profile import Profile
+from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.config import EdgeConfig

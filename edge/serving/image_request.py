@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edge.inference.admission import Admitted, Turns
 from edge.inference.edge_stage import EdgeStage
 from edge.monitoring.stream_controllers import StreamControllers
-from hawkvision.cascade.policy import Route
+from hawkvision.cascade.route import Route
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import Deadline
 from hawkvision.core.trace import TraceContext

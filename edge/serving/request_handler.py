@@ -22,7 +22,7 @@ from edge.serving.escalation import circuit_open, escalate, probe_in_background
 from edge.serving.evidence import below_target, record_edge_answer, record_unanswered, score_of
 from edge.serving.image_request import ImageRequest
 from edge.serving.response import datacenter_answer, edge_answer
-from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, decide
+from hawkvision.cascade.decision import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, decide
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed, RequestError
 from hawkvision.core.types import Answer, OnMiss, Reason

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Watch, in_first_words
+from hawkvision.cascade.certification.file_keys import in_first_words
+from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Watch
 from hawkvision.cascade.confidence.scores import Score
 from hawkvision.cascade.drift.monitor import Claims
 from hawkvision.cascade.drift.online import ControllerSpec

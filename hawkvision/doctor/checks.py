@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from edge.monitoring.certification import stage_of
-from hawkvision.cascade.certification.profile import load_profile_of
+from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.core.config import ConfigT, DatacenterConfig, EdgeConfig, default_state_file, load_config
 from hawkvision.datacenter.catalog import load_catalog
 from hawkvision.datacenter.launch.network import why_not_private

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge.inference.edge_stage import check_stage
 from edge.monitoring.state_store import APPLICATION_ID
-from hawkvision.cascade.certification.profile import load_profile_of, load_site
+from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from hawkvision.cascade.certification.profiling import Split, measure_accuracy, split_indices
+from hawkvision.cascade.certification.predictions import Split, measure_accuracy, split_indices
 from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.cascade.confidence.scores import average, log_probabilities, softmax, unsure
 from hawkvision.core.types import Logits, Pixels

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from hawkvision.cascade.certification.predictions import Split, StagePredictions
 from hawkvision.cascade.certification.profile import (
     ImageUse,
     Pair,
@@ -22,7 +23,7 @@ from hawkvision.cascade.certification.profile import (
     StageProfile,
     design_sha256,
 )
-from hawkvision.cascade.certification.profiling import Split, StagePredictions, profile_pair, profile_stage
+from hawkvision.cascade.certification.profiling import profile_pair, profile_stage
 from hawkvision.core.errors import ConfigError
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.certification import (

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.certificate import Method
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy
 from hawkvision.cascade.certification.profile import (
     CERTIFIED_DROPS,
     Condition,
@@ -29,17 +30,9 @@ from hawkvision.cascade.certification.profile import (
     ReceivedCondition,
     StageProfile,
     design_sha256,
-    dump,
-    load_profile,
 )
-from hawkvision.cascade.certification.profiling import (
-    StagePredictions,
-    certify_condition,
-    costs_of,
-    make_sample,
-    measure_accuracy,
-    paths_of,
-)
+from hawkvision.cascade.certification.profile_files import dump, load_profile
+from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
 from hawkvision.cascade.certification.profiling_received import (
     ReceivedPredictions,
     certify_received,

@@ -15,26 +15,11 @@ from typing import Final
 import numpy as np
 
 from hawkvision.cascade.certification.certificate import Method
-from hawkvision.cascade.certification.profile import (
-    Pair,
-    Profile,
-    SiteCertificates,
-    SiteData,
-    SitePair,
-    SiteStage,
-    design_sha256,
-    dump,
-    load_profile_of,
-    load_site,
-)
-from hawkvision.cascade.certification.profiling import (
-    StagePredictions,
-    certify_condition,
-    costs_of,
-    make_sample,
-    measure_accuracy,
-    paths_of,
-)
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy
+from hawkvision.cascade.certification.profile import Pair, Profile, design_sha256
+from hawkvision.cascade.certification.profile_files import dump, load_profile_of, load_site
+from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.model_zoo.calibration.certification import check_unseen, share_of_delta

@@ -26,7 +26,8 @@ from hawkvision.cascade.certification.equivalence import (
     equivalences_path,
     load_equivalences,
 )
-from hawkvision.cascade.certification.profile import SiteCertificates, load_profile_of, load_site
+from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.confidence.scores import Probabilities, softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Score

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hawkvision.cascade.certification.predictions import Split
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, ReceivedCondition
-from hawkvision.cascade.certification.profiling import Split
 from hawkvision.cascade.certification.profiling_received import DELTA, ReceivedPredictions, profile_received
 from hawkvision.cascade.confidence.scores import Score
 from hawkvision.imaging import preprocessing

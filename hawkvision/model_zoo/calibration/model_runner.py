@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
 
-from hawkvision.cascade.certification.profiling import StagePredictions
+from hawkvision.cascade.certification.predictions import StagePredictions
 from hawkvision.cascade.confidence.scores import Probabilities, average, log_probabilities, softmax, tempered, unsure
 from hawkvision.core.errors import ConfigError, RequestError
 from hawkvision.core.types import Logits, Pixels

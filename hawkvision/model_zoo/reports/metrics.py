@@ -24,8 +24,9 @@ from hawkvision.cascade.certification.certificate import (
     losses,
     sweep,
 )
+from hawkvision.cascade.certification.predictions import Split, StagePredictions
 from hawkvision.cascade.certification.profile import Certificate, Pair, Profile, threshold_value
-from hawkvision.cascade.certification.profiling import Split, StagePredictions, costs_of, paths_of
+from hawkvision.cascade.certification.profiling import costs_of, paths_of
 from hawkvision.cascade.certification.threshold_search import expected_cost
 from hawkvision.cascade.confidence.calibration import expected_calibration_error
 from hawkvision.cascade.confidence.scores import Floats, Score

@@ -12,8 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from hawkvision.cascade.certification.profile import Profile, load_profile_of
-from hawkvision.cascade.certification.profiling import Split, StagePredictions
+from hawkvision.cascade.certification.predictions import Split, StagePredictions
+from hawkvision.cascade.certification.profile import Profile
+from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.inference.backend_registry import BackendKind

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 
-from hawkvision.cascade.certification.profiling import Split, measure_accuracy
+from hawkvision.cascade.certification.predictions import Split, measure_accuracy
 from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.inference.backend_registry import open_backend

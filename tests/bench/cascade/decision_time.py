@@ -21,9 +21,10 @@ import numpy as np
 
 from edge.monitoring.stream import StageScore
 from edge.monitoring.streams import Streams
-from hawkvision.cascade.certification.profile import load_profile
+from hawkvision.cascade.certification.profile_files import load_profile
+from hawkvision.cascade.decision import Accept, decide
 from hawkvision.cascade.drift.online import AUDIT_SHARE
-from hawkvision.cascade.policy import Accept, Policy, decide
+from hawkvision.cascade.policy import Policy
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import MaxAccuracyDrop, OnMiss, Quality, Target
 

@@ -30,9 +30,9 @@ from rich.progress import track
 from rich.table import Table
 
 from hawkvision.cascade.certification.certificate import Method
+from hawkvision.cascade.certification.predictions import StagePredictions
 from hawkvision.cascade.certification.profile import Pair, Profile, ProfileData
 from hawkvision.cascade.certification.profiling import (
-    StagePredictions,
     certify_condition,
     costs_of,
     paths_of,
@@ -41,7 +41,8 @@ from hawkvision.cascade.certification.profiling import (
 )
 from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.cascade.drift.online import DriftController
-from hawkvision.cascade.policy import Policy, Route
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Quality
 from hawkvision.model_zoo.calibration.calibrate import intermediate_stage

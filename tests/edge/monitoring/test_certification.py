@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hawkvision.cascade.certification.profile import dump, load_profile
+from hawkvision.cascade.certification.profile_files import dump, load_profile
 from hawkvision.models.artifacts import sha256_of, write_atomic
 from hawkvision.models.manifest import artifact_path, cache_dir, models_dir
 from hawkvision.system.process import ServerProcess, running

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from edge.servers import openapi
-from hawkvision.cascade.certification.profile import SiteCertificates, SiteData, SitePair, SiteStage, dump, load_profile
+from hawkvision.cascade.certification.profile_files import dump, load_profile
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.core.errors import NotReady
 from hawkvision.system.process import running
 from tests.edge.conftest import Caller

@@ -9,18 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.profile import (
-    Certificate,
-    Pair,
-    Profile,
-    SiteCertificates,
-    SiteData,
-    SitePair,
-    SiteStage,
-    threshold_value,
-)
+from hawkvision.cascade.certification.profile import Certificate, Pair, Profile, threshold_value
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
+from hawkvision.cascade.decision import ANSWER_MARGIN_MS, Accept, Escalate, Miss, decide
 from hawkvision.cascade.drift.monitor import Claim
-from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Escalate, Miss, Policy, Route, decide, without_guarantee
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route, without_guarantee
 from hawkvision.core.errors import ManifestError, TargetUnreachable
 from hawkvision.core.types import (
     AccuracyGuarantee,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from hawkvision.cascade.certification.profile import load_profile
+from hawkvision.cascade.certification.profile_files import load_profile
 from hawkvision.cli import app
 from hawkvision.core.config import EdgeConfig, load_config
 from hawkvision.core.errors import ArtifactError, ManifestError

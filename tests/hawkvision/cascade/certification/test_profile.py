@@ -13,21 +13,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.profile import (
-    Certificate,
-    Condition,
-    ScoreCurve,
-    SiteCertificates,
-    SiteData,
-    SitePair,
-    SiteStage,
-    Watch,
-    dump,
-    load_profile,
-    load_site,
-    seal,
-    threshold_value,
-)
+from hawkvision.cascade.certification.profile import Certificate, Condition, ScoreCurve, Watch, threshold_value
+from hawkvision.cascade.certification.profile_files import dump, load_profile, load_site, seal
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.cascade.confidence.scores import Score
 from hawkvision.core.errors import ManifestError
 from hawkvision.models.artifacts import sha256_of

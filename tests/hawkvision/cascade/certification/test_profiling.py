@@ -13,18 +13,15 @@ from hypothesis import strategies as st
 
 from hawkvision.cascade.certification.bounds import clopper_pearson, drop_upper_bound, paired_exact_p
 from hawkvision.cascade.certification.certificate import BEST_ONLY, Method, Sample, Thresholds, check_path, sweep
+from hawkvision.cascade.certification.certificate_writer import written
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy, split_indices
 from hawkvision.cascade.certification.profile import Condition, threshold_value
 from hawkvision.cascade.certification.profiling import (
-    StagePredictions,
     balanced_drop,
     certify_condition,
-    make_sample,
-    measure_accuracy,
     paths_of,
     profile_stage,
     rounded_path,
-    split_indices,
-    written,
 )
 from hawkvision.cascade.certification.threshold_search import Costs
 from hawkvision.cascade.confidence.scores import Score, score, softmax

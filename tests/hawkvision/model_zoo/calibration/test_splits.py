@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.profiling import split_indices
+from hawkvision.cascade.certification.predictions import split_indices
 from hawkvision.core.errors import ManifestError
 from hawkvision.model_zoo.calibration.splits import split_images, training_mask
 from hawkvision.models.artifacts import sha256_of

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from hawkvision.cascade.certification.certificate import Thresholds
-from hawkvision.cascade.certification.profile import ImageUse, Profile, dump, load_profile, seal
-from hawkvision.cascade.certification.profiling import Split, profile_stage
+from hawkvision.cascade.certification.predictions import Split
+from hawkvision.cascade.certification.profile import ImageUse, Profile
+from hawkvision.cascade.certification.profile_files import dump, load_profile, seal
+from hawkvision.cascade.certification.profiling import profile_stage
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import MaxAccuracyDrop
