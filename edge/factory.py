@@ -34,10 +34,10 @@ from edge.serving.edge_execution import EdgeExecutor
 from edge.serving.guarantees import Guarantees
 from edge.serving.node import EdgeNode
 from hawkvision.core.clock import Clock
-from hawkvision.core.config import EdgeConfig
-from hawkvision.core.feature_settings import HAWKVISION
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.imaging.decoding_cost import Rates, Scales
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.settings.features import HAWKVISION
+from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.inference.adaptive_parallelism import divides, usable_cores
 from hawkvision.inference.backend_registry import backend_name
@@ -128,8 +128,8 @@ async def open_node(
     _describe_backends(config, stage, metrics)
     state = open_state(config, metrics)  # this loop's thread reads it, so it is opened here
     workers = config.workers or usable_cores() + waiting_workers(config)
-    rates = await asyncio.to_thread(Rates)
-    scales = Scales(components.inputs, rates, config.max_pixels, config.max_pixels_whole)
+    rates = await asyncio.to_thread(DecodingRates)
+    scales = DecodingScales(components.inputs, rates, config.max_pixels, config.max_pixels_whole)
     admission = Admission(scales, rates, metrics, workers, config.decode_limit_s)
     datacenter = _datacenter_client(config, components, metrics, clock, admission, datacenter_tls)
     pool = await _warm_pool(config, stage, admission, workers, datacenter, clock)

@@ -29,18 +29,19 @@ from edge.servers.frontend import Frontend
 from edge.servers.http import HttpApp
 from edge.serving.node import EdgeNode
 from hawkvision.core import logs
-from hawkvision.core.arguments import EDGE_UP, parse_arguments
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.config import EdgeConfig, is_loopback
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.servers.access import datacenter_certificates, server_certificates
+from hawkvision.core.settings.access import is_loopback
+from hawkvision.core.settings.arguments import EDGE_UP, parse_arguments
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.servers.bodies import bodies_limit
+from hawkvision.servers.certificates import datacenter_certificates, server_certificates
+from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys
-from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
-from hawkvision.servers.reload import Reloads
+from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls import Certificates
 from hawkvision.system.telemetry import warn_if_allowed
 from hawkvision.transport.settings import DatagramSettings
@@ -79,7 +80,7 @@ async def serve(config: EdgeConfig) -> bool:
     frontend = Frontend(metrics, clock, keys, config.max_body_bytes)
     if certificates is not None:
         metrics.watch_tls(certificates.state)
-    reloads = Reloads.of(keys, certificates, datacenter)
+    reloads = FileWatcher.of(keys, certificates, datacenter)
     listener = _listen(config.host, config.port)
     limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
     server = _server(HttpApp(frontend), limits, config, certificates)

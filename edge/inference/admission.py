@@ -1,6 +1,6 @@
 """What images may cost a node: memory and time, told from their headers before anything is decoded.
 
-    header ─ Scales.cost ─┬─ too many pixels, or more memory than one request may have ──► 413
+    header ─ DecodingScales.cost ─┬─ too many pixels, or more memory than one request may have ──► 413
                           ├─ heavy ─ admit ─┬─ more work than a request may bring ───────► 413
                           │                 ├─ cannot be decoded before its deadline ────► 504
                           │                 └─ more work than waits at most ─────────────► 429
@@ -22,9 +22,9 @@ from typing import Final, Literal, TypeAlias
 from hawkvision.core.errors import DeadlineMissed, Overloaded, TooLarge
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import OnMiss
-from hawkvision.imaging.decoding_cost import Cost, Rates, Scales, cost_of
+from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales, cost_of
 from hawkvision.imaging.image_header import Encoded, ImageHeader
-from hawkvision.system.memory import Budget, Parts
+from hawkvision.system.memory import MemoryBudget, MemoryParts
 
 Refusal: TypeAlias = Literal["pixels", "memory", "request_work", "waiting_work", "deadline"]
 """Why an image was refused: too many pixels; more memory than a request may have; more work than a request may bring;
@@ -47,7 +47,9 @@ class Admitted:
 class Admission:
     """Weighs images, and bounds what those together cost that a node has taken in. Used on one event loop."""
 
-    def __init__(self, scales: Scales, rates: Rates, metrics: EdgeMetrics, workers: int, limit_s: float) -> None:
+    def __init__(
+        self, scales: DecodingScales, rates: DecodingRates, metrics: EdgeMetrics, workers: int, limit_s: float
+    ) -> None:
         """Nothing is bounded by memory before `divide`.
 
         Args:
@@ -58,9 +60,9 @@ class Admission:
             limit_s: expected seconds of work for each worker, at most.
         """
         self.rates = rates
-        self.memory = Budget()
+        self.memory = MemoryBudget()
         """For decoding."""
-        self.parts: Parts | None = None
+        self.parts: MemoryParts | None = None
         self._scales = scales
         self._workers = workers
         self._limit_s = limit_s
@@ -73,14 +75,14 @@ class Admission:
         metrics.decoding_peak_bytes.set_function(lambda: self.memory.peak)
         metrics.decoding_work.set_function(lambda: self._work_s)
 
-    def divide(self, parts: Parts) -> None:
+    def divide(self, parts: MemoryParts) -> None:
         """From now on there is so much memory."""
         self.parts = parts
         self.memory.limit = parts.decoding
         for part in ("total", "bodies", "decoding", "request"):
             self._metrics.memory_budget.labels(part).set(getattr(parts, part))
 
-    def cost(self, body: Encoded, header: ImageHeader) -> Cost:
+    def cost(self, body: Encoded, header: ImageHeader) -> DecodingCost:
         """Of decoding an image at the edge.
 
         Raises:
@@ -129,7 +131,7 @@ class Admission:
             yield
 
     @contextmanager
-    def admit(self, costs: Sequence[Cost]) -> Iterator[Admitted | None]:
+    def admit(self, costs: Sequence[DecodingCost]) -> Iterator[Admitted | None]:
         """Let a request in for as long as the block lasts, with all of its images; None if none is heavy.
 
         Raises:
@@ -197,6 +199,6 @@ class Turns:
         self._heavy = asyncio.Semaphore(1)
         self._light = asyncio.Semaphore(LIGHT_TURNS * workers)
 
-    def of(self, cost: Cost) -> asyncio.Semaphore:
+    def of(self, cost: DecodingCost) -> asyncio.Semaphore:
         """To be held while the image is in the queue or decoded."""
         return self._heavy if cost.heavy else self._light

@@ -19,20 +19,20 @@ from hawkvision.cascade.certification.profile import StageProfile
 from hawkvision.cascade.confidence.scores import (
     Probabilities,
     Ranking,
-    Score,
     average,
     log_probabilities,
     most_probable,
     softmax,
 )
+from hawkvision.core.advice import advise
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Logits, Pixels
-from hawkvision.imaging.decoding_cost import SMALL, Cost, Rates
-from hawkvision.imaging.preprocessing import ImageHeader, load_inputs
-from hawkvision.inference.backend import Backend, Expectant
+from hawkvision.core.types import Logits, Pixels, Score
+from hawkvision.imaging.decoding_cost import SMALL, DecodingCost, DecodingRates
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import load_inputs
+from hawkvision.inference.backends.interface import Backend, Prefetching
 from hawkvision.models.manifest import InputSpec, Manifest
-from hawkvision.system.advice import advise
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ class LoadedModel:
     wide: Backend | None = None
     """The same variant on several threads, for one image while no other is there (`inference.adaptive_parallelism`).
     """
-    expectant: Expectant | None = field(init=False, repr=False, compare=False)
+    expectant: Prefetching | None = field(init=False, repr=False, compare=False)
     """`wide`, if it can use the time in which that image is decoded."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "expectant", self.wide if isinstance(self.wide, Expectant) else None)
+        object.__setattr__(self, "expectant", self.wide if isinstance(self.wide, Prefetching) else None)
 
     def expect(self, alone: Callable[[], bool]) -> None:
         """One image will follow, once it is decoded.
@@ -307,8 +307,8 @@ class InferenceJob:
     alone: Callable[[], bool] = _never
     first_only: bool = False
     must_end: float | None = None
-    rates: Rates | None = None
-    cost: Cost = SMALL
+    rates: DecodingRates | None = None
+    cost: DecodingCost = SMALL
 
     def decoded(self, seconds: float) -> None:
         """Learn what decoding took."""

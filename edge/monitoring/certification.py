@@ -25,11 +25,11 @@ from hawkvision.cascade.certification.profile_files import load_profile_of, load
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import HawkVisionError, ManifestError
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import Score
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
+from hawkvision.system.files import sha256_of
 
 log = logging.getLogger("hawkvision.edge")
 

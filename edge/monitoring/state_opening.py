@@ -8,9 +8,9 @@ from pathlib import Path
 from edge.monitoring.state_store import StateError, StateFile
 from edge.monitoring.stream_keys import DEFAULT_STREAM
 from edge.monitoring.streams import ROWS_PER_STREAM
-from hawkvision.core.config import EdgeConfig, default_state_file
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig, default_state_file
 
 log = logging.getLogger("hawkvision.edge")
 

@@ -26,9 +26,9 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from edge.servers.request_fields import FIELDS, MAX_TOP_K, Source, parse_request
-from hawkvision import __version__
 from hawkvision.core.errors import MALFORMED, BadField
 from hawkvision.core.types import AccuracyStatus, Answer, ClassifyRequest
+from hawkvision.core.version import __version__
 
 Value: TypeAlias = str | bool | int | float
 """What a parameter may be."""

@@ -13,8 +13,8 @@ from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import Deadline
 from hawkvision.core.trace import TraceContext
 from hawkvision.core.types import ClassifyRequest, OnMiss, Received
-from hawkvision.imaging.decoding_cost import Cost
-from hawkvision.imaging.preprocessing import ImageHeader
+from hawkvision.imaging.decoding_cost import DecodingCost
+from hawkvision.imaging.image_header import ImageHeader
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +24,7 @@ class ImageRequest:
     body: bytes
     """The encoded image, as it was received."""
     header: ImageHeader
-    cost: Cost
+    cost: DecodingCost
     """Expected cost of decoding it at the edge."""
     asked: ClassifyRequest
     on_miss: OnMiss

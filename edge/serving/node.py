@@ -39,7 +39,8 @@ from hawkvision.core.types import (
     Received,
     Target,
 )
-from hawkvision.imaging.preprocessing import ImageHeader, probe
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import probe
 
 LISTED_TARGETS: Final[tuple[Target, ...]] = (*Quality, *map(MaxAccuracyDrop, CERTIFIED_DROPS))
 """The targets of `/v1/targets`; every certificate stands behind one of them."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hawkvision.cascade.certification.profile import Condition, Pair, Profile
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ManifestError
-from hawkvision.system.advice import advise
 
 
 def site_conditions(profile: Profile, pair: Pair, site: SiteCertificates) -> tuple[Condition, ...]:

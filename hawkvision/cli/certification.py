@@ -136,7 +136,7 @@ def seal_file(
 ) -> None:
     """Vouch for profiles or certificates as they are: made by an earlier version, or changed on purpose."""
     from hawkvision.cascade.certification.profile_files import seal
-    from hawkvision.models.artifacts import write_atomic
+    from hawkvision.system.files import write_atomic
 
     for path in files:
         write_atomic(path, seal(path))

@@ -32,7 +32,6 @@ from hawkvision.model_zoo.building.build import emit_variant, weights_of
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.model_zoo.building.ranges import Ranges, measure_ranges, save_ranges
-from hawkvision.models.artifacts import sha256_of, write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import (
     Ensemble,
@@ -45,6 +44,7 @@ from hawkvision.models.manifest import (
     load_labels,
     load_manifest,
 )
+from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.system.onnx_runtime import ort
 
 TASK = "imagenet"

@@ -28,13 +28,13 @@ from edge.serving.node import EdgeNode
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
-from hawkvision.imaging.decoding_cost import Rates, Scales
+from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.manifest import InputSpec
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.system.memory import divided
@@ -49,9 +49,9 @@ SURE, UNSURE = 20.0, 0.0
 
 
 @functools.cache
-def measured_rates() -> Rates:
+def measured_rates() -> DecodingRates:
     """Of this machine; tests share them."""
-    return Rates()
+    return DecodingRates()
 
 
 class GatedBackend:
@@ -161,7 +161,7 @@ async def bench(
         "small", LoadedModel("small", backend, SPEC, wide), 1.0, policy.pair.score, others, fingerprint=f"{SHA}/int8"
     )
     rates = measured_rates()
-    scales = Scales([SPEC], rates, max_pixels, max_pixels)
+    scales = DecodingScales([SPEC], rates, max_pixels, max_pixels)
     admission = Admission(scales, rates, metrics, 1, settings.decode_limit_s)
     admission.divide(divided(256 * 1024 * 1024, None))
     pool: WorkerPool[StagePrediction] = WorkerPool(1, 64, memory=admission.memory)

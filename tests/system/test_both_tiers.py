@@ -16,7 +16,7 @@ import cv2
 import pytest
 
 from hawkvision.cascade.certification.profile_files import seal
-from hawkvision.client import Client
+from hawkvision.client.blocking import Client
 from hawkvision.core.errors import BadImage, TargetUnreachable
 from hawkvision.core.types import AccuracyStatus, Reason, Tier
 from hawkvision.system.process import ServerProcess, running

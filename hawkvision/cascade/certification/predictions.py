@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.bounds import clopper_pearson
 from hawkvision.cascade.certification.certificate import Flags, Sample, StageOutcomes
-from hawkvision.cascade.confidence.scores import Floats, Probabilities, Score, score
+from hawkvision.cascade.confidence.scores import Floats, Probabilities, score
+from hawkvision.core.types import Score
 from hawkvision.models.manifest import MeasuredAccuracy
 
 SMALLEST_GROUP = 10

@@ -23,12 +23,11 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from hawkvision.cascade.confidence.scores import Score
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Received
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.core.types import Received, Score
 from hawkvision.models.manifest import Fraction, MeasuredAccuracy, Name, Sha256
-from hawkvision.system.advice import advise
+from hawkvision.system.files import sha256_of
 
 CERTIFIED_DROPS = (
     0.0025,

@@ -14,11 +14,11 @@ import msgspec
 from hawkvision.cascade.certification.file_keys import in_present_words
 from hawkvision.cascade.certification.profile import Profile
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import MALFORMED, ManifestError
 from hawkvision.core.text import decode_text
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import Manifest
-from hawkvision.system.advice import advise
+from hawkvision.system.files import sha256_of
 
 _DIGEST: Final = "digest"
 """The member of a file that holds the digest of the others."""

@@ -43,8 +43,8 @@ from hawkvision.cascade.certification.threshold_search import (
     plan_paths,
 )
 from hawkvision.cascade.confidence import calibration
-from hawkvision.cascade.confidence.scores import Score, softmax
-from hawkvision.core.types import Logits
+from hawkvision.cascade.confidence.scores import softmax
+from hawkvision.core.types import Logits, Score
 
 BALANCED_GAP_SHARE = 0.25
 """`balanced` may give up a quarter of the gap between edge and best: closing the last quarter costs as many

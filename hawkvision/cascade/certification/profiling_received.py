@@ -40,8 +40,8 @@ from hawkvision.cascade.certification.profile import Certificate, ReceivedCondit
 from hawkvision.cascade.certification.profiling import rounded_path
 from hawkvision.cascade.certification.threshold_search import Path, measure_curve
 from hawkvision.cascade.confidence.calibration import fit_temperature
-from hawkvision.cascade.confidence.scores import Score, score, softmax
-from hawkvision.core.types import Logits
+from hawkvision.cascade.confidence.scores import score, softmax
+from hawkvision.core.types import Logits, Score
 
 DELTA: Final = 0.05
 CURVE_KNOTS: Final = 17

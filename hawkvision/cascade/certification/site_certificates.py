@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.cascade.certification.profile import Condition
-from hawkvision.cascade.confidence.scores import Score
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ManifestError
+from hawkvision.core.types import Score
 from hawkvision.models.manifest import MeasuredAccuracy, Name, Sha256
-from hawkvision.system.advice import advise
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -32,8 +32,8 @@ from hawkvision.cascade.drift.online import AUDIT_SHARE, ControllerSpec, DriftCo
 from hawkvision.cascade.route import Route
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.calibration.model_runner import Corruption
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.datasets import LabelledImages
+from hawkvision.system.files import sha256_of
 
 SEVERITIES: Final = range(1, 6)
 

@@ -62,9 +62,9 @@ from hawkvision.model_zoo.calibration.drift import (
 )
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.system.files import write_atomic
 
 DELTA: Final = 0.05
 MOST_AUDITS: Final = 0.02

@@ -17,9 +17,9 @@ from edge.monitoring.state_opening import open_state
 from edge.monitoring.state_store import APPLICATION_ID, StateError, StateFile, StreamState, decode_state, encode_state
 from hawkvision.cascade.drift.monitor import MonitorState
 from hawkvision.cascade.drift.online import ControllerState
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig
 
 OWN = bytes(16)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

@@ -15,10 +15,10 @@ from edge.monitoring.stream_keys import caller_of
 from edge.run import _listen, _server
 from edge.servers.frontend import Frontend
 from edge.servers.http import HttpApp
-from hawkvision.core.config import EdgeConfig
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.servers.connections import Limits
 from hawkvision.servers.keyfile import ANYBODY, SINGLE
 from hawkvision.servers.keys import Keys
-from hawkvision.servers.protocol import Limits
 from tests.edge.bench import SURE, Bench, bench, known, run
 from tests.edge.peer import Peer
 from tests.images import encoded

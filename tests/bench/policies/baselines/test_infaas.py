@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from edge.inference.edge_stage import EdgeStage
 from edge.inference.edge_stage import LoadedModel as Loaded
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ArtifactError, ManifestError, NotReady, Overloaded
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, MinAccuracy, Quality, Reason, Score, Tier
 from hawkvision.models.manifest import artifact_path, load_manifest, models_dir
 from hawkvision.system.process import running

@@ -11,8 +11,9 @@ from edge.inference.edge_stage import ConditionalEnsemble, LoadedModel
 from edge.monitoring.certification import stage_of
 from hawkvision.cascade.certification.profile import threshold_value
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.config import EdgeConfig, load_config
 from hawkvision.core.errors import ConfigError, DeadlineMissed, TargetUnreachable
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import (
     AccuracyStatus,

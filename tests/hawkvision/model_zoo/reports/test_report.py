@@ -36,7 +36,7 @@ from hawkvision.model_zoo.reports.metrics import (
 )
 from hawkvision.model_zoo.reports.page import Findings, render
 from hawkvision.model_zoo.reports.report import report_calibration
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.system.files import sha256_of
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 from tests.hawkvision.model_zoo.band_task import BandTask, write_band_task
 from tests.images import encoded
