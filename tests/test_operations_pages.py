@@ -17,6 +17,7 @@ from loadgen.commands import command_line
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 OPERATIONS = sorted((DOCS / "operations").glob("*.md"))
+BENCHMARKS = sorted((DOCS / "benchmarks").glob("*.md"))
 LOAD_TESTS = [*sorted((DOCS / "loadtesting").glob("*.md")), ROOT / "loadgen" / "README.md"]
 PREFIXES = (
     "datacenter_",
@@ -85,6 +86,13 @@ def test_log_lines_that_are_explained_are_logged() -> None:
 def test_an_index_names_every_page_of_its_folder(folder: str) -> None:
     pages = {page.name for page in (DOCS / folder).glob("*.md")} - {"README.md"}
     assert pages <= set(re.findall(r"\]\(([\w-]+\.md)", read(DOCS / folder / "README.md")))
+
+
+@pytest.mark.parametrize("page", [*OPERATIONS, *LOAD_TESTS, *BENCHMARKS], ids=lambda page: page.name)
+def test_every_module_that_a_page_runs_is_there(page: Path) -> None:
+    named = re.findall(r"python -m ((?:tests|loadgen|fpga|hawkvision)[.\w]*\w)", read(page))
+    paths = {module: ROOT.joinpath(*module.split(".")) for module in named}
+    assert {name for name, path in paths.items() if not (path.with_suffix(".py").is_file() or path.is_dir())} == set()
 
 
 @cache

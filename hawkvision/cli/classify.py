@@ -90,7 +90,6 @@ def classify(
         bool,
         typer.Option("--datagram", help="Send images as datagrams, for links with packet loss.", rich_help_panel=NODE),
     ] = False,
-    lossy: Annotated[bool, typer.Option("--lossy", hidden=True)] = False,
     concurrency: Annotated[
         int, typer.Option(min=1, max=256, help="Images in flight at once.", rich_help_panel=NODE)
     ] = 4,
@@ -103,8 +102,6 @@ def classify(
     ] = False,
 ) -> None:
     """Classify images with an edge node."""
-    if lossy:
-        raise ConfigError("--lossy has been renamed; use --datagram")
     from rich.console import Console
     from rich.progress import track
 
