@@ -31,7 +31,7 @@ from hawkvision.core.escalation_api import (
     StageList,
     Transports,
 )
-from hawkvision.core.logs import REQUEST_ID_HEADER, current_request
+from hawkvision.core.logs import REQUEST_ID_HEADER
 from hawkvision.core.trace import TraceContext
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
@@ -218,8 +218,7 @@ class HttpTransport:
             raise TransportBroken(f"{self.url}: the connections are closed at this end")
         headers = request.headers()
         headers[TRACE_HEADER] = trace.header()
-        if (about := current_request()) is not None:
-            headers[REQUEST_ID_HEADER] = about.request_id
+        headers[REQUEST_ID_HEADER] = trace.request_id
         begun = asyncio.Event()
         exchange = asyncio.create_task(self._exchange(body, headers, begun, on_interim))
         self._exchanges.add(exchange)

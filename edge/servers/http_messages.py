@@ -59,7 +59,7 @@ def name_request(headers: Iterable[tuple[bytes, bytes]]) -> tuple[TraceContext, 
     caller = parse_traceparent(traceparent)
     trace = caller.child() if caller else start_trace()
     request_id = bind_request(given, trace)
-    return trace, [(b"traceparent", trace.header().encode()), (b"x-request-id", request_id.encode())]
+    return trace.named(request_id), [(b"traceparent", trace.header().encode()), (b"x-request-id", request_id.encode())]
 
 
 def error_headers(error: HawkVisionError) -> Headers:

@@ -123,7 +123,7 @@ class EdgeNode:
             turns: of a request that has several images and was admitted as a whole.
 
         Raises:
-            CallerGone: if nobody waits for the answer any more.
+            CallerGone: if the caller hung up.
             RequestError: the caller's fault (image, target, task).
             ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hawkvision.cascade.route import Route
+from hawkvision.core.clock import Deadline
 from hawkvision.core.types import OnMiss, Reason
 
 
@@ -17,10 +18,10 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Escalate:
-    """Ask the reference stage. Stop waiting after `cutoff_ms`, if that is given."""
+    """Ask the reference stage; stop waiting at `cutoff`, if it is given."""
 
     reason: Reason
-    cutoff_ms: float | None = None
+    cutoff: Deadline | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,20 @@ class Miss:
 Decision = Accept | Escalate | Miss
 
 ANSWER_MARGIN_MS = 5.0
-"""The timer fires this long before the deadline, which leaves time to wake up and to write the answer."""
+"""The timer fires this long before the deadline. On busy cores, waking up and writing the answer take so long."""
+
+
+def cutoff_before(deadline: Deadline) -> Deadline:
+    """When to stop waiting, so that an answer leaves before the deadline."""
+    return Deadline(deadline.at - ANSWER_MARGIN_MS * 1e-3)
 
 
 def decide(
     route: Route,
     score: float,
     *,
-    slack_ms: float | None,
+    deadline: Deadline | None,
+    now: float,
     reachable: bool,
     on_miss: OnMiss,
     threshold: float | None = None,
@@ -48,7 +55,8 @@ def decide(
     Args:
         route: of the request's target.
         score: the edge's score of this image (its confidence, if `route.by_confidence`).
-        slack_ms: time left before the deadline; None without one.
+        deadline: of the request; None without one.
+        now: the time, on the deadline's clock.
         reachable: whether the datacenter is reachable; `network` estimates whether it would be on time.
         on_miss: what the caller wants when the deadline would pass.
         threshold: of a controller, in place of the route's.
@@ -58,8 +66,9 @@ def decide(
     reason = Reason.TARGET if route.direct else Reason.LOW_CONFIDENCE
     if not reachable:
         return Accept(degraded=True)
-    if slack_ms is None or on_miss is OnMiss.WAIT:
+    if deadline is None or on_miss is OnMiss.WAIT:
         return Escalate(reason)
-    if slack_ms < ANSWER_MARGIN_MS:
+    cutoff = cutoff_before(deadline)
+    if now > cutoff.at:
         return Miss() if on_miss is OnMiss.FAIL else Accept(degraded=True)
-    return Escalate(reason, cutoff_ms=slack_ms - ANSWER_MARGIN_MS)
+    return Escalate(reason, cutoff)

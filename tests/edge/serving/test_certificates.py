@@ -149,7 +149,7 @@ def test_a_state_file_on_a_read_only_disk_is_read(tmp_path: Path) -> None:
         f'cp "{tmp_path}/state" "{tmp_path}/worn/" && mount -o remount,ro "{tmp_path}/worn" && exec "$@"',
     ]
     prefix = [*mounted(tmp_path / "worn", "size=1m"), *make, "sh"]
-    assert "read, but nothing more is kept there" in serves_without(tmp_path / "worn" / "state", *prefix)
+    assert "is read, but cannot be written" in serves_without(tmp_path / "worn" / "state", *prefix)
 
 
 def test_a_state_file_that_is_another_programs_refuses_to_start(tmp_path: Path) -> None:
