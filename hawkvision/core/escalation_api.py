@@ -251,10 +251,11 @@ class ListedStage(msgspec.Struct, frozen=True):
     name: str
     members: tuple[StageMember, ...]
     fingerprint: str | None = None
-    """`Manifest.fingerprint` of the configured files, inputs, temperatures and averaging. None without files, or with an
-    execution that certificates do not cover."""
+    """`Manifest.fingerprint` of the configured files, inputs, temperatures and averaging. None without files, or with
+    an execution that certificates do not cover."""
     ran: str | None = None
-    """`hawkvision.models.fingerprints.stage_fingerprint` of the newest statement of a replica; None before the first."""
+    """`hawkvision.models.fingerprints.stage_fingerprint` of the newest statement of a replica; None before the first.
+    """
 
 
 class StageList(msgspec.Struct, frozen=True):

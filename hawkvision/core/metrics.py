@@ -132,9 +132,7 @@ class EdgeMetrics:
         self.returns = counter("returns", "Guarantees restored because traffic is as certified again", "task")
         self.streams = gauge("streams", "Controllers in memory: one per stream, certificate and stage", "task")
         self.streams_suspended = gauge("streams_suspended", "Controllers whose guarantee is suspended", "task")
-        self.accuracy_debt = gauge(
-            "accuracy_debt", "Expected wrong answers beyond the targets, summed over streams", "task"
-        )
+        self.accuracy_debt = gauge("accuracy_debt", "Expected wrong answers beyond target, all streams", "task")
         self.state_failures = counter(
             "state_failures",
             "Failures to open, read, write or keep controller states or their file",
@@ -159,14 +157,10 @@ class EdgeMetrics:
         self.deadline_misses = counter("deadline_misses", "Answers after their deadline", "task")
         self.received_bytes = counter("received_bytes", "Bytes of request bodies")
         self.uplink_bytes = counter("uplink_bytes", "Image bytes sent to the datacenter")
-        self.uplink_transport = gauge(
-            "uplink_transport", "1 for the transport that carries images to the datacenter", "transport"
-        )
+        self.uplink_transport = gauge("uplink_transport", "1 for the transport in use", "transport")
         self.uplink_switches = counter("uplink_switches", "Changes of transport, by the new one", "transport")
         self.uplink_loss_ratio = gauge("uplink_loss_ratio", "Share of lost datagrams to the datacenter")
-        self.uplink_rtt = gauge(
-            "uplink_rtt_seconds", "Round trip of datagrams to the datacenter, without its processing time"
-        )
+        self.uplink_rtt = gauge("uplink_rtt_seconds", "Round trip of datagrams to the datacenter")
         self.received_fraction = Histogram(
             "hawkvision_datagram_received_fraction",
             "Share of an image that had arrived when it was answered",
