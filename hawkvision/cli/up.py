@@ -193,7 +193,7 @@ def check_running(tiers: tuple[ServerProcess, ...]) -> None:
     for tier in tiers:
         status = tier.process.poll()
         if status is not None:
-            raise BackendError(f"{tier.title} ended by itself with status {status}; its lines are above")
+            raise BackendError(f"{tier.title} ended by itself with status {status}; its output is above")
 
 
 def prefixed(name: str) -> Callable[[str], None]:
