@@ -1,16 +1,13 @@
-"""Bicubic scaling by a kernel of our own, where the processor has AVX-512 VBMI: OpenCV's pixels, sooner.
+"""Bicubic scaling by our own kernel on processors with AVX-512 VBMI, with exactly OpenCV's pixels.
 
-OpenCV leaves it to Intel's library, which weighs four values of a row, then four of these sums, in float32. In which
-order it adds was found by trying the orders there are on pixels that come out next to a half: 24,500 of these are as
-the kernel has them. At the edges, where some of the four are beyond the image, it adds in another order, of which we
-do not know the last bit: where that may decide, for one image in thirteen, OpenCV scales it. The weights themselves
-OpenCV is asked for: an image that is black but for single white columns comes out as them. None of 1.7 * 10^9 values
-of 3,000 images of noise differs (`python -m tests.bench.bicubic --images 3000`).
+    image (height, width, 3) ──► four rows, scaled horizontally, in float32 ──► one row of the result
 
-    image (height, width, 3) ──► four rows, scaled across, in float32 ──► one row of the outcome
+OpenCV uses Intel's IPP, which weights four values of a row, then four of these sums, in float32. The kernel adds in the
+same order. At the edges, where some of the four values are outside the image, IPP adds in an order that is not known.
+Where the last bit may matter there, OpenCV scales the image. The weights are read from OpenCV: an image that is black
+except for single white columns yields them.
 
-Before it is used, `prepare` looks whether it does as OpenCV does on this machine. An image of 227 pixels a side is
-scaled to 224 in 51 us instead of 88 in the mean (one core of an EPYC).
+`prepare` compares the kernel with OpenCV on this machine before it is used.
 """
 
 from __future__ import annotations

@@ -1,25 +1,11 @@
-"""What an image travels as to larger models: the part that they look at, no finer than they look.
+"""Reduces an image to what the datacenter's models use of it, before it is escalated.
 
-    1920 x 1080 from a camera ──┬─ the centred square ──► 260 pixels a side ──► JPEG of 30 KB ──► datacenter
-    256 x 256 pixels, 25 KB ────┴────────────────────────────────────── as it is ───────────────► datacenter
+    1920 x 1080 from a camera ──┬─ centred square ──► 260 pixels a side ──► JPEG of 30 kB ──► datacenter
+    256 x 256 pixels, 25 kB ────┴──────────────────────── unchanged ────────────────────────► datacenter
 
-Images with less than `LEAST_FINER` times the pixels a side that are looked at are left alone: coding these anew at
-their own size would add its losses to theirs, a point of accuracy at quality 90, where shrinking averages both out.
-
-1,360 ImageNet images enlarged four times, with the noise of a camera, as JPEG of quality 85, and what is made of
-them, before the ensemble of three (`python -m tests.bench.reduced`). What was right before and is wrong after is
-lost, the other way it is won.
-
-    detail, quality     KB    accuracy     lost, won    same answer
-    as they are        185     88.46 %                        100 %
-    1, 95               32     88.46 %          6, 6         98.4 %
-    2, 90               62     88.24 %          5, 2         99.3 %
-    1.5, 90             41     88.53 %          5, 6         98.6 %
-    1, 90               22     88.60 %        10, 12         97.4 %
-    1, 85               18     88.01 %        21, 15         96.0 %
-
-The first is what is sent: a sixth of the bytes, as many right answers, and nearly all of them the same. Of 4,000
-CIFAR-10 images enlarged six times it lost 21 and won 14.
+Images with less than `LEAST_FINER` times the pixels per side that models use are sent unchanged: to encode them again
+at their own size would lose accuracy, while scaling down averages the loss of both encodings. Figures:
+`docs/design/inference-threads.md`.
 """
 
 from __future__ import annotations
