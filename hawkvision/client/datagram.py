@@ -67,7 +67,7 @@ class DatagramTransport:
         """Bytes of datagrams sent so far."""
         return self._link.sent_bytes
 
-    async def exchange(self, image: bytes | Pixels, question: DatagramRequest, limit: TimeLimit) -> Reply:
+    async def exchange(self, image: bytes | Pixels, request: DatagramRequest, limit: TimeLimit) -> Reply:
         """One attempt, with the reply in the form of an HTTP reply.
 
         Raises:
@@ -79,7 +79,7 @@ class DatagramTransport:
         try:
             if limit.deadline_ms is None and not self._link.state().connected:
                 await self._link.probe(limit.seconds)  # connecting has its own time
-            status, body = await self._ask(image, question, limit.seconds)
+            status, body = await self._ask(image, request, limit.seconds)
         except NotReady as error:  # the reply to `TRANSPORT_PATH`
             return error.status, None, msgspec.json.encode(error.body())
         except NotConnectedInTime as error:
@@ -89,35 +89,35 @@ class DatagramTransport:
         except ConnectionLost as error:
             raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
         except TimeoutError:
-            if question.deadline_s is not None and question.deadline_s < limit.seconds:
-                raise self._missed(question.deadline_s * 1e3) from None
+            if request.deadline_s is not None and request.deadline_s < limit.seconds:
+                raise self._missed(request.deadline_s * 1e3) from None
             raise Unreachable(f"{self.url} had not answered an image after {limit.seconds:g} s") from None
         return _reply_of(status.name, body, self.url)
 
     def _missed(self, deadline_ms: float) -> DeadlineMissed:
         return DeadlineMissed(f"{self.url}: no answer came for the deadline {deadline_ms:g} ms")
 
-    async def _ask(self, image: bytes | Pixels, question: DatagramRequest, timeout_s: float) -> tuple[Status, bytes]:
+    async def _ask(self, image: bytes | Pixels, request: DatagramRequest, timeout_s: float) -> tuple[Status, bytes]:
         """Send an encoded image unchanged if it fits and losses can be repaired in time, else encode it again.
 
         Without a deadline there is always time. With one, the link must be fast enough; requests for speed, and images
         with restart markers, which survive losses in parts, do not need it.
         """
-        deadline_s = question.deadline_s
+        deadline_s = request.deadline_s
         ask = partial(
             self._link.ask,
-            question.template,
+            request.template,
             image,
-            meta=question.meta,
+            meta=request.meta,
             deadline_s=deadline_s,
             timeout_s=timeout_s,
-            insist=question.insist,
+            insist=request.accept_late,
         )
         if deadline_s is None:
             with contextlib.suppress(TooLarge):
                 return await ask(exact=True)
         return await ask(
-            exact=not question.fast and self._may_travel_whole(image, deadline_s, surely=not question.insist)
+            exact=not request.fast and self._may_travel_whole(image, deadline_s, surely=not request.accept_late)
         )
 
     def _may_travel_whole(self, image: bytes | Pixels, deadline_s: float | None, *, surely: bool) -> bool:

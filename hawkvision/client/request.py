@@ -104,7 +104,7 @@ class DatagramRequest:
     deadline_s: float | None
     fast: bool = False
     """Whether speed matters more than accuracy, so that the image is always encoded again."""
-    insist: bool = True
+    accept_late: bool = True
     """Whether an answer after the deadline is accepted: always except for `on_miss=fail`."""
 
 
@@ -126,8 +126,8 @@ def datagram_request(query: dict[str, str]) -> DatagramRequest:
     else:
         meta = b""
     fast = shared.get("quality") == Quality.FAST.value
-    insist = shared.get("on_miss") != OnMiss.FAIL.value
-    return DatagramRequest(urlencode(sorted(shared.items())).encode(), meta, deadline_s, fast, insist)
+    accept_late = shared.get("on_miss") != OnMiss.FAIL.value
+    return DatagramRequest(urlencode(sorted(shared.items())).encode(), meta, deadline_s, fast, accept_late)
 
 
 @dataclass(frozen=True, slots=True)
