@@ -90,7 +90,7 @@ def classify(
         bool,
         typer.Option("--datagram", help="Send images as datagrams, for links with packet loss.", rich_help_panel=NODE),
     ] = False,
-    lossy: Annotated[bool, typer.Option("--lossy", hidden=True)] = False,
+    lossy: Annotated[bool, typer.Option("--lossy", hidden=True, help="Renamed to --datagram.")] = False,
     concurrency: Annotated[
         int, typer.Option(min=1, max=256, help="Images in flight at once.", rich_help_panel=NODE)
     ] = 4,
