@@ -1,4 +1,4 @@
-"""The backend contract as tests: subclass, give a factory, and pytest does the rest.
+"""The contract of backends as tests for pytest: subclass it and provide a factory.
 
     class TestMyBackend(BackendConformance):
         @pytest.fixture
@@ -29,7 +29,7 @@ def random_images(backend: Backend, n: int, seed: int = 0) -> Pixels:
 
 
 class BackendConformance:
-    """What every `Backend` owes its callers."""
+    """Tests that every `Backend` must pass."""
 
     atol: ClassVar[float] = 1e-4
     """How far an image's logits may differ between batch sizes: kernels may sum in another order for each."""
@@ -142,7 +142,7 @@ class BackendConformance:
         np.testing.assert_array_equal(backend.infer(random_images(backend, 2, seed=1)), kept)
 
     def test_closed_backend_refuses_to_infer(self, make_backend: Callable[[], Backend]) -> None:
-        """After close, infer is a BackendError; closing again does no harm."""
+        """After close, infer raises BackendError; a second close does nothing."""
         backend = make_backend()
         batch = random_images(backend, 1)
         backend.close()

@@ -30,7 +30,7 @@ _STATUSES: Final = [status.value for status in AccuracyStatus]
 _ERRORS: Final = {
     "400": "Not an image, or an unknown, malformed or contradictory field",
     "401": "Missing or wrong key",
-    "408": "Headers did not arrive in time, or the body came more slowly than 500 bytes a second",
+    "408": "Headers did not arrive in time, or the body arrived more slowly than 500 bytes a second",
     "413": "Too many bytes or too many pixels",
     "414": "The URL is longer than 16 KiB",
     "415": "A format that is not read here",

@@ -1,4 +1,4 @@
-"""The command line: `hawkvision …`. Every command imports what it needs when it runs, so `--help` is instant.
+"""The command line: `hawkvision …`. Each command imports what it needs when it runs, so `--help` is fast.
 
 Exit status: 0 done, 1 an error that was explained on standard error, 2 a wrong command line.
 """
@@ -23,7 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Modeless vision inference: say what the answer must be worth, not which model to run.",
+    help="Modeless vision inference: state the accuracy you need, not the model.",
 )
 
 EXTRA_OF: Final = {
@@ -35,7 +35,7 @@ EXTRA_OF: Final = {
     "torch": "models",
     "torchvision": "models",
 }
-"""The extra of this package that brings each optional library."""
+"""The extra of this package for each optional library."""
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     if (renamed := renamed_option(sys.argv[1:])) is not None:
         typer.echo(f"error: {renamed}", err=True)
         sys.exit(2)
-    exit_on_sigterm()  # or a compiler that a command has started would go on without it
+    exit_on_sigterm()  # so that a compiler started by a command ends, too
     try:
         app(obj=logs.configure)
     except HawkVisionError as error:
@@ -63,12 +63,14 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     log_level: Annotated[
-        LogLevel, typer.Option(envvar="HAWKVISION_LOG_LEVEL", help="Of commands; servers have a setting of their own.")
+        LogLevel, typer.Option(envvar="HAWKVISION_LOG_LEVEL", help="Log level of commands, not of servers.")
     ] = "warning",
-    log_format: Annotated[LogFormat, typer.Option(envvar="HAWKVISION_LOG_FORMAT", help="Of the lines.")] = "text",
+    log_format: Annotated[
+        LogFormat, typer.Option(envvar="HAWKVISION_LOG_FORMAT", help="Format of log lines.")
+    ] = "text",
 ) -> None:
-    """Options of the bare command."""
-    if context.obj is not None:  # a process of its own, whose logging is ours to set up
+    """Options of every command."""
+    if context.obj is not None:  # the console script, which configures logging itself
         context.obj(log_level, log_format)
     if version:
         typer.echo(f"hawkvision {__version__}")

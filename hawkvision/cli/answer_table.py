@@ -16,11 +16,11 @@ from rich.text import Text
 from hawkvision.core.types import Answer, target_fields
 
 WIDE: Final = 120
-"""Columns of a terminal from which on the model has one of its own."""
+"""Terminal width from which on the model has its own column."""
 LEAST_WIDTHS: Final = {"image": 10, "guarantee": 9, "model": 8, "target": 8, "label": 10}
-"""Columns that are cut where the terminal is narrow, the first of them first, and what is left of each."""
+"""Columns that are shortened on narrow terminals, in this order, and their shortest widths."""
 MOST_ROWS: Final = 200
-"""Shown on a terminal; programs that read the table get all."""
+"""Rows shown on a terminal; other outputs get all rows."""
 CSV_COLUMNS: Final = (
     "image",
     "label",
@@ -39,17 +39,17 @@ CSV_COLUMNS: Final = (
 
 
 class AnswerTable:
-    """Answers as rows a person can read."""
+    """Answers as rows of a table."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, Answer]] = []
 
     def add(self, name: str, answer: Answer) -> None:
-        """One more row, under the image's name."""
+        """Add a row with the image's name."""
         self.rows.append((name, answer))
 
     def show(self, console: Console | None = None) -> None:
-        """Print the table, within the width of the terminal: what is the same in all rows is left out there."""
+        """Print the table, within the width of a terminal, where columns with a single value are left out."""
         console = console or Console()
         shown = self.rows[:MOST_ROWS] if console.is_terminal else self.rows
         targets = {_target(answer) for _, answer in self.rows}
@@ -68,7 +68,7 @@ class AnswerTable:
             justify: Literal["left", "right"] = "right" if right else "left"
             table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[title])
         for row in rows:
-            # As text, for names and labels may hold what Rich takes for markup.
+            # As text, because names and labels may contain Rich markup.
             table.add_row(*(Text(row[title]) for title in titles))
         console.print(table)
         if len(shown) < len(self.rows):
@@ -76,13 +76,13 @@ class AnswerTable:
 
 
 class CsvRows:
-    """Writes each outcome as a row at once, so that an interrupted run keeps what it has."""
+    """Writes each outcome at once as a row, so that an interrupted run keeps its rows."""
 
     def __init__(self, writer: csv.DictWriter[str]) -> None:
         self._writer = writer
 
     def answer(self, image: Path, answer: Answer) -> None:
-        """A row for an answer."""
+        """Write a row for an answer."""
         guaranteed = answer.accuracy
         self._writer.writerow(
             {
@@ -102,7 +102,7 @@ class CsvRows:
         )
 
     def failure(self, image: Path, error: Exception) -> None:
-        """A row for an image that has no answer."""
+        """Write a row for an image without an answer."""
         self._writer.writerow({"image": image, "error": " ".join(str(error).split())})
 
 
@@ -124,7 +124,7 @@ def _target(answer: Answer) -> str:
 
 
 def _cells(name: str, answer: Answer) -> dict[str, str]:
-    """A row by the titles of its columns."""
+    """A row as a mapping of column titles to values."""
     guarantee = answer.accuracy.status.value
     if answer.accuracy.max_drop is not None:
         guarantee += f", drop ≤ {answer.accuracy.max_drop:.3g}"

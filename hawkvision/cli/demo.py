@@ -1,4 +1,4 @@
-"""The demonstration: both tiers really started on loopback, real photographs, several targets, a clean stop."""
+"""`hawkvision demo`: start both tiers on loopback, classify photographs at several targets, stop."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hawkvision.system.process import running
 
 
 def show_error(console: Console, error: HawkVisionError) -> None:
-    """Print an error as it is: what servers said may hold brackets, as in `[/tmp/ray/session]`."""
+    """Print an error without markup: output of servers may contain brackets, as in `[/tmp/ray/session]`."""
     console.print(Text.assemble(("error:", "red"), f" {error}"))
 
 
 def demo_images(folder: Path | None) -> list[Path]:
-    """The images to classify: those of `folder`, else photographs inside scikit-image's wheel.
+    """The images to classify: those in `folder`, else the photographs of scikit-image.
 
     Raises:
         NotReady: if there are none; says what to install.
@@ -41,7 +41,7 @@ def demo_images(folder: Path | None) -> list[Path]:
 
 
 def run(cache: Path, folder: Path | None = None, program: str = "hawkvision") -> int:
-    """Run the demonstration; 0 if every image got an answer.
+    """Run the demonstration. Returns 0 if every image was answered.
 
     Args:
         cache: where built models lie.
@@ -55,7 +55,7 @@ def run(cache: Path, folder: Path | None = None, program: str = "hawkvision") ->
     console.print("1/4  building the models (once; weights are downloaded) …")
     build.build(manifest.task, models=models, cache=cache)
     where = {"HAWKVISION_DC_CACHE_DIR": str(cache), "HAWKVISION_EDGE_CACHE_DIR": str(cache)}
-    # A demonstration runs for a minute, and should in containers that allow no namespaces as well.
+    # `auto` also works in containers without namespaces.
     where["HAWKVISION_DC_RAY_NETWORK"] = os.environ.get("HAWKVISION_DC_RAY_NETWORK", "auto")
     console.print("2/4  starting the datacenter tier (Ray Serve) …")
     try:
@@ -82,7 +82,7 @@ def run(cache: Path, folder: Path | None = None, program: str = "hawkvision") ->
 
 
 def _classify_all(client: Client, images: list[Path]) -> AnswerTable:
-    """Every image at every target; the hardest absolute targets lie just below what the cascade reaches."""
+    """Classify every image at every target; the hardest absolute targets are just below the cascade's maximum."""
     reachable = float(client.targets()["maximum_min_accuracy"])
     answers = AnswerTable()
     for image in images:

@@ -1,4 +1,4 @@
-"""Commands for the keys of callers."""
+"""`hawkvision keys`: the keys of callers."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Annotated
 
 import typer
 
-keys_app = typer.Typer(no_args_is_help=True, help="Keys of callers: a file that servers take with --keys-file.")
+keys_app = typer.Typer(no_args_is_help=True, help="Manage the key file of a server (--keys-file).")
 
-KeysFile = Annotated[Path, typer.Option("--file", envvar="HAWKVISION_EDGE_KEYS_FILE", help="The file of keys.")]
+KeysFile = Annotated[Path, typer.Option("--file", envvar="HAWKVISION_EDGE_KEYS_FILE", help="The key file.")]
 
 
 @keys_app.command("add")
 def keys_add(
-    name: Annotated[str, typer.Argument(help="Whose key it is, for logs and metrics.")],
+    name: Annotated[str, typer.Argument(help="Name of the key's owner, for logs and metrics.")],
     file: KeysFile,
     scope: Annotated[
         list[str],
-        typer.Option(metavar="infer|observe|operate", help="What the key allows; may be given several times."),
+        typer.Option(metavar="infer|observe|operate", help="What the key allows; may be repeated."),
     ],
-    rate: Annotated[float | None, typer.Option(help="Requests a second; default: any number.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second; default: no limit.")] = None,
 ) -> None:
-    """Make a key and print it, this once; the file keeps only what it can be recognised by."""
+    """Make a key and print it once; the file stores only its digests."""
     from hawkvision.core.errors import ConfigError
     from hawkvision.servers.keyfile import Scope, add_key
 
@@ -50,8 +50,8 @@ def keys_list(file: KeysFile) -> None:
 
 
 @keys_app.command("remove")
-def keys_remove(name: Annotated[str, typer.Argument(help="Of the key to forget.")], file: KeysFile) -> None:
-    """Forget a key: servers that read the file refuse it within seconds."""
+def keys_remove(name: Annotated[str, typer.Argument(help="Name of the key.")], file: KeysFile) -> None:
+    """Remove a key; servers that use the file refuse it within seconds."""
     from hawkvision.servers.keyfile import remove_key
 
     remove_key(file, name)

@@ -10,25 +10,25 @@ import typer
 
 from hawkvision.core.advice import remember
 
-# Servers take one option per setting; their own parsers know them all, so they get the words unparsed.
+# Servers have one option per setting; their own parsers read the words.
 PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-Task = Annotated[str, typer.Option(help="The task whose cascade is meant.")]
+Task = Annotated[str, typer.Option(help="The task.")]
 
 
 def remembered(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Take note of a folder or file, for the commands that messages advise."""
+    """Remember a folder or file for command lines in messages."""
     remember(**{str(parameter.name): value})
     return value
 
 
 ModelsDir = Annotated[
-    Path | None, typer.Option(help="Where manifests lie; default: the ones shipped.", callback=remembered)
+    Path | None, typer.Option(help="Folder of manifests; default: the installed ones.", callback=remembered)
 ]
 CacheDir = Annotated[
-    Path | None, typer.Option(help="Where built models lie; default: ~/.cache/hawkvision.", callback=remembered)
+    Path | None, typer.Option(help="Folder of built models; default: ~/.cache/hawkvision.", callback=remembered)
 ]
-Profile = Annotated[Path | None, typer.Option(help="A profile of your own; default: the task's.", callback=remembered)]
+Profile = Annotated[Path | None, typer.Option(help="The profile; default: the task's own.", callback=remembered)]
 
 RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "calibrate": {"--middle": "--intermediate"},

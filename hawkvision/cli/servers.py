@@ -34,13 +34,13 @@ def up(
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Start both tiers on this machine, in the foreground: builds models that are missing, and shows how to ask."""
+    """Start both tiers on this machine in the foreground, building missing models, and show a request."""
     import os
     import signal
 
     from hawkvision.cli import up as both
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by a signal or by Ctrl-C: the same
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a signal stops it like Ctrl-C
     options = both.UpOptions(config, host, port, dc_port, task, models_dir, cache_dir, profile)
     raise typer.Exit(both.run(options, os.environ, typer.echo))
 

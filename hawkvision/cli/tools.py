@@ -28,7 +28,7 @@ def fpga_command(context: typer.Context) -> None:
 
 
 def plan_command(context: typer.Context) -> None:
-    """Say which images to compute on an FPGA and which on the CPU, and why; `hawkvision plan --help`."""
+    """Plan which images an FPGA computes and which the CPU; see `hawkvision plan --help`."""
     from fpga.offload.cli import app as plan_app
 
     plan_app(context.args, prog_name="hawkvision plan")
@@ -39,11 +39,13 @@ def doctor(
     dc: Annotated[Path | None, typer.Option(help="Settings of a datacenter tier that runs here.")] = None,
     tier: Annotated[
         list[str] | None,
-        typer.Option(metavar="edge|dc", help="A tier set up by environment; default: edge, or what has a file."),
+        typer.Option(
+            metavar="edge|dc", help="A tier configured by the environment; default: edge, or the tiers with a file."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a finding and line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line and finding.")] = False,
 ) -> None:
-    """Check whether this machine is fit to run a node or a tier, and say what to do; exit status 1 for problems."""
+    """Check whether this machine can run a node or a tier, with advice; exit status 1 if there are problems."""
     from dataclasses import asdict
 
     from hawkvision.doctor.checks import examine_datacenter, examine_edge
@@ -80,6 +82,6 @@ def demo(
     from hawkvision.models import manifest
 
     program = Path(sys.argv[0]).name
-    with contextlib.suppress(ValueError):  # as it was called, seen from here
+    with contextlib.suppress(ValueError):  # the path relative to this folder
         program = str(Path(sys.argv[0]).absolute().relative_to(Path.cwd())) if "/" in sys.argv[0] else program
     raise typer.Exit(demonstration.run(manifest.cache_dir(cache_dir), images, program))

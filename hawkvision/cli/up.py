@@ -1,4 +1,4 @@
-"""Both tiers on this machine, in the foreground: started, proved by a request, shown, and stopped together."""
+"""`hawkvision up`: start both tiers on this machine, test them with a request, and stop them together."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from hawkvision.models.sample_images import sample_image
 from hawkvision.system.process import ServerProcess, running
 
 WHOLE_S: Final = 60.0
-"""How long both tiers together may take, once each is ready, to give the first answer that is not degraded."""
+"""Time for the first answer that is not degraded, once both tiers are ready."""
 WATCH_S: Final = 0.2
-"""Between looks whether both still run."""
+"""Between checks whether both tiers still run."""
 REQUEST_S: Final = 30.0
 TARGET: Final = "max_accuracy_drop=0.02"
-"""What the request that is shown asks for."""
+"""The target of the request that is shown."""
 KEY_VARIABLES: Final = ("HAWKVISION_EDGE_API_KEY", "HAWKVISION_API_KEY")
 
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What was given on the command line; None leaves a setting to file, variables and default."""
+    """The options of the command line; None leaves a setting to file, variables and default."""
 
     config: Path | None = None
     host: str | None = None
@@ -59,7 +59,7 @@ class UpOptions:
         return {"task": self.task, "models_dir": self.models_dir, "cache_dir": self.cache_dir}
 
     def words(self, settings: Mapping[str, Any]) -> list[str]:
-        """Settings as a server's command line has them."""
+        """Settings in the form of a server's command line."""
         given = {"config": self.config, **settings}
         return [
             word
@@ -70,7 +70,7 @@ class UpOptions:
 
 
 def run(options: UpOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
-    """Start both tiers, show how to ask, and serve until Ctrl-C; the exit status is 0 after a clean stop.
+    """Start both tiers, show a request, and serve until Ctrl-C. Returns exit status 0 after a clean stop.
 
     Args:
         options: of the command line.
@@ -104,7 +104,7 @@ def run(options: UpOptions, environ: Mapping[str, str], say: Callable[[str], Non
 
 
 def prepare_models(edge: EdgeConfig, datacenter: DatacenterConfig, say: Callable[[str], None]) -> None:
-    """Build what either tier runs and is not there yet, with progress.
+    """Build the missing models of both tiers, with progress.
 
     Raises:
         HawkVisionError: if there is no such task or stage, or a model cannot be built.
@@ -118,7 +118,7 @@ def prepare_models(edge: EdgeConfig, datacenter: DatacenterConfig, say: Callable
     if not missing:
         return
     say(f"building models, once: {', '.join(missing)} (weights are downloaded) …")
-    # Imported here because it needs what only builders install.
+    # Imported here because it needs packages that only builders install.
     from hawkvision.model_zoo.building.build import build
 
     build(manifest.task, missing, models=models, cache=cache)
@@ -128,12 +128,12 @@ def prepare_models(edge: EdgeConfig, datacenter: DatacenterConfig, say: Callable
 def both_tiers(
     options: UpOptions, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> Iterator[tuple[ServerProcess, ServerProcess]]:
-    """The datacenter tier and an edge node before it, ready, and stopped on leaving; their lines are shown.
+    """Run the datacenter tier and an edge node until the block ends, and show their output.
 
     Raises:
         NotReady: if one does not become ready.
     """
-    # In containers that allow no namespaces as well: this is one machine, and one user's.
+    # `auto` also works in containers without namespaces.
     network = {"HAWKVISION_DC_RAY_NETWORK": environ.get("HAWKVISION_DC_RAY_NETWORK", "auto")}
     say("starting the datacenter tier (Ray Serve) …")
     with running(
@@ -156,7 +156,7 @@ def both_tiers(
 
 
 def first_whole_answer(client: Client, image: Path, tiers: tuple[ServerProcess, ...]) -> Answer:
-    """The first answer of the best quality that is not degraded: both tiers work together.
+    """Wait for an answer of the best quality that is not degraded, which shows that both tiers work together.
 
     Raises:
         NotReady: if there is none within `WHOLE_S`.
@@ -174,7 +174,7 @@ def first_whole_answer(client: Client, image: Path, tiers: tuple[ServerProcess, 
 
 
 def watch(tiers: tuple[ServerProcess, ...]) -> None:
-    """Return never, while all run.
+    """Wait while all servers run.
 
     Raises:
         BackendError: naming the one that ended.
@@ -185,7 +185,7 @@ def watch(tiers: tuple[ServerProcess, ...]) -> None:
 
 
 def check_running(tiers: tuple[ServerProcess, ...]) -> None:
-    """State that all run.
+    """Check that all servers run.
 
     Raises:
         BackendError: naming the one that ended.
@@ -193,11 +193,11 @@ def check_running(tiers: tuple[ServerProcess, ...]) -> None:
     for tier in tiers:
         status = tier.process.poll()
         if status is not None:
-            raise BackendError(f"{tier.title} ended by itself with status {status}; its lines are above")
+            raise BackendError(f"{tier.title} ended by itself with status {status}; its output is above")
 
 
 def prefixed(name: str) -> Callable[[str], None]:
-    """Shows a tier's lines on standard error, each with its name before it."""
+    """Show the output of a tier on standard error, each line with the tier's name."""
 
     def show(line: str) -> None:
         sys.stderr.write(f"{name:<10} | {line}\n")
@@ -207,7 +207,7 @@ def prefixed(name: str) -> Callable[[str], None]:
 
 
 def curl_line(url: str, image: Path, authority: Path | None, environ: Mapping[str, str], *, keyed: bool) -> str:
-    """A request for a shell."""
+    """A request as a shell command."""
     words = ["curl", "--silent", "--data-binary", f"@{image}", f"{url}/v1/classify?{TARGET}"]
     if authority is not None:
         words[1:1] = ["--cacert", str(authority)]
@@ -219,7 +219,7 @@ def curl_line(url: str, image: Path, authority: Path | None, environ: Mapping[st
 
 
 def _key(config: EdgeConfig, environ: Mapping[str, str]) -> str | None:
-    """The key to ask with, where one is needed.
+    """The key for requests, if one is needed.
 
     Raises:
         ConfigError: if one is needed and nobody says it.
@@ -242,13 +242,13 @@ def _is_built(manifest: Manifest, stage: str, cache: Path) -> bool:
 
 
 def _asked(url: str, image: Path, key: str | None, authority: Path | None) -> str:
-    """The answer to what `curl_line` sends, as it comes.
+    """The response to the request of `curl_line`, unparsed.
 
     Raises:
         BackendError: if there is none.
     """
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    request = urllib.request.Request(url, image.read_bytes(), headers)  # noqa: S310 - our own node
+    request = urllib.request.Request(url, image.read_bytes(), headers)  # noqa: S310 - the node of this command
     context = None if authority is None else ssl.create_default_context(cafile=str(authority))
     try:
         with urllib.request.urlopen(request, timeout=REQUEST_S, context=context) as reply:  # noqa: S310

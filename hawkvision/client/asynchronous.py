@@ -1,4 +1,4 @@
-"""The client of an edge node for programs with an event loop; `hawkvision.client` says what clients do."""
+"""The client of an edge node for programs with an event loop; see `hawkvision.client`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many calls with a bounded number under way at once, their outcomes in order."""
+"""Many calls with bounded concurrency, and their outcomes in order."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.types import Answer
 
 Outcome: TypeAlias = Answer | HawkVisionError | OSError
-"""The answer to one image, or why there is none."""
+"""The answer to one image, or the error."""
 
 AHEAD: Final = 4
-"""Outcomes kept while one before them is awaited, as a multiple of the calls under way: one slow answer in a row of
-quick ones does not leave connections idle, and the images in memory are bounded."""
+"""Bound of finished outcomes that wait for an earlier one, as a multiple of `concurrency`. A slow answer does not leave
+connections idle, and the number of images in memory is bounded."""
 
 
 async def in_order(
     images: Iterable[Image], call: Callable[[Image], Awaitable[Answer]], concurrency: int
 ) -> AsyncGenerator[Outcome]:
-    """Outcomes in the order of the images; closing the generator cancels what is under way.
+    """Yield outcomes in the order of the images. Closing the generator cancels pending calls.
 
     Raises:
-        ConfigError: if `concurrency` is no positive number.
+        ConfigError: if `concurrency` is less than 1.
     """
     if concurrency < 1:
         raise ConfigError(f"concurrency: expected at least 1, got {concurrency}")

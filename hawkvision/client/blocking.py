@@ -1,4 +1,4 @@
-"""The client of an edge node for programs without an event loop; `hawkvision.client` says what clients do."""
+"""The client of an edge node for programs without an event loop; see `hawkvision.client`."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Client:
         return self._loop.run(self._async.wait_ready(timeout_s))
 
     def close(self) -> None:
-        """Close the connections and end the thread. Closing twice does no harm; calls under way are cut off."""
+        """Close the connections and end the thread. Pending calls are cancelled; a second call does nothing."""
         self._loop.close(self._async.close)
 
     def __enter__(self) -> Client:

@@ -1,4 +1,4 @@
-"""The client's way to a node by datagrams: over `transport.client`, and told as HTTP replies would tell it."""
+"""The client's datagram transport, with replies in the form of HTTP replies."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ from hawkvision.transport.coding.jpeg_header import cut
 from hawkvision.transport.protocol.status import Status
 
 MAY_MISS: Final = 0.05
-"""Of images that travel as they are, where one sent again later will do: it is small, and answered below what is
-guaranteed of the image itself, as all of them would be that are coded anew."""
+"""Share of unchanged images that may miss their deadline on the link. Such an image is then sent again, smaller, and
+its answer carries no guarantee, like that of any image that is encoded again."""
 
 ANSWER_S: Final = 0.02
-"""Of the deadline, for an edge node's look and the wait for overdue fragments: half of what a datacenter takes.
-Over a simulated LTE link, with a deadline of 100 ms, a quarter more bytes come, and 79 of 100 answers are right, no
-longer 73."""
+"""Part of the deadline for the edge node's inference and the wait for late fragments."""
 
 
 class DatagramTransport:
-    """One node, over a link that belongs to the running loop; close it."""
+    """Datagrams to one node. It belongs to the running loop; close it."""
 
     def __init__(
         self,
@@ -47,10 +45,10 @@ class DatagramTransport:
 
         Args:
             url: of the node.
-            offered: asks the node over HTTP what is at `TRANSPORT_PATH`; one attempt.
+            offered: gets `TRANSPORT_PATH` from the node over HTTP, in one attempt.
             paths: this machine's addresses to send from; empty lets the system choose one.
             api_key: of the node, if it asks for one.
-            timeout_s: for connecting beforehand.
+            timeout_s: for `connect`.
         """
         self.url = url
         self._offered = offered
@@ -69,20 +67,20 @@ class DatagramTransport:
         """Bytes of datagrams sent so far."""
         return self._link.sent_bytes
 
-    async def exchange(self, image: bytes | Pixels, question: DatagramRequest, limit: TimeLimit) -> Reply:
-        """One attempt, told as an HTTP reply would tell it.
+    async def exchange(self, image: bytes | Pixels, request: DatagramRequest, limit: TimeLimit) -> Reply:
+        """One attempt, with the reply in the form of an HTTP reply.
 
         Raises:
-            DeadlineMissed: if no answer came back in time, or the node could make nothing of what came in time.
-            Unreachable: if the node cannot be reached, or says nothing.
-            BadReply: if what it says is not what nodes say.
-            HawkVisionError: what it says against datagrams.
+            DeadlineMissed: if no answer arrived in time, or too little of the image reached the node.
+            Unreachable: if the node cannot be reached, or does not reply.
+            BadReply: if the reply is malformed.
+            HawkVisionError: if the node refuses datagrams.
         """
         try:
             if limit.deadline_ms is None and not self._link.state().connected:
-                await self._link.probe(limit.seconds)  # making a connection has a time of its own
-            status, body = await self._ask(image, question, limit.seconds)
-        except NotReady as error:  # the node says so over HTTP, asked for where it listens
+                await self._link.probe(limit.seconds)  # connecting has its own time
+            status, body = await self._ask(image, request, limit.seconds)
+        except NotReady as error:  # the reply to `TRANSPORT_PATH`
             return error.status, None, msgspec.json.encode(error.body())
         except NotConnectedInTime as error:
             if limit.deadline_ms is not None:
@@ -91,34 +89,35 @@ class DatagramTransport:
         except ConnectionLost as error:
             raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
         except TimeoutError:
-            if question.deadline_s is not None and question.deadline_s < limit.seconds:
-                raise self._missed(question.deadline_s * 1e3) from None
+            if request.deadline_s is not None and request.deadline_s < limit.seconds:
+                raise self._missed(request.deadline_s * 1e3) from None
             raise Unreachable(f"{self.url} had not answered an image after {limit.seconds:g} s") from None
         return _reply_of(status.name, body, self.url)
 
     def _missed(self, deadline_ms: float) -> DeadlineMissed:
         return DeadlineMissed(f"{self.url}: no answer came for the deadline {deadline_ms:g} ms")
 
-    async def _ask(self, image: bytes | Pixels, question: DatagramRequest, timeout_s: float) -> tuple[Status, bytes]:
-        """An encoded image goes as it is where it fits and there is time to repair all losses, for without a deadline
-        there is; with one, over a quick link, unless the question is fast or it travels undamaged in any case, cut
-        along restart markers, of which parts can be shown.
+    async def _ask(self, image: bytes | Pixels, request: DatagramRequest, timeout_s: float) -> tuple[Status, bytes]:
+        """Send an encoded image unchanged if it fits and losses can be repaired in time, else encode it again.
+
+        Without a deadline there is always time. With one, the link must be fast enough; requests for speed, and images
+        with restart markers, which survive losses in parts, do not need it.
         """
-        deadline_s = question.deadline_s
+        deadline_s = request.deadline_s
         ask = partial(
             self._link.ask,
-            question.template,
+            request.template,
             image,
-            meta=question.meta,
+            meta=request.meta,
             deadline_s=deadline_s,
             timeout_s=timeout_s,
-            accept_late=question.insist,
+            accept_late=request.accept_late,
         )
         if deadline_s is None:
             with contextlib.suppress(TooLarge):
                 return await ask(lossless=True)
         return await ask(
-            lossless=not question.fast and self._may_travel_whole(image, deadline_s, strict=not question.insist)
+            lossless=not request.fast and self._may_travel_whole(image, deadline_s, strict=not request.accept_late)
         )
 
     def _may_travel_whole(self, image: bytes | Pixels, deadline_s: float | None, *, strict: bool) -> bool:
@@ -131,7 +130,7 @@ class DatagramTransport:
 
         Raises:
             Unreachable: if nothing answers.
-            HawkVisionError: what the node says against it.
+            HawkVisionError: if the node refuses the connection.
         """
         try:
             await self._link.probe(self._timeout_s)
@@ -143,7 +142,7 @@ class DatagramTransport:
         await self._link.close()
 
     async def _discover(self) -> DatagramEndpoint:
-        """Where the node listens for datagrams."""
+        """The datagram endpoint of the node."""
         where = f"{self.url}{TRANSPORT_PATH}"
         try:
             status, retry_after, payload = await self._offered()
@@ -168,11 +167,11 @@ class _DatagramRefusal(msgspec.Struct):
 
 
 def _reply_of(status: str, body: bytes, where: str) -> Reply:
-    """A status of the datagram transport (`WIRE.md` §6) and its body as HTTP would tell them.
+    """A status of the datagram transport (`WIRE.md` §6) and its body as an HTTP reply.
 
     Raises:
-        DeadlineMissed: if the node had too little of the image, or not what was asked, when its time was up.
-        BadReply: if the node could not make anything of the fragments.
+        DeadlineMissed: if the node had too little of the image or no template at the deadline.
+        BadReply: if the node could not read the fragments.
     """
     if status == "OK":
         return 200, None, body

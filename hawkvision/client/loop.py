@@ -1,7 +1,7 @@
-"""An event loop on a thread of its own, for callers without one; after a fork, the child gets another.
+"""An event loop on its own thread, for callers without one. After a fork the child gets another.
 
-A fork copies the loop and its sockets, but not the thread that runs it, and both processes share one epoll instance. So
-the child must neither use nor close what it inherited: it starts anew, and keeps the rest untouched while it lives.
+A fork copies the loop and its sockets, but not its thread, and both processes share one epoll instance. So the child
+must neither use nor close what it inherited. It starts a new loop and keeps the old one untouched.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Final, TypeVar
 ResultT = TypeVar("ResultT")
 
 _INHERITED: Final[list[object]] = []
-"""Loops of a parent process: collecting one would close it."""
+"""Loops of the parent process, kept because collecting one would close it."""
 _starting = threading.Lock()
 
 
 def _after_fork() -> None:
-    """The lock may have been held, in the parent, by a thread that the child does not have."""
+    """Replace the lock, which a thread of the parent may have held."""
     global _starting
     _starting = threading.Lock()
 
@@ -36,7 +36,7 @@ class BackgroundLoop:
         """Start.
 
         Args:
-            owner: how errors call what uses the loop.
+            owner: name of the loop's user in errors.
         """
         self._owner = owner
         self._closed = False
@@ -64,7 +64,7 @@ class BackgroundLoop:
             raise
 
     def iterate(self, items: AsyncGenerator[ResultT]) -> Generator[ResultT]:
-        """What an asynchronous generator gives; it is closed when this one is."""
+        """The items of an asynchronous generator, which is closed with this one."""
 
         async def following() -> tuple[ResultT] | None:
             async for item in items:
@@ -82,7 +82,7 @@ class BackgroundLoop:
                 self.run(close())
 
     def close(self, first: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `first`, cancel what is under way, and end the thread. Closing twice does no harm."""
+        """Run `first`, cancel pending calls, and end the thread. A second call does nothing."""
         self._settle()
         with self._closing:
             if self._closed:
@@ -113,7 +113,7 @@ class BackgroundLoop:
         return self._loop
 
     def _settle(self) -> None:
-        """Start anew if this process is a child of the one that started."""
+        """Start a new loop if this process is a forked child."""
         if self._pid != os.getpid() and not self._closed:
             with _starting:
                 if self._pid != os.getpid():

@@ -1,4 +1,4 @@
-"""A question as it travels: its fields as a query or as the datagram transport's template, its image as bytes."""
+"""Requests of the client: fields as a query or as a datagram template, and the image as bytes."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Color: TypeAlias = Literal["rgb", "bgr"]
 ENCODINGS: Final = ("png", "jpeg")
 COLORS: Final = ("rgb", "bgr")
 JPEG_QUALITY: Final = 95
-"""Of pixels sent as JPEG, on the scale of libjpeg: a tenth of the bytes of a PNG of a photograph."""
+"""Quality of pixels sent as JPEG, on libjpeg's scale; a photograph takes a tenth of a PNG's bytes."""
 
 LONGEST_LINK_DEADLINE_MS: Final = 60_000.0
-"""Fragments count milliseconds in 16 bits; longer deadlines are the node's alone."""
+"""Fragments have 16 bits for milliseconds; the node alone applies longer deadlines."""
 MAX_META: Final = 64
-"""Bytes that fragments carry of their own, here the stream's name; a longer one makes a template of its own."""
+"""Longest metadata of a fragment, here the stream's name; a longer name goes into the template."""
 
 SAME_MOMENT_S: Final = 1e-3
-"""An attempt that begins so soon has all of its deadline."""
+"""An attempt that begins within this time has the whole deadline."""
 
 TARGETS: Final = ("min_accuracy", "max_accuracy_drop", "quality", "min_confidence")
-"""The fields of which one is the target."""
+"""The fields that state a target."""
 
 
 class ClassifyFields(TypedDict, total=False):
-    """What may be asked of an image; DESIGN §3. At most one of the first four, the target."""
+    """The fields of a request. At most one of the first four may be given, the target."""
 
     min_accuracy: float | None
     max_accuracy_drop: float | None
@@ -52,7 +52,7 @@ class ClassifyFields(TypedDict, total=False):
 
 
 def query_fields(**fields: Unpack[ClassifyFields]) -> dict[str, str]:
-    """The fields as query parameters; None says nothing.
+    """The fields as query parameters; None is left out.
 
     Raises:
         BadField: if more than one target is given.
@@ -61,28 +61,28 @@ def query_fields(**fields: Unpack[ClassifyFields]) -> dict[str, str]:
     targets = [name for name in TARGETS if name in given]
     if len(targets) > 1:
         raise BadField(f"expected at most one of {', '.join(TARGETS)}; got {' and '.join(targets)}")
-    # Enums are written by value; repr gives floats their shortest exact form.
+    # Enums are formatted by value; repr gives floats their shortest exact form.
     return {name: repr(float(v)) if isinstance(v, float) else f"{v}" for name, v in given.items()}
 
 
 def waits_beyond_deadline(fields: ClassifyFields) -> bool:
-    """Whether the caller wants the answer whenever it comes."""
+    """Whether the caller accepts an answer at any time."""
     return fields.get("on_miss") == OnMiss.WAIT
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """How long one attempt may take, and what of the deadline is left if it is the deadline that says so."""
+    """The time limit of one attempt, and the rest of the deadline."""
 
     seconds: float
     deadline_ms: float | None = None
-    """What the caller gave, if it has passed by the end of the attempt."""
+    """The caller's deadline, if it ends the attempt."""
     left_ms: float | None = None
-    """Of the deadline, for an attempt that is not the first."""
+    """Rest of the deadline, for attempts after the first."""
 
     @classmethod
     def after(cls, elapsed_s: float, timeout_s: float, deadline_ms: float | None, late_s: float) -> TimeLimit:
-        """The limit of an attempt that begins `elapsed_s` after the call; None is no deadline, or none that counts."""
+        """The limit of an attempt that begins `elapsed_s` after the call; `deadline_ms` None is no deadline."""
         if deadline_ms is None:
             return cls(timeout_s)
         left_ms = deadline_ms - elapsed_s * 1e3 if elapsed_s > SAME_MOMENT_S else None
@@ -91,31 +91,31 @@ class TimeLimit:
         return cls(seconds, deadline_ms if left_s <= seconds else None, left_ms)
 
     def applied(self, query: dict[str, str]) -> dict[str, str]:
-        """The query, with what is left of its deadline."""
+        """The query with the rest of its deadline."""
         return query if self.left_ms is None else query | {"deadline_ms": repr(self.left_ms)}
 
 
 @dataclass(frozen=True, slots=True)
 class DatagramRequest:
-    """The fields of an image as the datagram transport carries them: what many images share, and what is its own."""
+    """A request over the datagram transport: fields that many images share, and those of one image."""
 
     template: bytes
     meta: bytes
     deadline_s: float | None
     fast: bool = False
-    """Whether speed counts before accuracy, and an image coded anew will do where there is time for it whole."""
-    insist: bool = True
-    """Whether an answer after the deadline is better than none, as it is but for `on_miss=fail`."""
+    """Whether speed matters more than accuracy, so that the image is always encoded again."""
+    accept_late: bool = True
+    """Whether an answer after the deadline is accepted: always except for `on_miss=fail`."""
 
 
 def datagram_request(query: dict[str, str]) -> DatagramRequest:
-    """The deadline leaves the template for the fragments where they can carry it and it is the link's to keep.
+    """The request for a query. The deadline goes into the fragments if they can carry it, except for `on_miss=wait`.
 
-    What the node is to refuse stays in the template, so that it does.
+    Invalid fields stay in the template, so that the node refuses them.
     """
     shared = dict(query)
     deadline_s = None
-    with contextlib.suppress(ValueError):  # the node says what is wrong with it
+    with contextlib.suppress(ValueError):  # the node reports the error
         deadline_ms = float(shared.get("deadline_ms", 0.0))
         if shared.get("on_miss") != "wait" and 0.0 < deadline_ms <= LONGEST_LINK_DEADLINE_MS:
             del shared["deadline_ms"]
@@ -126,23 +126,23 @@ def datagram_request(query: dict[str, str]) -> DatagramRequest:
     else:
         meta = b""
     fast = shared.get("quality") == Quality.FAST.value
-    insist = shared.get("on_miss") != OnMiss.FAIL.value
-    return DatagramRequest(urlencode(sorted(shared.items())).encode(), meta, deadline_s, fast, insist)
+    accept_late = shared.get("on_miss") != OnMiss.FAIL.value
+    return DatagramRequest(urlencode(sorted(shared.items())).encode(), meta, deadline_s, fast, accept_late)
 
 
 @dataclass(frozen=True, slots=True)
 class PixelFormat:
-    """How pixels are meant, and as what they are sent."""
+    """The channel order of pixels, and their encoding on the wire."""
 
     encoding: Encoding | None = None
     color: Color | None = None
     """The order of the channels; None is RGB."""
 
     def check(self, image: Image) -> None:
-        """Refuse what says nothing about this image.
+        """Refuse options that do not apply to this image.
 
         Raises:
-            BadField: if a form is given for an image that is encoded already, or there is no such form.
+            BadField: if an option is unknown, or is given for an encoded image.
         """
         for name, value, known in (("encoding", self.encoding, ENCODINGS), ("color", self.color, COLORS)):
             if value is None:

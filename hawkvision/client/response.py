@@ -1,4 +1,4 @@
-"""What a node's replies say: an answer, or the error that a refusal stands for; nothing is believed unchecked."""
+"""Parses replies of a node into answers and errors, after checking them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Unreachable(ServiceError):
 
 
 class BadReply(ServiceError):
-    """What answered is not a HawkVision node, or one of another version."""
+    """The reply is not from a HawkVision node, or from one of another version."""
 
     code = "bad_reply"
 
@@ -61,7 +61,7 @@ class _Guarantee(msgspec.Struct, frozen=True):
 
 
 class _Reply(msgspec.Struct, frozen=True):
-    """`Answer.to_json` as it travels. Fields that a later node adds are ignored."""
+    """The form of `Answer.to_json`. Unknown fields, from later nodes, are ignored."""
 
     id: str
     task: str
@@ -78,7 +78,7 @@ class _Reply(msgspec.Struct, frozen=True):
 
 
 def answer_from_json(value: dict[str, Any]) -> Answer:
-    """The answer that `Answer.to_json` wrote, but for its rounding of confidences and times.
+    """Read the answer that `Answer.to_json` wrote; confidences and times are rounded.
 
     Raises:
         BadReply: naming the key that is missing or malformed.
@@ -136,7 +136,7 @@ _BY_CODE: Final = {kind.code: kind for kind in _subclasses(HawkVisionError) if k
 
 
 def error_from_reply(status: int, payload: bytes, retry_after_s: float | None, where: str) -> HawkVisionError:
-    """The error that a reply other than 200 stands for: the node's own class, message and figures.
+    """The error of a reply other than 200, with the node's class, message and figures.
 
     A reply that is no node's error becomes `BadReply`, except that 503 is `NotReady`, 429 `Overloaded` and 401
     `Unauthorized` whoever says so: proxies in front of a node use them in the same sense.
@@ -160,10 +160,10 @@ def error_from_reply(status: int, payload: bytes, retry_after_s: float | None, w
 
 
 def object_of(payload: bytes, where: str) -> dict[str, Any]:
-    """The JSON object that a body holds.
+    """Parse a body as a JSON object.
 
     Raises:
-        BadReply: if it holds none.
+        BadReply: if it is none.
     """
     try:
         return msgspec.json.decode(payload, type=dict[str, Any])

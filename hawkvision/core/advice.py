@@ -1,6 +1,6 @@
-"""Commands that messages advise, so that they work as pasted: with the folders and files that the user gave.
+"""Command lines in messages, with the folders and files that the user gave, so that they work as pasted.
 
-Who reads a command line or settings says what was given (`remember`); who writes a message needs no way to know it.
+The reader of a command line or of settings calls `remember`; the writer of a message calls `advise`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ OPTIONS_OF: Final = {
     "models build": ("models_dir", "cache_dir"),
     "models equivalence": ("profile", "models_dir", "cache_dir"),
 }
-"""Which of what was given each command takes."""
+"""The options that each command takes."""
 
 _given: dict[str, Path] = {}
-"""Of this process: a command has one user."""
+"""The options given to this process."""
 
 
 def remember(**given: Path | None) -> None:
-    """Take note of options that the user gave, by their names; None forgets one."""
+    """Remember options that the user gave, by name; None forgets one."""
     for name, path in given.items():
         if path is None:
             _given.pop(name, None)
@@ -31,17 +31,17 @@ def remember(**given: Path | None) -> None:
 
 
 def forget() -> None:
-    """Forget all that was given."""
+    """Forget all options."""
     _given.clear()
 
 
 def advise(command: str, *words: str, **known: Path | None) -> str:
-    """The command line `hawkvision COMMAND WORDS…` with what was given, quoted for a shell.
+    """The command line `hawkvision COMMAND WORDS…` with the remembered options, quoted for a shell.
 
     Args:
         command: a key of `OPTIONS_OF`.
-        words: its arguments; what only the user can say is in capitals.
-        known: options that the caller knows better than what was remembered; None leaves one out.
+        words: its arguments; placeholders for the user are in capitals.
+        known: options that replace the remembered ones; None omits one.
     """
     chosen = {name: known[name] if name in known else _given.get(name) for name in OPTIONS_OF[command]}
     options = [

@@ -1,4 +1,4 @@
-"""Time as an argument: what waits or measures asks a `Clock`, so tests can move it by hand."""
+"""Clocks that code takes as arguments, and deadlines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The machine's own clock, the one `asyncio` loops run on."""
+    """The machine's monotonic clock, which `asyncio` loops use."""
 
     def now(self) -> float:
         """See `Clock.now`."""
@@ -24,7 +24,7 @@ class MonotonicClock:
 
 
 class ManualClock:
-    """A clock that stands still until told to move."""
+    """A clock that moves only by `advance`, for tests."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -37,7 +37,7 @@ class ManualClock:
         """Move the clock forward.
 
         Raises:
-            ValueError: if `seconds` is negative, for a monotonic clock cannot go back.
+            ValueError: if `seconds` is negative.
         """
         if seconds < 0:
             raise ValueError(f"a monotonic clock cannot go back by {-seconds} s")
@@ -46,29 +46,29 @@ class ManualClock:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Deadline:
-    """A moment by which a response must be there; it travels as remaining time, for clocks of two machines differ."""
+    """The time by which a response must arrive. It travels as remaining time, because clocks of machines differ."""
 
     at: float
-    """Seconds of a monotonic clock of this process, from which every `now` here is, too."""
+    """Seconds of a monotonic clock of this process; each `now` below is from the same clock."""
 
     @classmethod
     def after_s(cls, seconds: float, now: float) -> Deadline:
-        """So many seconds from now; a negative number has passed."""
+        """The deadline `seconds` after `now`."""
         return cls(now + seconds)
 
     @classmethod
     def after_ms(cls, ms: float, now: float) -> Deadline:
-        """So many milliseconds from now."""
+        """The deadline `ms` milliseconds after `now`."""
         return cls(now + ms * 1e-3)
 
     def remaining_s(self, now: float) -> float:
-        """Seconds that are left; negative once it has passed."""
+        """Seconds left; negative after the deadline."""
         return self.at - now
 
     def remaining_ms(self, now: float) -> float:
-        """Milliseconds that are left; negative once it has passed."""
+        """Milliseconds left; negative after the deadline."""
         return (self.at - now) * 1e3
 
     def passed(self, now: float) -> bool:
-        """Whether nothing is left."""
+        """Whether the deadline has passed."""
         return now >= self.at

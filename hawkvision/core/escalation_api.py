@@ -1,63 +1,61 @@
-"""The escalation from an edge node to the datacenter tier: what travels on the wire, and nothing else.
+"""Requests and replies between an edge node and the datacenter tier, as they travel.
 
     POST /v1/infer
         X-HawkVision-Wire: 2                   the version of this wire; absent: 1, an edge node before 0.2
         X-HawkVision-Task: imagenet            default: the tier's own task
-        X-HawkVision-Variant: ensemble        a stage of the cascade; default: the best served
-        X-HawkVision-Deadline-Ms: 180.0        time left when sent; absent: none
+        X-HawkVision-Variant: ensemble         a stage of the cascade; default: the best served
+        X-HawkVision-Deadline-Ms: 180.0        time left when sent; absent: no deadline
         X-HawkVision-Top-K: 5
-        X-HawkVision-Progressive: 1            answers of some of a committee's members are welcome meanwhile
-        X-HawkVision-Accept-Score: 0.913       these three together: the variant looks first, and
-        X-HawkVision-Score: margin             unless its score of this kind is at least that, the
-        X-HawkVision-Otherwise: ensemble      otherwise-stage answers
+        X-HawkVision-Progressive: 1            accept replies by some members of an ensemble meanwhile
+        X-HawkVision-Accept-Score: 0.913       these three together: the variant runs first; if its score
+        X-HawkVision-Score: margin             of this kind is below the accept score, the otherwise-stage
+        X-HawkVision-Otherwise: ensemble       answers
         traceparent: 00-…                      W3C trace context
-        X-Request-Id: …                        the caller's, or the trace's id (`core.logs`); not as datagrams
-        Authorization: Bearer KEY              when the tier has a key
-        <the encoded image: the caller's own bytes, or a smaller one made of a much larger (`imaging.downscale`)>
+        X-Request-Id: …                        the caller's, or the trace id (`core.logs`); not over datagrams
+        Authorization: Bearer KEY              if the tier has a key
+        <the encoded image: the caller's own bytes, or a smaller image made from it (`imaging.downscale`)>
 
-    200 {"top_k": [{"index": 281, "confidence": 0.83}, …], "model": "committee",
+    200 {"top_k": [{"index": 281, "confidence": 0.83}, …], "model": "ensemble",
          "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …, "first": …}, "batch_size": 3,
          "score": null, "passed_over": null, "complete": true, "fingerprint": "…/int8"}
 
     GET /v1/transport
-    200 {"lossy": {"port": 8091, "certificate": "-----BEGIN CERTIFICATE-----…", "name": "…", "version": 1}}
-                                           what else the tier listens to; null where it does not
+    200 {"datagram": {"port": 8091, "certificate": "-----BEGIN CERTIFICATE-----…", "name": "…", "version": 1}}
+                                               null if the tier does not listen for datagrams
 
     GET /v1/stages
-    200 {"task": "imagenet", "best": "committee",
-         "stages": [{"name": "committee", "members": [{"name": "resnet50", "sha256": "…"}, …],
-                    "fingerprint": "…", "ran": "…/int8"}, …]}
+    200 {"task": "imagenet", "best": "ensemble",
+         "stages": [{"name": "ensemble", "members": [{"name": "resnet50", "sha256": "…"}, …],
+                     "fingerprint": "…", "ran": "…/int8"}, …]}
 
-Errors are `{"error", "code"}` with the statuses of `hawkvision.core.errors`. A deadline is sent as time *left*, not as
-a time of day, because the clocks of edge and datacenter need not agree; the uplink's own time is the edge's to
-subtract.
+Errors are `{"error", "code"}` with the statuses of `hawkvision.core.errors`. A deadline is sent as remaining time,
+because the clocks of edge and datacenter need not agree. The edge subtracts the time on the link.
 
-The certificate of an edge stage may cover three levels: edge, an intermediate stage, the best. The second decision is
-then taken in the tier, for the price of one round trip:
+A certificate may cover three levels: edge stage, intermediate stage, reference stage. The tier then takes the second
+decision within one round trip:
 
-    score of the variant ≥ Accept-Score ──►  200, "model": the variant,        "score": its own, ≥ Accept-Score
-    else, within the same deadline      ──►  200, "model": the otherwise-stage, "score": its own, whatever it is,
-                                             "passed_over": {"index": 282, "score": 0.41}   what the variant said
+    score of the variant ≥ Accept-Score ──►  200, "model": the variant,         "score": its own
+    else, within the same deadline      ──►  200, "model": the otherwise-stage, "score": its own,
+                                             "passed_over": {"index": 282, "score": 0.41}   the variant's result
 
-`fingerprint` says what computed the answer, as the replicas state it that ran the models
-(`hawkvision.models.fingerprints`); `passed_over` has its own. A tier of before 0.2 states none, and its answers are
-never certified; an edge of before 0.2 ignores it, and goes by the fingerprint in `/v1/stages`, which follows from the
-tier's settings. `ran` there is what its replicas state.
+`fingerprint` states what computed the answer, as stamped by the replicas that ran the models
+(`hawkvision.models.fingerprints`); `passed_over` has its own. A tier before 0.2 states none, and its answers are never
+certified. An edge before 0.2 ignores it and uses the fingerprint in `/v1/stages`, which follows from the tier's
+settings. `ran` there is what the replicas state.
 
-The score is `cascade.confidence.scores.score` of the stage's calibrated probabilities as served (the manifest's
-temperatures), in float32; the comparison widens it to float64, which is exact, and the header writes the
-threshold with as many digits as give the same float64 back. So the tier accepts exactly the images
-that a computation offline accepts. Scores reach 1.0, so an intermediate stage that is not to be believed at all,
-only to be watched, gets the Accept-Score `inf`.
+The score is `cascade.confidence.scores.score` of the stage's calibrated probabilities in float32. The comparison widens
+it to float64, and the header writes the threshold with enough digits to restore the same float64, so the tier accepts
+exactly the images that an offline computation accepts. An intermediate stage whose answers must not count has the
+Accept-Score `inf`.
 
-A caller who will not wait beyond its deadline, and would rather have the opinion of some members than none, asks for a
-progressive reply. Then the body may be several such objects, a line each (`application/jsonl`), each from more members
-and views than the one before. The last is `"complete": true`, unless something went wrong after the first, or the
-deadline came. Certificates say nothing of the others. `first` says when the first was ready, in any reply.
+A progressive request accepts replies by some members of an ensemble before its deadline. The body may then have several
+such objects, one per line (`application/jsonl`), each from more members and views than the one before. The last one is
+`"complete": true`, unless an error occurred after the first, or the deadline passed. Certificates do not cover
+incomplete replies. `first` says when the first reply was ready.
 
-Over the datagram transport (`hawkvision.transport`) a request has the same fields. Those that many images share are its
-template, a JSON object with `task`, `variant` and, for an intermediate stage, `score` and `otherwise`. This image's own
-are its meta, big-endian:
+Over the datagram transport (`hawkvision.transport`) a request has the same fields. The fields that many images share
+are its template, a JSON object with `task`, `variant` and, for an intermediate stage, `score` and `otherwise`. The
+fields of one image are its meta, big-endian:
 
      0        1        2                 4           20          28       29                    37
     ┌────────┬────────┬─────────────────┬───────────┬───────────┬────────┬─────────────────────┐
@@ -66,9 +64,9 @@ are its meta, big-endian:
     │        │ 2: prg │                 │           │           │        │                     │
     └────────┴────────┴─────────────────┴───────────┴───────────┴────────┴─────────────────────┘
 
-The deadline is the fragments' own. Of a progressive request (2), incomplete replies come as interims, as far as they
-arrive and fit one datagram, with some twenty classes; the answer is the complete one, or what there is just before the
-deadline. Replies and errors are the same bodies, errors with their `status` beside `code`.
+The fragments carry the deadline. Incomplete replies to a progressive request (flag 2) come as interims of at most one
+datagram, with some twenty classes. The answer is the complete reply, or the last one just before the deadline. Replies
+and errors have the same bodies; errors add their `status`.
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ from hawkvision.core.types import Score
 INFER_PATH: Final = "/v1/infer"
 STAGES_PATH: Final = "/v1/stages"
 PREVIOUS_STAGES_PATH: Final = "/v1/rungs"
-"""Where edge nodes before 0.2 ask for the stages; answered until 0.3."""
+"""The path of the stages for edge nodes before 0.2; served until 0.3."""
 TRANSPORT_PATH: Final = "/v1/transport"
 WIRE_HEADER: Final = "X-HawkVision-Wire"
 WIRE_VERSION: Final = 2
@@ -115,32 +113,30 @@ _PROGRESSIVE: Final = 2
 
 
 class IntermediateOffer(msgspec.Struct, frozen=True):
-    """The variant asked for is an intermediate stage: its answer counts if it is sure enough, else another stage's
-    does.
-    """
+    """The requested variant is an intermediate stage. Its answer counts if its score suffices; else another stage's."""
 
     score: Score
     accept_score: float
-    """0..1, or +∞; the intermediate stage's answer is accepted if its score is at least this."""
+    """0..1, or +∞. The intermediate stage's answer is accepted if its score is at least this."""
     otherwise: str
-    """The stage that answers if not."""
+    """The stage that answers otherwise."""
 
 
 class EscalationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the edge asks of one image. None leaves the choice to the datacenter tier."""
+    """An escalation of one image. None leaves the choice to the datacenter tier."""
 
     task: str | None = None
     variant: str | None = None
     deadline_ms: float | None = None
-    """Time left when the request was sent; zero or less has already expired."""
+    """Time left when the request was sent; zero or less has expired."""
     top_k: int = 5
     intermediate: IntermediateOffer | None = None
-    """With it, `variant` must name the intermediate stage, and another one than `intermediate.otherwise`."""
+    """If set, `variant` must name the intermediate stage, which differs from `intermediate.otherwise`."""
     progressive: bool = False
-    """Whether answers of some of a committee's members will do if time does not suffice for all."""
+    """Whether a reply by some members of an ensemble is accepted if there is no time for all."""
 
     def headers(self) -> dict[str, str]:
-        """The request as headers; `parse_escalation_headers` reads them back."""
+        """The request as headers, which `parse_escalation_headers` reads."""
         headers = {TOP_K_HEADER: str(self.top_k)}
         if self.task is not None:
             headers[TASK_HEADER] = self.task
@@ -157,13 +153,13 @@ class EscalationRequest(msgspec.Struct, frozen=True, kw_only=True):
         return headers
 
     def template(self) -> bytes:
-        """What many images share, for the datagram transport; few differ: stages and the score's kind."""
+        """The fields that many images share, for the datagram transport."""
         intermediate = self.intermediate
         score, otherwise = (None, None) if intermediate is None else (intermediate.score, intermediate.otherwise)
         return _template_encoder.encode(_Template(self.task, self.variant, score, otherwise))
 
     def meta(self, trace: TraceContext) -> bytes:
-        """What is this image's own, for the datagram transport, except the deadline."""
+        """The fields of this image except the deadline, for the datagram transport."""
         flags = (0 if self.intermediate is None else _HAS_INTERMEDIATE) | (_PROGRESSIVE if self.progressive else 0)
         ids = bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
         packed = _META.pack(META_VERSION, flags, self.top_k, *ids, int(trace.flags, 16))
@@ -189,30 +185,30 @@ class ClassScore(msgspec.Struct, frozen=True):
 
 
 class EscalationTiming(msgspec.Struct, frozen=True):
-    """Milliseconds inside the datacenter tier. An ensemble reports its slowest member's stages; two looks add up."""
+    """Milliseconds in the datacenter tier. An ensemble reports its slowest member; two inferences add up."""
 
     decode: float
     queue: float
     infer: float
     total: float
     first: float | None = None
-    """When there was an answer of some of those that were asked, complete or not."""
+    """When the first reply was ready, complete or not."""
 
 
 class IntermediateResult(msgspec.Struct, frozen=True):
-    """What an intermediate stage saw that was not sure enough: its most probable class, and its score.
+    """The result of an intermediate stage whose score did not suffice: its most probable class and its score.
 
-    With the answer that counts it tells, for nothing, whether the two stages agree; online control learns from that.
+    Together with the answer it shows whether the two stages agree, which online control uses.
     """
 
     index: int
     score: float
     fingerprint: str | None = None
-    """Of what computed it, see `EscalationReply.fingerprint`."""
+    """See `EscalationReply.fingerprint`."""
 
 
 class EscalationReply(msgspec.Struct, frozen=True):
-    """The answer; `top_k[0]` is the most probable class, `batch_size` the most images inferred together."""
+    """The reply. `top_k[0]` is the most probable class, `batch_size` the most images inferred together."""
 
     top_k: tuple[ClassScore, ...]
     model: str
@@ -224,55 +220,52 @@ class EscalationReply(msgspec.Struct, frozen=True):
     """The answering stage's own score, of the kind that `IntermediateOffer.score` asked for; None if no intermediate
     stage was named."""
     passed_over: IntermediateResult | None = None
-    """The intermediate stage's answer where the otherwise-stage gave the one that counts."""
+    """The intermediate stage's result, if the otherwise-stage answered."""
     received_fraction: float = 1.0
-    """Share of the image, as the edge sent it, that reached the tier; the rest of what was looked at is made up."""
+    """Share of the image that reached the tier; the rest was concealed."""
     quality: int | None = None
-    """JPEG quality at which the transport encoded the image anew; None: it came as the edge had it."""
+    """JPEG quality at which the transport encoded the image; None if it was sent unchanged."""
     complete: bool = True
-    """Whether all of the stage's members looked, or so many that the first class is settled
-    (`datacenter.stages.cascade_executor`).
-
-    Only a progressive request has other replies.
-    """
+    """Whether all members of the stage ran, or so many that the first class is decided
+    (`datacenter.stages.cascade_executor`). Only a progressive request has other replies."""
     fingerprint: str | None = None
-    """What computed it, as stated by the replicas that ran the models
-    (`hawkvision.models.fingerprints.stage_fingerprint`); None of incomplete replies, and of tiers that state
+    """What computed the answer, as stated by the replicas that ran the models
+    (`hawkvision.models.fingerprints.stage_fingerprint`). None for incomplete replies and for tiers that state
     nothing."""
 
     @property
     def whole(self) -> bool:
-        """Whether the tier looked at the very image that the edge sent."""
+        """Whether the tier classified exactly the image that the edge sent."""
         return self.received_fraction == 1.0 and self.quality is None
 
     @property
     def comparable(self) -> bool:
-        """Whether this is the stage's own answer to the image that the edge sent, so that theirs can be compared."""
+        """Whether this is the stage's complete answer to exactly the image that the edge sent."""
         return self.whole and self.complete
 
 
 class StageMember(msgspec.Struct, frozen=True):
-    """A variant and the hash of the very file that is loaded; None for a backend without a file (`noop`)."""
+    """A variant and the hash of the loaded file; None for a backend without a file (`noop`)."""
 
     name: str
     sha256: str | None
 
 
 class ListedStage(msgspec.Struct, frozen=True):
-    """One stage that can be asked for: a variant, or an ensemble of several."""
+    """One stage that can be requested: a variant, or an ensemble."""
 
     name: str
     members: tuple[StageMember, ...]
     fingerprint: str | None = None
-    """`Manifest.fingerprint`: files, input handling, temperatures and averaging in one hash, as the settings have it;
-    None without files, or with an execution that certificates are not about."""
+    """`Manifest.fingerprint` of the configured files, inputs, temperatures and averaging. None without files, or with
+    an execution that certificates do not cover."""
     ran: str | None = None
-    """`hawkvision.models.fingerprints.stage_fingerprint` by the newest statement of a replica; None while there is
-    none."""
+    """`hawkvision.models.fingerprints.stage_fingerprint` of the newest statement of a replica; None before the first.
+    """
 
 
 class StageList(msgspec.Struct, frozen=True):
-    """What the tier serves, cheapest first. An edge refuses certificates that were made for other files."""
+    """The stages that the tier serves, cheapest first."""
 
     task: str
     best: str
@@ -288,21 +281,21 @@ class PreviousStages(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, listing: StageList) -> PreviousStages:
-        """The same listing in the words of before."""
+        """The same list in the old form."""
         return cls(listing.task, listing.best, listing.stages)
 
 
 class DatagramEndpoint(msgspec.Struct, frozen=True):
-    """Where the datagram transport listens, at the host of the document that says so."""
+    """Where the datagram transport listens, on the host that sent this document."""
 
     port: int
-    """UDP."""
+    """UDP port."""
     certificate: str
-    """PEM; the server shows the first of them, which is compared bit for bit."""
+    """PEM. The server presents the first certificate, which the caller compares bit for bit."""
     name: str
-    """To ask for in the handshake; version 1 also looked for it in the certificate."""
+    """Server name for the handshake; version 1 also checked it against the certificate."""
     version: int
-    """Of the hello that is spoken."""
+    """Version of the hello message."""
 
 
 class Transports(msgspec.Struct, frozen=True):
@@ -310,11 +303,11 @@ class Transports(msgspec.Struct, frozen=True):
 
     datagram: DatagramEndpoint | None = None
     lossy: DatagramEndpoint | None = None
-    """The same, for callers and edge nodes before 0.2; until 0.3."""
+    """The same endpoint, for callers and edge nodes before 0.2; sent until 0.3."""
 
     @classmethod
     def of(cls, endpoint: DatagramEndpoint | None) -> Transports:
-        """What a server with that datagram endpoint replies."""
+        """The reply of a server with that datagram endpoint."""
         return cls(endpoint, endpoint)
 
 
@@ -331,7 +324,7 @@ def check_wire_version(headers: Mapping[str, str]) -> None:
 
 
 def parse_escalation_headers(headers: Mapping[str, str]) -> EscalationRequest:
-    """The request that the headers state; names are matched as `headers` does (Starlette's ignore case).
+    """Read a request from headers. Names match as `headers` matches them (Starlette ignores case).
 
     Raises:
         BadField: naming the header, what was expected and what was found.
@@ -348,8 +341,7 @@ def parse_escalation_headers(headers: Mapping[str, str]) -> EscalationRequest:
 
 
 def parse_escalation_datagram(template: bytes, meta: bytes) -> tuple[EscalationRequest, TraceContext | None]:
-    """The request, without its deadline, of an image that came over the datagram transport, and its trace if it is
-    valid.
+    """Read a request without its deadline from the datagram transport, and its trace if that is valid.
 
     Raises:
         BadField: naming the field, what was expected and what was found.

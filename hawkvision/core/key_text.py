@@ -1,4 +1,4 @@
-"""What a key looks like as text, wherever it comes from: a setting, a variable, a file, a command line."""
+"""Checks of keys as text, from a setting, a variable, a file or a command line."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Final
 from hawkvision.core.errors import ConfigError
 
 MIN_KEY_CHARACTERS: Final = 16
-"""Of a key that a server asks for: 64 bits where it is hexadecimal. Their hashes are stored and proofs of them sent, so
-a key must be too long to be found by trying; those that `hawkvision keys add` makes have 256 bits."""
+"""Fewest characters of a server's key, 64 bits if it is hexadecimal. Hashes of keys are stored and proofs sent, so a
+key must be too long to guess. Keys of `hawkvision keys add` have 256 bits."""
 MAX_KEY_CHARACTERS: Final = 1024
-"""Headers hold 64 KiB, and a hello of the datagram transport much less."""
+"""Most characters of a key; it must fit into a hello of the datagram transport."""
 ADVICE: Final = "`openssl rand -hex 32` or `hawkvision keys add` makes a good one"
 
 
 def clean_key(text: str, where: str) -> str:
-    """A key that is sent: without the line end that files and variables give it.
+    """A key to send, without the line end that files and variables add.
 
     Raises:
-        ConfigError: if what is left could not be sent in a header; names `where` and never the key.
+        ConfigError: if a header cannot carry it; the message names `where`, never the key.
     """
     key = text.rstrip()
     if not key:
@@ -35,7 +35,7 @@ def clean_key(text: str, where: str) -> str:
 
 
 def own_key(text: str, where: str) -> str:
-    """A key that a server asks its callers for: clean, and long enough.
+    """A key that a server requires: clean and long enough.
 
     Raises:
         ConfigError: as `clean_key`, and for fewer than `MIN_KEY_CHARACTERS`.

@@ -1,7 +1,7 @@
-"""What a node counts, in Prometheus' own conventions: base units, `_total` counters, bounded labels.
+"""Prometheus metrics of an edge node, and collectors that both servers share.
 
-Every label takes its values from a closed set (tasks, stages, tiers, reasons, status codes), never from a caller's
-text, so that no caller can grow the number of series.
+Labels take their values from closed sets (tasks, stages, tiers, reasons, status codes), never from a caller's text, so
+that no caller can grow the number of series.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0
 
 
 RECEIVED_BUCKETS = (0.1, 0.25, 0.45, 0.6, 0.75, 0.9, 0.999, 1.0)
-"""The bounds between the conditions of a profile, and some below."""
+"""Share of an image that arrived: the bounds between the conditions of a profile, and some below."""
 
 
 class KeyRequestsCollector(Collector):
-    """Reads the requests of each key when Prometheus asks. Names are those of the keys there are, and a few more."""
+    """Requests by key and outcome, read at each scrape. Names are those of the configured keys, and a few more."""
 
     def __init__(self, name: str, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         self._name = name
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """The family of one scrape."""
+        """The metric family of one scrape."""
         family = CounterMetricFamily(
             self._name, "Requests by the name of their key and whether they were let in", labels=("key", "outcome")
         )
@@ -50,22 +50,22 @@ class KeyRequestsCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class TlsState:
-    """What a server's TLS has come to."""
+    """State of a server's TLS."""
 
     expires: float
-    """When its certificate's time is over, in seconds since 1970."""
+    """Expiry of its certificate, in seconds since 1970."""
     handshakes_failed: int
 
 
 class TlsCollector(Collector):
-    """Reads the state of a server's TLS when Prometheus asks."""
+    """State of a server's TLS, read at each scrape."""
 
     def __init__(self, prefix: str, read: Callable[[], TlsState]) -> None:
         self._prefix = prefix
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """The families of one scrape."""
+        """The metric families of one scrape."""
         state = self._read()
         yield GaugeMetricFamily(
             f"{self._prefix}_tls_certificate_expiry_timestamp_seconds",
@@ -79,21 +79,21 @@ class TlsCollector(Collector):
 
 @runtime_checkable
 class Instrumented(Protocol):
-    """A part of a server that has metrics of its own: a backend, a policy, a transport."""
+    """A part of a server with its own metrics: a backend, a policy, a transport."""
 
     def collectors(self) -> Iterable[Collector]:
-        """What reads them when Prometheus asks; called once."""
+        """The collectors to register; called once."""
         ...
 
 
 def describe_process(registry: CollectorRegistry, prefix: str, text: str, task: str, backend: str) -> None:
-    """Say on a page what runs: `<prefix>_build_info{version, task, backend}`, which is 1."""
+    """Register `<prefix>_build_info{version, task, backend}`, whose value is 1."""
     info = Gauge(f"{prefix}_build_info", text, ("version", "task", "backend"), registry=registry)
     info.labels(__version__, task, backend).set(1.0)
 
 
 class EdgeMetrics:
-    """The metrics of one edge node, in a registry of their own."""
+    """The metrics of one edge node, in their own registry."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -115,82 +115,80 @@ class EdgeMetrics:
         self.queue_duration = histogram("queue_duration_seconds", "Wait for a worker", "task")
         self.inference_duration = histogram("inference_duration_seconds", "Backend time", "task", "variant")
         self.ensemble_runs = counter(
-            "ensemble_runs", "Images that the others of a conditional ensemble looked at as well", "task"
+            "ensemble_runs", "Images classified by all members of a conditional ensemble", "task"
         )
         self.escalations = counter(
             "escalations", "Images sent to the datacenter, audits and trials included", "task", "reason"
         )
         self.escalation_failures = counter("escalation_failures", "Escalations that got no answer in time", "task")
         self.escalations_abandoned = counter(
-            "escalations_abandoned", "Of these, those that were not waited for to the end", "task"
+            "escalations_abandoned", "Escalation failures whose wait ended before the deadline", "task"
         )
         self.audits = counter(
             "audits", "Accepted answers drawn to be checked by the reference stage", "task", "outcome"
         )
         self.guarantees = counter("guarantees", "Answers by the status of their accuracy guarantee", "task", "status")
-        self.alarms = counter("alarms", "Guarantees that became void because traffic is not as certified", "task")
-        self.returns = counter("returns", "Guarantees that came back because traffic is as certified again", "task")
+        self.alarms = counter("alarms", "Guarantees suspended because traffic is not as certified", "task")
+        self.returns = counter("returns", "Guarantees restored because traffic is as certified again", "task")
         self.streams = gauge("streams", "Controllers in memory: one per stream, certificate and stage", "task")
         self.streams_suspended = gauge("streams_suspended", "Controllers whose guarantee is suspended", "task")
-        self.accuracy_debt = gauge("accuracy_debt", "Wrong answers, in expectation, that all streams owe", "task")
+        self.accuracy_debt = gauge("accuracy_debt", "Expected wrong answers beyond target, all streams", "task")
         self.state_failures = counter(
             "state_failures",
-            "Controller states, or files of them, that could not be opened, read, written or kept",
+            "Failures to open, read, write or keep controller states or their file",
             "task",
             "operation",
         )
         self.state_kept = gauge(
-            "state_kept", "1 while what is known of streams is kept in the state file, 0 if it cannot be", "task"
+            "state_kept", "1 while the state of streams is kept in the state file, 0 while it cannot be", "task"
         )
         self.incomplete_answers = counter(
-            "incomplete_answers", "Of some of a committee's members, for there was no time for all", "task"
+            "incomplete_answers", "Answers by some members of an ensemble, for lack of time for all", "task"
         )
         self.degraded = counter("degraded", "Answers below target, flagged as such", "task")
         self.shed = counter("shed", "Requests refused because a bound was reached", "reason")
-        self.refused_costs = counter(
-            "refused_costs", "Images refused before they were decoded, for what that would cost", "reason"
-        )
-        self.memory_budget = gauge("memory_budget_bytes", "Memory that may be used, by what for", "part")
-        self.bodies_bytes = gauge("bodies_bytes", "Of it, what bodies take")
-        self.decoding_bytes = gauge("decoding_bytes", "Of it, what decoding takes, at most")
-        self.decoding_peak_bytes = gauge("decoding_peak_bytes", "The most that decoding ever took, at most")
-        self.decoding_work = gauge("decoding_work_seconds", "Expected time of heavy images that are not decoded yet")
+        self.refused_costs = counter("refused_costs", "Images refused before decoding because of its cost", "reason")
+        self.memory_budget = gauge("memory_budget_bytes", "Memory budget by part", "part")
+        self.bodies_bytes = gauge("bodies_bytes", "Memory that request bodies take")
+        self.decoding_bytes = gauge("decoding_bytes", "Upper bound of the memory that decoding takes")
+        self.decoding_peak_bytes = gauge("decoding_peak_bytes", "Highest value of decoding_bytes")
+        self.decoding_work = gauge("decoding_work_seconds", "Expected decoding time of heavy images that wait")
         self.deadline_misses = counter("deadline_misses", "Answers after their deadline", "task")
         self.received_bytes = counter("received_bytes", "Bytes of request bodies")
         self.uplink_bytes = counter("uplink_bytes", "Image bytes sent to the datacenter")
-        self.uplink_transport = gauge("uplink_transport", "1 for what images go to the datacenter over", "transport")
-        self.uplink_switches = counter("uplink_switches", "Changes of transport, by the one changed to", "transport")
-        self.uplink_loss_ratio = gauge("uplink_loss_ratio", "Share of datagrams to the datacenter that are lost")
-        self.uplink_rtt = gauge("uplink_rtt_seconds", "Round trip of datagrams to the datacenter, without its work")
+        self.uplink_transport = gauge("uplink_transport", "1 for the transport in use", "transport")
+        self.uplink_switches = counter("uplink_switches", "Changes of transport, by the new one", "transport")
+        self.uplink_loss_ratio = gauge("uplink_loss_ratio", "Share of lost datagrams to the datacenter")
+        self.uplink_rtt = gauge("uplink_rtt_seconds", "Round trip of datagrams to the datacenter")
         self.received_fraction = Histogram(
             "hawkvision_datagram_received_fraction",
-            "Share of an image that had come when it was answered",
+            "Share of an image that had arrived when it was answered",
             registry=self.registry,
             buckets=RECEIVED_BUCKETS,
         )
         self.in_flight = gauge("requests_in_flight", "Requests being answered")
         self.queue_length = gauge("queue_length", "Requests waiting for a worker")
-        self.datacenter_up = gauge("datacenter_up", "Whether the last escalation or probe got through")
+        self.datacenter_up = gauge("datacenter_up", "Whether the last escalation or probe succeeded")
         self.datacenter_doubted = gauge(
-            "datacenter_doubted", "Whether the datacenter's answers were too late so often that few wait for them"
+            "datacenter_doubted", "Whether replies were late so often that few requests wait for them"
         )
         self.circuit_breaker = gauge("circuit_breaker", "1 for the state of the datacenter's circuit breaker", "state")
         self.certificates_valid = gauge("certificates_valid", "Whether certificates match the loaded models", "task")
 
     def describe(self, task: str, backend: str) -> None:
-        """Say what the node runs, once that is known."""
+        """Publish what the node runs, once that is known."""
         describe_process(self.registry, "hawkvision", "What the node is and runs", task, backend)
 
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
-        """Have the requests of each key on the page."""
+        """Publish the requests by key."""
         self.registry.register(KeyRequestsCollector("hawkvision_key_requests", read))
 
     def watch_tls(self, read: Callable[[], TlsState]) -> None:
-        """Have the state of the server's TLS on the page."""
+        """Publish the state of the server's TLS."""
         self.registry.register(TlsCollector("hawkvision", read))
 
     def watch(self, part: object) -> None:
-        """Have the metrics of a part on the page, if it has any."""
+        """Publish the metrics of a part, if it is `Instrumented`."""
         if isinstance(part, Instrumented):
             for collector in part.collectors():
                 self.registry.register(collector)

@@ -1,4 +1,4 @@
-"""Text files that people write: with or without the byte-order mark that some editors put in front."""
+"""Reads text files with or without a byte-order mark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def decode_text(data: bytes) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, its lines ending in a newline however they were ended.
+    """The text of a file, with every line end as a newline.
 
     Raises:
         OSError: if it cannot be read.

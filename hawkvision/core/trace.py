@@ -1,7 +1,6 @@
-"""W3C trace context: the `traceparent` that follows a request from caller to edge to datacenter.
+"""W3C trace context: the `traceparent` of a request, from caller to edge to datacenter.
 
-Source: W3C Recommendation "Trace Context", level 1, §3.2. A malformed header is ignored and a new trace started, as
-§4.3 asks, for a caller's tracing must never fail its request.
+Source: W3C Recommendation "Trace Context", level 1, §3.2. A malformed header is ignored and a new trace begins (§4.3).
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from dataclasses import dataclass
 _TRACEPARENT = re.compile(r"^(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?$")
 
 
-# Ids must be unique, not secret: a generator that is seeded once spares a system call for each of three ids a request.
+# Ids must be unique, not secret. A generator that is seeded once saves a system call per id.
 _random = random.Random(os.urandom(32))  # noqa: S311
 os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
 
 
 def random_hex(digits: int) -> str:
-    """A random lower-case hexadecimal number of that many digits, not all zero."""
+    """A random lower-case hexadecimal number of `digits` digits, not all zero."""
     return f"{_random.getrandbits(4 * digits) or 1:0{digits}x}"
 
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """One span's place in a trace, and the id of its request: what a request carries from process to process."""
+    """A span in a trace, and the id of its request: what a request carries from process to process."""
 
     trace_id: str
     """Lower-case hex, as `span_id` and `flags`."""

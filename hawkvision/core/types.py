@@ -155,12 +155,11 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyGuarantee:
-    """What is guaranteed about the stream of answers to this target, and on what ground.
+    """The accuracy guarantee for the stream of answers to one target.
 
-    `max_drop` is the certified bound on the drop below the cascade's reference stage; `delta` the probability that the
-    guarantee is wrong; `n` the number of images behind it. Each is None where there is nothing to state. A target of
-    `min_accuracy` can be `best_effort` and still state the certified drop: then only the reference stage's own accuracy
-    is uncertain.
+    `max_drop` is the certified bound on the drop below the reference stage, `delta` the probability that the guarantee
+    is wrong, and `n` the number of images behind it; each may be None. A target of `min_accuracy` can be `best_effort`
+    and still state the certified drop; then only the reference stage's own accuracy is uncertain.
     """
 
     target: Target
@@ -173,7 +172,7 @@ class AccuracyGuarantee:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the time went, in milliseconds. `uplink` is the datacenter round trip less `dc`; zero if unused."""
+    """Time per phase in milliseconds. `uplink` is the round trip to the datacenter without `dc`; zero if unused."""
 
     decode: float = 0.0
     queue: float = 0.0
@@ -202,12 +201,12 @@ class Answer:
 
     @property
     def label(self) -> str:
-        """The most probable class's name."""
+        """The name of the most probable class."""
         return self.top_k[0].label
 
     @property
     def index(self) -> int:
-        """The most probable class's number."""
+        """The index of the most probable class."""
         return self.top_k[0].index
 
     @property
@@ -216,7 +215,7 @@ class Answer:
         return self.top_k[0].confidence
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as the JSON object of DESIGN §3; `Client` reads it back with `answer_from_json`."""
+        """The answer as the JSON object of the API, which `answer_from_json` reads."""
         best, guarantee, timing = self.top_k[0], self.accuracy, self.timing_ms
         return {
             "id": self.id,

@@ -1,1 +1,1 @@
-"""Whether a machine is fit to run what its settings say, before somebody depends on it: `hawkvision doctor`."""
+"""`hawkvision doctor`: checks whether this machine can run the configured tier."""

@@ -1,4 +1,4 @@
-"""Checks of who may come in: the server's certificate, and its callers' keys."""
+"""Checks of the server's certificate and its callers' keys."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hawkvision.servers.certificates import server_certificates
 from hawkvision.servers.keys import Keys
 
 SOON: Final = datetime.timedelta(days=14)
-"""Half of the time at which certificates of 90 days are renewed by default (certbot: 30 days before they expire)."""
+"""Half of the time before expiry at which certbot renews certificates (30 days)."""
 
 
 def access(config: EdgeConfig | DatacenterConfig, section: str, now: datetime.datetime) -> Iterator[Finding]:
-    """Whether certificate and keys can be used, and how long.
+    """Whether certificate and keys can be used, and until when.
 
     Raises:
         ConfigError: if they cannot be; names setting and file.

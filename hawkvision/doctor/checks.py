@@ -1,4 +1,4 @@
-"""Which checks a tier's settings ask for, in the order in which an operator would mend what they find."""
+"""The checks of a tier, in the order in which an operator would solve problems."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hawkvision.transport.settings import DatagramSettings
 
 
 def examine_edge(path: Path | None) -> Iterator[Finding]:
-    """What is found of an edge node with the settings of that file and of the environment."""
+    """The findings for an edge node with the settings of a file and of the environment."""
     configs: list[EdgeConfig] = []
     yield from examine([("settings", lambda: _settings(configs, load_config(EdgeConfig, path), path))])
     for config in configs:
@@ -31,7 +31,7 @@ def examine_edge(path: Path | None) -> Iterator[Finding]:
 
 
 def examine_datacenter(path: Path | None) -> Iterator[Finding]:
-    """What is found of a datacenter tier with the settings of that file and of the environment."""
+    """The findings for a datacenter tier with the settings of a file and of the environment."""
     configs: list[DatacenterConfig] = []
     yield from examine([("settings", lambda: _settings(configs, load_config(DatacenterConfig, path), path))])
     for config in configs:

@@ -1,4 +1,4 @@
-"""Checks of files: models, profile and certificates, the cache, what is kept of streams."""
+"""Checks of files: models, profile and certificates, cache, state of streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hawkvision.system.files import check_writable
 
 
 def models(task: str, variants: Iterable[Variant], cache: Path) -> Iterator[Finding]:
-    """Whether each model is there, and is the one that the manifest names."""
+    """Whether each model exists and is the one in the manifest."""
     for variant in variants:
         try:
             data = load_variant(cache, task, variant)
@@ -53,7 +53,7 @@ def profile(config: EdgeConfig, manifest: Manifest, stage: str, folder: Path) ->
 
 
 def cache(folder: Path) -> Finding:
-    """Whether what is made here, such as compiled kernels, can be kept."""
+    """Whether the cache can be written, for example for compiled kernels."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder / ".doctor")
@@ -67,7 +67,7 @@ def cache(folder: Path) -> Finding:
 
 
 def state_file(path: Path | None, *, default: bool = False) -> Finding:
-    """Whether what is known of streams is kept across restarts; `default` if the path is not the operator's."""
+    """Whether the state of streams is kept across restarts; `default` if the operator did not set the path."""
     if path is None:
         return warning(
             "state file", "none: a restart forgets alarms and debts", "set edge.state_file to a file on a local disk"

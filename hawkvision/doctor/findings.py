@@ -1,4 +1,4 @@
-"""What a check says: how it is, and what to do about it."""
+"""Findings of checks: a level, what was found, and advice."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hawkvision.core.errors import HawkVisionError
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """It runs, but slower, or with less, than it could."""
+    """The server runs, but slower or with less than it could."""
     PROBLEM = "problem"
-    """It does not start, or does not do what it was set up for."""
+    """The server does not start, or does not do its task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +27,21 @@ class Finding:
     level: Level
     found: str
     advice: str | None = None
-    """What to do; None where nothing is to be done."""
+    """What to do; None if nothing."""
 
 
 def ok(check: str, found: str) -> Finding:
-    """Nothing to be done."""
+    """A finding without a problem."""
     return Finding(check, Level.OK, found)
 
 
 def warning(check: str, found: str, advice: str) -> Finding:
-    """It runs, but less well than it could."""
+    """A finding of level `warning`."""
     return Finding(check, Level.WARNING, found, advice)
 
 
 def problem(check: str, found: str, advice: str) -> Finding:
-    """It does not do what it was set up for."""
+    """A finding of level `problem`."""
     return Finding(check, Level.PROBLEM, found, advice)
 
 
@@ -49,7 +49,7 @@ Check = Callable[[], Finding | Iterable[Finding]]
 
 
 def examine(checks: Iterable[tuple[str, Check]]) -> Iterator[Finding]:
-    """What each check finds, one after the other. An error that explains itself is a problem of its check's name."""
+    """Run the checks one after the other. A HawkVision error becomes a problem with the check's name."""
     for name, check in checks:
         try:
             found = check()

@@ -14,17 +14,17 @@ from hawkvision.servers.connections import MIN_CONNECTIONS, RESERVED_FILES
 from hawkvision.system.memory import MemoryRoom, room
 
 OLDEST_LINUX: Final = (4, 18)
-"""Of those that are still maintained anywhere (RHEL 8)."""
+"""The oldest kernel that is still maintained (RHEL 8)."""
 FEW_FILES: Final = 1024
-"""Most systems' own soft limit; the server raises it to the hard one by itself."""
+"""The usual soft limit; the server raises it to the hard one."""
 EDGE_BYTES: Final = 512 * 2**20
-"""Twice what a node with the ImageNet cascade's edge ensemble takes up; images need the rest."""
+"""Twice the memory of a node with the ImageNet cascade's edge ensemble; images need the rest."""
 DATACENTER_BYTES: Final = 2 * 2**30
 """Ray's own processes take 1 GB, a replica of the ImageNet cascade 0.4 GB."""
 
 
 def processor(machine: str | None = None, flags: str | None = None) -> Finding:
-    """What the processor has for quantised networks; the arguments stand for what this one tells of itself."""
+    """The processor's features for quantised networks; arguments replace those of this machine."""
     machine = machine or platform.machine()
     has = set((cpuinfo("flags") if flags is None else flags).split())
     if machine not in ("x86_64", "AMD64"):
@@ -44,7 +44,7 @@ def processor(machine: str | None = None, flags: str | None = None) -> Finding:
 
 
 def kernels() -> Finding:
-    """Whether our own kernels run here, compiled if they have not been."""
+    """Whether our own kernels run here; compiles them if needed."""
     if unsupported_reason() is not None:
         return ok("kernels", "not for this processor, ONNX Runtime runs the models")
     if importlib.util.find_spec("onnx") is None:
@@ -61,7 +61,7 @@ def kernels() -> Finding:
 
 
 def system(name: str | None = None, release: str | None = None) -> Finding:
-    """The kernel; the arguments stand for what it tells of itself."""
+    """The operating system's kernel; arguments replace those of this machine."""
     name, release = name or platform.system(), release or platform.release()
     if name != "Linux":
         return warning("system", f"{name} {release}", "run servers on Linux: nothing else is tried")
@@ -73,7 +73,7 @@ def system(name: str | None = None, release: str | None = None) -> Finding:
 
 
 def open_files(limits: tuple[int, int] | None = None) -> Finding:
-    """How many connections there can be; `limits` are the soft and the hard one of this process."""
+    """How many connections are possible; `limits` are the soft and the hard limit of this process."""
     _, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "no limit" if hard == resource.RLIM_INFINITY else f"at most {hard}"
     if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
@@ -84,7 +84,7 @@ def open_files(limits: tuple[int, int] | None = None) -> Finding:
 
 
 def memory(wanted: int, found: MemoryRoom | None = None) -> Finding:
-    """Whether there is as much as the server takes up; None asks this machine, control groups' limits included."""
+    """Whether there is enough memory; None reads this machine's, cgroup limits included."""
     found = found or room()
     shown = f"{found.free_bytes / 2**20:.0f} MiB free, by {found.limited_by}"
     if found.free_bytes < wanted:
@@ -97,7 +97,7 @@ def memory(wanted: int, found: MemoryRoom | None = None) -> Finding:
 
 
 def user() -> Finding:
-    """Whether the server would run with more rights than it needs."""
+    """Whether the server would run with more rights than needed."""
     if os.geteuid() == 0:
         return warning("user", "root", "run servers as a user of their own: they need none of root's rights")
     return ok("user", f"number {os.geteuid()}")

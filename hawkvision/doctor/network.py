@@ -23,11 +23,11 @@ from hawkvision.doctor.findings import Finding, ok, problem, warning
 TIMEOUT_S: Final = 5.0
 MAX_LISTING_BYTES: Final = 2**20
 SKEW_S: Final = 30.0
-"""Between clocks beyond which log lines and certificates' dates are hard to compare."""
+"""Difference of clocks beyond which log lines and dates of certificates are hard to compare."""
 
 
 def port(host: str, number: int, kind: socket.SocketKind, setting: str) -> Finding:
-    """Whether an address can be listened on."""
+    """Whether a server can listen on an address."""
     name = f"port {number}" if kind is socket.SOCK_STREAM else f"UDP port {number}"
     try:
         family, _, _, _, address = socket.getaddrinfo(host, number, type=kind)[0]
@@ -50,7 +50,7 @@ def port(host: str, number: int, kind: socket.SocketKind, setting: str) -> Findi
 
 
 def _is_ours(host: str, number: int) -> bool:
-    """Whether a server of ours listens there; of which kind and whose it is does not matter."""
+    """Whether any HawkVision server listens there."""
     shown = f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1"}.get(host, host)  # noqa: S104
     unverified = ssl._create_unverified_context()  # noqa: S323 - nothing is told or believed
     for scheme in ("http", "https"):
@@ -66,7 +66,7 @@ def _is_ours(host: str, number: int) -> bool:
 def datacenter(
     url: str, key: str | None, expected: Mapping[str, str], context: ssl.SSLContext | None = None
 ) -> Iterator[Finding]:
-    """Whether it answers, takes the key, serves the models that certificates are about, and has the same time.
+    """Whether the datacenter replies, accepts the key, serves the certified models, and has the same time.
 
     Args:
         url: of the ingress.
@@ -105,7 +105,7 @@ def datacenter(
 
 
 def _key_taken(url: str, headers: Mapping[str, str], context: ssl.SSLContext | None) -> Finding:
-    """Whether the key may ask for answers, as well as for what is served; an empty body gets no other refusal."""
+    """Whether the key allows inference, tested with an empty body."""
     asking = urllib.request.Request(f"{url.rstrip('/')}{INFER_PATH}", b"", headers)  # noqa: S310 - as above
     try:
         with urllib.request.urlopen(asking, timeout=TIMEOUT_S, context=context):  # noqa: S310
@@ -147,7 +147,7 @@ def _certified(url: str, listing: StageList, expected: Mapping[str, str]) -> Fin
 
 
 def clock(url: str, date: str | None, now: datetime.datetime) -> Finding:
-    """How far this machine's clock is from the datacenter's, by the header `Date`; whole seconds."""
+    """The difference of clocks in whole seconds, from the header `Date`."""
     try:
         there = None if date is None else email.utils.parsedate_to_datetime(date)
     except ValueError:

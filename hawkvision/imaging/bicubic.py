@@ -1,16 +1,13 @@
-"""Bicubic scaling by a kernel of our own, where the processor has AVX-512 VBMI: OpenCV's pixels, sooner.
+"""Bicubic scaling by our own kernel on processors with AVX-512 VBMI, with exactly OpenCV's pixels.
 
-OpenCV leaves it to Intel's library, which weighs four values of a row, then four of these sums, in float32. In which
-order it adds was found by trying the orders there are on pixels that come out next to a half: 24,500 of these are as
-the kernel has them. At the edges, where some of the four are beyond the image, it adds in another order, of which we
-do not know the last bit: where that may decide, for one image in thirteen, OpenCV scales it. The weights themselves
-OpenCV is asked for: an image that is black but for single white columns comes out as them. None of 1.7 * 10^9 values
-of 3,000 images of noise differs (`python -m tests.bench.bicubic --images 3000`).
+    image (height, width, 3) ──► four rows, scaled horizontally, in float32 ──► one row of the result
 
-    image (height, width, 3) ──► four rows, scaled across, in float32 ──► one row of the outcome
+OpenCV uses Intel's IPP, which weights four values of a row, then four of these sums, in float32. The kernel adds in the
+same order. At the edges, where some of the four values are outside the image, IPP adds in an order that is not known.
+Where the last bit may matter there, OpenCV scales the image. The weights are read from OpenCV: an image that is black
+except for single white columns yields them.
 
-Before it is used, `prepare` looks whether it does as OpenCV does on this machine. An image of 227 pixels a side is
-scaled to 224 in 51 us instead of 88 in the mean (one core of an EPYC).
+`prepare` compares the kernel with OpenCV on this machine before it is used.
 """
 
 from __future__ import annotations
@@ -32,34 +29,32 @@ from hawkvision.native import library
 log = logging.getLogger("hawkvision.imaging")
 
 NEEDS: Final = "avx512vbmi"
-"""Of the processor, beyond what the library needs, as Linux calls it."""
+"""The processor feature that this kernel needs beyond those of the library, as Linux names it."""
 TAPS: Final = 4
 VALUES: Final = 16
-"""Of a row, that are computed together."""
+"""Values of a row that are computed together."""
 BYTES: Final = 64
-"""Of a row, that they are made of."""
+"""Bytes of a row that `VALUES` are computed from."""
 LEAST_SIDE: Final = 8
-"""Pixels of an image's sides. Of less than four, OpenCV has other values."""
+"""Shortest side in pixels; below four, OpenCV computes other values."""
 MOST_WIDTH: Final = 1024
-"""Pixels of the outcome's rows, which bounds the kernel's memory."""
+"""Widest result in pixels, which bounds the kernel's memory."""
 MOST_SHRINKING: Final = 2.0
-"""From there on OpenCV scales: by two, values at the edges are halves too often, and further, 16 values would be made
-of more than `BYTES` (and `image.preprocess` averages areas)."""
+"""From this factor on OpenCV scales, because 16 values would need more than `BYTES` of a row."""
 REMEMBERED: Final = 256
-"""Pairs of sizes, of 20 kB each. An image that is scaled bicubically has at most twice the input's side, so that few
-inputs see more."""
+"""Plans kept, one per pair of sizes, 20 kB each."""
 TRIED: Final = ((227, 224), (256, 224), (331, 240), (440, 224), (96, 224), (24, 64))
-"""Sides, before and after, with which it is compared with OpenCV."""
+"""Pairs of sides, before and after, for the comparison with OpenCV."""
 MOST_DRAWN: Final = 8
-"""Images of each, for some are left to OpenCV."""
+"""Most images drawn for each pair, because OpenCV scales some of them."""
 _PERIOD: Final = 8
-"""Columns from one white one to the next: more than four are weighed by nobody."""
+"""Distance of white columns; more than the four columns that are weighted together."""
 
 _Floats = NDArray[np.float32]
 
 
 class _Scaling(ctypes.Structure):
-    """As `Scaling` in `bicubic.h`."""
+    """`Scaling` in `bicubic.h`."""
 
     _fields_ = [
         ("rows_in", ctypes.c_int32),
@@ -71,18 +66,18 @@ class _Scaling(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What the kernel takes for images of one size, and all that this points to."""
+    """The kernel's argument for images of one size, and the arrays that it points to."""
 
     struct: _Scaling
     kept: tuple[NDArray[Any], ...]
 
 
 _kernel: Any = None
-"""`bicubic_scale`, once `prepare` has found it to do as OpenCV does."""
+"""`bicubic_scale`, once `prepare` has found that it agrees with OpenCV."""
 
 
 def prepare() -> bool:
-    """Have `scaled` use the kernel from now on, if this machine can run it and it does as OpenCV does."""
+    """Make `scaled` use the kernel, if this machine can run it and it agrees with OpenCV. Returns whether it does."""
     global _kernel
     if _kernel is None and NEEDS in library.cpuinfo("flags").split():
         try:
@@ -100,9 +95,9 @@ def prepare() -> bool:
 
 
 def scaled(pixels: Pixels, width: int, height: int) -> Pixels:
-    """An image (h, w, 3) as one of (height, width, 3), by `cv2.resize` with `INTER_CUBIC` or what gives the same.
+    """Scale an image (h, w, 3) to (height, width, 3), exactly as `cv2.resize` with `INTER_CUBIC`.
 
-    Its rows may lie further apart than they are long, as those of a part of an image do.
+    Rows may have a stride larger than their length, as in a part of an image.
     """
     if _kernel is not None and _can(pixels, width, height):
         made = _scaled(_kernel, pixels, width, height)
@@ -117,7 +112,7 @@ def _by_opencv(pixels: Pixels, width: int, height: int) -> Pixels:
 
 
 def _can(pixels: Pixels, width: int, height: int) -> bool:
-    """Whether the kernel takes these sizes, and pixels that lie like this."""
+    """Whether the kernel supports these sizes and strides."""
     rows, columns, channels = pixels.shape
     return (
         min(rows, columns) >= LEAST_SIDE
@@ -130,7 +125,7 @@ def _can(pixels: Pixels, width: int, height: int) -> bool:
 
 
 def _scaled(kernel: Any, pixels: Pixels, width: int, height: int) -> Pixels | None:
-    """What the kernel makes of it; None where values at the edges might be rounded the other way."""
+    """The kernel's result; None if values at the edges might be rounded differently by OpenCV."""
     made = np.empty((height, width, 3), np.uint8)
     plan = _plan(pixels.shape[0], pixels.shape[1], height, width)
     unsure = kernel(ctypes.addressof(plan.struct), pixels.ctypes.data, pixels.strides[0], made.ctypes.data)
@@ -138,7 +133,7 @@ def _scaled(kernel: Any, pixels: Pixels, width: int, height: int) -> Pixels | No
 
 
 def _agrees(kernel: Any, before: int, after: int) -> bool:
-    """Whether an image of noise, that many pixels a side, comes out as OpenCV has it; one that is not left to it."""
+    """Whether the kernel and OpenCV agree on an image of noise that the kernel scales."""
     draw = np.random.default_rng(before)
     for _ in range(MOST_DRAWN):
         image = draw.integers(0, 256, (before, before, 3), dtype=np.uint8)

@@ -1,17 +1,17 @@
-"""What decoding an image will cost, from its header: bytes at its peak, and seconds.
+"""Estimates the cost of decoding an image from its header: peak bytes and seconds.
 
-    JPEG                       raster at the chosen scale (3 bytes a pixel, 4 of CMYK); three of them, where it may be
-                               mended (`jpeg_decoding`); two where it may not, and is turned upright
-      of several scans         and 2 bytes for every coefficient of the whole image
+    JPEG                       raster at the chosen scale (3 bytes per pixel, 4 for CMYK); three of them if it may be
+                               repaired (`jpeg_decoding`); two if not, and it is rotated
+      of several scans         and 2 bytes per coefficient of the whole image
     PNG, WebP                  the decoder's raster and a copy of it, of the whole image: 3 bytes a pixel each,
                                4 with alpha, 8 with alpha of 16 bits; lossless WebP 4 for its own
       animated                 and the decoder's canvas
-    others (`formats`)         24 bytes a pixel: Pillow's raster of 4, what it is made of, conversions and copies
-    all                        the body some times over, where it is taken apart and put together anew
+    others (`formats`)         24 bytes per pixel: Pillow's raster of 4, its source, conversions and copies
+    all                        several copies of the body, if it is taken apart and rebuilt
 
-Bytes are an upper bound (`tests/hawkvision/imaging/test_decoding_cost.py` compares them with what a process takes): a
-JPEG's sampling is not looked at, so that its coefficients are taken to be as many as there are samples. Seconds are
-pixels times what a pixel of such an image took lately, from a start that is measured.
+Bytes are an upper bound, which `tests/hawkvision/imaging/test_decoding_cost.py` compares with the memory of a process.
+A JPEG is assumed to have as many coefficients as samples. Seconds are pixels times the recent time per pixel of such
+images; the first value is measured.
 """
 
 from __future__ import annotations
@@ -33,31 +33,29 @@ from hawkvision.imaging.preprocessing import decode, least_side, scale_of
 from hawkvision.models.manifest import InputSpec
 
 BASE_BYTES: Final = 256 * 1024
-"""Tables, inflating windows and strips, of any image."""
+"""Bytes for tables, inflating windows and strips of any image."""
 ROW_BYTES: Final = 256
-"""For each pixel of a row: the rows that a decoder has at once, of all components."""
+"""Bytes per pixel of a row, for the rows that a decoder holds at once."""
 BODIES: Final = 6
-"""Copies of a body at most, and what is noted of its bytes, while it is mended."""
+"""Most copies of a body while it is repaired, notes on its bytes included."""
 MENDED: Final = 3
-"""Rasters of a JPEG at most while it is mended."""
+"""Most rasters of a JPEG while it is repaired."""
 BLOCK: Final = 32
-"""Coefficients are held for whole units of a JPEG, of at most four blocks of eight pixels a side."""
+"""Side of the largest coded unit of a JPEG: four blocks of eight pixels. Coefficients are held for whole units."""
 OTHER_BYTES: Final = 24
-"""A pixel of a format that Pillow reads."""
+"""Bytes per pixel of a format that Pillow reads."""
 HEAVY_S: Final = 0.03
-"""From so long on an image is heavy: its time is reckoned with. Others take as long as the mean image does, as far
-as queues are concerned, and callers who are late have their answers."""
+"""Decoding time from which on an image is heavy. Only heavy images count in estimates of waiting time."""
 SMALL_PIXELS: Final = 1 << 19
 SMALL_SIDE: Final = 4096
 SMALL_BODY: Final = 512 * 1024
-"""A JPEG of one scan within these bounds takes no time that is reckoned with, and its bytes are not worth counting one
-by one."""
+"""A JPEG of one scan within these bounds is not heavy, so that its cost need not be estimated."""
 LEARN_FROM: Final = 1 << 16
-"""Pixels: smaller images say more of what else there is to do."""
+"""Pixels; the time of smaller images is mostly overhead and is not learned from."""
 GAIN: Final = 0.1
-"""Weight of the newest image in the smoothed time of a pixel."""
+"""Weight of the newest image in the smoothed time per pixel."""
 SAMPLE_SIDE: Final = 256
-"""Pixels a side of what is decoded to measure the start."""
+"""Side in pixels of the images that measure the first value."""
 
 
 class DecoderKind(StrEnum):
@@ -190,7 +188,7 @@ def check_pixels(header: ImageHeader, max_pixels: int, max_pixels_whole: int) ->
 
 
 def cost_of(body: Encoded, header: ImageHeader, min_sides: Iterable[int], rates: DecodingRates) -> DecodingCost:
-    """Of decoding an image once for each scale that `min_sides` (see `decode`) come to."""
+    """The cost of decoding an image once for each scale that follows from `min_sides` (see `decode`)."""
     pixels = header.pixels
     if header.format is not ImageFormat.JPEG:
         kind, work = _kind_whole(header), pixels
@@ -210,7 +208,7 @@ def cost_of(body: Encoded, header: ImageHeader, min_sides: Iterable[int], rates:
 
 
 def _beside(raster: int, header: ImageHeader) -> int:
-    """Beside the raster that is left in the end."""
+    """Bytes beyond the final raster."""
     if raster <= MAX_MENDED_BYTES:
         return (MENDED - 1) * raster
     return raster if header.orientation != 1 else 0
@@ -243,13 +241,13 @@ def _padded(side: int) -> int:
 
 
 def _scans(body: Encoded) -> int:
-    """As `image.MAX_SCANS` counts them; those of thumbnails too."""
+    """The number of scans, those of thumbnails included."""
     data = body if isinstance(body, bytes | bytearray) else bytes(body)
     return max(1, data.count(b"\xff\xda"))
 
 
 def _measured(kind: DecoderKind) -> float:
-    """Seconds of processor time a pixel, now and here: the least of three."""
+    """Measured processor seconds per pixel: the least of three."""
     body = _sample(kind)
     header = probe(body)
     side = SAMPLE_SIDE // 8 if kind is DecoderKind.JPEG_SMALL else SAMPLE_SIDE
@@ -263,7 +261,7 @@ def _measured(kind: DecoderKind) -> float:
 
 
 def _sample(kind: DecoderKind) -> bytes:
-    """Smooth colours with some noise, as a camera's."""
+    """An image of smooth colours with noise, like a camera's."""
     rng = np.random.default_rng(0)
     coarse = cv2.resize(rng.integers(0, 256, (16, 16, 4), np.uint8), (SAMPLE_SIDE, SAMPLE_SIDE))
     pixels = cv2.add(coarse, rng.integers(0, 8, coarse.shape, np.uint8))

@@ -1,25 +1,11 @@
-"""What an image travels as to larger models: the part that they look at, no finer than they look.
+"""Reduces an image to what the datacenter's models use of it, before it is escalated.
 
-    1920 x 1080 from a camera ──┬─ the centred square ──► 260 pixels a side ──► JPEG of 30 KB ──► datacenter
-    256 x 256 pixels, 25 KB ────┴────────────────────────────────────── as it is ───────────────► datacenter
+    1920 x 1080 from a camera ──┬─ centred square ──► 260 pixels a side ──► JPEG of 30 kB ──► datacenter
+    256 x 256 pixels, 25 kB ────┴──────────────────────── unchanged ────────────────────────► datacenter
 
-Images with less than `LEAST_FINER` times the pixels a side that are looked at are left alone: coding these anew at
-their own size would add its losses to theirs, a point of accuracy at quality 90, where shrinking averages both out.
-
-1,360 ImageNet images enlarged four times, with the noise of a camera, as JPEG of quality 85, and what is made of
-them, before the ensemble of three (`python -m tests.bench.reduced`). What was right before and is wrong after is
-lost, the other way it is won.
-
-    detail, quality     KB    accuracy     lost, won    same answer
-    as they are        185     88.46 %                        100 %
-    1, 95               32     88.46 %          6, 6         98.4 %
-    2, 90               62     88.24 %          5, 2         99.3 %
-    1.5, 90             41     88.53 %          5, 6         98.6 %
-    1, 90               22     88.60 %        10, 12         97.4 %
-    1, 85               18     88.01 %        21, 15         96.0 %
-
-The first is what is sent: a sixth of the bytes, as many right answers, and nearly all of them the same. Of 4,000
-CIFAR-10 images enlarged six times it lost 21 and won 14.
+Images with less than `LEAST_FINER` times the pixels per side that models use are sent unchanged: to encode them again
+at their own size would lose accuracy, while scaling down averages the loss of both encodings. Figures:
+`docs/design/inference-threads.md`.
 """
 
 from __future__ import annotations
@@ -37,7 +23,7 @@ from hawkvision.imaging.preprocessing import OVERSAMPLING, decode
 from hawkvision.models.manifest import InputSpec
 
 DETAIL: Final = 1.0
-"""Pixels a side that are sent for each that the most demanding model takes in."""
+"""Pixels per side that are sent, as a multiple of the most demanding model's input."""
 QUALITY: Final = 95
 LEAST_FINER: Final = 1.5
 _QUICKLY: Final = (cv2.IMWRITE_PNG_COMPRESSION, 1)
@@ -45,7 +31,7 @@ _QUICKLY: Final = (cv2.IMWRITE_PNG_COMPRESSION, 1)
 
 @dataclass(frozen=True, slots=True)
 class CropWindow:
-    """The centred part of an image that some inputs are cropped from, in pixels, and what it is scaled by."""
+    """The centred part of an image that contains the crops of all inputs, in pixels, and its scale."""
 
     height: int
     width: int
@@ -54,14 +40,14 @@ class CropWindow:
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """Makes images as small as these inputs look at them.
+    """Reduces images to the resolution that these inputs use.
 
-    Whatever is cropped and scaled for one of the inputs, from an image or from what is made of it, shows the same
-    thing. The same bytes in give the same bytes out.
+    The crop of each input shows the same part in the image and in the reduced one. Equal input bytes give equal output
+    bytes.
     """
 
     inputs: tuple[InputSpec, ...]
-    """Of all models that may look; at least one."""
+    """The inputs of all models that may run; at least one."""
     max_pixels: int
     """See `decode`."""
     detail: float = DETAIL
@@ -69,13 +55,13 @@ class Reducer:
     """On libjpeg's scale."""
 
     def saves(self, header: ImageHeader) -> bool:
-        """Whether an image is so much finer than anybody looks that it is made smaller."""
+        """Whether an image has so much more detail than any model uses that it is reduced."""
         return self._window(*_upright(header)).scale * LEAST_FINER <= self.detail
 
     def reduced(self, body: bytes, header: ImageHeader) -> bytes:
-        """The image as a JPEG of what the inputs take of it; the very same object where that would not be smaller.
+        """The image as a JPEG of the part that the inputs use; the same object if that would not be smaller.
 
-        Of a format that not every tier reads, a JPEG or a PNG is made in any case.
+        A format that not every tier reads is always converted to JPEG or PNG.
 
         Raises:
             BadImage, TooLarge: as `decode`.
@@ -88,14 +74,14 @@ class Reducer:
         return encoded if len(encoded) < len(body) or not header.format.native else body
 
     def _as_png(self, body: bytes, header: ImageHeader) -> bytes:
-        """The same pixels, upright, in a format that every tier reads."""
+        """The upright pixels as a PNG."""
         pixels = decode(body, header, max_pixels=self.max_pixels, min_side=max(header.height, header.width))
         done, encoded = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), _QUICKLY)
         assert done
         return bytes(encoded.data)
 
     def least_side(self, header: ImageHeader) -> int:
-        """At what size an image is decoded that is made smaller; see `decode`, `min_side`."""
+        """The size at which an image to reduce is decoded (`min_side` of `decode`)."""
         side = self._window(*_upright(header)).scale * min(header.height, header.width)
         return round(side * max(1.0, OVERSAMPLING / self.detail))
 
@@ -122,6 +108,6 @@ class Reducer:
 
 
 def _upright(header: ImageHeader) -> tuple[int, int]:
-    """Height and width of the image as it is to be seen."""
+    """Height and width of the upright image."""
     turned = header.orientation >= 5
     return (header.width, header.height) if turned else (header.height, header.width)

@@ -1,10 +1,10 @@
-"""Formats of phones, cameras and the web beyond JPEG, PNG and WebP: read by Pillow, where the extra `formats` is there.
+"""Formats beyond JPEG, PNG and WebP, decoded by Pillow if the extra `formats` is installed.
 
     GIF, BMP, TIFF, AVIF ── pillow ──┐
-    HEIC, HEIF ── pillow-heif ───────┴─ header alone ─► limits ─► first frame ─► RGB, or BGRA where it has alpha
+    HEIC, HEIF ── pillow-heif ───────┴─ header only ─► limits ─► first frame ─► RGB, or BGRA with alpha
 
-Each body goes to the one plugin that its first bytes name, never to others of Pillow's. The header is read before any
-pixel, so that the same limits hold as for other formats; these decode at full scale only.
+Each body goes only to the plugin of the format that its first bytes name. The header is read before any pixel, so that
+the same limits apply as to other formats. These formats are decoded at full scale only.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ PLUGINS: Final = {
 }
 _ORIENTATION: Final = 0x0112
 _WIDE: Final = ("I", "F")
-"""Pillow's modes of 32 bits per sample, of which nobody knows what is white."""
+"""Pillow's modes of 32 bits per sample, whose white is not defined."""
 
 
 def readable(kind: ImageFormat) -> bool:
-    """Whether a format of `PLUGINS` is read here."""
+    """Whether the plugin of a format is installed."""
     return _plugin(kind) is not None
 
 
 def probe(body: Encoded, kind: ImageFormat) -> ImageHeader:
-    """What an image says about itself.
+    """Read the header of an image.
 
-    Width and height are as it is to be seen, for Pillow turns these formats, but for AVIF, while it decodes.
+    Width and height are those of the upright image, because Pillow rotates these formats, except AVIF, in decoding.
 
     Raises:
         BadImage: if its header is cut off or breaks its format.
@@ -78,12 +78,12 @@ def decode(body: Encoded, header: ImageHeader) -> NDArray[Any]:
             raster = cv2.cvtColor(np.asarray(image.convert("RGBA")), cv2.COLOR_RGBA2BGRA)
         else:
             raster = np.array(image.convert("RGB"))
-    except Exception as error:  # noqa: BLE001 - plugins raise what they like about broken images
+    except Exception as error:  # noqa: BLE001 - plugins raise any exception for broken images
         raise _broken(kind, error) from None
     if raster.shape[:2] != (header.height, header.width):
         raise BadImage(
             f"{kind.upper()}: decoded to {raster.shape[1]}x{raster.shape[0]}, "
-            f"the header guaranteed {header.width}x{header.height}"
+            f"the header declared {header.width}x{header.height}"
         )
     return raster
 
@@ -94,7 +94,7 @@ def _opened(body: Encoded, kind: ImageFormat) -> Any:
         raise UnsupportedMedia(f"{kind.upper()} images are read where hawkvision[formats] is installed; it is not here")
     try:
         return plugin(io.BytesIO(body))
-    except Exception as error:  # noqa: BLE001 - plugins raise what they like about broken images
+    except Exception as error:  # noqa: BLE001 - plugins raise any exception for broken images
         raise _broken(kind, error) from None
 
 

@@ -1,10 +1,10 @@
-"""What an encoded image says about itself, read from its first bytes without decoding a pixel.
+"""Reads the header of an encoded image, without decoding a pixel.
 
     JPEG   FFD8 { FF marker, length:2, payload }*  SOFn: precision:1 height:2 width:2 components:1; up to SOS
     PNG    89504E470D0A1A0A { length:4 type:4 payload crc:4 }*  first IHDR: width:4 height:4 depth:1 colour:1 ...
     WebP   RIFF size:4 WEBP { type:4 size:4 payload pad }*  first VP8, VP8L or VP8X
 
-Work is bounded by the number of segments hopped over, never by the body's length or by what a header claims.
+The work is bounded by the number of segments, not by the length of the body or by values in headers.
 Sources: ITU-T T.81 annex B, PNG third edition §5 and §11, RFC 9649 (WebP), EXIF 2.32 §4.6 (orientation, tag 0x0112).
 """
 

@@ -1,16 +1,15 @@
-"""JPEG to pixels: libjpeg-turbo at once where a file is sound; else what is there is looked at more closely.
+"""JPEG to pixels: libjpeg-turbo decodes intact files; files with warnings are examined further.
 
-    strict ── as it is ────────────────────────────────────────────────────────► pixels
-       └ warned ── taken apart, put together anew (`jpeg_repair`) ── strict ───► pixels
-                      └ warned of surplus bytes ── each piece alone, strict ───► pixels, all of them there
-                      └ warned of anything else, or something is missing ──────► refused
+    strict ── no warning ──────────────────────────────────────────────────────► pixels
+       └ warning ── taken apart and rebuilt (`jpeg_repair`) ── strict ─────────► pixels
+                      └ warning of surplus bytes ── each piece alone, strict ──► pixels, if all are there
+                      └ any other warning, or missing data ────────────────────► refused
 
-What decides is whether all samples were decoded from the file's own data, never whether the decoder complained. libjpeg
-fills what is missing with grey, so a lenient decode alone would not tell.
+An image is accepted if all samples were decoded from the file's own data, whatever the decoder reports. libjpeg fills
+missing data with grey, so a lenient decode alone would not show it.
 
-TurboJPEG knows seven layouts of luminance and chrominance; all others that libjpeg can do go to OpenCV's libjpeg,
-which says nothing of missing data. There, what follows the data is changed: an image whose pixels depend on that is not
-whole.
+TurboJPEG supports seven layouts of luminance and chrominance. Others go to OpenCV's libjpeg, which does not report
+missing data. There the bytes after the data are varied: an image whose pixels depend on them is incomplete.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def decode_jpeg(data: bytes, header: ImageHeader, factor: int) -> Pixels:
     except ValueError as error:
         pixels = _recovered(data, header, factor, options, str(error))
     if pixels.shape[:2] != (height, width):
-        raise BadImage(f"JPEG: decoded to {pixels.shape[1]}x{pixels.shape[0]}, the header guaranteed {width}x{height}")
+        raise BadImage(f"JPEG: decoded to {pixels.shape[1]}x{pixels.shape[0]}, the header declared {width}x{height}")
     return pixels
 
 

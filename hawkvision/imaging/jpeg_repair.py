@@ -1,16 +1,15 @@
-"""A JPEG reduced to what decoding needs, so that a strict decoder takes it if all of its samples are there.
+"""Reduces a JPEG to what decoding needs, so that a strict decoder accepts it if all samples are there.
 
     SOI  junk  APP0  APP1  APP2 (ICC)  DQT  SOF  DHT  SOS  data 00 RST0 data RST0 data 00 00  tag instead of EOI
     SOI        APP0                    DQT  SOF  DHT  SOS  data    RST0 data RST1 data  tag                 EOI
 
-Kept are tables, frame, scans and the two metadata segments that say which colours are meant (JFIF and Adobe). Left out
-is what decoders stumble over and images do not need: colour profiles, other metadata, stray bytes between segments.
-Restart markers are numbered anew, scan parameters of sequential frames are as the standard wants them, the end marker
-is written. Entropy-coded data stay as they are, so that whoever decodes the outcome without a warning has read all
-samples.
+Tables, frame, scans and the two segments that define the colours (JFIF and Adobe) are kept. Colour profiles, other
+metadata and stray bytes between segments are removed. Restart markers are renumbered, scan parameters of sequential
+frames are corrected, and the end marker is written. Entropy-coded data stay unchanged, so a decoder that reads the
+result without a warning has read all samples.
 
-Every step is a search or a copy by C code; of Python's own there is a step per segment, `MAX_SEGMENTS` at most.
-Source: ITU-T T.81 annexes B (markers), A.2 (which blocks a scan has) and G.1 (progressive scans).
+Every step is a search or a copy in C. Python code runs once per segment, at most `MAX_SEGMENTS` times.
+Source: ITU-T T.81 annexes B (markers), A.2 (blocks of a scan) and G.1 (progressive scans).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A PNG or WebP reduced to the chunks that decoding needs, if these are sound and hold the whole image.
+"""Reduces a PNG or WebP to the chunks that decoding needs, if these are intact and hold the whole image.
 
     PNG    IHDR  iCCP  PLTE  tRNS  IDAT  tEXt  IDAT  ...  (IEND missing)  ──►  IHDR  PLTE  tRNS  IDAT  IEND
     WebP   RIFF  VP8X  ICCP  VP8  EXIF ... (cut off here)                 ──►  RIFF  VP8
 
-Metadata are left out unread, whatever their checksums: they change no pixel here, and libpng writes to stderr about
-some. What decides is whether the image data inflate to the full raster. Checksums of the header, the palette and the
-image data must be right; the end chunk, and the checksum that ends the compressed data, may be missing.
+Metadata are removed unread, because they change no pixel and libpng writes to stderr about some. An image is accepted
+if its data inflate to the full raster. Checksums of the header, the palette and the image data must be right. The end
+chunk and the checksum at the end of the compressed data may be missing.
 Sources: PNG third edition §5.3 (chunks), §7 and §8 (raster, interlacing), §13.2 (errors); RFC 1950, 1951, 9649.
 """
 

@@ -1,16 +1,8 @@
-"""From an encoded image to a model's input: probe the header, decode, crop and scale. The edge's hot path.
+"""From an encoded image to a model's input: read the header, decode, crop and scale. Part of the edge's hot path.
 
-JPEG goes to libjpeg-turbo through simplejpeg, PNG and WebP to OpenCV. Measured on two shared Xeon cores, 300 images
-of 227 to 256 px (28 KB) and one of 12 MP (2.6 MB), per image:
-
-                        28 KB JPEG   same, 2 threads   12 MP, full   12 MP, 1/8   import, RSS over NumPy
-    simplejpeg 1.9.0    268 us       180 us            38 ms         23 ms        +0 ms, +0.4 MB
-    OpenCV 5.0 imdecode 279 us       189 us            61 ms         23 ms        +16 ms, +16 MB (kept for resizing)
-    Pillow 13           619 us       320 us            -             24 ms        not a dependency of the edge
-
-All three give identical pixels at full scale. simplejpeg won because it raises on truncation with a reason, in every
-version and without writing to stderr, where older OpenCV returns an image that is grey from the cut on.
-Both release the GIL. Every function here may be called from several threads at once.
+simplejpeg (libjpeg-turbo) decodes JPEG, because it is fast and reports truncation; OpenCV decodes PNG and WebP. Both
+release the GIL. Every function may be called from several threads at once. Figures:
+`docs/design/inference-threads.md`.
 """
 
 from __future__ import annotations
@@ -240,7 +232,7 @@ def _decode_opencv(data: bytes, header: ImageHeader) -> Pixels:
     if raster.shape[:2] != (header.height, header.width):
         raise BadImage(
             f"{name}: decoded to {raster.shape[1]}x{raster.shape[0]}, "
-            f"the header guaranteed {header.width}x{header.height}"
+            f"the header declared {header.width}x{header.height}"
         )
     return _on_white(raster) if header.alpha else raster
 

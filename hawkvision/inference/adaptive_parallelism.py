@@ -1,16 +1,11 @@
-"""One image on several cores while they have nothing else to do, and on one core as soon as images compete.
+"""Uses several cores for one image while no other image waits, and one core otherwise.
 
-Parallel inference is quicker and costs more: on two cores of an AMD EPYC, `efficientnet_lite0_int8` takes 3.4 ms
-instead of 5.4, and 6.6 ms of processor time instead of 5.2. Which of both counts is known only when an image's turn
-has come. So the model is loaded twice, with one thread and with several, and whoever is alone then takes the latter:
-adaptive parallelism, as search engines have it (Jeon et al., "Adaptive Parallelism for Web Search", EuroSys 2013).
-ImageNet's ten networks give the same logits, bit for bit, with one to four threads.
+Parallel inference is faster but takes more processor time. Which of both matters is known only when an image is about
+to run. So a node loads the model twice, with one thread and with several, and a lone image uses the latter (Jeon et
+al., "Adaptive Parallelism for Web Search", EuroSys 2013). The logits do not depend on the number of threads.
 
-Whether several threads pay depends on the model and on the machine, so a node measures it when it starts: two make
-those of 2 ms and more 1.4 to 1.7 times quicker there, and those of 0.4 ms a tenth slower (`python -m
-tests.bench.helpers`). But two virtual cores may be one real one, and a host moves them together and apart within
-seconds: 4.2 ms on one thread, and on two 4.2 as well or 2.7. Two threads are therefore taken unless they are found to
-be slower, and more only where they save a tenth. Measured with two cores only.
+Whether several threads pay depends on model and machine, so a node measures it at its start. It takes two threads
+unless they are slower, and more only if they save a tenth. Figures: `docs/design/inference-threads.md`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one place that turns a backend's name from the settings into a loaded backend."""
+"""Loads backends by the names in the settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hawkvision.models.manifest import InputSpec
 log = logging.getLogger("hawkvision.inference")
 
 BackendKind: TypeAlias = Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"]
-"""`auto` is `int8`, our own kernels, for what these can run on this machine, else `onnxruntime`: the same logits."""
+"""`auto` is `int8`, our own kernels, for models that they can run on this machine, else `onnxruntime`."""
 
 ON_THE_CPU: Final = ("CPUExecutionProvider",)
 
@@ -28,18 +28,18 @@ def open_backend(
     providers: Sequence[str] = ON_THE_CPU,
     threads: int = 1,
 ) -> Backend:
-    """Load a variant. Only the chosen backend's module, and what it needs, is imported.
+    """Load a variant. Imports only the module of the chosen backend.
 
     Args:
-        kind: which.
-        model: a file or its bytes; not read by the no-op backend.
-        spec: the input that the manifest says it takes.
-        classes: that the manifest says it tells apart.
-        providers: ONNX Runtime's; other than its CPU's leave `auto` to it.
-        threads: that work on one inference, of ONNX Runtime, of OpenVINO and of our own kernels.
+        kind: the backend.
+        model: a file or its bytes; the no-op backend does not read it.
+        spec: the input from the manifest.
+        classes: the number of classes from the manifest.
+        providers: of ONNX Runtime. With any but the CPU's, `auto` is `onnxruntime`.
+        threads: threads per inference of ONNX Runtime, OpenVINO and our own kernels.
 
     Raises:
-        BackendError: if the model cannot be loaded, or does not take `spec` in and give `classes` out.
+        BackendError: if the model cannot be loaded, or its input or output differ from `spec` and `classes`.
     """
     backend: Backend
     match kind:
@@ -79,7 +79,7 @@ def open_backend(
 
 @runtime_checkable
 class ReportsExecution(Protocol):
-    """A backend that knows better than its name what runs its network."""
+    """A backend that reports what runs its network."""
 
     @property
     def execution(self) -> Execution:
@@ -88,12 +88,12 @@ class ReportsExecution(Protocol):
 
 
 def execution_of(asked: str, backend: Backend) -> str:
-    """What runs a variant that was opened as `asked` in the settings: the text of its `Execution`."""
+    """The text of the `Execution` of a variant that was opened as `asked`."""
     return str(backend.execution if isinstance(backend, ReportsExecution) else Execution(backend_name(asked, backend)))
 
 
 def backend_name(asked: str, backend: Backend) -> str:
-    """What runs a variant that was opened as `asked` in the settings: of `auto`, which of the two."""
+    """The backend of a variant that was opened as `asked`; resolves `auto`."""
     if asked != "auto":
         return asked
     from hawkvision.inference.int8.backend import Int8Backend
@@ -124,5 +124,5 @@ def _open_int8(model: Path | bytes, threads: int) -> Backend:
             f"{model if isinstance(model, Path) else 'model'}: int8: its logits are not those of ONNX Runtime here: "
             "a defect of these kernels, or of the compiler that made them"
         )
-    bicubic.prepare()  # whoever runs networks by these kernels scales images by them
+    bicubic.prepare()  # images are then scaled by our kernel, too
     return backend

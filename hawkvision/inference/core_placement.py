@@ -1,18 +1,14 @@
-"""Threads that work beside one another, each kept off the processors on which the others are at work.
+"""Keeps threads that work in parallel on different cores.
 
-The kernel is free to wake a thread on a processor that another computes on, though the next one has nothing to do, and
-to let it wait there until a slice of some milliseconds is over. In virtual machines Linux does so often (see
-`inference.intra_op_threads`). On two cores of an AMD EPYC under KVM, the three models of ImageNet's ensemble take 17.1
-ms in the mean and 20.8 at the 90th percentile, shared out to two threads; apart 13.5 and 14.4. Where processors are
-kept from halting, both take 12.6 in the mean (`python -m tests.bench.apart`). An edge node that answers 150 images a
-second takes 10.7 and 9.3 ms instead of 11.3 and 9.9 in the mean of two runs, and at 60 or 210 as long as before.
+The kernel may wake a thread on a core that another one uses although the next core is idle. In virtual machines Linux
+does so often (see `inference.backends.intra_op_threads`).
 
     at work      A on core 0                   A on core 0, B on core 2
-    idle         B, C: not on core 0           C: on none of both, while there is another
+    idle         B, C: not on core 0           C: on neither, while there is another
 
-Whoever begins says where it is, and those that have nothing to do, or have been woken and do not run yet, are moved
-elsewhere. The kernel may still move threads that are at work. All of this is for speed alone: where it cannot be done,
-which is logged, work goes on without.
+A thread that begins work announces its core. Threads that are idle, or woken and not running yet, are moved elsewhere.
+The kernel may still move threads at work. If threads cannot be placed, which is logged, work goes on without. Figures:
+`docs/design/inference-threads.md`.
 """
 
 from __future__ import annotations
@@ -56,7 +52,7 @@ class CorePlacement:
         self._can = processor is not None and len(self._cores) > 1
 
     def join(self) -> None:
-        """The calling thread is one of them, with nothing to do yet."""
+        """Register the calling thread as idle."""
         if self._can:
             with self._lock:
                 self._idle[threading.get_native_id()] = _ANYWHERE
@@ -66,7 +62,7 @@ class CorePlacement:
                     self._place()
 
     def leave(self) -> None:
-        """The calling thread is none of them any more; it must, before it ends, for its id may become another's."""
+        """Unregister the calling thread. It must do so before it ends, because its id may be reused."""
         with self._lock:
             self._idle.pop(threading.get_native_id(), None)
 
@@ -107,10 +103,9 @@ class CorePlacement:
 
 
 class PlaceableThreads(ThreadPoolExecutor):
-    """An executor whose threads are kept apart, from those of others with the same `CorePlacement` too. It is never
-    shut down.
+    """An executor that keeps its threads on different cores, together with others that share its `CorePlacement`.
 
-    Its threads end with the process.
+    It is never shut down; its threads end with the process.
     """
 
     def __init__(self, threads: int, name: str, apart: CorePlacement) -> None:

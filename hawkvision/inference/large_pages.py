@@ -1,17 +1,10 @@
-"""A model's memory in pages of 2 MB instead of 4 kB, so that the processor finds it with fewer look-ups.
+"""Moves a model's memory into pages of 2 MB instead of 4 kB, which takes fewer page table look-ups.
 
-The weights and buffers of a small network lie in thousands of pages, and a processor keeps the places of some two
-thousand. Each that it has lost costs a walk through tables, in a virtual machine through its host's as well, and every
-image takes it anew. Linux from 6.1 on moves memory into large pages when it is asked to (madvise(2), MADV_COLLAPSE),
-whatever its policy for transparent ones. Asked once, when a node is warm, it leaves alone what is allocated later.
+The weights and buffers of a small network occupy thousands of pages, more than a processor caches the addresses of.
+Linux 6.1 and later moves memory into large pages on request (madvise(2), MADV_COLLAPSE), whatever its policy for
+transparent huge pages. A node asks once, when it is warm; later allocations are not affected.
 
-Two nodes on a Xeon under KVM, one without, in turns: an image that comes alone after 0.12 s takes 5.19 ms instead of
-5.44 (efficientnet_lite0_int8, both cores) and 4.66 instead of 4.93 (mobilenet_v2_int8), in the median of 336. One core
-that is never idle answers 1.8 % more of them (0.2 to 3.3, and 0.2 to 2.9), in 20 and 24 turns of 1.5 s. The
-datacenter's larger networks gain nothing (18.9 ms and 19.1 hot, 21.4 and 21.3 after a pause), so it does not ask. A
-process with both models, of 112 MB, grows by 3, in 0.14 s.
-
-All of this is for speed alone: where it cannot be done, work goes on without.
+If memory cannot be moved, work goes on without. Figures: `docs/design/inference-threads.md`.
 """
 
 from __future__ import annotations

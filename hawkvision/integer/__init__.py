@@ -1,1 +1,1 @@
-"""Quantised networks as exact integers, which the zoo writes, ONNX Runtime serves and FPGAs compute alike."""
+"""Quantised networks as exact integers: the model zoo writes them, ONNX Runtime and FPGAs run them."""

@@ -24,7 +24,7 @@ from hawkvision.models.onnx_graph import GraphWriter
 
 PRODUCER: Final = "hawkvision.fpga"
 EXACT: Final = 1 << 24
-"""Whole numbers below it are exact in float32."""
+"""Integers below this are exact in float32."""
 _INTERMEDIATE: Final = 128
 """The zero of signed weights that are stored as unsigned bytes."""
 

@@ -227,5 +227,5 @@ def _texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
 
 
 def described(node: onnx.NodeProto) -> str:
-    """What errors call a node."""
+    """The name of a node in errors."""
     return str(node.name or (node.output[0] if node.output else node.op_type))

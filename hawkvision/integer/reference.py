@@ -1,4 +1,4 @@
-"""The meaning of an integer graph, in NumPy: the RTL, the compiled kernel and every device give these integers."""
+"""The semantics of an integer graph in NumPy. The RTL, the compiled kernel and every device give the same integers."""
 
 from __future__ import annotations
 

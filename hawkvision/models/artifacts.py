@@ -14,7 +14,7 @@ from hawkvision.system.files import sha256_of
 
 
 def load_verified(path: Path, sha256: str) -> bytes:
-    """The artefact's bytes, which have that SHA-256.
+    """Read an artefact and verify its SHA-256.
 
     The bytes are returned, not the path, so that what was checked is what is run.
 
@@ -37,7 +37,7 @@ def load_verified(path: Path, sha256: str) -> bytes:
 
 
 def default_cache() -> Path | None:
-    """Where built artefacts lie if nobody says so; None for a user without a home."""
+    """The default cache folder; None for a user without a home."""
     try:
         return cache_dir()
     except ConfigError:

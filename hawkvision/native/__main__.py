@@ -1,4 +1,4 @@
-"""Compiles the kernel beside its source, for images that are built where a compiler is and run where none is."""
+"""Compile the kernels beside their source, for container images that have no compiler at run time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hawkvision.system.process import exit_on_sigterm
 
 
 def main() -> int:
-    """0; or 1 and the reason on standard error."""
+    """Return 0, or 1 with the reason on standard error."""
     exit_on_sigterm()
     try:
         path = build(FOLDER)

@@ -1,8 +1,7 @@
-"""The kernel as a shared library: compiled for this machine once, by whatever C++ compiler the system has.
+"""The kernels as a shared library, compiled once per machine with the system's C++ compiler.
 
-It lies beside its source if `python -m hawkvision.native` put it there, as when an image is built, else in
-`<cache>/int8` (`hawkvision.system.native_build` says under which name). A process asks once: where the kernel cannot be
-had, it is not asked for again.
+The library is beside its source if `python -m hawkvision.native` put it there, for example in a container image, else
+in `<cache>/int8` (see `hawkvision.system.native_build`). A process tries once to open it.
 """
 
 from __future__ import annotations
@@ -27,38 +26,38 @@ log = logging.getLogger("hawkvision.inference")
 FOLDER: Final = Path(__file__).parent
 SOURCES: Final = ("network.cpp", "amx.h", "bicubic.h", "layers.h", "program.h", "ranking.h")
 NEEDS: Final = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
-"""Of the processor, as compilers call it."""
+"""Required processor features, as compilers name them."""
 TILES: Final = ("amx_tile", "amx_int8")
-"""What more it has where convolutions are computed by tiles, as Linux calls it."""
+"""Further features for convolutions by tiles (AMX), as Linux names them."""
 FLAGS: Final = (
     "-std=c++17",
     "-O3",
-    "-ffp-contract=off",  # a product that is rounded before it is added must stay so
+    "-ffp-contract=off",  # products are rounded before they are added
     *(f"-m{feature}" for feature in NEEDS),
     "-fPIC",
     "-shared",
     "-pthread",
 )
 WITHOUT_TILES: Final = "-DWITHOUT_TILES"
-"""For assemblers that do not know AMX: binutils before 2.36."""
+"""For assemblers without AMX: binutils before 2.36."""
 KEPT: Final = 4
-"""Libraries in the cache: this version's, and those of others that run beside it."""
+"""Libraries kept in the cache, for versions in use at the same time."""
 
 
 def unsupported_reason() -> str | None:
-    """What this machine's processor lacks; None if nothing."""
+    """Why this machine's processor cannot run the kernels; None if it can."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"its processor is {platform.machine() or 'unknown'}, not x86-64"
     has = set(cpuinfo("flags").split())
     if not has:
-        return "what its processor can do is not told in /proc/cpuinfo"
+        return "/proc/cpuinfo does not list the features of its processor"
     lacks = [feature for feature in NEEDS if feature.replace("vnni", "_vnni") not in has]
     return f"its processor has no {', '.join(lacks)}" if lacks else None
 
 
 @functools.cache
 def has_tiles() -> bool:
-    """Whether processor and system have tiles for this process (Intel AMX).
+    """Whether processor and system support tiles (Intel AMX) for this process.
 
     Raises:
         BackendError: as `library`.
@@ -67,12 +66,12 @@ def has_tiles() -> bool:
         return False
     refused = library().network_tiles()
     if refused:
-        log.info("int8: the processor has tiles, which cannot be used: %s", os.strerror(refused))
+        log.info("int8: the system does not allow the processor's tiles: %s", os.strerror(refused))
     return not refused
 
 
 def cpuinfo(field: str) -> str:
-    """What Linux tells of the first processor, such as its `flags` or `model name`; empty where it does not."""
+    """A field of the first processor in /proc/cpuinfo, such as `flags` or `model name`; empty if it is absent."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -91,7 +90,7 @@ RECIPE: Final = LibraryRecipe(
 
 
 def packaged() -> Path | None:
-    """The sound kernel that a package or an image brings; None if it brings none.
+    """The intact library beside its source; None if there is none.
 
     Raises:
         BackendError: if another user may have written it.
@@ -100,11 +99,11 @@ def packaged() -> Path | None:
 
 
 def library() -> ctypes.CDLL:
-    """The library, compiled if it has not been.
+    """The library, compiled if needed.
 
     Raises:
-        BackendError: if the processor cannot run it, there is no compiler that can make it, or nowhere to put it; or if
-            another user may have written what is there. The first time the log says so; the process does not try again.
+        BackendError: if the processor cannot run it, it cannot be compiled or stored, or another user may have written
+            the file. The first failure is logged; the process does not try again.
     """
     loaded = _library()
     if isinstance(loaded, BackendError):
@@ -130,7 +129,7 @@ def _opened() -> ctypes.CDLL | BackendError:
     except HawkVisionError as error:
         log.warning("int8: the kernels cannot be used: %s", error.message)
         return BackendError(f"int8: {error.message}")
-    except OSError as error:  # a folder that may not even be looked into
+    except OSError as error:  # an unreadable folder
         log.warning("int8: the kernels cannot be used: %s", error)
         return BackendError(f"int8: the kernel cannot be loaded: {error}")
     loaded.network_open.restype = ctypes.c_void_p
@@ -151,16 +150,16 @@ def _opened() -> ctypes.CDLL | BackendError:
 def _loaded() -> ctypes.CDLL:
     beside = packaged()
     if beside is not None:
-        with suppress(OSError):  # one that was made on another system
+        with suppress(OSError):  # made on another system
             return ctypes.CDLL(str(beside))
     return open_library(RECIPE, cache_dir() / "int8", make_room=make_room)
 
 
 def digest(loaded: ctypes.CDLL) -> str:
-    """Tells the library from others, by its code.
+    """The SHA-256 of a loaded library's file.
 
     Raises:
-        BackendError: if its file is gone.
+        BackendError: if the file is gone.
     """
     try:
         return hashlib.sha256(Path(loaded._name).read_bytes()).hexdigest()
@@ -169,7 +168,7 @@ def digest(loaded: ctypes.CDLL) -> str:
 
 
 def unavailable_reason() -> str | None:
-    """Why this machine cannot run the kernels, which are compiled if they have not been; None if it can."""
+    """Why this machine cannot run the kernels, after compiling them if needed; None if it can."""
     try:
         library()
     except BackendError as error:
@@ -178,10 +177,10 @@ def unavailable_reason() -> str | None:
 
 
 def build(folder: Path) -> Path:
-    """Compile the library into that folder, in which it is whole or not there.
+    """Compile the library into a folder. The file appears whole or not at all.
 
     Raises:
-        BackendError: saying why it cannot be.
+        BackendError: if it cannot be compiled or stored; says why.
     """
     try:
         return make_library(RECIPE, folder)
@@ -190,12 +189,12 @@ def build(folder: Path) -> Path:
 
 
 def make_room(folder: Path) -> None:
-    """Leave a place for one more library among those that are kept."""
+    """Remove old libraries, so that there is room for one more."""
     tidy(folder, "kernel-*.so", KEPT - 1)
 
 
 def tidy(folder: Path, pattern: str, kept: int) -> None:
-    """Remove all but the newest files of that name. Another process that has one loaded keeps it in its memory."""
+    """Remove all but the newest `kept` files of that pattern. Processes that have loaded one keep it in memory."""
     with suppress(OSError):
         found = sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime, reverse=True)
         for file in found[kept:]:

@@ -1,1 +1,1 @@
-"""What HTML reports share: pages from templates, and the marks that charts are drawn with."""
+"""Shared parts of HTML reports: pages from templates, tables and charts."""

@@ -1,4 +1,4 @@
-"""Reports as HTML pages that need nothing else: no request leaves a page, and what is not markup is escaped.
+"""Reports as self-contained HTML pages: they load nothing, and text is escaped.
 
 Needs Jinja2 (the extras `report` and `loadgen`).
 """
@@ -30,14 +30,14 @@ def joined(parts: Iterable[str]) -> Markup:
 
 
 def source(package: str, name: str) -> Markup:
-    """A style sheet or a script, as it is in the folder `templates` of `package`."""
+    """A style sheet or a script from the folder `templates` of `package`."""
     environment = _environment(package)
     assert environment.loader is not None
     return Markup(environment.loader.get_source(environment, name)[0])  # noqa: S704 - our own file
 
 
 def script_hash(script: str) -> str:
-    """By which a page's policy allows one script: `sha256-…`."""
+    """The hash `sha256-…` by which a page's policy allows a script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 

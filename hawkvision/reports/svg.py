@@ -1,4 +1,4 @@
-"""The few marks that charts are made of: scales, axes, lines, dots with intervals; as SVG text.
+"""Parts of charts as SVG text: scales, axes, lines, dots with intervals.
 
 Colours are CSS variables of the page, so that a chart follows light, dark and paper. A run is told apart by colour,
 dash and marker together. Everything that is text is escaped here, and nowhere else in the charts.
@@ -47,7 +47,7 @@ class Scale:
 
 
 def log_scale(values: Iterable[float], start: float, end: float) -> Scale:
-    """One that shows all these positive values, with some room beyond them, and at least a factor of four."""
+    """A logarithmic scale for positive values, with a margin, that spans at least a factor of four."""
     known = [value for value in values if math.isfinite(value) and value > 0] or [1.0, 10.0]
     low, high = min(known) / 1.12, max(known) * 1.12
     if high / low < 4.0:
@@ -57,7 +57,7 @@ def log_scale(values: Iterable[float], start: float, end: float) -> Scale:
 
 
 def linear_scale(values: Iterable[float], start: float, end: float, *, room: float = 0.08) -> Scale:
-    """One that shows all these values, with some room beyond them."""
+    """A linear scale for these values, with a margin."""
     known = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(known), max(known)
     span = (high - low) or max(abs(high), 1.0)
@@ -140,7 +140,7 @@ def whisker(run: int, low: float, high: float, across: float, *, upright: bool =
 
 
 def area(xs: Sequence[float], low: Sequence[float], high: Sequence[float], kind: str) -> str:
-    """What lies between two lines."""
+    """The area between two lines."""
     ends = [*zip(xs, low, strict=True), *reversed(list(zip(xs, high, strict=True)))]
     points = " ".join(f"{n(x)},{n(y)}" for x, y in ends if math.isfinite(x) and math.isfinite(y))
     return f'<polygon points="{points}" class="{kind}"/>'
@@ -165,13 +165,13 @@ def legend(entries: Iterable[tuple[int, str, str]], x: float, y: float, right: f
 
 
 def onwards(run: int, x: float, y: float) -> str:
-    """An arrowhead beside a mark: the value is at least that."""
+    """An arrowhead beside a mark, for a value that is a lower bound."""
     points = " ".join(f"{n(x + dx)},{n(y + dy)}" for dx, dy in ((7.5, -3.5), (11.0, 0.0), (7.5, 3.5)))
     return f'<polyline points="{points}" class="line thin onwards {series_class(run)}"/>'
 
 
 def svg(name: str, width: float, height: float, title: str, description: str, marks: Iterable[str]) -> str:
-    """A whole chart, read out as its title and description."""
+    """A chart with an accessible title and description."""
     return (
         f'<svg viewBox="0 0 {n(width)} {n(height)}" role="img" aria-labelledby="{name}-t {name}-d">'
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(description)}</desc>'

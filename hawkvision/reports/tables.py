@@ -10,14 +10,14 @@ from hawkvision.reports.pages import Markup, render
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a cell says, with small lines below it."""
+    """The text of a cell, with small lines below it."""
 
     value: str
     small: Sequence[str] = ()
     kind: str = ""
     """CSS classes: `words` for text, `good`, `bad`, `said` for a longer text."""
     sign: str = ""
-    """Says the same without words; screen readers pass over it."""
+    """A decoration; screen readers skip it."""
     key: Markup | str = ""
     """A drawing before the value."""
 
@@ -30,7 +30,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     kind: str = ""
     first: bool = False
-    """Whether the first row is set off: others are compared with it."""
+    """Whether the first row is highlighted as the baseline of the others."""
 
 
 def table(drawn: Table) -> Markup:

@@ -1,8 +1,8 @@
-"""Request bodies, received within their bounds.
+"""Receives request bodies within bounds.
 
-Bounds: a body has at most `max_body_bytes` and must come on, as `UploadPace` has it, however long it takes in
-all; all bodies together have at most `Bodies.limit_bytes`, whichever server they come by. Where these are reached, the
-body that has gone longest without progress makes room, so that callers who stall cannot keep out those who do not.
+A body has at most `max_body_bytes` and must arrive at least at `UploadPace`. All bodies of a node together have at most
+`Bodies.limit_bytes`. When that is reached, the body that has gone longest without progress is dropped, so that slow
+callers cannot keep out others.
 """
 
 from __future__ import annotations
@@ -20,60 +20,60 @@ from hawkvision.core.errors import BadImage, Overloaded, RequestTimeout, TooLarg
 from hawkvision.system.memory import MemoryParts
 
 MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
-"""All request bodies in memory together, so that many large uploads cannot exhaust a small device."""
+"""Most bytes of all request bodies in memory together."""
 
 
 @dataclass(frozen=True)
 class UploadPace:
-    """How slowly a body may come; tests are less patient."""
+    """The slowest pace at which a body may arrive."""
 
     step_s: float = 30.0
-    """A handover between two cells, or a modem that dials again, takes less."""
+    """Seconds in which `step_bytes` must arrive; longer than a cellular handover or a modem's redial."""
     step_bytes: int = 15_000
-    """In every `step_s`, unless the body ends: 500 bytes a second, as Apache's `RequestReadTimeout` has it; GPRS
-    carries five times as much."""
+    """Bytes that must arrive in every `step_s` before the body ends: 500 bytes/s, as in Apache's `RequestReadTimeout`.
+    """
     grace_s: float = 2.0
-    """No body makes room for others that began, or took a step, so short a time ago."""
+    """A body that began, or completed a step, less than this ago is not dropped for others."""
 
 
 _LONGEST_LENGTH: Final = 20
-"""Digits of a body's length: llhttp reads 64 bits."""
+"""Most digits of a body's length: llhttp reads 64 bits."""
 COPIES: Final = 2
-"""Of a body at once: its pieces, and what is made of them."""
+"""Copies of a body in memory: its pieces, and the joined body."""
 
 
 def bodies_limit(parts: MemoryParts) -> int:
-    """Bytes that all bodies together may have, of a budget of memory."""
+    """Most bytes of all bodies together under a memory budget."""
     return min(MAX_BUFFERED_BYTES, parts.bodies // COPIES)
 
 
 class CallerGone(Exception):
-    """The caller hung up; nobody waits for the answer."""
+    """The caller closed the connection."""
 
 
 class MemoryFull(Overloaded):
-    """All request bodies together reached their bound."""
+    """All request bodies together reached their limit."""
 
 
 class Bodies:
-    """All request bodies of a node: how large one may be, and what they take up in memory together."""
+    """The limits and the total size of all request bodies of a node."""
 
     def __init__(self, max_body_bytes: int, received: Counter, pace: UploadPace | None = None) -> None:
-        """Hold none yet.
+        """Start without bodies.
 
         Args:
-            max_body_bytes: the largest body accepted.
-            received: where to count bytes.
-            pace: how slowly one may come.
+            max_body_bytes: the largest body that is accepted.
+            received: counts received bytes.
+            pace: the slowest pace of a body.
         """
         self.pace = pace or UploadPace()
         self.max_body_bytes = max_body_bytes
         self.limit_bytes = MAX_BUFFERED_BYTES
-        """Of all bodies together; less where there is less memory."""
+        """Most bytes of all bodies together; the node lowers it to its memory budget."""
         self._received = received
         self._buffered_bytes = 0
         self.coming: OrderedDict[Body, float] = OrderedDict()
-        """Bodies that are being received and when each took its last step (loop time), the longest ago first."""
+        """Bodies being received, with the loop time of their last step, oldest first."""
 
     @property
     def held(self) -> int:
@@ -81,7 +81,7 @@ class Bodies:
         return self._buffered_bytes
 
     def reserve(self, size: int) -> None:
-        """Account for body bytes received and held in memory; `give_back` undoes it.
+        """Count received bytes that are held in memory; `give_back` undoes it.
 
         Raises:
             Overloaded: if all bodies together would exceed `limit_bytes`.
@@ -90,7 +90,7 @@ class Bodies:
         self._received.inc(size)
 
     def hold(self, size: int) -> None:
-        """As `reserve`, for bytes that were made here and not received."""
+        """Like `reserve`, for bytes that were not received but made here."""
         while self._buffered_bytes + size > self.limit_bytes and self._sheds_one():
             pass
         if self._buffered_bytes + size > self.limit_bytes:
@@ -98,11 +98,11 @@ class Bodies:
         self._buffered_bytes += size
 
     def full(self) -> str:
-        """What is said where they have reached their bound."""
+        """The message when the limit is reached."""
         return f"{self.limit_bytes} bytes of images are already being received"
 
     def _sheds_one(self) -> bool:
-        """Whether a body made room."""
+        """Drop the slowest body, if it may be. Returns whether one was dropped."""
         for slowest, stepped in self.coming.items():
             if asyncio.get_running_loop().time() - stepped < self.pace.grace_s:
                 return False
@@ -116,15 +116,15 @@ class Bodies:
 
 
 class Body:
-    """Receives one body within its bounds; `release` gives its memory accounting back."""
+    """Receives one body within its bounds. Call `release` when its memory is free."""
 
     def __init__(self, bodies: Bodies, receive: Receive) -> None:
         self._bodies = bodies
         self.hang_up: Callable[[], Awaitable[Any]] = receive
-        """Returns when the caller is gone, once the body has been read."""
+        """After the body has been read, returns when the caller is gone."""
         self._size = 0
         self._until: asyncio.Timeout | None = None
-        """When the next step must have come, while it is received."""
+        """The timeout of the next step, while the body is received."""
         self._shed = False
 
     async def read(self, declared: str | None) -> bytes:
@@ -133,11 +133,11 @@ class Body:
         Raises:
             BadImage: if it is empty.
             TooLarge: as soon as it is known to exceed the limit.
-            RequestTimeout: if it stops coming, or comes too slowly (see the module).
-            Overloaded: if all bodies together reach their bound.
+            RequestTimeout: if it stops or arrives too slowly.
+            Overloaded: if all bodies together reach their limit.
         """
         limit, pace = self._bodies.max_body_bytes, self._bodies.pace
-        declared = (declared or "").lstrip("0")  # of which any number may stand in front, and Python reads 4300 digits
+        declared = (declared or "").lstrip("0")  # any number of zeros may precede, and Python reads 4300 digits
         if declared.isdigit() and (len(declared) > _LONGEST_LENGTH or int(declared) > limit):
             raise TooLarge(f"the body has {declared[:40]} bytes; at most {limit} are accepted")
         try:
@@ -148,13 +148,13 @@ class Body:
             if self._shed:
                 raise self._made_room() from None
             raise RequestTimeout(
-                f"the body came too slowly: expected its end or {pace.step_bytes} bytes in every {pace.step_s:g} s, "
+                f"the body arrived too slowly: expected its end or {pace.step_bytes} bytes in every {pace.step_s:g} s, "
                 f"{pace.step_bytes / pace.step_s:g} bytes a second"
             ) from None
         return nonempty(data)
 
     async def _rest(self, chunk: bytes, limit: int) -> bytes:
-        """The whole body, of which this was the first piece."""
+        """The whole body, of which `chunk` is the first piece."""
         loop, coming, pace = asyncio.get_running_loop(), self._bodies.coming, self._bodies.pace
         parts, step, more = [chunk], len(chunk), True
         coming[self] = loop.time()
@@ -176,7 +176,7 @@ class Body:
         return b"".join(parts)
 
     def shed(self) -> None:
-        """Make room: give up what has been received, and have `read` end."""
+        """Drop what has been received, and end `read`."""
         assert self._until is not None, "it is being received"
         self._bodies.coming.pop(self, None)
         self._shed = True
@@ -184,14 +184,14 @@ class Body:
         self.release()
 
     def _made_room(self) -> MemoryFull:
-        return MemoryFull(f"{self._bodies.full()}, and this one came more slowly than others", 1.0)
+        return MemoryFull(f"{self._bodies.full()}, and this one arrived more slowly than others", 1.0)
 
     def begun(self) -> bytes:
-        """What is there of it before it is read, or some of that."""
+        """Bytes that have arrived before `read`, possibly not all of them."""
         return b""
 
     async def arrived(self) -> bool:
-        """Whether somebody waits for an answer; known once the body is there, where it comes whole."""
+        """Whether the caller still waits."""
         return True
 
     async def _chunk(self, limit: int) -> tuple[bytes, bool]:
@@ -203,11 +203,11 @@ class Body:
         return chunk, bool(message.get("more_body", False))
 
     def take(self, size: int, limit: int) -> None:
-        """Account for bytes received until `release`.
+        """Count received bytes until `release`.
 
         Raises:
             Overloaded: as `Bodies.reserve`.
-            TooLarge: if they are more than `limit` by now.
+            TooLarge: if the body now exceeds `limit`.
         """
         self._bodies.reserve(size)
         self._size += size
@@ -215,7 +215,7 @@ class Body:
             raise TooLarge(f"the body has more than the {limit} bytes that are accepted")
 
     def hold(self, size: int) -> None:
-        """Account for bytes made of this body until `release`.
+        """Count bytes made from this body until `release`.
 
         Raises:
             Overloaded: as `Bodies.hold`.
@@ -224,16 +224,16 @@ class Body:
         self._size += size
 
     def release(self) -> None:
-        """Give the memory accounting back."""
+        """Give back all bytes of this body."""
         self._bodies.give_back(self._size)
         self._size = 0
 
 
 def nonempty(data: bytes) -> bytes:
-    """The body, if there is any.
+    """Return the body.
 
     Raises:
-        BadImage: else.
+        BadImage: if it is empty.
     """
     if not data:
         raise BadImage("the body is empty; expected a JPEG, PNG or WebP image")

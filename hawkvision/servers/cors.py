@@ -1,9 +1,9 @@
-"""Pages of other origins may ask a server from a browser, where a setting allows it (the Fetch standard's CORS).
+"""Cross-origin requests from browsers (CORS), where a setting allows them.
 
-Starlette's middleware decides; here is what it is told, and a `Vary` on every response of a server that answers origins
-differently, so that no cache gives one origin what another was answered. Keys are in a header that pages set
-themselves, so credentials in the standard's sense (cookies) are not allowed. What is refused below the application
-(a head that is no HTTP, too large or late) says nothing to pages, for its origin is not known.
+Starlette's middleware decides. This module configures it and adds `Vary: Origin` to every response, so that no cache
+serves one origin's response to another. Pages set keys in a header themselves, so credentials in the sense of the Fetch
+standard (cookies) are not allowed. Requests that are refused below the application (malformed, too large or late heads)
+have no CORS headers, because their origin is not known.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ EXPOSED: Final = (
     "www-authenticate",
     "x-request-id",
 )
-"""Response headers that pages may read, besides those that they always may."""
+"""Response headers that pages may read, beyond the safe-listed ones."""
 PREFLIGHT_S: Final = 600
-"""How long a browser need not ask again; some take no longer times."""
+"""How long a browser may cache a pre-flight response."""
 
 _ORIGIN: Final = re.compile(r"null|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?").fullmatch
-"""As browsers write it: lower case, no path, no user, and no port that the scheme implies."""
+"""An origin as browsers write it: lower case, no path, no user, no default port."""
 
 
 def check_origins(setting: str, origins: Sequence[str]) -> None:
-    """Refuse what no browser sends.
+    """Refuse origins that no browser sends.
 
     Raises:
         ConfigError: naming the setting and the origin.
@@ -55,7 +55,7 @@ def check_origins(setting: str, origins: Sequence[str]) -> None:
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """The application, answering pages of these origins (`*`: of all), pre-flight requests included."""
+    """Wrap an application to answer pages of these origins (`*` for all), pre-flight requests included."""
     inner = CORSMiddleware(
         app,
         allow_origins=origins,
@@ -67,11 +67,11 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     )
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        async def say(message: Message) -> None:
+        async def add_vary(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).add_vary_header("Origin")
             await send(message)
 
-        await inner(scope, receive, say)
+        await inner(scope, receive, add_vary)
 
     return answer

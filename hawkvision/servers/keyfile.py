@@ -1,15 +1,15 @@
-"""The file of a server's keys: a name, scopes, perhaps a rate, and what a key can be recognised by, but no key.
+"""The key file of a server. For each key it has a name, scopes, an optional rate, and digests, but not the key.
 
     # hawkvision keys, format 1: `hawkvision keys add|list|remove` edits this file.
     [keys.camera-7]
-    sha256 = "9f86d0818…"        # SHA-256 of the key, hexadecimal: what HTTP callers are recognised by
-    proof_key = "d75a98018…"     # an Ed25519 public key, derived from the key: checks what datagram callers prove
+    sha256 = "9f86d0818…"        # SHA-256 of the key, hexadecimal: identifies HTTP callers
+    proof_key = "d75a98018…"     # an Ed25519 public key, derived from the key: checks proofs of datagram callers
     scopes = ["infer", "observe"]
-    rate = 50.0                  # requests a second; without it, any number
+    rate = 50.0                  # requests per second; optional
 
-Keys are random (256 bits), so that a plain hash cannot be reversed by trying, and needs neither salt nor stretching.
-Who steals the file can neither call with it nor prove anything: the key that proofs are made with is private to the
-caller, who derives it from the key.
+Keys are random (256 bits), so a plain hash cannot be reversed by guessing and needs neither salt nor stretching. A
+stolen file does not let anyone call the server: the private key for proofs is derived from the key, which only the
+caller has.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from msgspec import Meta
 from hawkvision.core.errors import ConfigError
 
 KEY_PREFIX: Final = "hv_"
-"""Makes a key that leaked recognisable to scanners."""
+"""Lets secret scanners recognise a leaked key."""
 KEY_BYTES: Final = 32
 MAX_KEYS: Final = 4096
-"""Also bounds the series of metrics that have a key's name."""
+"""Also bounds the number of metric series per key."""
 MAX_FILE_BYTES: Final = 2 * 1024 * 1024
 """`MAX_KEYS` entries are 1.2 MB."""
 SINGLE: Final = "api_key"
-"""The name of the one key that a setting gives."""
+"""The name of the key from the setting `api_key`."""
 ANYBODY: Final = "anybody"
-"""The name of callers where no key is asked for."""
+"""The name of callers of a server that requires no key."""
 UNKNOWN: Final = "unknown"
 """The name of callers without a valid key."""
 RESERVED: Final = frozenset({SINGLE, ANYBODY, UNKNOWN})
@@ -56,7 +56,7 @@ _DERIVATION: Final = b"hawkvision datagram proof 1"
 
 
 class Scope(StrEnum):
-    """What a caller may do."""
+    """Permissions of a key."""
 
     INFER = "infer"
     OBSERVE = "observe"
@@ -65,31 +65,31 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """One key, as far as a server knows it."""
+    """One key as a server stores it."""
 
     name: str
     digest: bytes
     """SHA-256 of the key."""
     proof_key: bytes
-    """The Ed25519 public key that proofs are checked with."""
+    """The Ed25519 public key for checking proofs."""
     scopes: frozenset[Scope]
     rate: float | None = None
-    """Requests a second; None for any number."""
+    """Requests per second; None for no limit."""
 
 
 def entry_of(key: str, name: str, scopes: Iterable[Scope], rate: float | None = None) -> KeyEntry:
-    """What is kept of a key."""
+    """The stored form of a key."""
     public = signing_key(key).public_key().public_bytes_raw()
     return KeyEntry(name, digest_of(key.encode()), public, frozenset(scopes), rate)
 
 
 def digest_of(key: bytes) -> bytes:
-    """What HTTP callers are recognised by."""
+    """The SHA-256 that identifies an HTTP caller."""
     return hashlib.sha256(key).digest()
 
 
 def signing_key(key: str) -> Ed25519PrivateKey:
-    """What a caller makes proofs with; the key cannot be computed from it, nor it from the stored hash."""
+    """The private key for proofs, derived from the key. The stored hash does not reveal it."""
     return Ed25519PrivateKey.from_private_bytes(hmac.digest(_DERIVATION, key.encode(), "sha256"))
 
 
@@ -174,7 +174,7 @@ def add_key(path: Path, name: str, scopes: Iterable[Scope], rate: float | None =
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Forget a key; servers that watch the file refuse it from then on.
+    """Remove a key. Servers that watch the file refuse it from then on.
 
     Raises:
         ConfigError: if there is none of that name, or the file cannot be read or written.
@@ -190,7 +190,7 @@ def remove_key(path: Path, name: str) -> None:
 
 
 def _edit(path: Path, change: Callable[[tuple[KeyEntry, ...]], tuple[KeyEntry, ...]], *, may_begin: bool) -> None:
-    """Replace the file by a changed one, whole or not at all; two commands at once wait for one another."""
+    """Replace the file atomically by a changed one. Concurrent commands wait for each other."""
     try:
         with _alone_in(path.parent):
             begun = path.exists()
@@ -211,7 +211,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, text: str, *, like: Path | None) -> None:
-    """A new file has mode 0600; a changed one keeps owner and mode, so that the server may still read it."""
+    """Write a new file with mode 0600, or replace one and keep its owner and mode."""
     path = path.resolve()
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,11 +1,11 @@
-"""Who calls: the keys of a server, what each may do and how often. Both HTTP servers and datagrams ask here.
+"""The keys of a server: who calls, what each key allows and how often. HTTP and datagram servers share it.
 
     Authorization: Bearer KEY ── SHA-256 ──► by digest ──┐
                                                          ├──► Caller ──► scope ──► rate ──► the request's own work
     Hello: proof over the TLS exporter ──► by proof key ─┘     401       403       429
 
-A key is looked up by its hash, so how long that takes says nothing of the keys there are. `Keys` belongs to one event
-loop; a rate holds per process.
+Keys are looked up by hash, so the time of a look-up reveals nothing about them. `Keys` belongs to one event loop. Rates
+apply per process.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ INFER: Final = frozenset({Scope.INFER})
 OBSERVE: Final = frozenset({Scope.OBSERVE})
 OPERATE: Final = frozenset({Scope.OPERATE})
 EITHER: Final = frozenset({Scope.INFER, Scope.OBSERVE})
-"""What a client reads before it sends images: where to send them, and what is served."""
+"""For what clients read before they send images: addresses and the served models."""
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", TRANSPORT_PATH})
-"""Answered without a key: they say only whether the server is up, and where it listens for datagrams. Who asks that
-over plain HTTP does not know who hears it, and must not have to send a key."""
+"""Paths without a key: whether the server is up, and where it listens for datagrams. A client asks for that over plain
+HTTP and must not have to reveal its key there."""
 
-# Method, path, and the scopes of which a key must have one; the first row that fits counts. Both tiers, every path.
+# Method, path, and the scopes of which a key must have one. The first match counts, for both tiers.
 _RULES: Final = tuple(
     (method, re.compile(path, re.DOTALL), needed)
     for method, path, needed in (
@@ -63,7 +63,7 @@ _RULES: Final = tuple(
         ("HEAD", r".*", OBSERVE),
     )
 )
-"""Whatever is not among them changes something, and needs `OPERATE`."""
+"""Requests that match no row need `OPERATE`."""
 
 _PROOF_BYTES: Final = 32 + 64
 """The public key and the signature (RFC 8032)."""
@@ -71,11 +71,11 @@ _PROOF_DOMAIN: Final = b"hawkvision datagram proof 1\0"
 
 
 class RateExceeded(Overloaded):
-    """A key's rate is used up."""
+    """The rate of a key is exceeded."""
 
 
 def needed_scopes(method: str, path: str) -> Scopes:
-    """The scopes of which a key must have one for a request."""
+    """The scopes of which the key of a request must have one."""
     for known, pattern, needed in _RULES:
         if known == method and pattern.fullmatch(path):
             return needed
@@ -84,20 +84,20 @@ def needed_scopes(method: str, path: str) -> Scopes:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a key belongs to."""
+    """The owner of a key."""
 
     name: str
     scopes: Scopes
     digest: bytes
-    """Of the key; empty where none is asked for."""
+    """SHA-256 of the key; empty if the server requires none."""
 
 
 NOBODY_ASKED: Final = Caller(ANYBODY, ALL, b"")
-"""Whoever calls a server that asks for no key."""
+"""Every caller of a server that requires no key."""
 
 
 class _Account:
-    """A key, and what was made of it so far."""
+    """A key and its counters."""
 
     __slots__ = ("accepted", "at", "caller", "entry", "forbidden", "limited", "tokens")
 
@@ -110,11 +110,11 @@ class _Account:
 
     @property
     def burst(self) -> float:
-        """Requests at once after a rest: as many as a second allows, and never less than one."""
+        """Requests that may follow at once after a pause: those of one second, at least one."""
         return max(1.0, self.entry.rate or 1.0)
 
     def wait_s(self, rate: float, now: float) -> float:
-        """0.0, and a request is paid for; or how long until the next one may come (a token bucket)."""
+        """Take a token and return 0.0, or return the seconds until the next token (token bucket)."""
         self.tokens = min(self.burst, self.tokens + (now - self.at) * rate)
         self.at = now
         if self.tokens >= 1.0:
@@ -123,13 +123,13 @@ class _Account:
         return (1.0 - self.tokens) / rate
 
     def succeed(self, before: _Account) -> None:
-        """Go on where the account of the same name was before a reload."""
+        """Continue the counters of the account that had this name before a reload."""
         self.accepted, self.forbidden, self.limited = before.accepted, before.forbidden, before.limited
         self.at, self.tokens = before.at, min(self.burst, before.tokens)
 
 
 class Keys:
-    """The keys of one server. `Keys()` asks for none."""
+    """The keys of one server. `Keys()` requires none."""
 
     def __init__(
         self,
@@ -139,13 +139,13 @@ class Keys:
         where: str = "api_key",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read them.
+        """Read the keys.
 
         Args:
-            api_key: one key with every scope, the simple way.
+            api_key: one key with every scope.
             keys_file: see `hawkvision.servers.keyfile`; both may be given.
-            where: what the key's setting is called, for errors.
-            clock: in seconds, for rates.
+            where: name of the key's setting, for errors.
+            clock: seconds, for rates.
 
         Raises:
             ConfigError: if the key is too short or the file cannot be read.
@@ -161,10 +161,10 @@ class Keys:
         self.reload()
 
     def reload(self) -> None:
-        """Read the file again; accounts of keys that are still there go on.
+        """Read the file again. Keys that are still there keep their counters.
 
         Raises:
-            ConfigError: if it cannot be read; then the keys stay as they were.
+            ConfigError: if it cannot be read; the keys then stay as they were.
         """
         entries = () if self.file is None else read_keys(self.file)
         if self._single is not None:
@@ -174,7 +174,7 @@ class Keys:
         for account in accounts:
             if account.entry.name in before:
                 account.succeed(before[account.entry.name])
-        # A key of the file that is also the single one keeps its narrower scopes.
+        # If the single key is also in the file, the narrower scopes of the file apply.
         self._by_digest = {account.entry.digest: account for account in accounts}
         self._by_proof_key = {account.entry.proof_key: account for account in accounts}
         if before and self.file is not None:
@@ -184,14 +184,14 @@ class Keys:
             )
 
     def identify(self, presented: bytes | None) -> Caller | None:
-        """Whose key it is, white space at its end left aside; None if nobody's."""
+        """The caller with this key, without trailing white space; None if there is none."""
         if not self.required:
             return NOBODY_ASKED
         account = None if presented is None else self._by_digest.get(digest_of(presented.rstrip()))
         return None if account is None else account.caller
 
     def by_proof(self, proof: bytes, exporter: bytes) -> Caller | None:
-        """Who made a proof (`prove`) over this very exporter; None if it is nobody's, or no proof."""
+        """The caller who made a proof (`prove`) over this exporter; None if the proof is not valid."""
         if not self.required:
             return NOBODY_ASKED
         if len(proof) != _PROOF_BYTES:
@@ -206,19 +206,19 @@ class Keys:
         return account.caller
 
     def refused(self) -> Unauthorized:
-        """The error for a caller whom nothing identified; counted."""
+        """Count an unidentified caller. Returns the error to raise."""
         self._unknown += 1
         return Unauthorized(
             "missing or wrong key; expected one of this server's in the header 'Authorization: Bearer KEY'"
         )
 
     def admit(self, caller: Caller, needed: Scopes) -> None:
-        """Let a request of the caller pass, and count it.
+        """Admit a request of the caller, and count it.
 
         Raises:
-            Unauthorized: if the key has been removed since.
-            Forbidden: if it has none of the scopes that are needed.
-            RateExceeded: if its rate is used up; says how long.
+            Unauthorized: if the key has been removed.
+            Forbidden: if the key has none of the needed scopes.
+            RateExceeded: if its rate is exceeded; says for how long.
         """
         if not self.required:
             self._anybody += 1
@@ -237,7 +237,7 @@ class Keys:
         account.accepted += 1
 
     def authorize(self, authorization: str | None, needed: Scopes) -> Caller:
-        """The caller of an HTTP request, let pass and counted.
+        """Identify the caller of an HTTP request, admit the request and count it.
 
         Args:
             authorization: the header's value, decoded as Latin-1.
@@ -257,7 +257,7 @@ class Keys:
         return caller
 
     def counts(self) -> Mapping[tuple[str, str], int]:
-        """Requests by name of the key and outcome. Names are those of the keys there are, and two more."""
+        """Requests by name of the key and outcome. Names are those of the keys, and two more."""
         found: Counter[tuple[str, str]] = Counter()
         if not self.required:
             found[ANYBODY, "accepted"] = self._anybody
@@ -272,9 +272,9 @@ class Keys:
 
 
 def prove(key: str, exporter: bytes) -> bytes:
-    """A proof of having the key, bound to one TLS connection by its exporter (RFC 5705): public key and signature.
+    """A proof of the key, bound to one TLS connection by its exporter (RFC 5705): public key and signature.
 
-    It gives away nothing that helps to make another one, whoever is at the other end.
+    The proof does not help its receiver to make another one.
     """
     signer = signing_key(key)
     return signer.public_key().public_bytes_raw() + signer.sign(_PROOF_DOMAIN + exporter)

@@ -1,7 +1,7 @@
-"""Files that are read again while the server runs: when they change, and when an operator says so (SIGHUP).
+"""Reads keys and certificates again while the server runs: when their files change, and on SIGHUP.
 
-A change is taken up once the files have been the same for two looks, so that a pair is not read while it is being
-written. Whatever way a file is replaced is seen: written in place, renamed over, or behind a link, as Kubernetes does.
+A change takes effect when the files are the same at two checks, so that a pair is not read while it is being written.
+Files may be written in place, renamed over, or replaced behind a link, as Kubernetes does.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hawkvision.servers.tls import Certificates
 log = logging.getLogger("hawkvision.reload")
 
 PERIOD_S: Final = 1.0
-"""Between two looks; a look is one stat(2) per file, in a thread, for file systems may hang."""
+"""Between two checks. A check is one stat(2) per file, in a thread, because file systems may hang."""
 
 _State: TypeAlias = tuple[tuple[int, ...], ...]
-"""Per file: device, inode, size and time of change; nothing of one that is not there."""
+"""Per file: device, inode, size and times of change; empty for a missing file."""
 
 
 @dataclass
@@ -34,22 +34,22 @@ class _WatchedFiles:
     files: tuple[Path, ...]
     reload: Callable[[], None]
     loaded: _State
-    """As the files were when they were read."""
+    """State of the files when they were last read."""
     seen: _State | None = None
-    """As they were at the last look, if not as loaded."""
+    """State at the last check, if it differs from `loaded`."""
 
     def read(self, state: _State) -> None:
         self.loaded, self.seen = state, None
         try:
             self.reload()
         except ConfigError as error:
-            log.error("%s: what was in use stays in use: %s", self.title, error)
-        except Exception:  # a defect must not end the watching of everything else
-            log.exception("%s: what was in use stays in use", self.title)
+            log.error("%s: the previous files stay in use: %s", self.title, error)
+        except Exception:  # a defect must not stop the watching of other files
+            log.exception("%s: the previous files stay in use", self.title)
 
 
 class FileWatcher:
-    """What a server reads again. Watching begins with `start`, on the running loop; close it."""
+    """Reads files again when they change. `start` begins to watch, on the running loop; `close` ends it."""
 
     def __init__(self, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
@@ -58,7 +58,7 @@ class FileWatcher:
 
     @classmethod
     def of(cls, keys: Keys, *certificates: Certificates | None) -> FileWatcher:
-        """Those of a server's files that there are; they have been read just now."""
+        """A watcher of a server's key file and certificates, which have just been read."""
         made = cls()
         if keys.file is not None:
             made.add("keys", [keys.file], keys.reload)
@@ -68,7 +68,7 @@ class FileWatcher:
         return made
 
     def add(self, title: str, files: Sequence[Path], reload: Callable[[], None]) -> None:
-        """Have files watched that have been read just now; `reload` reads them again, or raises `ConfigError`."""
+        """Watch files that have just been read. `reload` reads them again, or raises `ConfigError`."""
         if files:
             self._watched.append(_WatchedFiles(title, tuple(files), reload, _state(files)))
 
@@ -78,14 +78,14 @@ class FileWatcher:
             self._task = asyncio.create_task(self._watch())
 
     def now(self) -> None:
-        """Read everything again, whether it has changed or not."""
+        """Read all files again, changed or not."""
         if not self._watched:
-            log.info("told to reload: there is no file of keys or certificates to read again")
+            log.info("reload: there is no file of keys or certificates to read")
         for one in self._watched:
             one.read(_state(one.files))
 
     async def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

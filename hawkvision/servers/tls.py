@@ -1,9 +1,9 @@
-"""TLS of servers and of those who call them: contexts made of files, and made anew when the files change.
+"""TLS contexts of servers and callers, made from files and made again when the files change.
 
     files ──► Certificates.reload ──► a new SSLContext ──► new handshakes
                      └── a bad pair: ConfigError, and the old context stays
 
-Connections keep what they were made with. A context is never changed, so no handshake sees half of a new pair.
+Open connections keep their context. A context is never modified, so no handshake sees half of a new pair.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hawkvision.core.settings.access import MinimumVersion
 log = logging.getLogger("hawkvision.tls")
 
 MAX_PEM_BYTES: Final = 4 * 1024 * 1024
-"""Of one file; all authorities that browsers trust are 220 KB."""
+"""Longest PEM file; all authorities that browsers trust take 220 kB."""
 _VERSIONS: Final[dict[MinimumVersion, ssl.TLSVersion]] = {
     "1.2": ssl.TLSVersion.TLSv1_2,
     "1.3": ssl.TLSVersion.TLSv1_3,
@@ -36,36 +36,36 @@ _VERSIONS: Final[dict[MinimumVersion, ssl.TLSVersion]] = {
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files of one end of TLS; `where` is what their settings begin with, such as `edge.tls_`."""
+    """PEM files of one end of TLS. `where` is the prefix of their settings, such as `edge.tls_`."""
 
     where: str
     certificate: Path | None = None
-    """A chain, leaf first."""
+    """The certificate chain, leaf first."""
     key: Path | None = None
-    """The leaf's, unencrypted."""
+    """The private key of the leaf, unencrypted."""
     authorities: Path | None = None
-    """Whose certificates the other end must have: of a server, None asks callers for none; of a caller, None means
-    the authorities that this system trusts."""
+    """The authorities for the other end's certificate. None: a server requires no certificate, a caller uses the
+    system's authorities."""
     minimum: MinimumVersion = "1.2"
     authorities_name: str = "client_ca"
-    """What the setting of `authorities` ends with."""
+    """The end of the name of the setting for `authorities`."""
 
     @property
     def title(self) -> str:
-        """For logs."""
+        """A name for logs."""
         return f"{self.where}certificate" if self.certificate else f"{self.where}{self.authorities_name}"
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files that there are."""
+        """The files that are set."""
         return tuple(path for path in (self.certificate, self.key, self.authorities) if path is not None)
 
 
 class Certificates:
-    """One end's files, and the context that is made of them as they were when last they were right."""
+    """The files of one end of TLS, and the context from their last valid contents."""
 
     def __init__(self, files: TlsFiles, *, server: bool) -> None:
-        """Read them.
+        """Read the files.
 
         Raises:
             ConfigError: if they cannot be used; names setting and file.
@@ -74,18 +74,18 @@ class Certificates:
         self._server = server
         self.handshakes_failed = 0
         self.expires = None if files.certificate is None else _expiry(self._leaf())
-        """When the certificate's time is over; None without one."""
+        """When the certificate expires; None without one."""
         self.context = self._made()
-        """For the next handshake."""
+        """The context of the next handshake."""
         if self.expires is not None and self.expires <= _now():
             log.warning("%scertificate: %s has expired on %s", files.where, files.certificate, _day(self.expires))
 
     def reload(self) -> None:
-        """Read the files again; new handshakes take what they hold now.
+        """Read the files again, for new handshakes.
 
         Raises:
-            ConfigError: if they cannot be used, or hold a certificate that has expired while the old one has not;
-                then all stays as it was.
+            ConfigError: if they cannot be used, or the new certificate has expired and the old one has not. The old
+                context then stays.
         """
         expires = None if self.files.certificate is None else _expiry(self._leaf())
         context = self._made()
@@ -98,17 +98,17 @@ class Certificates:
         log.info("%s: read again%s", self.files.title, "" if expires is None else f", good until {_day(expires)}")
 
     def state(self) -> TlsState:
-        """What the metrics show."""
+        """The state for metrics."""
         return TlsState(0.0 if self.expires is None else self.expires.timestamp(), self.handshakes_failed)
 
     def renewing(self) -> ssl.SSLContext:
-        """A context for those who can be given one only once: every handshake is made by the newest."""
+        """A context for libraries that take only one: each handshake uses the newest context."""
         made = _Renewing(ssl.PROTOCOL_TLS_SERVER if self._server else ssl.PROTOCOL_TLS_CLIENT)
         made.certificates = self
         return made
 
     def _leaf(self) -> x509.Certificate:
-        """The certificate, if certificate and key belong together."""
+        """The leaf certificate, after checking that the key belongs to it."""
         files = self.files
         if files.certificate is None or files.key is None:
             raise ConfigError(f"{files.where}certificate and {files.where}key belong together: both or neither")
@@ -132,7 +132,7 @@ class Certificates:
             context.begun = []
         context.minimum_version = _VERSIONS[files.minimum]
         context.set_alpn_protocols(["http/1.1"])
-        # A caller that renegotiates makes the server work for nothing; TLS 1.3 has done away with it.
+        # Renegotiation lets a caller waste the server's time; TLS 1.3 removed it.
         context.options |= ssl.OP_NO_RENEGOTIATION
         setting = f"{files.where}{files.authorities_name}"
         if files.authorities is not None:
@@ -157,13 +157,13 @@ class Certificates:
 def caller_context(
     ca: str | Path | None, certificate: str | Path | None, certificate_key: str | Path | None
 ) -> ssl.SSLContext:
-    """The context of a caller; `certificate_key` may be in the file of `certificate`.
+    """A TLS context for a caller. `certificate_key` may be in the file of `certificate`.
 
     Raises:
         ConfigError: if a file cannot be used.
     """
     if certificate is None and certificate_key is not None:
-        raise ConfigError("certificate_key: missing certificate, whose key it is")
+        raise ConfigError("certificate_key: missing certificate, to which it belongs")
     own = None if certificate is None else Path(certificate)
     key = own if certificate_key is None else Path(certificate_key)
     files = TlsFiles("", own, key, None if ca is None else Path(ca), authorities_name="ca")
@@ -171,7 +171,7 @@ def caller_context(
 
 
 class _Renewing(ssl.SSLContext):
-    """Hands every handshake to the newest context. asyncio and uvloop begin them with `wrap_bio`, and only so."""
+    """Passes each handshake to the newest context. asyncio and uvloop begin handshakes with `wrap_bio` only."""
 
     certificates: Certificates
 
@@ -181,7 +181,7 @@ class _Renewing(ssl.SSLContext):
 
 
 class _Handshake(ssl.SSLObject):
-    """A server's end of one connection, which tells with what alert it refuses a caller: event loops would drop it."""
+    """A server's end of one connection. It reports the alert that refuses a caller, which event loops would drop."""
 
     outgoing: ssl.MemoryBIO
     refuse: Callable[[bytes], None] | None = None
@@ -199,7 +199,7 @@ class _Handshake(ssl.SSLObject):
 
 
 class ServerContext(ssl.SSLContext):
-    """A server's: whoever begins handshakes with it may hear of their alerts."""
+    """A server's context, which can report the alerts of its handshakes."""
 
     sslobject_class = _Handshake
     begun: list[_Handshake]
@@ -212,8 +212,8 @@ class ServerContext(ssl.SSLContext):
         self.begun.append(made)
         return made
 
-    def tell(self, refuse: Callable[[bytes], None]) -> None:
-        """Have `refuse` told the alert of the handshake that was begun since the last call, if it fails."""
+    def on_alert(self, refuse: Callable[[bytes], None]) -> None:
+        """Call `refuse` with the alert of the handshake begun since the last call, if that handshake fails."""
         if len(self.begun) == 1:
             self.begun[0].refuse = refuse
         self.begun.clear()

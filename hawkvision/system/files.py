@@ -17,9 +17,9 @@ def sha256_of(data: bytes) -> str:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a power cut, sees either the old one or the new one, whole.
+    """Write a file so that readers, also after a power cut, see the whole old file or the whole new one.
 
-    Links are followed. A device or a pipe, which nothing must replace, is written to as it is.
+    Links are followed. A device or a pipe is written to and not replaced.
 
     Raises:
         ArtifactError: if the folder cannot be written to.
@@ -38,7 +38,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)  # mkstemp makes it private; a service may run as another user than the builder
+        Path(name).chmod(0o644)  # mkstemp makes it private, but a service may run as another user
         Path(name).replace(place)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot write: {error.strerror}") from None
@@ -52,16 +52,16 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse what `write_atomic` could not write, before somebody works for it.
+    """Check early that `write_atomic` can write a file.
 
     Raises:
-        ConfigError: saying why. A folder that is missing is refused too: probably its name is mistyped.
+        ConfigError: if it cannot, or if the folder does not exist.
     """
     try:
         if path.is_dir():
             raise ConfigError(f"{path}: expected a file to write, got a folder")
         if path.exists() and not path.is_file():
-            return  # nothing is made beside a device
+            return  # a device needs no temporary file
         folder = _place(path).parent
         if not folder.is_dir():
             raise ConfigError(f"{path}: no such folder: {folder}")
@@ -72,16 +72,16 @@ def check_writable(path: Path) -> None:
 
 
 def check_ours(code: Path) -> None:
-    """Refuse a file of code that another user may have written: loaded, it would run with our rights.
+    """Refuse a file of code that another user may have written, because it would run with our rights.
 
     Raises:
-        BackendError: if it belongs to another user than us or root, if others may write to it, or if it is no file.
+        BackendError: if its owner is neither this user nor root, if others may write it, or if it is no file.
     """
     try:
         found = code.lstat()
     except OSError as error:
         raise BackendError(f"{code}: {error.strerror}") from None
-    mend = "remove it, and it is made anew"
+    mend = "remove it; it will be compiled again"
     if not stat.S_ISREG(found.st_mode):
         raise BackendError(f"{code}: expected a file of code that we compiled, found something else; {mend}")
     if found.st_uid not in (os.geteuid(), 0):
@@ -93,5 +93,5 @@ def check_ours(code: Path) -> None:
 
 
 def _place(path: Path) -> Path:
-    """Where a file is, whatever links lead there; `Path.resolve` refuses links that lead nowhere but in circles."""
+    """The target of all links. `Path.resolve` would refuse circular links."""
     return Path(os.path.realpath(path))

@@ -1,9 +1,9 @@
-"""Log lines of processes whose standard error goes elsewhere: Ray sends that of its workers to files of its own.
+"""Log lines of Ray's worker processes, whose standard error Ray writes to its own files.
 
-    replica ── a line, one datagram ──► socket in the tier's private folder ──► the tier process' standard error
+    replica ── one datagram per line ──► socket in the tier's private folder ──► standard error of the tier
 
-The variable `HAWKVISION_LOG_SOCKET` says where; Ray's processes inherit it. A line that finds the socket full is lost,
-for no answer may wait for a log, and the next one says how many were.
+Ray's processes inherit the variable `HAWKVISION_LOG_SOCKET` with the path. A line is dropped if the socket is full,
+because no answer may wait for a log. The next line gives the number of dropped lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hawkvision.core.logs import LogFormat, LogLevel, configure
 
 VARIABLE: Final = "HAWKVISION_LOG_SOCKET"
 MAX_LINE_BYTES: Final = 64 * 1024
-"""Of one line, traceback included; the rest is cut off. Linux takes datagrams of 208 KiB between processes."""
+"""Longest line, traceback included; the rest is cut off."""
 _NAME: Final = "log.socket"
 
 log = logging.getLogger("hawkvision.core.logs")
@@ -30,14 +30,14 @@ log = logging.getLogger("hawkvision.core.logs")
 
 @contextlib.contextmanager
 def relaying(folder: Path, written: TextIO | None = None) -> Iterator[None]:
-    """Meanwhile write what other processes send on standard error. To be entered on a running event loop.
+    """Write the lines of other processes to standard error during the block. Needs a running event loop.
 
     Args:
-        folder: for the socket; whoever may write there may write to the log.
-        written: in place of standard error.
+        folder: of the socket. Everyone who may write there may write to the log.
+        written: replaces standard error.
 
     Raises:
-        OSError: if there can be no socket in the folder.
+        OSError: if the socket cannot be made.
     """
     loop = asyncio.get_running_loop()
     out = written or sys.__stderr__ or sys.stderr
@@ -45,7 +45,7 @@ def relaying(folder: Path, written: TextIO | None = None) -> Iterator[None]:
     listener.setblocking(False)
 
     def arrived() -> None:
-        for _ in range(100):  # the loop has other work, too
+        for _ in range(100):  # then let the loop do other work
             try:
                 line = listener.recv(MAX_LINE_BYTES)
             except BlockingIOError:
@@ -55,7 +55,7 @@ def relaying(folder: Path, written: TextIO | None = None) -> Iterator[None]:
 
     before = os.environ.get(VARIABLE)
     try:
-        (folder / _NAME).unlink(missing_ok=True)  # a process that was killed has left it
+        (folder / _NAME).unlink(missing_ok=True)  # left by a process that was killed
         with _reached(folder) as place:
             listener.bind(f"{place}/{_NAME}")
         loop.add_reader(listener, arrived)
@@ -73,7 +73,7 @@ def relaying(folder: Path, written: TextIO | None = None) -> Iterator[None]:
 
 
 def configure_worker(level: LogLevel, form: LogFormat) -> None:
-    """Set up the logging of a process that Ray has started: as `configure`, by way of the launcher if it listens."""
+    """Configure the logging of a process started by Ray: through the launcher if it listens, else as `configure`."""
     named = os.environ.get(VARIABLE)
     handler = None
     if named is not None:
@@ -83,13 +83,13 @@ def configure_worker(level: LogLevel, form: LogFormat) -> None:
 
 
 class RelayHandler(logging.Handler):
-    """Sends lines to the socket of `relaying`; never waits for it."""
+    """Sends lines to the socket of `relaying` without waiting."""
 
     def __init__(self, path: Path) -> None:
         """Connect.
 
         Raises:
-            OSError: if nobody listens there.
+            OSError: if nothing listens there.
         """
         super().__init__()
         self._lost = 0
@@ -106,7 +106,7 @@ class RelayHandler(logging.Handler):
         """Send a line."""
         try:
             line = self.format(record).encode(errors="replace")[:MAX_LINE_BYTES]
-        except Exception:  # noqa: BLE001 - a line that cannot be written must not end what it is about
+        except Exception:  # noqa: BLE001 - a line that cannot be formatted must not end the request
             self.handleError(record)
             return
         try:
@@ -122,14 +122,14 @@ class RelayHandler(logging.Handler):
         return logging.LogRecord(log.name, logging.WARNING, __file__, 0, message, (self._lost, os.getpid()), None)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket."""
         self._socket.close()
         super().close()
 
 
 @contextlib.contextmanager
 def _reached(folder: Path) -> Iterator[str]:
-    """A short name of a folder: addresses of sockets have 107 bytes, which a long TMPDIR takes up."""
+    """A short path of a folder, because socket addresses have at most 107 bytes."""
     opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{opened}"

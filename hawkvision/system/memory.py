@@ -1,10 +1,10 @@
-"""The memory that a process may use, and a budget of it that is shared by what takes much for a short time.
+"""The memory that a process may use, and a budget for short, large uses of it.
 
     RLIMIT_AS ──────────────── less this process's address space ─┐
     cgroup (v1, v2), ancestors ─ less what the group uses ────────┼─ least ─► room ─ · SHARE ─► budget ─┬─ bodies
     the machine ────────────── what is available ─────────────────┘                                     └─ decoding
 
-`room` reads the limits; `MemoryBudget` hands out bytes and takes them back, and knows nothing of what they are for.
+`room` reads the limits. `MemoryBudget` lends bytes.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from hawkvision.core.errors import DeadlineMissed, Overloaded
 ResultT = TypeVar("ResultT")
 
 SHARE: Final = 0.75
-"""Of the room, what is budgeted. The rest is for what is not counted: connections, answers, threads' stacks, inference
-of more images at once than at the start, and what an allocator cannot give back."""
+"""Share of the free memory that the budget takes. The rest is for connections, responses, thread stacks, parallel
+inference and what the allocator keeps."""
 BODIES_SHARE: Final = 0.25
-"""Of the budget, what bodies may take; each counts twice, for it is in pieces and in one piece for a moment. Bodies
-never take decoding's part, so that an image that is here can always be decoded, and then leaves."""
+"""Share of the budget for bodies. Each body counts twice, because its pieces and the joined body exist together. Bodies
+never take the part for decoding, so that a received image can always be decoded."""
 LEAST_BYTES: Final = 32 * 1024 * 1024
-"""Of a budget that is not set: with less no image at all could be decoded."""
+"""Smallest budget that is not set explicitly; less does not suffice to decode an image."""
 REQUEST_SHARE: Final = 0.5
-"""Of decoding's part, what one request may take: never all of it, so that others' images are decoded meanwhile."""
+"""Share of decoding's part for one request, so that other images can be decoded meanwhile."""
 OVERTAKEN_MOST: Final = 16
-"""How often who needs more memory than is free is overtaken by who needs less; then nobody gets any before."""
+"""Requests that may overtake a waiting larger one; then it is served first."""
 WAITING_MOST: Final = 1024
-"""Who waits in line for memory; a node or replica lets in fewer requests."""
+"""Most requests that wait for memory."""
 LARGE_BYTES: Final = 4 * 1024 * 1024
-"""Rasters of JPEGs, which are decoded small, are below, and their memory is used again without asking the kernel."""
+"""Allocations from this size on are returned to the kernel when freed. Rasters of JPEGs are smaller and reused."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
-"""Of glibc's malloc.h."""
+"""Constants of glibc's malloc.h."""
 _UNLIMITED: Final = 1 << 60
-"""Kernels write 2⁶³ less a page, or the like, where there is no limit (cgroup v1)."""
+"""Limits from this on mean no limit: cgroup v1 writes about 2⁶³."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRoom:
-    """Bytes that the process may still take, and what sets that limit."""
+    """Bytes that the process may still use, and what limits them."""
 
     free_bytes: int
     limited_by: str
 
 
 def room(proc: Path = Path("/proc")) -> MemoryRoom:
-    """The least that any limit leaves; without `/proc` (not Linux), 1 GiB.
+    """The tightest limit of this process; 1 GiB without `/proc` (not Linux).
 
     Args:
-        proc: where the kernel tells of processes.
+        proc: the proc file system.
     """
     found = [MemoryRoom(*each) for each in (*_address_space(proc), *_cgroups(proc), *_machine(proc))]
     return min(found, key=lambda each: each.free_bytes, default=MemoryRoom(1 << 30, "nothing that could be read"))
@@ -81,7 +81,7 @@ def _address_space(proc: Path) -> Iterator[tuple[int, str]]:
 
 
 def _cgroups(proc: Path) -> Iterator[tuple[int, str]]:
-    """What each group that this process is in leaves, its own and those above; page cache that can go is free."""
+    """Free bytes of each cgroup of this process and its ancestors; reclaimable page cache counts as free."""
     for line in _lines(proc / "self" / "cgroup"):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -102,7 +102,7 @@ def _cgroups(proc: Path) -> Iterator[tuple[int, str]]:
 
 
 def _upwards(top: Path, group: Path) -> Iterator[Path]:
-    """A group and those above it, `top` included; `top` alone where the group is not to be seen from here."""
+    """A group and its ancestors up to `top`; only `top` if the group is not visible."""
     while group != top:
         if group.is_dir():
             yield group
@@ -111,7 +111,7 @@ def _upwards(top: Path, group: Path) -> Iterator[Path]:
 
 
 def _mounts(proc: Path, version: int) -> Iterator[tuple[str, str]]:
-    """Of which part of the hierarchy there is a view, and where (proc(5), mountinfo)."""
+    """(root, mount point) of each mounted memory hierarchy (proc(5), mountinfo)."""
     for line in _lines(proc / "self" / "mountinfo"):
         before, _, behind = line.partition(" - ")
         fields, described = before.split(" "), behind.split(" ")
@@ -130,7 +130,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Lines of a name and a number, as the kernel writes them."""
+    """Lines of a name and a number."""
     found: dict[str, int] = {}
     for line in _lines(path):
         name, _, rest = line.replace(":", " ", 1).partition(" ")
@@ -141,16 +141,16 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _number(path: Path) -> int | None:
-    """None where there is no such file, or no limit ("max")."""
+    """The number in a file; None if there is no file, or no limit ("max")."""
     text = "".join(_lines(path)[:1]).strip()
     return int(text) if text.isdigit() else None
 
 
 def give_back_at_once() -> None:
-    """Have the allocator return what is large as soon as it is free, where it is glibc's.
+    """Make glibc's allocator return large blocks to the kernel when they are freed.
 
-    It would learn from each large raster that is freed to keep the next, up to 32 MB for every thread (mallopt(3),
-    M_MMAP_THRESHOLD), and so hold for ever what a few large images once took.
+    By default it raises its threshold with each large block freed, up to 32 MB per thread (mallopt(3)), and keeps what
+    a few large images once took. Other allocators are left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -160,24 +160,24 @@ def give_back_at_once() -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """How a budget is divided; bytes."""
+    """Parts of a memory budget in bytes."""
 
     total: int
     bodies: int
     decoding: int
     request: int
-    """At most, of `decoding`, for one request."""
+    """Most of `decoding` for one request."""
     basis: str
-    """Where `total` is from."""
+    """What `total` follows from."""
 
 
 def divided(total: int | None, request: int | None, processes: int = 1) -> MemoryParts:
-    """The budget that settings say, or that the limits of this process leave.
+    """The budget from the settings, or from the limits of this process.
 
     Args:
-        total: bytes for all, if set.
-        request: bytes for one request, if set; no more than decoding has.
-        processes: that share the limits, this one included.
+        total: bytes for everything, if set.
+        request: bytes for one request, if set; at most decoding's part.
+        processes: number of processes that share the limits.
     """
     if total is None:
         left = room()
@@ -192,30 +192,30 @@ def divided(total: int | None, request: int | None, processes: int = 1) -> Memor
 
 
 class MemoryBudget:
-    """Bytes that are handed out and come back, from any thread. Before `limit` is set there is no bound.
+    """Lends bytes to any thread. There is no bound before `limit` is set.
 
-    Who waits is served by deadline, and is overtaken by smaller ones at most `OVERTAKEN_MOST` times.
+    Waiting requests are served by deadline. Smaller ones may overtake the first at most `OVERTAKEN_MOST` times.
     """
 
     def __init__(self, limit: int = _UNLIMITED) -> None:
         self.limit = limit
         self.in_use = 0
         self.peak = 0
-        """The most that were ever in use."""
+        """Highest value of `in_use`."""
         self._lock = threading.Lock()
         self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []
-        """By deadline: until when, number, bytes, who."""
+        """A heap of (deadline, sequence number, bytes, future)."""
         self._numbers = itertools.count()
         self._overtaken = 0
-        """How often the first of them was."""
+        """How often the first one was overtaken."""
         self._freed: list[Callable[[], None]] = []
 
     def when_freed(self, call: Callable[[], None]) -> None:
-        """Call this, on whatever thread, each time that bytes come back."""
+        """Call a function each time that bytes are given back, on the thread that gives them back."""
         self._freed.append(call)
 
     def take(self, size: int) -> bool:
-        """Take so many bytes, if they are free and nobody who waits has been overtaken too often."""
+        """Take `size` bytes if they are free and no waiting request has been overtaken too often."""
         with self._lock:
             if self.in_use + size > self.limit:
                 return False
@@ -227,7 +227,7 @@ class MemoryBudget:
             return True
 
     def give_back(self, size: int) -> None:
-        """Undo `take`."""
+        """Give back `size` bytes of `take`."""
         with self._lock:
             self.in_use -= size
             if self._waiting:
@@ -237,15 +237,15 @@ class MemoryBudget:
 
     @asynccontextmanager
     async def held(self, size: int, until: float = math.inf) -> AsyncGenerator[None]:
-        """Have so many bytes for as long as the block lasts, as soon as they are free.
+        """Hold `size` bytes for the duration of the block, after waiting for them.
 
         Args:
             size: bytes.
-            until: on the loop's clock; nobody waits longer.
+            until: latest time of the loop's clock to wait for.
 
         Raises:
-            DeadlineMissed: if that passes first.
-            Overloaded: if `size` is more than there ever is, or the line is full.
+            DeadlineMissed: if that time passes first.
+            Overloaded: if `size` exceeds the budget, or too many requests wait.
         """
         if size > self.limit:
             raise Overloaded(f"decoding takes {size} bytes, and {self.limit} is all the memory there is for it", 1.0)
@@ -263,7 +263,7 @@ class MemoryBudget:
             if len(self._waiting) >= WAITING_MOST:
                 raise Overloaded(f"{WAITING_MOST} images are already waiting for memory", 1.0)
             heapq.heappush(self._waiting, (until, next(self._numbers), size, served))
-            self._serve()  # it may have come back meanwhile
+            self._serve()  # memory may have been given back meanwhile
         try:
             async with asyncio.timeout_at(None if until == math.inf else until):
                 await served
@@ -273,14 +273,14 @@ class MemoryBudget:
                 ours = len(left) == len(self._waiting)
                 self._waiting = left
                 heapq.heapify(left)
-            if ours:  # served, and nobody there
+            if ours:  # the bytes were lent although the wait had ended
                 self.give_back(size)
             if isinstance(error, TimeoutError):
                 raise DeadlineMissed("the deadline passed before there was memory to decode the image") from None
             raise
 
     def _serve(self) -> None:
-        """Give those who wait what is free, with the lock held."""
+        """Serve waiting requests from the free bytes, with the lock held."""
         while self._waiting and self.in_use + self._waiting[0][2] <= self.limit:
             _, _, size, served = heapq.heappop(self._waiting)
             self._overtaken = 0
@@ -293,7 +293,7 @@ class MemoryBudget:
 
 
 async def to_the_end(running: asyncio.Future[ResultT]) -> ResultT:
-    """What a thread gives; who is cancelled meanwhile leaves when it has ended, for until then it uses its memory."""
+    """Await the result of a thread. On cancellation, wait until the thread ends, because it uses memory until then."""
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -1,12 +1,12 @@
-"""Native code of ours: compiled on the machine that runs it, once, by whatever compiler it has.
+"""Native code, compiled once on the machine that runs it, with the system's compiler.
 
-A library is kept in a file whose name says all that must be known before it is loaded:
+The name of a library file says everything that must be checked before it is loaded:
 
-    kernel-<what it was made of>-<which compiler made it>-<SHA-256 of the file>.so
+    kernel-<digest of the recipe>-<digest of the compiler>-<SHA-256 of the file>.so
 
-So a file that a power cut or a failing disk has changed is found out, and made anew, instead of ending the process
-with SIGBUS; and another compiler, version or flag makes another file. None that another user may have written is
-loaded. Where code cannot be kept or run (a cache that is mounted `noexec` or read-only), nothing is compiled at all.
+A damaged file is detected and compiled again, and another compiler, version or flag makes another file. Files that
+another user may have written are not loaded. If code cannot be stored or run in the folder (mounted `noexec` or
+read-only), nothing is compiled.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ log = logging.getLogger("hawkvision.system.native_build")
 Language: TypeAlias = Literal["C", "C++"]
 
 COMPILERS: Final[dict[Language, tuple[str, ...]]] = {"C": ("cc", "gcc", "clang"), "C++": ("c++", "g++", "clang++")}
-"""As they are looked for on the path."""
+"""Compilers, in the order in which the path is searched for them."""
 PACKAGES: Final[dict[Language, str]] = {"C": "gcc", "C++": "g++"}
-"""Debian's."""
+"""Debian packages of the compilers."""
 COMPILE_CPU_S: Final = 120
-"""A minute is what the slowest source takes on a Raspberry Pi, two seconds on a server's core."""
+"""The slowest source takes a minute on a Raspberry Pi."""
 COMPILE_WALL_S: Final = 300.0
-"""Whoever starts a node waits for it."""
+"""The start of a node waits this long at most."""
 VERSION_WALL_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryRecipe:
-    """What a library is made of."""
+    """Source and flags of a library."""
 
     name: str
-    """Of the library's files, in front of what tells them apart."""
+    """Prefix of the library's file names."""
     language: Language
     source: Path
-    """Is compiled."""
+    """The file to compile."""
     included: tuple[Path, ...]
     """Files that the source includes."""
     flags: tuple[str, ...]
     instead: tuple[str, ...] = ()
-    """Flags to add where it cannot be compiled without."""
+    """Flags to add if compilation fails without them."""
     machine: str = ""
-    """What more decides the result, such as the processor that `-march=native` stands for."""
+    """Further facts that decide the result, such as the processor that `-march=native` means."""
 
     def made_of(self) -> str:
-        """Tells this recipe from others, in 32 digits."""
+        """A digest of the recipe in 32 digits."""
         whole = hashlib.sha256("\0".join((self.language, *self.flags, "|", *self.instead, "|", self.machine)).encode())
         for path in (self.source, *self.included):
             content = path.read_bytes()
@@ -72,10 +72,10 @@ class LibraryRecipe:
 
 
 def find_compiler(language: Language) -> str:
-    """The file of one.
+    """The path of a compiler.
 
     Raises:
-        CompileError: if none is on the path.
+        CompileError: if there is none on the path.
     """
     names = COMPILERS[language]
     found = next((found for name in names if (found := shutil.which(name))), None)
@@ -88,24 +88,22 @@ def find_compiler(language: Language) -> str:
 def open_library(
     recipe: LibraryRecipe, folder: Path, *, make_room: Callable[[Path], None] | None = None
 ) -> ctypes.CDLL:
-    """The library that is kept in a folder, made if it is missing or damaged; it is compiled once at most.
+    """Load the library from a folder, compiling it if it is missing or damaged.
 
-    Without a compiler, one that another compiler has made serves. `make_room` is called with the folder before a new
-    file is put there.
+    Without a compiler, a library made by any compiler is used. `make_room` is called with the folder before a new file
+    is written.
 
     Raises:
-        BackendError: if another user may have written it.
-        CompileError: if it cannot be made, kept or loaded; says why.
+        BackendError: if another user may have written the file.
+        CompileError: if it cannot be compiled, stored or loaded; says why.
     """
     kept = find_kept(recipe, folder)
     if kept is not None:
         try:
             return ctypes.CDLL(str(kept))
-        except (
-            OSError
-        ) as error:  # the bytes are those that were made: another system made them, or code may not lie here
+        except OSError as error:  # another system made it, or the folder allows no code
             check_place(folder)
-            log.warning("%s: made anew, for it cannot be loaded: %s", kept, error)
+            log.warning("%s: compiled again, because it cannot be loaded: %s", kept, error)
             kept.unlink(missing_ok=True)
     made = make_library(recipe, folder, make_room=make_room)
     try:
@@ -115,14 +113,14 @@ def open_library(
 
 
 def find_kept(recipe: LibraryRecipe, folder: Path, *, by_anyone: bool = False) -> Path | None:
-    """The file of a library that is sound, of this machine's compiler, or of any where there is none; or None.
+    """The newest intact file of a library made by this machine's compiler, or by any if it has none; else None.
 
-    Damaged files are removed, where that is possible, and the log says so. `by_anyone` takes any compiler's in any
-    case, for folders that a package brings.
+    Damaged files are removed if possible, and logged. `by_anyone` accepts any compiler's file, for folders that come
+    with a package.
 
     Raises:
-        BackendError: if another user may have written it.
-        CompileError: if the folder cannot be looked into.
+        BackendError: if another user may have written the file.
+        CompileError: if the folder cannot be read.
     """
     maker = "*"
     if not by_anyone:
@@ -131,33 +129,33 @@ def find_kept(recipe: LibraryRecipe, folder: Path, *, by_anyone: bool = False) -
     found: list[tuple[float, Path]] = []
     try:
         for path in folder.glob(f"{recipe.name}-{recipe.made_of()}-{maker}-*.so"):
-            with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
+            with contextlib.suppress(FileNotFoundError):  # removed by another process
                 found.append((path.lstat().st_mtime, path))
     except OSError as error:
-        raise CompileError(f"{folder}: cannot be looked into: {error.strerror}") from None
+        raise CompileError(f"{folder}: cannot read the folder: {error.strerror}") from None
     for _, path in sorted(found, reverse=True):
         check_ours(path)
         if is_sound(path):
             return path
-        log.warning("%s: is damaged; it is made anew", path)
+        log.warning("%s: damaged; compiled again", path)
         with contextlib.suppress(OSError):
             path.unlink()
     return None
 
 
 def is_sound(path: Path) -> bool:
-    """Whether a file has the SHA-256 that its name ends with."""
+    """Whether a file has the SHA-256 in its name."""
     try:
         return path.stem.endswith(f"-{sha256_of(path.read_bytes())}")
-    except OSError:  # a failing disk says so when it is read
+    except OSError:  # a failing disk
         return False
 
 
 def make_library(recipe: LibraryRecipe, folder: Path, *, make_room: Callable[[Path], None] | None = None) -> Path:
-    """Compile a library into a folder, in which it is whole or not there; the folder is made if needed.
+    """Compile a library into a folder, which is made if needed. The file appears whole or not at all.
 
     Raises:
-        CompileError: if it cannot be compiled, or kept there, saying why; what cannot be kept is not compiled.
+        CompileError: if it cannot be compiled or stored; says why. It is not compiled if it cannot be stored.
     """
     compiler = find_compiler(recipe.language)
     stem = f"{recipe.name}-{recipe.made_of()}-{_identity(compiler)}"
@@ -173,7 +171,7 @@ def make_library(recipe: LibraryRecipe, folder: Path, *, make_room: Callable[[Pa
             except CompileError as error:
                 if not recipe.instead:
                     raise
-                log.info("%s: once more, with %s: %s", recipe.source.name, " ".join(recipe.instead), error.message)
+                log.info("%s: trying with %s: %s", recipe.source.name, " ".join(recipe.instead), error.message)
                 _compile([compiler, *recipe.flags, *recipe.instead], recipe.source, built)
             code = built.read_bytes()
             path = folder / f"{stem}-{sha256_of(code)}.so"
@@ -186,10 +184,10 @@ def make_library(recipe: LibraryRecipe, folder: Path, *, make_room: Callable[[Pa
 
 
 def check_place(folder: Path) -> None:
-    """State that code can be put into a folder and run from there; the folder is made if needed.
+    """Check that code can be stored in a folder and run from there. The folder is made if needed.
 
     Raises:
-        CompileError: saying which of both it is that cannot be.
+        CompileError: if it cannot be stored, or cannot run.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -199,17 +197,17 @@ def check_place(folder: Path) -> None:
             try:
                 mmap.mmap(trial.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
             except PermissionError:
-                raise CompileError(f"{folder}: no code runs from there, its file system is mounted noexec") from None
+                raise CompileError(f"{folder}: code cannot run there: its file system is mounted noexec") from None
     except OSError as error:
         reason = "its file system is read-only" if error.errno == errno.EROFS else error.strerror
         raise CompileError(f"{folder}: cannot write: {reason}") from None
 
 
 def _compile(command: list[str], source: Path, built: Path) -> None:
-    """Compile; the compiler's own temporary files lie beside what it builds.
+    """Compile a source file. The compiler's temporary files go beside the result.
 
     Raises:
-        CompileError: if it cannot, or was ended.
+        CompileError: if it fails, or was ended.
     """
     try:
         ran = run(
@@ -229,7 +227,7 @@ def _compile(command: list[str], source: Path, built: Path) -> None:
 
 @functools.cache
 def _identity(compiler: str) -> str:
-    """Tells a compiler from others, and from other versions of itself, in 16 digits.
+    """A digest of a compiler and its version in 16 digits.
 
     Raises:
         CompileError: if it cannot be run.

@@ -1,8 +1,7 @@
-"""How OpenCV computes, said before it is imported: by the same code on every x86-64 CPU that has AVX2.
+"""Makes OpenCV use the same code on every x86-64 CPU with AVX2. Must be imported before OpenCV.
 
-It scales bicubically by Intel's library, which chooses code by CPU, and its kinds round some pixels differently: an
-image could have another confidence than where it was certified. Whoever imports OpenCV imports this first; a value
-that the user has set stays. Seen to work for SSE 4.2 and AVX2; no CPU with AVX-512 was at hand.
+OpenCV's bicubic scaling uses Intel's IPP, which chooses code by CPU, and the variants round some pixels differently. An
+image could then get another confidence than on the machine of the certification. A value that the user set is kept.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""Servers as child processes: started, awaited by their `ready: URL` line, and never left behind.
-
-The demonstration, the benchmarks and the tests start nodes and datacenter tiers this way.
-"""
+"""Servers as child processes: start one, wait for its `ready: URL` line, and stop it in any case."""
 
 from __future__ import annotations
 
@@ -21,18 +18,18 @@ from typing import IO, Final
 from hawkvision.core.errors import NotReady
 
 READY_TIMEOUT_S: Final = 120.0
-"""A datacenter tier is ready in 6 s on two idle cores; this is twenty times that."""
+"""Time for a server to become ready."""
 STOP_TIMEOUT_S: Final = 60.0
 STOP_NOW_S: Final = 5.0
-"""For a server that was told to stop twice."""
+"""Time to end after a second signal."""
 KEPT_LINES: Final = 200
-"""Lines of a server's output that are kept to explain a failure."""
+"""Lines of output that are kept to explain a failure."""
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None)
 
 
 class ServerProcess:
-    """A running server: where it answers, and what it said last."""
+    """A running server: its URL and its last output."""
 
     def __init__(self, title: str, process: subprocess.Popen[bytes], said: deque[str]) -> None:
         self.title = title
@@ -51,11 +48,11 @@ class ServerProcess:
         return self.process.pid
 
     def output(self) -> str:
-        """The last lines the server wrote, standard error included."""
+        """The last lines of the server's standard output and error."""
         return "".join(self._said)
 
     def stop(self, sent: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal, wait, and give the exit status; a server that does not end in time is killed."""
+        """Send a signal and wait. Returns the exit status. A server that does not end in time is killed."""
         return _stop(self.process, sent)
 
 
@@ -68,19 +65,18 @@ def running(
     on_line: Callable[[str], None] | None = None,
     own_group: bool = False,
 ) -> Iterator[ServerProcess]:
-    """`python -m command…` as a server, ready to answer; stopped on leaving, and by the kernel if we die (Linux).
+    """Run `python -m command…` as a server until the block ends. It is ready when the block begins.
 
-    The kernel stops it only where this is called on the main thread: elsewhere it would also do so when the calling
-    thread ends, which is no reason to stop a server that others use. A `prefix` is a command that becomes the one
-    behind it, such as `ip netns exec NAME`.
+    If this is called on the main thread, the kernel also stops the server when this process dies (Linux). On other
+    threads the kernel would stop it when the thread ends.
 
     Args:
         command: a module and its arguments.
-        title: what errors call the server; default: the module.
-        env: variables beside those of this process.
-        prefix: see above.
-        on_line: called with each line that the server writes, by one thread at a time.
-        own_group: keep the terminal's signals from it, so that Ctrl-C reaches this process alone, which stops it.
+        title: name of the server in errors; default: the module.
+        env: variables in addition to those of this process.
+        prefix: a command that runs the rest, such as `ip netns exec NAME`.
+        on_line: called with each line of output, by one thread at a time.
+        own_group: give the server its own process group, so that Ctrl-C reaches only this process, which stops it.
 
     Raises:
         NotReady: if it ends, or says nothing of the kind within `READY_TIMEOUT_S`; carries what it said.
@@ -136,13 +132,13 @@ def _wait_ready(
                 said.append(pending.decode(errors="replace"))
                 return url
     said.append(pending.decode(errors="replace"))
-    if on_line is not None:  # whoever was told each line need not be told again
-        raise NotReady(f"{server.title} did not become ready; its lines are above")
-    raise NotReady(f"{server.title} did not become ready; it said:\n{server.output()}")
+    if on_line is not None:  # the lines have been shown already
+        raise NotReady(f"{server.title} did not become ready; its output is above")
+    raise NotReady(f"{server.title} did not become ready; its output:\n{server.output()}")
 
 
 def _drain(output: IO[bytes], said: deque[str], on_line: Callable[[str], None] | None) -> None:
-    """Keep reading, so that a talkative server never blocks on a full pipe."""
+    """Read on, so that the server never blocks on a full pipe."""
     for line in output:
         said.append(line.decode(errors="replace"))
         if on_line is not None:
@@ -154,14 +150,14 @@ def _stop(process: subprocess.Popen[bytes], sent: signal.Signals = signal.SIGTER
         process.send_signal(sent)
     try:
         return ended(process)
-    except KeyboardInterrupt:  # told to stop a second time: servers then end at once
+    except KeyboardInterrupt:  # a second signal ends servers at once
         process.send_signal(sent)
         ended(process, STOP_NOW_S)
         raise
 
 
 def ended(process: subprocess.Popen[bytes], within_s: float = STOP_TIMEOUT_S) -> int:
-    """The exit status of a process that was asked to end; one that does not in time is killed."""
+    """Wait for a process to end, and kill it after `within_s`. Returns the exit status."""
     try:
         return process.wait(within_s)
     except subprocess.TimeoutExpired:
@@ -170,21 +166,18 @@ def ended(process: subprocess.Popen[bytes], within_s: float = STOP_TIMEOUT_S) ->
 
 
 def exit_on_sigterm(status: int = 128 + signal.SIGTERM) -> None:
-    """Have SIGTERM raise `SystemExit`, so that what this process has started and made is cleared away.
-
-    For the main thread of a process that has no handler of its own yet.
-    """
+    """Make SIGTERM raise `SystemExit`, so that this process cleans up. For the main thread."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
 
 
 def stop_with_parent(sent: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send us a signal when our parent dies, however it dies (Linux; elsewhere nothing happens).
+    """Ask the kernel to send this process a signal when its parent dies (Linux only).
 
-    The parent is the *thread* that started us (prctl(2), PR_SET_PDEATHSIG), so that thread must live as long as we
-    are wanted: start such processes from the main thread.
+    The parent is the *thread* that started this process (prctl(2), PR_SET_PDEATHSIG), so start such processes from the
+    main thread.
     """
     parent = os.getppid()
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, sent, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel was told
+    if os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), sent)

@@ -1,6 +1,6 @@
-"""Commands that are run to their end, or to that of the CPU time that they are given.
+"""Runs commands with limits of CPU and wall time.
 
-A command leads a process group of its own, and whatever ends it ends the group: a compiler is several processes.
+Each command has its own process group, which is ended as a whole, because compilers start further processes.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from hawkvision.core.errors import CompileError
 from hawkvision.system.process import stop_with_parent
 
 WALL_PER_CPU: Final = 20
-"""A command that sleeps, or is starved, is ended after so many times its CPU limit, and a minute, or as it is told."""
+"""Default wall limit, as a multiple of the CPU limit; one minute is added."""
 KEPT_CHARACTERS: Final = 2000
-"""Of a command's last words, in errors."""
+"""Characters of a command's output in errors."""
 
 
 _lock: Final = threading.Lock()
 _groups: Final[set[int]] = set()
-"""Process groups of the commands that run now; none of them has been waited for."""
+"""Process groups of the running commands; none has been waited for."""
 _stopped = False
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a run ended."""
+    """The outcome of a command."""
 
     title: str
     status: int
-    """The exit status; negative: the signal that ended it."""
+    """The exit status, or the negative number of the signal that ended the command."""
     output: str
     """Standard output and error."""
     cpu_s: float
-    """Of it and its children."""
+    """CPU seconds of the command and its children."""
     cpu_limit_s: int
 
     @property
     def succeeded(self) -> bool:
-        """Whether it did what it was asked for."""
+        """Whether the exit status is 0."""
         return self.status == 0
 
     @property
     def stopped_at_limit(self) -> bool:
-        """Whether its CPU time ended it."""
+        """Whether the CPU limit ended the command."""
         return self.status == -signal.SIGXCPU or (self.status == -signal.SIGKILL and self.cpu_s >= self.cpu_limit_s)
 
     @property
     def complaint(self) -> str:
-        """Why it did not, in one line or a few."""
+        """Why the command failed, in a few lines."""
         if self.stopped_at_limit:
             return f"{self.title}: stopped at its limit of {self.cpu_limit_s} CPU seconds"
         if self.status < 0:
@@ -67,10 +67,10 @@ class CommandResult:
         return f"{self.title}: {' '.join(errors) or self.output[-KEPT_CHARACTERS:].strip() or 'failed silently'}"
 
     def check(self) -> CommandResult:
-        """Itself.
+        """Return this result.
 
         Raises:
-            CompileError: if it did not succeed.
+            CompileError: if the command failed.
         """
         if not self.succeeded:
             raise CompileError(self.complaint)
@@ -87,13 +87,10 @@ def run(
     title: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> CommandResult:
-    """Run a command to its end, or to that of its CPU time; it is told nothing on standard input.
+    """Run a command without standard input, until it ends or reaches a limit.
 
-    `env` is added to our own environment. Without `wall_limit_s`, it may take `WALL_PER_CPU` times its CPU time, and a
-    minute.
-
-    The kernel enforces the limit (RLIMIT_CPU), so it holds on a loaded machine. On Linux the command does not outlive
-    us either: it would go on writing into a folder in which the next one works.
+    `env` is added to this process's environment. Without `wall_limit_s` the command may take `WALL_PER_CPU` times its
+    CPU limit and a minute. The kernel enforces the CPU limit (RLIMIT_CPU). On Linux the command ends with this process.
 
     Raises:
         CompileError: if `stop_commands` ended it, or was called before.
@@ -106,7 +103,7 @@ def run(
         each if most == resource.RLIM_INFINITY else min(each, most) for each in (cpu_limit_s, cpu_limit_s + 5)
     )
 
-    # A SIGTERM that raises (`exit_on_sigterm`) waits until there is something to clear away, and a way to do so.
+    # A SIGTERM that raises (`exit_on_sigterm`) is held back until the clean-up below is in place.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def limit() -> None:
@@ -117,7 +114,7 @@ def run(
     with contextlib.ExitStack() as opened:
         opened.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         said = opened.enter_context(tempfile.TemporaryFile())
-        process = subprocess.Popen(  # noqa: S603 - what the caller looked up
+        process = subprocess.Popen(  # noqa: S603 - the caller chose the command
             [command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=said,
@@ -129,17 +126,17 @@ def run(
         )
         longest_s = 60 + WALL_PER_CPU * cpu_limit_s if wall_limit_s is None else wall_limit_s
         guard = threading.Timer(longest_s, _kill, (process.pid,))
-        guard.daemon = True  # it is no reason to go on
+        guard.daemon = True  # it must not keep the process alive
         guard.start()
         with _lock:
             _groups.add(process.pid)
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            _refuse_if_stopped(name)  # since it was looked at first
+            _refuse_if_stopped(name)  # checked again, now that the group is registered
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         finally:
             guard.cancel()
-            # Before it is waited for: until then nobody else's group can have its number.
+            # Kill before waiting: until then no other group can have this number.
             with _lock:
                 _kill(process.pid)
                 _groups.discard(process.pid)
@@ -152,7 +149,7 @@ def run(
 
 
 def stop_commands() -> None:
-    """End all commands that run, on whatever threads, and start no more: this process was told to end."""
+    """End all running commands, on all threads, and start no more, because this process is stopping."""
     global _stopped
     with _lock:
         _stopped = True
@@ -162,9 +159,9 @@ def stop_commands() -> None:
 
 def _refuse_if_stopped(name: str) -> None:
     if _stopped:
-        raise CompileError(f"{name}: not run to its end, for this process was told to end")
+        raise CompileError(f"{name}: cancelled, because this process is stopping")
 
 
 def _kill(group: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # it has ended, all of it
+    with suppress(ProcessLookupError, PermissionError):  # the group has ended
         os.killpg(group, signal.SIGKILL)

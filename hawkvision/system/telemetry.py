@@ -1,8 +1,8 @@
-"""Keeps the libraries that we use from reporting to their makers. Imported before any of them can be.
+"""Turns off the telemetry of libraries that we use. Must be imported before them.
 
-ONNX Runtime 1.29 and later looks its vendor's host up, and keeps a device id and queued events below the cache, in
-every process that imports it. Ray sends usage statistics. The environment variables that forbid it are set here, so
-that child processes, Ray's workers among them, inherit them.
+ONNX Runtime 1.29 and later contacts its vendor and stores a device id and queued events in every process that imports
+it. Ray sends usage statistics. This module sets the environment variables that forbid both; child processes, such as
+Ray's workers, inherit them.
 
 `hawkvision/__init__.py` imports this module, and `hawkvision.system.onnx_runtime` is the only one that imports ONNX
 Runtime.
@@ -27,10 +27,10 @@ _YES: Final = ("1", "true", "yes", "on")
 
 
 def silence(environ: MutableMapping[str, str]) -> None:
-    """Forbid reports, unless the environment clearly allows them.
+    """Forbid telemetry, unless the environment explicitly allows it.
 
-    A variable that is unset, empty or not understood is set to the value that forbids. Reports that an operator allows
-    on purpose (`ORT_DISABLE_TELEMETRY=0`) stay allowed; `warn_if_allowed` says so in the log.
+    A variable that is unset, empty or malformed is set to the value that forbids. Telemetry that an operator allows
+    (`ORT_DISABLE_TELEMETRY=0`) stays allowed, and `warn_if_allowed` logs it.
     """
     for name, value in SILENCED.items():
         if not _allows(name, environ):
@@ -38,7 +38,7 @@ def silence(environ: MutableMapping[str, str]) -> None:
 
 
 def warn_if_allowed() -> None:
-    """Log one warning for each library that this process's environment allows to report."""
+    """Log one warning for each library whose telemetry the environment allows."""
     for name in SILENCED:
         if _allows(name, os.environ):
             log.warning("%s=%s in the environment: this library reports to its maker", name, os.environ[name])

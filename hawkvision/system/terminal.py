@@ -1,4 +1,4 @@
-"""Text for terminals and files that take less than Unicode, as under `LC_ALL=C` or in a Windows console."""
+"""Text for terminals and files without Unicode, for example under `LC_ALL=C`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HANDLER: Final = "hawkvision.plain"
 
 
 def plain(text: str) -> str:
-    """The text in ASCII: signs spelt out, letters without their accents, `?` for the rest."""
+    """The text in ASCII: symbols spelt out, letters without accents, `?` for the rest."""
     spelt = unicodedata.normalize("NFKD", text.translate(_PLAIN))
     return "".join(c if c.isascii() else "?" for c in spelt if not unicodedata.combining(c))
 
@@ -44,7 +44,7 @@ def _spelt(error: UnicodeError) -> tuple[str, int]:
 
 
 def write_anything() -> None:
-    """Let standard output and error take any text from now on, spelt out where their encoding has no such signs."""
+    """Let standard output and error accept any text; characters outside their encoding are replaced as in `plain`."""
     codecs.register_error(_HANDLER, _spelt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -1,4 +1,4 @@
-"""The settings that say who may call a server and over what. Both servers have them; they are checked at the start."""
+"""Settings of both servers that say who may call them, and over what. They are checked at the start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MinimumVersion: TypeAlias = Literal["1.2", "1.3"]
 
 
 class AccessSettings(Protocol):
-    """What the settings of a server have in common."""
+    """The access settings of a server."""
 
     @property
     def host(self) -> str: ...  # noqa: D102
@@ -34,7 +34,7 @@ class AccessSettings(Protocol):
 
 
 class EscalationSettings(Protocol):
-    """The settings of a node that may have a datacenter."""
+    """The TLS settings of an edge node towards its datacenter."""
 
     @property
     def datacenter_ca(self) -> Path | None: ...  # noqa: D102
@@ -45,16 +45,16 @@ class EscalationSettings(Protocol):
 
 
 def check_access(settings: AccessSettings, section: str, prefix: str, *, loopback: bool) -> None:
-    """Refuse what would let strangers in, or keys out.
+    """Refuse settings that would open a server to everybody, or send keys in clear text.
 
     Args:
         settings: of a server.
-        section: in the file, such as `edge`.
-        prefix: of variables, such as `HAWKVISION_EDGE_`.
-        loopback: whether only this machine reaches it.
+        section: of the settings in a file, such as `edge`.
+        prefix: of their variables, such as `HAWKVISION_EDGE_`.
+        loopback: whether the server listens on loopback only.
 
     Raises:
-        ConfigError: naming what to set.
+        ConfigError: naming the settings to change.
     """
     check_both_or_neither(section, "tls_certificate", settings.tls_certificate, "tls_key", settings.tls_key)
     if settings.tls_client_ca is not None and settings.tls_certificate is None:
@@ -76,17 +76,17 @@ def check_access(settings: AccessSettings, section: str, prefix: str, *, loopbac
 
 
 def check_both_or_neither(section: str, one: str, first: object, other: str, second: object) -> None:
-    """Refuse one of two settings that belong together.
+    """Refuse one of two settings that belong together without the other.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: naming both settings.
     """
     if (first is None) != (second is None):
         raise ConfigError(f"{section}.{one} and {section}.{other} belong together: both or neither")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a listening address stays on this machine."""
+    """Whether an address to listen on can be reached from this machine only."""
     if host == "localhost":
         return True
     try:

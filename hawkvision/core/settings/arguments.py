@@ -1,4 +1,4 @@
-"""The command line of the servers: an option for each setting, made from where the setting is declared."""
+"""The command line of the servers: one option per setting, made from its declaration."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hawkvision.core.settings.descriptions import Setting, settings_of
 from hawkvision.core.settings.load import RENAMED, ConfigT, load_config, read_words, section_of, structs_of
 
 LONGEST_METAVAR: Final = 20
-"""Letters; more make the descriptions narrow."""
+"""Characters; a longer placeholder would leave too little room for descriptions."""
 HELP_OPTIONS: Final = {"help_option_names": ["-h", "--help"]}
 
 EDGE_UP: Final = ("hawkvision edge up", "Start an edge node.")
 DC_UP: Final = ("hawkvision dc up", "Start a datacenter tier on this machine, Ray included.")
 DC_DEPLOY: Final = ("hawkvision dc deploy", "Deploy the datacenter tier to a running Ray cluster.")
 DC_CONFIG: Final = ("hawkvision dc config", "Print a Ray Serve config file, or a KubeRay manifest.")
-"""How each command is called, and what it does."""
+"""Name and description of each command."""
 
 
 class ParsedArguments(NamedTuple):
@@ -43,9 +43,9 @@ class ServerCommand:
 
         Args:
             kind: the settings.
-            prog: how the command is called, for usage lines.
-            description: what it does, for `--help`.
-            more: further options by name, each with what stands for its value and what it means.
+            prog: the command's name in usage lines.
+            description: for `--help`.
+            more: further options by name, each with the placeholder of its value and its description.
         """
         self.prog = prog
         self._parsed: list[ParsedArguments] = []
@@ -71,7 +71,7 @@ class ServerCommand:
         """Read a command line.
 
         Raises:
-            SystemExit: with 0 for `--help`, with 2 for unknown options, as commands of Typer do.
+            SystemExit: 0 for `--help`, 2 for unknown options.
         """
         self._parsed.clear()
         try:
@@ -102,7 +102,7 @@ class ServerCommand:
         return ParsedArguments(config, given, more)
 
     def _with_values(self, words: Sequence[str]) -> list[str]:
-        """The words, with `true` behind each switch that is given without a value."""
+        """The words, with `true` after each switch without a value."""
         _refuse_old_options(words)
         switches = {setting.option for setting in self._settings if setting.kind == "BOOL"}
         written: list[str] = []
@@ -148,7 +148,7 @@ def _parameter(name: str, option: Any, of: type) -> inspect.Parameter:
 
 
 def _option(setting: Setting) -> Any:
-    """The option of a setting; few short choices stand for its value, more of them are listed."""
+    """The option of a setting. Short choices are its placeholder; longer ones are listed in its description."""
     choices = "|".join(setting.choices)
     if len(choices) > LONGEST_METAVAR:
         choices = ""
@@ -166,5 +166,5 @@ def _option(setting: Setting) -> Any:
 
 
 def _plain(text: str) -> str:
-    """Text in which Rich sees no markup."""
+    """The text with Rich's markup escaped."""
     return text.replace("[", "\\[")

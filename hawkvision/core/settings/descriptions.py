@@ -1,8 +1,7 @@
-"""What each setting is: its words for people, read where the setting is declared, and what values it takes.
+"""Descriptions, values and defaults of settings, for `--help` and the reference pages.
 
-The text below a field of a settings class describes it, and a comment `# == Topic ==` begins a topic. `--help` and the
-reference pages are made of these, so that nothing is described twice. Where the source is not installed there are no
-descriptions, and everything else works.
+They are read from the source that declares the settings: the text below a field describes it, and a comment
+`# == Topic ==` begins a topic. Without the source there are no descriptions.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ import msgspec
 _TOPIC: Final = re.compile(r"^\s*# == (.+) ==\s*$")
 _SENTENCE_END: Final = re.compile(r"(?<=\.) (?=[A-Z0-9`])")
 FEATURES: Final = "features"
-"""The field of a server's settings that holds those of its features, and is none itself."""
+"""The field of a server's settings that holds those of its features; not a setting itself."""
 OTHER: Final = "Other"
-"""The topic of settings that name none."""
+"""The topic of settings without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +33,17 @@ class Setting:
     name: str
     topic: str
     description: str
-    """All that is said of it, in one paragraph; empty where the source is not installed."""
+    """The whole description in one paragraph; empty without the source."""
     kind: str
-    """What stands for its value in usage lines: `INTEGER`, `NUMBER`, `PATH`, `TEXT`, `LIST`, `BOOL` or `CHOICE`."""
+    """The placeholder of the value: `INTEGER`, `NUMBER`, `PATH`, `TEXT`, `LIST`, `BOOL` or `CHOICE`."""
     bounds: str
-    """Of a number; else empty."""
+    """The bounds of a number; else empty."""
     choices: tuple[str, ...]
     default: Any
 
     @property
     def option(self) -> str:
-        """As it is written on a command line."""
+        """The option on a command line."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
@@ -54,7 +53,7 @@ class Setting:
 
     @property
     def shown_default(self) -> str:
-        """The default as a person would write it."""
+        """The default as text."""
         if self.default is None or self.default == ():
             return "none"
         if isinstance(self.default, bool):
@@ -83,7 +82,7 @@ def _settings(kind: type[msgspec.Struct]) -> Iterator[Setting]:
 
 
 def topics_of(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    """The settings by topic, topics in the order in which they are first named."""
+    """The settings by topic, in the order in which topics begin."""
     topics: dict[str, list[Setting]] = {}
     for setting in settings:
         topics.setdefault(setting.topic, []).append(setting)
@@ -91,15 +90,15 @@ def topics_of(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 
 
 def first_sentence(text: str) -> str:
-    """The text up to the first full stop that a capital, a digit or code follows."""
+    """The text up to the first full stop that precedes a capital, a digit or code."""
     return _SENTENCE_END.split(text, maxsplit=1)[0]
 
 
 def _described(kind: type) -> Iterator[tuple[str, str, str]]:
-    """(name, topic, description) of each field that a class declares itself."""
+    """(name, topic, description) of each field that the class itself declares."""
     try:
         source = textwrap.dedent(inspect.getsource(kind))
-    except (OSError, TypeError):  # only compiled files are installed, or it was made by a call
+    except (OSError, TypeError):  # no source is installed, or the class was made by a call
         return
     lines = source.splitlines()
     body = ast.parse(source).body[0]
@@ -119,7 +118,7 @@ def _setting(
     field: msgspec.structs.FieldInfo, of_type: msgspec.inspect.Type, hint: Any, topic: str, description: str
 ) -> Setting:
     inner = _without_none(of_type)
-    # By the hint, because msgspec sorts what there is to choose from.
+    # From the hint, because msgspec sorts choices.
     choices = tuple(map(str, typing.get_args(hint))) if typing.get_origin(hint) is Literal else ()
     return Setting(
         name=field.encode_name,
@@ -139,7 +138,7 @@ def _without_none(of_type: msgspec.inspect.Type) -> msgspec.inspect.Type:
 
 
 def _kind(of_type: msgspec.inspect.Type) -> str:
-    """What stands for a value in usage lines."""
+    """The placeholder of a value."""
     match of_type:
         case msgspec.inspect.LiteralType():
             return "CHOICE"
@@ -158,7 +157,7 @@ def _kind(of_type: msgspec.inspect.Type) -> str:
 
 
 def _bounds(of_type: msgspec.inspect.Type) -> str:
-    """The bounds of a number, for people; empty for everything else."""
+    """The bounds of a number as text; empty for other types."""
     if not isinstance(of_type, msgspec.inspect.IntType | msgspec.inspect.FloatType):
         return ""
     low = f"at least {of_type.ge:,}" if of_type.ge is not None else ""

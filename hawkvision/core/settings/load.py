@@ -60,7 +60,7 @@ RENAMED: Final = {
     "streams_limit": "max_streams",
     "providers": "onnx_providers",
 }
-"""Settings that other releases had, and what took their place."""
+"""Settings of earlier releases, and their new names."""
 
 
 def load_config(
@@ -69,10 +69,10 @@ def load_config(
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> ConfigT:
-    """Settings of one kind; later sources win, and an override of None says nothing.
+    """Read the settings of one server. Later sources win; an override of None is ignored.
 
     Raises:
-        ConfigError: for a missing file, an unknown key or a bad value, naming source and key.
+        ConfigError: for a missing file, an unknown key or a bad value; names source and key.
     """
     section, prefix = _SECTIONS[kind]
     values: dict[str, Any] = {}
@@ -82,9 +82,7 @@ def load_config(
     environ = os.environ if environ is None else environ
     settings, links = without_service_links(environ, prefix)
     if links:
-        log.warning(
-            "%s: passed over, Kubernetes sets them for a service (enableServiceLinks)", ", ".join(sorted(links))
-        )
+        log.warning("%s: ignored, Kubernetes sets them for a service (enableServiceLinks)", ", ".join(sorted(links)))
     for name, text in settings.items():
         key = name.lower()
         values[key] = _listed(text) if _is_tuple(kind, key) else text
@@ -119,10 +117,10 @@ def load_config(
 
 
 def _with_clean_keys(config: ConfigT, section: str) -> ConfigT:
-    """The settings with keys as they are compared and sent.
+    """The settings with normalised keys.
 
     Raises:
-        ConfigError: for a key that is too short, or that no header can carry.
+        ConfigError: for a key that is too short, or that a header cannot carry.
     """
     cleaned: dict[str, Any] = {}
     if config.api_key is not None:
@@ -133,10 +131,10 @@ def _with_clean_keys(config: ConfigT, section: str) -> ConfigT:
 
 
 def _check_datacenter_tls(config: EdgeConfig) -> None:
-    """Refuse TLS settings that would not be used.
+    """Refuse TLS settings without effect.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: naming both settings.
     """
     check_both_or_neither(
         "edge", "datacenter_certificate", config.datacenter_certificate, "datacenter_key", config.datacenter_key
@@ -149,12 +147,12 @@ def _check_datacenter_tls(config: EdgeConfig) -> None:
 
 
 def section_of(kind: type[EdgeConfig] | type[DatacenterConfig]) -> tuple[Section, str]:
-    """The section of the file that holds these settings, and what their variables begin with."""
+    """The section of these settings in a file, and the prefix of their variables."""
     return _SECTIONS[kind]
 
 
 def read_words(kind: type[ConfigT], words: Mapping[str, str | None]) -> dict[str, Any]:
-    """Overrides for `load_config` from words as a command line has them: lists are comma-separated."""
+    """Overrides for `load_config` from the words of a command line, where lists are comma-separated."""
     return {k: _listed(v) if v is not None and _is_tuple(kind, k) else v for k, v in words.items()}
 
 
@@ -194,7 +192,7 @@ def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT
 
 
 def structs_of(kind: type[ServerSettings]) -> list[type[msgspec.Struct]]:
-    """The structs that declare a server's settings: its own, and those of features."""
+    """The structs that declare a server's settings: its own and those of features."""
     return [kind, *(group.kind for group in settings_groups(_SECTIONS[kind][0]))]
 
 
@@ -208,10 +206,10 @@ def _hints(kind: type[ConfigT]) -> dict[str, Any]:
 
 
 def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
-    """Say what there is to choose from; msgspec says only that it is none of these.
+    """Refuse a value that is none of its choices, and list them, which msgspec does not.
 
     Raises:
-        ConfigError: naming the key, what it can be and what it was.
+        ConfigError: naming the key, the choices and the value.
     """
     for key, hint in _hints(kind).items():
         if typing.get_origin(hint) is Literal and key in values and values[key] not in typing.get_args(hint):
@@ -234,11 +232,11 @@ def _check_policy(config: EdgeConfig) -> None:
 
 
 def _path(kind: type, value: object) -> Path:
-    """Paths, the one type among the settings that msgspec does not read by itself; `~` is a home directory.
+    """Convert paths, which msgspec cannot read itself; `~` is a home folder.
 
-    An empty one is an error: a variable left unset in a template must not mean the working directory.
+    An empty path is an error, because an unset variable in a template must not mean the working folder.
     """
-    # msgspec adds the key to a ValueError, and to none of its own.
+    # msgspec adds the key to the message of a ValueError.
     if kind is not Path or not isinstance(value, str | Path):
         raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
     if value == "":
@@ -250,7 +248,7 @@ def _path(kind: type, value: object) -> Path:
 
 
 def _check_origin(key: str, url: str) -> None:
-    """Found out at the start, not by a node that degrades for ever.
+    """Check the datacenter's URL at the start.
 
     Raises:
         ConfigError: if the URL is not `http://HOST[:PORT]` or https.
@@ -259,17 +257,17 @@ def _check_origin(key: str, url: str) -> None:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:  # an unclosed bracket, a port that is none
+    except ValueError as error:  # an unclosed bracket, or a malformed port
         raise ConfigError(f"{expected} ({error})") from None
     named = parts.scheme in ("http", "https") and parts.hostname and port != 0
-    # urlsplit drops tabs and newlines and lets blanks pass.
+    # urlsplit drops tabs and newlines, and accepts blanks.
     clean = not any(character.isspace() for character in url) and parts.username is None
     if not named or not clean or parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ConfigError(expected)
 
 
 def _listed(text: str) -> list[str]:
-    """Comma-separated words; blanks around them mean nothing, and an empty text is an empty list."""
+    """Split comma-separated words; blanks around them are removed, and an empty text is an empty list."""
     return [word.strip() for word in text.split(",")] if text.strip() else []
 
 

@@ -1,7 +1,7 @@
-"""Variables that Kubernetes sets for a service, told from settings that look the same.
+"""Separates variables that Kubernetes sets for a service from settings with the same prefix.
 
-Where service links are on, a pod finds `HAWKVISION_EDGE_PORT=tcp://10.43.7.8:80` and some ten more in its environment
-if there is a service called `hawkvision-edge`, or `hawkvision-edge-…`. None of them is meant for us.
+With service links, the environment of a pod has `HAWKVISION_EDGE_PORT=tcp://10.43.7.8:80` and similar variables if a
+service is called `hawkvision-edge` or `hawkvision-edge-…`. These are no settings.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final
 _NAMES: Final = re.compile(
     r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-"""What follows the name of a service in variables that mean nothing else."""
+"""Endings of variables that can only be a service's."""
 _ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 
 
 def without_service_links(environ: Mapping[str, str], prefix: str) -> tuple[dict[str, str], list[str]]:
-    """The variables with a prefix that may be settings, by what follows the prefix, and the names of the others.
+    """Split the variables with a prefix into settings, without the prefix, and names of service variables.
 
-    `PORT` and names that end so are a service's where the value is an address such as `tcp://10.43.7.8:80`.
+    `PORT` and names that end so are a service's if the value is an address such as `tcp://10.43.7.8:80`.
     """
     settings: dict[str, str] = {}
     links: list[str] = []

@@ -1,6 +1,6 @@
-"""What runs a variant: the one small interface that ONNX Runtime, NumPy and an FPGA all fit.
+"""The interface of backends, which run variants: ONNX Runtime, NumPy, our own kernels, FPGAs.
 
-`hawkvision.testing.BackendConformance` states this contract as tests; every backend must pass them.
+`hawkvision.testing.BackendConformance` states the contract as tests, which every backend must pass.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back memory and threads. Closing twice does no harm."""
+        """Free memory and threads. A second call does nothing."""
         ...
 
 
 @runtime_checkable
 class Prefetching(Backend, Protocol):
-    """A backend that can make use of the time until an image is ready for it."""
+    """A backend that can prepare while an image is being decoded."""
 
     def expect(self) -> None:
-        """An image is likely to follow within a millisecond. Never raises, and does no harm where none follows."""
+        """Announce that an image is likely to follow within a millisecond. Never raises; none need follow."""
         ...
 
 
 def check_batch(batch: Pixels, input_shape: tuple[int, int, int]) -> None:
-    """Hold a batch against the contract of `Backend.infer`.
+    """Check a batch against the contract of `Backend.infer`.
 
     Raises:
         BackendError: unless it is uint8 of (n, *input_shape) with n ≥ 1.

@@ -1,17 +1,11 @@
-"""Threads that help with one inference, kept off the processor of the thread that they help.
+"""Keeps the helper threads of an inference off the core of the thread that they help.
 
-A thread that shares its work with a helper wakes it and goes on computing. Where the kernel then puts the helper on
-the very same processor, it waits until the work has been done without it, and each wake-up was for nothing. Linux does
-so in virtual machines, though another processor is idle: under KVM a halted one counts as preempted by the host, and
-is not looked at (so we read `available_idle_cpu` and `vcpu_is_preempted`). On two such cores of an AMD EPYC,
-`efficientnet_lite0_int8` takes 5.4 ms on one thread, 5.7 on two, and 4.1 once the helper steps aside; three models in
-turn take 19.9, 21.6 and 15.9. Only then does it pay that helpers spin between layers, where each would otherwise have
-to be woken anew some fifty times: 3.4 and 13.4 ms; on the same processor 7.3 and 22.1. Where processors are kept
-from halting, spinning saves a sixth of one model's time and hardly any of three's, and stepping aside nothing
-(`python -m tests.bench.helpers`).
+A thread that shares its work with a helper wakes it and goes on computing. In virtual machines Linux often puts the
+helper on the same core although another is idle: under KVM a halted core counts as preempted by the host. The helper
+then waits until the work is done without it.
 
-A helper may run anywhere but where its caller is when the inference begins, which with two cores is one place. All of
-this is for speed alone: where it cannot be done, which is logged, inference goes on without.
+A helper may run on any core except that of its caller at the start of the inference. If threads cannot be placed, which
+is logged, inference goes on without. Figures: `docs/design/inference-threads.md`.
 """
 
 from __future__ import annotations
@@ -54,7 +48,7 @@ def can_step_aside(threads: int) -> bool:
 
 
 class HelperThreads:
-    """Threads, by their ids, that compute parts of what other threads ask for."""
+    """The ids of threads that compute parts of other threads' inferences."""
 
     def __init__(self, threads: Iterable[int] = ()) -> None:
         self.threads: tuple[int, ...] = ()

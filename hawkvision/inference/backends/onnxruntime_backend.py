@@ -1,8 +1,7 @@
-"""The production backend: a variant's ONNX graph in ONNX Runtime, one intra-op thread per inference unless told more.
+"""The production backend: runs the ONNX graph of a variant in ONNX Runtime, with one thread per inference by default.
 
-Throughput on a small machine comes from several worker threads that each run one image, so a session gets one thread
-and runs its graph in sequence. One with several threads is for an image that is alone
-(`inference.adaptive_parallelism`); these help one another (`inference.intra_op_threads`).
+Several worker threads run one image each, so a session has one thread and runs its graph sequentially. Sessions with
+several threads are for lone images (`inference.adaptive_parallelism`).
 """
 
 from __future__ import annotations
@@ -174,20 +173,14 @@ def _load(
 
 
 def _session_options(threads: int, *, spins: bool) -> Any:
-    # Measured with mobilenet_v2_int8, one thread of a shared Xeon, median of 60 runs (RSS of the whole process):
-    #   all optimisations       3.05 ms, 27 ms to load, 67 MiB    (fp32: 6.80 ms, 49 ms, 95 MiB)
-    #   "extended" / "basic"    4.00 / 15.2 ms, loading no faster: basic leaves the QDQ pairs unfused
-    #   without prepacking      6.19 ms, 23 ms to load, 69 MiB
-    #   without arena, pattern  3.07 ms, 25 ms to load, 68 MiB    (fp32 without arena: 6.84 ms, 100 MiB)
-    # So memory settings stay at their defaults, which gain nothing here but cost nothing either.
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 3  # errors: what is wrong is raised, and warnings are for those who build graphs
-    # A spinning thread takes the core from the next request's decoding, so none does between inferences (which is how
-    # older versions of ONNX Runtime, which know no duration, understand it) or where it may be on its caller's core.
+    options.log_severity_level = 3  # errors only: warnings are for builders of graphs
+    # A spinning thread takes a core from the decoding of the next request, so threads do not spin between inferences
+    # (older versions of ONNX Runtime, without a duration, then do not spin at all) or on their caller's core.
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     options.add_session_config_entry("session.force_spinning_stop", "1")

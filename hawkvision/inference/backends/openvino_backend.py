@@ -1,7 +1,8 @@
-"""An optional backend: a variant's ONNX graph in OpenVINO's runtime, for processors that our own kernels are not for.
+"""An optional backend: runs the ONNX graph of a variant in OpenVINO, for processors that our own kernels do not
+support.
 
-Its logits are not those of ONNX Runtime bit for bit, so no certificate that was made with that is about them: what it
-answers is `best_effort` unless it has passed an equivalence check (`cascade.certification.equivalence`). Install
+Its logits differ from those of ONNX Runtime, so certificates made with that do not cover them. Its answers are
+`best_effort` unless it passes an equivalence check (`cascade.certification.equivalence`). Install
 `hawkvision[openvino]`.
 """
 

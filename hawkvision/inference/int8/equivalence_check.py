@@ -1,7 +1,7 @@
-"""Whether a model gives the same logits by these kernels as by ONNX Runtime, on this machine.
+"""Checks that our kernels give the same logits as ONNX Runtime for a model on this machine.
 
-A certificate says what was measured with ONNX Runtime. So it is looked at before a model serves by anything else: once
-for each model, kernel, plan, way of running it, version of ONNX Runtime and processor, which is noted in the cache.
+Certificates are measured with ONNX Runtime, so this is checked before a model serves with our kernels: once per model,
+kernel, plan, execution, version of ONNX Runtime and processor. The result is stored in the cache.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hawkvision.system.files import write_atomic
 log = logging.getLogger("hawkvision.inference")
 
 KEPT: Final = 1024
-"""Notes, of a byte each."""
+"""Results kept in the cache, one byte each."""
 
 
 def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
     """Whether `backend` gives every logit of the test images as ONNX Runtime does, bit for bit.
 
-    What was found is noted for this `way` of running the model (`Int8Backend.way`).
+    A match is stored in the cache for this `way` of running the model (`Int8Backend.way`).
 
     Raises:
         BackendError: if ONNX Runtime cannot run the model, or there is no kernel.
@@ -59,7 +59,7 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
             write_atomic(folder / name, b"\n")
             tidy(folder, "*.same", KEPT)
         except (ArtifactError, ConfigError) as error:
-            log.info("int8: looked at anew with each start, for it cannot be noted: %s", error.message)
+            log.info("int8: checked again at each start, because the result cannot be stored: %s", error.message)
     return same
 
 

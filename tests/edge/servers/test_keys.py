@@ -167,7 +167,7 @@ def test_a_broken_key_file_is_logged_and_the_keys_stay(
     good = path.read_bytes()
     path.write_bytes(good + b"[keys.half]\nsha256 = ")
     node.process.send_signal(signal.SIGHUP)
-    until(lambda: "keys: what was in use stays in use" in node.output())
+    until(lambda: "keys: the previous files stay in use" in node.output())
     assert ask(caller, keys["camera"], "/v1/classify", "POST").status == 200
     path.write_bytes(good)
 

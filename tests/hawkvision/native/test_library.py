@@ -138,7 +138,7 @@ def test_an_assembler_that_knows_no_tiles_makes_a_kernel_without_them(tmp_path: 
     (tmp_path / "c++").chmod(0o755)
     done = opened_in_a_new_process("auto", tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.stdout.split()[0] == "Int8Backend", done.stderr
-    assert "network.cpp: once more, with -DWITHOUT_TILES: " in done.stderr
+    assert "network.cpp: trying with -DWITHOUT_TILES: " in done.stderr
     assert "cannot compile network.cpp: Error: no such instruction" in done.stderr
 
 
@@ -146,7 +146,7 @@ def test_an_assembler_that_knows_no_tiles_makes_a_kernel_without_them(tmp_path: 
 def test_a_cache_that_cannot_even_be_looked_into_leaves_the_model_to_onnx_runtime(tmp_path: Path) -> None:
     done = opened_in_a_new_process("auto", tmp_path, XDG_CACHE_HOME=str(tmp_path / ("x" * 300)))
     assert done.stdout.split()[0] == "OnnxRuntimeBackend", done.stderr
-    assert "cannot be looked into: File name too long" in done.stderr
+    assert "cannot read the folder: File name too long" in done.stderr
 
 
 @runs
@@ -190,7 +190,7 @@ def test_a_kernel_that_a_power_cut_has_damaged_is_compiled_anew_and_not_run(tmp_
     kernel.write_bytes(whole[:16_384] + bytes(12_288) + whole[28_672:])
     done = opened_in_a_new_process("auto", tmp_path)
     assert done.stdout.split()[0] == "Int8Backend", done.stderr
-    assert f"WARNING:hawkvision.system.native_build:{kernel}: is damaged; it is made anew" in done.stderr
+    assert f"WARNING:hawkvision.system.native_build:{kernel}: damaged; compiled again" in done.stderr
     (made,) = (tmp_path / "hawkvision" / "int8").glob("kernel-*.so")
     assert is_sound(made)
 

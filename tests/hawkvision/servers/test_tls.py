@@ -299,7 +299,7 @@ def test_a_bad_pair_is_logged_and_the_old_one_kept(
     first = serial(node, authority)
     replace(own.key, authority.certify("other").key.read_bytes())
     until(lambda: "is not the key of the certificate" in node.output())
-    assert "what was in use stays in use" in node.output()
+    assert "the previous files stay in use" in node.output()
     assert serial(node, authority) == first
     own.become(authority.certify("late", days=-1))
     until(lambda: "tls.crt has expired on" in node.output())

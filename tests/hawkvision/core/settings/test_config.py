@@ -188,7 +188,7 @@ KUBERNETES = {
 def test_what_kubernetes_sets_for_a_service_is_passed_over_and_said(caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(EdgeConfig, environ={**KUBERNETES, "HAWKVISION_EDGE_MAX_QUEUE": "7"})
     assert config == EdgeConfig(max_queue=7)
-    assert f"{', '.join(sorted(KUBERNETES))}: passed over, Kubernetes sets them for a service" in caplog.text
+    assert f"{', '.join(sorted(KUBERNETES))}: ignored, Kubernetes sets them for a service" in caplog.text
 
 
 def test_what_only_looks_like_a_service_is_a_setting_still() -> None:
