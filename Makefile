@@ -36,7 +36,7 @@ test-models: $(MODELS_VENV)/.models
 
 # The oldest versions of everything that pyproject.toml allows, Ray's apart, which its own tests hold: a quick part of
 # the tests, in an environment of its own.
-OLDEST_TESTS := tests/hawkvision/client/test_client.py tests/hawkvision/core/test_config.py tests/hawkvision/models/test_manifest.py \
+OLDEST_TESTS := tests/hawkvision/client/test_client.py tests/hawkvision/core/settings/test_config.py tests/hawkvision/models/test_manifest.py \
 	tests/hawkvision/cascade/certification/test_profile.py tests/hawkvision/inference/test_backend_registry.py \
 	tests/hawkvision/imaging/test_image_refusals.py tests/hawkvision/transport/protocol/test_identity.py \
 	tests/hawkvision/model_zoo/building/test_quantize.py tests/edge/servers/test_http.py tests/edge/servers/test_bad_input.py tests/edge/servers/test_datagram.py

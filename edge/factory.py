@@ -10,7 +10,7 @@ import logging
 import math
 import random
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -34,10 +34,10 @@ from edge.serving.edge_execution import EdgeExecutor
 from edge.serving.guarantees import Guarantees
 from edge.serving.node import EdgeNode
 from hawkvision.core.clock import Clock
-from hawkvision.core.config import EdgeConfig
-from hawkvision.core.feature_settings import HAWKVISION
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.imaging.decoding_cost import Rates, Scales
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.settings.features import HAWKVISION
+from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.inference.adaptive_parallelism import divides, usable_cores
 from hawkvision.inference.backend_registry import backend_name
@@ -128,8 +128,8 @@ async def open_node(
     _describe_backends(config, stage, metrics)
     state = open_state(config, metrics)  # this loop's thread reads it, so it is opened here
     workers = config.workers or usable_cores() + waiting_workers(config)
-    rates = await asyncio.to_thread(Rates)
-    scales = Scales(components.inputs, rates, config.max_pixels, config.max_pixels_whole)
+    rates = await asyncio.to_thread(DecodingRates)
+    scales = DecodingScales(components.inputs, rates, config.max_pixels, config.max_pixels_whole)
     admission = Admission(scales, rates, metrics, workers, config.decode_limit_s)
     datacenter = _datacenter_client(config, components, metrics, clock, admission, datacenter_tls)
     pool = await _warm_pool(config, stage, admission, workers, datacenter, clock)
@@ -138,59 +138,52 @@ async def open_node(
     log.info("memory for bodies and decoding: %d MB, by %s", parts.total // 1_000_000, parts.basis)
     policy, profiles = certification.policy, certification.policy.profiles
     streams = Streams(config.task, config.max_streams, config.audit_share, metrics, state, profiles)
-    context = make_context(
-        config, components.labels, components.best, stage, certification,
-        pool=pool, admission=admission, datacenter=datacenter, streams=streams, clock=clock, metrics=metrics,
-    )  # fmt: skip
+    executor = EdgeExecutor(config.task, stage.name, pool, admission, clock, metrics, config.max_pixels)
+    context = make_context(config, components, executor, datacenter, streams, clock, metrics)
     baseline = components.baseline
     return EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
 
 
 def make_context(
     config: EdgeConfig,
-    labels: Sequence[str],
-    best: str,
-    stage: EdgeStage,
-    certification: Certification,
-    *,
-    pool: WorkerPool[StagePrediction],
-    admission: Admission,
+    components: NodeComponents,
+    executor: EdgeExecutor,
     datacenter: DatacenterClient | None,
     streams: Streams,
     clock: Clock,
     metrics: EdgeMetrics,
     draws: random.Random | None = None,
 ) -> ServingContext:
-    """What requests share, of parts that are ready; `draws` chooses the images that are audited."""
-    policy, task = certification.policy, config.task
-    intermediate = policy.pair.intermediate
-    served = ServedVersions(
-        None if datacenter is None else datacenter.url,
-        certification.versions,
-        best,
-        None if intermediate is None else intermediate.name,
-    )
+    """What requests share.
+
+    Args:
+        config: the node's settings.
+        components: what was loaded for them.
+        executor: runs the edge stage.
+        datacenter: the connection to the datacenter, if there is one.
+        streams: of the callers.
+        clock: for deadlines and timings.
+        metrics: where to count.
+        draws: random numbers that choose the images to audit; None takes the system's.
+    """
+    certification, best = components.certification, components.best
+    policy, intermediate = certification.policy, certification.policy.pair.intermediate
+    url = None if datacenter is None else datacenter.url
+    served = ServedVersions(url, certification.versions, best, None if intermediate is None else intermediate.name)
+    timeout_s, share = config.datacenter_timeout_s, config.audit_share
+    draws = draws or random.Random()  # noqa: S311
     return ServingContext(
-        task=task,
-        labels=labels,
+        task=config.task,
+        labels=components.labels,
         best=best,
         clock=clock,
         metrics=metrics,
-        executor=EdgeExecutor(task, stage.name, pool, admission, clock, metrics, config.max_pixels),
+        executor=executor,
         datacenter=datacenter,
-        datacenter_timeout_s=config.datacenter_timeout_s,
+        datacenter_timeout_s=timeout_s,
         served=served,
-        guarantees=Guarantees(stage, policy, certification.source, best, served, streams),
-        auditor=Auditor(
-            task,
-            best,
-            datacenter,
-            metrics,
-            draws or random.Random(),  # noqa: S311
-            config.datacenter_timeout_s,
-            config.audit_share,
-            served.certified,
-        ),
+        guarantees=Guarantees(components.stage, policy, certification.source, best, served, streams),
+        auditor=Auditor(config.task, best, datacenter, metrics, draws, timeout_s, share, served.certified),
     )
 
 

@@ -1,7 +1,7 @@
-"""An edge node from its settings to its end.
+"""Runs an edge node from its settings to its end.
 
-The socket listens at once, so that health probes get an answer; models load and warm meanwhile, and then the line
-`ready: http://HOST:PORT` appears on standard output. SIGTERM and SIGINT drain: what was accepted is answered.
+The socket listens at once, so that health probes get an answer while models load and warm. Then the line
+`ready: http://HOST:PORT` appears on standard output. SIGTERM and SIGINT drain: accepted requests are answered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 
 import uvicorn
 
-from edge.factory import load_components, open_node
+from edge.factory import NodeComponents, load_components, open_node
 from edge.inference.loading import Loading
 from edge.monitoring.certification import CertificationReload, files_of
 from edge.servers.datagram import DatagramServer
@@ -29,18 +29,19 @@ from edge.servers.frontend import Frontend
 from edge.servers.http import HttpApp
 from edge.serving.node import EdgeNode
 from hawkvision.core import logs
-from hawkvision.core.arguments import EDGE_UP, parse_arguments
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.config import EdgeConfig, is_loopback
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.servers.access import datacenter_certificates, server_certificates
+from hawkvision.core.settings.access import is_loopback
+from hawkvision.core.settings.arguments import EDGE_UP, parse_arguments
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.servers.bodies import bodies_limit
+from hawkvision.servers.certificates import datacenter_certificates, server_certificates
+from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys
-from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
-from hawkvision.servers.reload import Reloads
+from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls import Certificates
 from hawkvision.system.telemetry import warn_if_allowed
 from hawkvision.transport.settings import DatagramSettings
@@ -50,12 +51,12 @@ log = logging.getLogger("hawkvision.edge")
 LISTEN_BACKLOG: Final = 1024
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn, without its habit of raising the signal once more after a clean stop."""
+class _UvicornServer(uvicorn.Server):
+    """Uvicorn, which by itself would raise the signal again after a clean stop."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `serve`."""
+        """Leave signals to `EdgeServer`."""
         yield
 
     def stop(self) -> None:
@@ -64,90 +65,122 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def serve(config: EdgeConfig) -> bool:
-    """Listen, load, answer until told to stop, drain. Whether nothing is left at work, so that the process can end.
+class EdgeServer:
+    """A node with its servers, from listening to the end. Made and used on one event loop, once."""
 
-    Raises:
-        ConfigError: if the address cannot be bound, or an origin is none.
-        HawkVisionError: if the node cannot be loaded.
-    """
-    check_origins("edge.cors_origins", config.cors_origins)
-    clock, metrics = MonotonicClock(), EdgeMetrics()
-    keys = Keys(config.api_key, config.keys_file, where="edge.api_key")
-    certificates = server_certificates(config, "edge")
-    datacenter = datacenter_certificates(config)
-    frontend = Frontend(metrics, clock, keys, config.max_body_bytes)
-    if certificates is not None:
-        metrics.watch_tls(certificates.state)
-    reloads = Reloads.of(keys, certificates, datacenter)
-    listener = _listen(config.host, config.port)
-    limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
-    server = _server(HttpApp(frontend), limits, config, certificates)
-    datagram: DatagramServer | None = None
-    node: EdgeNode | None = None
-    certification: CertificationReload | None = None
+    def __init__(self, config: EdgeConfig) -> None:
+        """Begin to listen; health probes get an answer once `run` is called.
 
-    def stop() -> None:
-        server.stop()
-        # Nothing was accepted before there is a node, so nobody waits for models, compilers or devices.
-        if node is None:
-            loading.give_up()
-        if datagram is not None:
-            datagram.stop()
+        Raises:
+            ConfigError: if the address cannot be bound, an origin is invalid, or keys or certificates cannot be read.
+        """
+        check_origins("edge.cors_origins", config.cors_origins)
+        self._config = config
+        self._clock, self._metrics = MonotonicClock(), EdgeMetrics()
+        keys = Keys(config.api_key, config.keys_file, where="edge.api_key")
+        self._certificates = server_certificates(config, "edge")
+        self._datacenter_certificates = datacenter_certificates(config)
+        self._frontend = Frontend(self._metrics, self._clock, keys, config.max_body_bytes)
+        if self._certificates is not None:
+            self._metrics.watch_tls(self._certificates.state)
+        self._files = FileWatcher.of(keys, self._certificates, self._datacenter_certificates)
+        self._listener = _listen(config.host, config.port)
+        limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
+        self._server = _uvicorn_server(HttpApp(self._frontend), limits, config, self._certificates)
+        self._loading = Loading(partial(load_components, config))
+        self._node: EdgeNode | None = None
+        self._certification: CertificationReload | None = None
+        self._datagram: DatagramServer | None = None
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
-    reloads.start()
-    loading = Loading(partial(load_components, config))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        loaded = await loading.result()
-        if loaded is None:
-            log.info("told to stop while models were loading")
-            return not loading.left_behind()
-        node = await open_node(config, loaded, metrics, clock, None if datacenter is None else datacenter.renewing())
+    async def run(self) -> bool:
+        """Load, answer until told to stop, drain. False if a thread is left at work, so that the process cannot end.
+
+        Raises:
+            HawkVisionError: if the node cannot be loaded.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._files.now)
+        self._files.start()
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        try:
+            components = await self._loading.result()
+            if components is None:
+                log.info("told to stop while models were loading")
+                return not self._loading.left_behind()
+            node = await self._open(components)
+            if not self._server.should_exit:  # else it was told to stop meanwhile, and the socket is closed
+                # What is loaded by now lives as long as the process: keep it out of every later collection.
+                gc.collect()
+                gc.freeze()
+                self._frontend.mark_ready(node)
+                _announce(self._listener, node, self._datagram, tls=self._certificates is not None)
+                await serving
+            return True
+        finally:
+            await self._close(serving)
+
+    def stop(self) -> None:
+        """Drain and end. While models, compilers or devices are awaited, no request can be under way: end at once."""
+        self._server.stop()
+        if self._node is None:
+            self._loading.give_up()
+        if self._datagram is not None:
+            self._datagram.stop()
+
+    async def _open(self, components: NodeComponents) -> EdgeNode:
+        """The node, with its datagram server and the reloads of its certificates."""
+        config, datacenter = self._config, self._datacenter_certificates
+        tls = None if datacenter is None else datacenter.renewing()
+        self._node = node = await open_node(config, components, self._metrics, self._clock, tls)
         if node.baseline is None:  # baselines certify nothing
-            certification = CertificationReload(config, node.guarantees.adopt, loaded.certification)
-            reloads.add("certificates", files_of(config), certification.reload)
-            reloads.start()
+            self._certification = CertificationReload(config, node.guarantees.adopt, components.certification)
+            self._files.add("certificates", files_of(config), self._certification.reload)
+            self._files.start()
         if node.admission.parts is not None:
-            frontend.bodies.limit_bytes = bodies_limit(node.admission.parts)
+            self._frontend.bodies.limit_bytes = bodies_limit(node.admission.parts)
         port = config.feature(DatagramSettings).port
         if port is not None:
-            datagram = await DatagramServer.open(config, port, frontend, loaded.useful_side)
-            frontend.transports = datagram.offered.transports
-            reloads.add("edge.datagram_certificate", datagram.offered.files, datagram.offered.reload)
-            reloads.start()
-        if server.should_exit:  # told to stop meanwhile; the socket is closed
-            return True
-        # What is loaded by now lives as long as the process: keep it out of every later collection.
-        gc.collect()
-        gc.freeze()
-        frontend.mark_ready(node)
-        _announce(listener, node, datagram, tls=certificates is not None)
-        await serving
-        return True
-    finally:
-        server.should_exit = True
+            self._datagram = await DatagramServer.open(config, port, self._frontend, components.useful_side)
+            offered = self._datagram.offered
+            self._frontend.transports = offered.transports
+            self._files.add("edge.datagram_certificate", offered.files, offered.reload)
+            self._files.start()
+        return node
+
+    async def _close(self, serving: asyncio.Task[None]) -> None:
+        self._server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
-        await reloads.close()
-        if datagram is not None:
-            await datagram.close(config.drain_timeout_s)
-        if certification is not None:
-            await certification.close()
-        frontend.start_draining()
-        if node is not None:
-            await node.close()
-        listener.close()
+        await self._files.close()
+        if self._datagram is not None:
+            await self._datagram.close(self._config.drain_timeout_s)
+        if self._certification is not None:
+            await self._certification.close()
+        self._frontend.start_draining()
+        if self._node is not None:
+            await self._node.close()
+        self._listener.close()
 
 
-def _server(app: HttpApp, limits: Limits, config: EdgeConfig, certificates: Certificates | None) -> _Server:
-    """The server of the HTTP server; it does not listen by itself."""
+async def serve(config: EdgeConfig) -> bool:
+    """Run a node until it is told to stop. False if a thread is left at work, so that the process cannot end.
+
+    Raises:
+        ConfigError: if the address cannot be bound, or an origin is invalid.
+        HawkVisionError: if the node cannot be loaded.
+    """
+    return await EdgeServer(config).run()
+
+
+def _uvicorn_server(
+    app: HttpApp, limits: Limits, config: EdgeConfig, certificates: Certificates | None
+) -> _UvicornServer:
+    """Uvicorn with our protocol; it does not listen by itself."""
     protocol = fast_path_protocol(limits, app, answers_pages=not config.cors_origins)
     if certificates is not None:
         protocol = behind_tls(protocol, certificates)
-    return _Server(
+    return _UvicornServer(
         uvicorn.Config(
             with_cors(app, config.cors_origins) if config.cors_origins else app,
             loop="uvloop",
@@ -167,7 +200,7 @@ def _server(app: HttpApp, limits: Limits, config: EdgeConfig, certificates: Cert
 
 
 def _announce(listener: socket.socket, node: EdgeNode, datagram: DatagramServer | None, *, tls: bool) -> None:
-    """Say on standard output where images are taken: who started the node waits for the first line."""
+    """Write the addresses to standard output. Programs that start a node wait for the first line."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"ready: {'https' if tls else 'http'}://{shown}:{port}", flush=True)  # noqa: T201
@@ -192,7 +225,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a node from a command line; the exit status is 0 after a clean stop, 1 for an error that was explained."""
+    """Run a node from a command line. The exit status is 0 after a clean stop, and 1 after a printed error."""
     logs.configure()  # until the settings are read
     try:
         config = parse_arguments(EdgeConfig, *EDGE_UP, argv)

@@ -19,15 +19,15 @@ from fpga.compiler.resource_model import of_graph
 from fpga.compiler.synthesis import ROUTE_CPU_S
 from fpga.reports import pages
 from fpga.reports.build_report import read
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import CompileError, ConfigError
 from hawkvision.core.types import Pixels
 from hawkvision.integer.artifact import graph_of
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import planes
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import artifact_path, cache_dir, load_labels, load_manifest, models_dir
-from hawkvision.system.advice import advise
+from hawkvision.system.files import write_atomic
 
 app = typer.Typer(no_args_is_help=True, help="Quantised networks on an FPGA: fold, estimate, build, report.")
 

@@ -10,7 +10,7 @@ from fpga.backends.factory import open_fpga
 from fpga.reports.design_info import DesignFiles
 from fpga.settings import FpgaSettings
 from hawkvision.core.clock import Clock
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 
 NodeBackendKind: TypeAlias = Literal["fpga-ref", "fpga-sim", "fpga-device", "fpga-offload"]
 

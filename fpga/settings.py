@@ -8,9 +8,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from hawkvision.core.config import EdgeConfig, Millis, Word
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.feature_settings import SettingsGroup
+from hawkvision.core.settings.config import EdgeConfig, Millis, Word
+from hawkvision.core.settings.features import SettingsGroup
 
 
 class FpgaSettings(

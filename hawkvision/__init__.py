@@ -1,6 +1,8 @@
 """HawkVision: modeless vision inference from edge to datacenter.
 
-A caller states what an image's answer must be worth and when it is needed; the system chooses who answers.
+A caller states how accurate an answer must be and by when. The system chooses the model that answers.
+
+Public names are imported from here: `from hawkvision import Client, DeadlineMissed`. Submodules are internal.
 """
 
 from __future__ import annotations
@@ -9,16 +11,20 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 import hawkvision.system.telemetry  # noqa: F401  before any library that would report to its maker
+from hawkvision.core.version import __version__
+from hawkvision.renamed import RENAMED_NAMES, refuse_old_modules
 
 if TYPE_CHECKING:
-    from hawkvision.client import AsyncClient, Client, Health
+    from hawkvision.client.asynchronous import AsyncClient, Health
     from hawkvision.client.batch import Outcome
+    from hawkvision.client.blocking import Client
     from hawkvision.client.response import BadReply, Unreachable
     from hawkvision.core.errors import (
         BadField,
         BadImage,
         ConfigError,
         DeadlineMissed,
+        Forbidden,
         HawkVisionError,
         NotReady,
         Overloaded,
@@ -29,9 +35,19 @@ if TYPE_CHECKING:
         Unauthorized,
         UnsupportedMedia,
     )
-    from hawkvision.core.types import AccuracyGuarantee, Answer, OnMiss, Prediction, Quality, Tier, Timing
+    from hawkvision.core.types import (
+        AccuracyGuarantee,
+        AccuracyStatus,
+        Answer,
+        Basis,
+        OnMiss,
+        Prediction,
+        Quality,
+        Reason,
+        Tier,
+        Timing,
+    )
 
-__version__ = "0.1.0"
 
 _FROM: Final = {
     "hawkvision.client": ("AsyncClient", "Client", "Health"),
@@ -42,6 +58,7 @@ _FROM: Final = {
         "BadImage",
         "ConfigError",
         "DeadlineMissed",
+        "Forbidden",
         "HawkVisionError",
         "NotReady",
         "Overloaded",
@@ -52,20 +69,34 @@ _FROM: Final = {
         "Unauthorized",
         "UnsupportedMedia",
     ),
-    "hawkvision.core.types": ("AccuracyGuarantee", "Answer", "OnMiss", "Prediction", "Quality", "Tier", "Timing"),
+    "hawkvision.core.types": (
+        "AccuracyGuarantee",
+        "AccuracyStatus",
+        "Answer",
+        "Basis",
+        "OnMiss",
+        "Prediction",
+        "Quality",
+        "Reason",
+        "Tier",
+        "Timing",
+    ),
 }
 _MODULE_OF: Final = {name: module for module, names in _FROM.items() for name in names}
 
 __all__ = [
     "AccuracyGuarantee",
+    "AccuracyStatus",
     "Answer",
     "AsyncClient",
     "BadField",
     "BadImage",
     "BadReply",
+    "Basis",
     "Client",
     "ConfigError",
     "DeadlineMissed",
+    "Forbidden",
     "HawkVisionError",
     "Health",
     "NotReady",
@@ -74,6 +105,7 @@ __all__ = [
     "Overloaded",
     "Prediction",
     "Quality",
+    "Reason",
     "RequestError",
     "ServiceError",
     "TargetUnreachable",
@@ -88,12 +120,18 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import public names on first use, so that servers and the command line do not pay for the client."""
+    """Import public names on first use, so that servers and the command line do not load the client."""
     if name in _MODULE_OF:
         return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    if name in RENAMED_NAMES:
+        # Not an AttributeError, whose message `from hawkvision import …` would drop.
+        raise ImportError(f"hawkvision.{name} has been renamed; use hawkvision.{RENAMED_NAMES[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """What `from hawkvision import *` and completion offer."""
+    """The public names."""
     return sorted(__all__)
+
+
+refuse_old_modules()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Pixels
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 
 
 def random_images(backend: Backend, n: int, seed: int = 0) -> Pixels:

@@ -34,7 +34,7 @@ COMMANDS: Final = {
 }
 MOVED: Final = {
     "behind": "python -m loadgen link-proxy",
-    "baselines": "python -m tests.bench.policies, from a checkout",
+    "rivals": "python -m tests.bench.policies, from a checkout",
     "peers": "python -m tests.bench.servers, from a checkout",
 }
 """Commands of earlier releases, and what to run now."""

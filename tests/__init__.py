@@ -1,3 +1,6 @@
 """Tests, and benches."""
 
-import hawkvision.system.opencv_env  # noqa: F401  before OpenCV, which some of them import first
+import contextlib
+
+with contextlib.suppress(ModuleNotFoundError):  # handlers of benches run in environments of other servers
+    import hawkvision.system.opencv_env  # noqa: F401  before OpenCV, which some of them import first

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import settings
 
-from hawkvision.system import advice
+from hawkvision.core import advice
 
 ROOT: Final = Path(__file__).parent
 TOGETHER: Final = ("hawkvision/datacenter", "system")

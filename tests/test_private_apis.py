@@ -235,7 +235,7 @@ def test_ray_starts_what_the_tier_does_without_by_the_functions_that_it_replaces
 def test_ray_knows_the_variables_of_the_environment_that_tune_it() -> None:
     import ray
 
-    from hawkvision.datacenter.run import TUNING
+    from hawkvision.datacenter.deployment.ray_settings import TUNING
 
     home = Path(ray.__file__).parent
     read = "".join(

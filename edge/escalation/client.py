@@ -30,11 +30,11 @@ from edge.escalation.wait_cutoff import Waits
 from edge.inference.admission import Admission
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed
-from hawkvision.core.escalation_api import EscalationRequest, Stages
+from hawkvision.core.escalation_api import EscalationRequest, StageList
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import TraceContext
 from hawkvision.imaging.downscale import Reducer
-from hawkvision.imaging.preprocessing import ImageHeader
+from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.network.circuit_breaker import BreakerState, CircuitBreaker
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
 from hawkvision.network.transport_choice import Transport
@@ -245,7 +245,7 @@ class DatacenterClient:
 
         return self._probe(prepared)
 
-    async def stages(self) -> Stages:
+    async def stages(self) -> StageList:
         """What the datacenter serves. If it has refused our key, it must accept it first.
 
         Raises:

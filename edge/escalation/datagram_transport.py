@@ -29,10 +29,10 @@ from hawkvision.core.trace import TraceContext
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.transport.client.datagram_client import DatagramLink, LinkView
+from hawkvision.transport.client.pending_responses import ConnectionLost, ignore_interim
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost, ignore_interim
-from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.protocol.status import Status
 
 log = logging.getLogger("hawkvision.edge")
 

@@ -25,15 +25,17 @@ from hawkvision.core.escalation_api import (
     STAGES_PATH,
     TRACE_HEADER,
     TRANSPORT_PATH,
+    WIRE_HEADER,
+    WIRE_VERSION,
     EscalationRequest,
-    Stages,
+    StageList,
     Transports,
 )
-from hawkvision.core.logs import REQUEST_ID_HEADER, current_request
+from hawkvision.core.logs import REQUEST_ID_HEADER
 from hawkvision.core.trace import TraceContext
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
-from hawkvision.transport.endpoint.pending_responses import ignore_interim
+from hawkvision.transport.client.pending_responses import ignore_interim
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
@@ -56,7 +58,7 @@ ListingT = TypeVar("ListingT")
 
 _LISTING_TIMEOUT: Final = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
 
-_stages_decoder = msgspec.json.Decoder(Stages)
+_stages_decoder = msgspec.json.Decoder(StageList)
 _transports_decoder = msgspec.json.Decoder(Transports)
 
 
@@ -175,7 +177,9 @@ class HttpTransport:
         self._closed = False
         self._tls_reason: str | None = None
         """The last TLS error; None after a successful connection."""
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {WIRE_HEADER: str(WIRE_VERSION)}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
         connector = Connector(ended, limit=connections, keepalive_timeout=60.0, ssl=True if tls is None else tls)
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -214,8 +218,7 @@ class HttpTransport:
             raise TransportBroken(f"{self.url}: the connections are closed at this end")
         headers = request.headers()
         headers[TRACE_HEADER] = trace.header()
-        if (about := current_request()) is not None:
-            headers[REQUEST_ID_HEADER] = about.request_id
+        headers[REQUEST_ID_HEADER] = trace.request_id
         begun = asyncio.Event()
         exchange = asyncio.create_task(self._exchange(body, headers, begun, on_interim))
         self._exchanges.add(exchange)
@@ -279,7 +282,7 @@ class HttpTransport:
         if not exchange.cancelled():
             exchange.exception()  # mark it as retrieved: an abandoned one has no reader
 
-    async def stages(self) -> Stages:
+    async def stages(self) -> StageList:
         """What the datacenter serves.
 
         Raises:

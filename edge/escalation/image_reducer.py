@@ -8,7 +8,7 @@ import math
 from edge.inference.admission import Admission
 from hawkvision.core.errors import DeadlineMissed, EscalationFailed, Overloaded
 from hawkvision.imaging.downscale import Reducer
-from hawkvision.imaging.preprocessing import ImageHeader
+from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.system.memory import to_the_end
 
 

@@ -1,10 +1,10 @@
 """Admission control: bounds the memory and time of images, estimated from their headers before decoding.
 
-    header ─ Scales.cost ─┬─ too many pixels, or more memory than one request may have ──► 413
-                          ├─ heavy ─ admit ─┬─ more work than a request may bring ───────► 413
-                          │                 ├─ cannot be decoded before its deadline ────► 504
-                          │                 └─ more work than waits at most ─────────────► 429
-                          └─ worker pool: starts when its bytes are free (`edge.inference.worker_pool`)
+    header ─ DecodingScales.cost ─┬─ too many pixels, or more memory than one request may have ──► 413
+                                  ├─ heavy ─ admit ─┬─ more work than a request may bring ───────► 413
+                                  │                 ├─ cannot be decoded before its deadline ────► 504
+                                  │                 └─ more work than waits at most ─────────────► 429
+                                  └─ worker pool: starts when its bytes are free (`edge.inference.worker_pool`)
 
 A request is admitted as a whole, with all of its images. They enter the queue in turns (`Turns`): images of other
 requests go between them, and two heavy images of one request are never decoded at once.
@@ -22,9 +22,9 @@ from typing import Final, Literal, TypeAlias
 from hawkvision.core.errors import DeadlineMissed, Overloaded, TooLarge
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import OnMiss
-from hawkvision.imaging.decoding_cost import Cost, Rates, Scales, cost_of
+from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales, cost_of
 from hawkvision.imaging.image_header import Encoded, ImageHeader
-from hawkvision.system.memory import Budget, Parts
+from hawkvision.system.memory import MemoryBudget, MemoryParts
 
 Refusal: TypeAlias = Literal["pixels", "memory", "request_work", "waiting_work", "deadline"]
 """Why an image was refused: too many pixels; more memory than a request may have; more work than a request may bring;
@@ -47,7 +47,9 @@ class Admitted:
 class Admission:
     """Estimates the cost of images, and bounds the total of those admitted. Used on one event loop."""
 
-    def __init__(self, scales: Scales, rates: Rates, metrics: EdgeMetrics, workers: int, limit_s: float) -> None:
+    def __init__(
+        self, scales: DecodingScales, rates: DecodingRates, metrics: EdgeMetrics, workers: int, limit_s: float
+    ) -> None:
         """Prepare; memory is unbounded until `divide`.
 
         Args:
@@ -58,9 +60,9 @@ class Admission:
             limit_s: largest expected work for each worker, in seconds.
         """
         self.rates = rates
-        self.memory = Budget()
+        self.memory = MemoryBudget()
         """For decoding."""
-        self.parts: Parts | None = None
+        self.parts: MemoryParts | None = None
         self._scales = scales
         self._workers = workers
         self._limit_s = limit_s
@@ -73,14 +75,14 @@ class Admission:
         metrics.decoding_peak_bytes.set_function(lambda: self.memory.peak)
         metrics.decoding_work.set_function(lambda: self._work_s)
 
-    def divide(self, parts: Parts) -> None:
+    def divide(self, parts: MemoryParts) -> None:
         """Set the memory budget."""
         self.parts = parts
         self.memory.limit = parts.decoding
         for part in ("total", "bodies", "decoding", "request"):
             self._metrics.memory_budget.labels(part).set(getattr(parts, part))
 
-    def cost(self, body: Encoded, header: ImageHeader) -> Cost:
+    def cost(self, body: Encoded, header: ImageHeader) -> DecodingCost:
         """The cost of decoding an image at the edge.
 
         Raises:
@@ -129,7 +131,7 @@ class Admission:
             yield
 
     @contextmanager
-    def admit(self, costs: Sequence[Cost]) -> Iterator[Admitted | None]:
+    def admit(self, costs: Sequence[DecodingCost]) -> Iterator[Admitted | None]:
         """Admit a request with all of its images while the block runs; gives None if no image is heavy.
 
         Raises:
@@ -197,6 +199,6 @@ class Turns:
         self._heavy = asyncio.Semaphore(1)
         self._light = asyncio.Semaphore(LIGHT_TURNS * workers)
 
-    def of(self, cost: Cost) -> asyncio.Semaphore:
+    def of(self, cost: DecodingCost) -> asyncio.Semaphore:
         """The place to hold while an image waits or is decoded."""
         return self._heavy if cost.heavy else self._light

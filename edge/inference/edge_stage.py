@@ -18,20 +18,20 @@ from hawkvision.cascade.certification.profile import StageProfile
 from hawkvision.cascade.confidence.scores import (
     Probabilities,
     Ranking,
-    Score,
     average,
     log_probabilities,
     most_probable,
     softmax,
 )
+from hawkvision.core.advice import advise
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Logits, Pixels
-from hawkvision.imaging.decoding_cost import SMALL, Cost, Rates
-from hawkvision.imaging.preprocessing import ImageHeader, load_inputs
-from hawkvision.inference.backend import Backend, Expectant
+from hawkvision.core.types import Logits, Pixels, Score
+from hawkvision.imaging.decoding_cost import SMALL, DecodingCost, DecodingRates
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import load_inputs
+from hawkvision.inference.backends.interface import Backend, Prefetching
 from hawkvision.models.manifest import InputSpec, Manifest
-from hawkvision.system.advice import advise
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,11 @@ class LoadedModel:
     spec: InputSpec
     wide: Backend | None = None
     """The same variant on several threads, for an image that is alone (`inference.adaptive_parallelism`)."""
-    expectant: Expectant | None = field(init=False, repr=False, compare=False)
+    expectant: Prefetching | None = field(init=False, repr=False, compare=False)
     """`wide`, if it can prepare while the image is decoded."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "expectant", self.wide if isinstance(self.wide, Expectant) else None)
+        object.__setattr__(self, "expectant", self.wide if isinstance(self.wide, Prefetching) else None)
 
     def expect(self, alone: Callable[[], bool]) -> None:
         """Let the backend prepare for one image that is about to be decoded, if that is alone.
@@ -297,9 +297,9 @@ class InferenceJob:
     must_end: float | None = None
     """Clock time by which the other members must end; they are skipped if only they would be late. An answer that is
     late anyway comes from the whole ensemble."""
-    rates: Rates | None = None
+    rates: DecodingRates | None = None
     """Learn what decoding the image took, compared with `cost`."""
-    cost: Cost = SMALL
+    cost: DecodingCost = SMALL
 
     def decoded(self, seconds: float) -> None:
         """Record the time of decoding."""

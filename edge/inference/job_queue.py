@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from hawkvision.imaging.decoding_cost import Cost, Kind
-from hawkvision.system.memory import OVERTAKEN_MOST, Budget
+from hawkvision.imaging.decoding_cost import DecoderKind, DecodingCost
+from hawkvision.system.memory import OVERTAKEN_MOST, MemoryBudget
 
 T = TypeVar("T")
 
@@ -36,8 +36,8 @@ MAX_BATCH: Final = 4
 """Jobs that one worker runs together; a larger batch saves no more time for each image."""
 MAX_SEARCHED: Final = 8
 """Jobs that are examined for one that needs no more memory than is free."""
-NO_COST: Final = Cost(0, 0.0, Kind.JPEG, 0)
-"""Cost of a job that decodes nothing."""
+NO_COST: Final = DecodingCost(0, 0.0, DecoderKind.JPEG, 0)
+"""DecodingCost of a job that decodes nothing."""
 
 RunBatch: TypeAlias = Callable[[Sequence[Any]], Sequence[T | Exception]]
 """Runs several jobs; gives the result or error of each, in order."""
@@ -55,7 +55,7 @@ class Job(Generic[T]):
     future: asyncio.Future[tuple[T, float]] = field(compare=False)
     queued_at: float = field(compare=False)
     has_deadline: bool = field(compare=False)
-    cost: Cost = field(compare=False)
+    cost: DecodingCost = field(compare=False)
     late_is_useless: bool = field(compare=False)
     overtaken: int = field(compare=False, default=0)
     """How often others went first because its memory was not free."""
@@ -64,7 +64,7 @@ class Job(Generic[T]):
 class JobQueue(Generic[T]):
     """Waiting jobs. Not thread-safe: the pool holds a lock around every call that changes it."""
 
-    def __init__(self, workers: int, max_batch: int, memory: Budget, give_up: Callable[[Job[T]], None]) -> None:
+    def __init__(self, workers: int, max_batch: int, memory: MemoryBudget, give_up: Callable[[Job[T]], None]) -> None:
         """Start empty.
 
         Args:

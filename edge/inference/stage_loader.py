@@ -9,11 +9,11 @@ from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedMode
 from edge.inference.warm_up import warm_up
 from hawkvision.cascade.confidence.scores import Ranking, most_probable
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.config import EdgeConfig
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import Score
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import execution_of, open_backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.inference.int8 import ranking
 from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.models.artifacts import load_variant

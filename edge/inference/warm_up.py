@@ -17,7 +17,7 @@ from edge.inference.edge_stage import ConditionalEnsemble, DurationEstimate, Edg
 from hawkvision.core.clock import Clock
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import probe
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 
 FORMATS: Final = (".jpg", ".png", ".webp")
 NO_PREDICTION: Final = StagePrediction((0,), (1.0,), 1.0, 0.0, 0.0)

@@ -21,10 +21,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from edge.inference.job_queue import MAX_BATCH, NO_COST, VIRTUAL_DEADLINE_S, Job, JobQueue, RunBatch
 from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded
-from hawkvision.imaging.decoding_cost import Cost
+from hawkvision.imaging.decoding_cost import DecodingCost
 from hawkvision.inference.adaptive_parallelism import usable_cores
-from hawkvision.inference.core_placement import Apart
-from hawkvision.system.memory import Budget
+from hawkvision.inference.core_placement import CorePlacement
+from hawkvision.system.memory import MemoryBudget
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class WorkerPool(Generic[T]):
         may_run_on_loop: Callable[[Callable[[], T]], bool] | None = None,
         cores: int | None = None,
         max_batch: int = MAX_BATCH,
-        memory: Budget | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         """Start the workers.
 
@@ -72,7 +72,7 @@ class WorkerPool(Generic[T]):
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._memory = Budget() if memory is None else memory
+        self._memory = MemoryBudget() if memory is None else memory
         self._queue: JobQueue[T] = JobQueue(threads, max_batch, self._memory, self._give_up)
         self._memory.when_freed(self._repeat_turns)
         # One empty token per queued job, or jobs taken for the thread, or None to stop. A SimpleQueue hands over in
@@ -85,7 +85,7 @@ class WorkerPool(Generic[T]):
         """Whether a turn of the loop is scheduled or, if they take turns, one of the thread has not ended."""
         self._numbers = 0
         self._running = 0
-        self._apart = Apart()
+        self._apart = CorePlacement()
         self._service_s = 0.0
         """Smoothed time of a light job."""
         self._gap_s = 0.0
@@ -122,7 +122,7 @@ class WorkerPool(Generic[T]):
         run: Callable[[], T],
         deadline: float | None = None,
         run_batch: RunBatch[T] | None = None,
-        cost: Cost = NO_COST,
+        cost: DecodingCost = NO_COST,
         *,
         late_is_useless: bool = False,
     ) -> asyncio.Future[tuple[T, float]]:

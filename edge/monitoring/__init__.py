@@ -1,1 +1,1 @@
-"""What watches guarantees: streams, audits, and the state that survives a restart."""
+"""What keeps guarantees true: certificates, streams, audits, and the state that survives a restart."""

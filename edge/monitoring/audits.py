@@ -1,19 +1,19 @@
-"""Audits: a fixed share of all images that a stage below the reference scores is also answered by the reference stage.
+"""Audits: the reference stage also answers a fixed share of the images that a stage below it scores.
 
     scored ─┬─ no room, link down ─┬─ drawn ─────► due, and missed
             │                      └─ not drawn ─► nothing
             └─ draw ─┬─ not drawn ───────────────► nothing
-                     └─ drawn ─┬─ the reference has answered anyway ─────────────► an outcome
-                               └─ asked, behind the caller's back ─┬─ answer ────► an outcome
-                                                                   └─ no answer ─► due, and missed
+                     └─ drawn ─┬─ the reference stage has answered anyway ───────► an outcome
+                               └─ asked, in the background ─┬─ answer ───────────► an outcome
+                                                            └─ no answer ────────► due, and missed
 
-The draw knows nothing of the image or of what became of it: whether it was accepted, escalated, or given up. So
-outcomes are a uniform sample of what the stage scored. Nor has it to do with the image whether there is room; that is
-asked first, of escalated images, too, which would otherwise be heard of more often than accepted ones in a burst. A
-missed audit is no outcome, and what it would have found is not guessed.
+The draw does not depend on the image, nor on whether it was accepted, escalated or given up. So the outcomes are a
+uniform sample of what the stage scored. Whether there is room does not depend on the image either, and is checked
+first, for escalated images too: otherwise a burst would yield more outcomes of escalated images than of accepted ones.
+A missed audit is no outcome, and its result is not guessed.
 
-The caller has its answer before the audit begins, and no caller's escalation waits for one: an audit takes a connection
-only while one is free.
+The caller has its answer before the audit begins. An audit takes a connection only while one is free, so that no
+caller's escalation waits for it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ from hawkvision.imaging.preprocessing import probe
 log = logging.getLogger("hawkvision.edge")
 
 MOST_AT_ONCE: Final = 4
-"""Audits sent at once. They are 2 % of the traffic: with round trips of 100 ms four of them serve 2,000 requests a
-second."""
+"""Audits sent at once. At 2 % of the traffic and round trips of 100 ms, four serve 2,000 requests a second."""
 MOST_UNDER_WAY: Final = 16
 MOST_BYTES: Final = 40_000_000
-"""Audits sent or waiting for their turn, for requests come in bursts, and bytes of the images that they keep."""
-PATIENCE_S: Final = 5.0
-"""Longest wait for an audit; `datacenter_timeout_s` where that is shorter."""
+"""Audits that are sent or wait for their turn, and bytes of their images."""
+MAX_WAIT_S: Final = 5.0
+"""Longest wait for an audit, or `datacenter_timeout_s` if that is shorter."""
 
 
 class Accepted(NamedTuple):
-    """A controller whose threshold accepted an answer."""
+    """An accepted answer, and the controller whose threshold accepted it."""
 
     controller: StreamController
     score: float
@@ -55,7 +54,7 @@ class Accepted(NamedTuple):
 
 
 class Auditor:
-    """Draws audits, carries them out in the background and tells monitors and controllers. Used on one event loop."""
+    """Draws audits, carries them out in the background and reports the outcomes. Used on one event loop."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class Auditor:
             datacenter: runs the reference stage; None audits nothing.
             metrics: where to count.
             draws: random numbers that choose the images.
-            timeout_s: longest wait for an audit, if it is less than `PATIENCE_S`.
+            timeout_s: longest wait for an audit, if it is less than `MAX_WAIT_S`.
             share: of the images that stages score, 0..1.
             certified: whether a reply was computed by the reference stage as certified.
         """
@@ -87,7 +86,7 @@ class Auditor:
         self._datacenter = datacenter
         self._metrics = metrics
         self._draws = draws
-        self._timeout_s = min(timeout_s, PATIENCE_S)
+        self._timeout_s = min(timeout_s, MAX_WAIT_S)
         self._under_way: set[asyncio.Task[None]] = set()
         self._held_bytes = 0
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
@@ -104,17 +103,17 @@ class Auditor:
         accepted: Accepted | None = None,
         received: Received = WHOLE,
     ) -> None:
-        """Audit a request, or not, once it is known what became of it; every request that a stage scored comes here.
+        """Draw whether to audit a request. Called for every request that a stage scored, once its outcome is known.
 
         Args:
             controllers: of its streams.
-            scores: what each stage below the reference said.
+            scores: of each stage below the reference stage.
             body: the image.
             trace: the request's span; an audit is a child.
-            comparable: whether the datacenter says that it runs the reference stage that was certified.
-            reference: what that stage has answered, if it has; then nothing need be asked.
-            accepted: the controller of the stage that gave the answer, if its threshold accepted it.
-            received: what of the caller's image `body` is.
+            comparable: whether the datacenter runs the certified reference stage, as far as it says.
+            reference: the class that the reference stage found, if it has answered already.
+            accepted: the answer, if a stage's threshold accepted it.
+            received: the part of the caller's image that `body` is.
         """
         datacenter = self._datacenter
         drawn = self._draws.random() < self._share
@@ -133,13 +132,13 @@ class Auditor:
         elif reference is not None:
             self._found(controllers, scores, reference, accepted)
         else:
-            # A task begins at the loop's next turn: the answer, which is not awaited in between, is written before.
+            # A task begins at the loop's next turn. The answer is written before, for nothing is awaited in between.
             audit = asyncio.create_task(self._audit(datacenter, controllers, scores, body, trace, accepted, received))
             self._under_way.add(audit)
             audit.add_done_callback(self._under_way.discard)
 
     async def close(self) -> None:
-        """Give up the audits that are under way."""
+        """Cancel the audits that are under way."""
         under_way = list(self._under_way)
         for audit in under_way:
             audit.cancel()
@@ -176,7 +175,7 @@ class Auditor:
                 if datacenter.idle:
                     self._metrics.escalations.labels(self._task, Reason.AUDIT.value).inc()
                     body = await datacenter.prepare_image(body, probe(body))
-                    # Over a lossy link, too, the very image: an answer to another one says nothing about this one.
+                    # Lossless, also over datagrams: an answer to a part of the image says nothing about the image.
                     reply = (await datacenter.infer(body, request, trace.child(), self._timeout_s, lossless=True)).reply
                     reference = reply.top_k[0].index if reply.whole and self._certified(reply, received) else None
                 else:

@@ -1,12 +1,12 @@
-"""What a node certifies by: its certificates, what they are about, and taking up others while it serves.
+"""The certificates of a node: read with all that they depend on, and replaced while the node serves.
 
-Read are the task's manifest, which pins its `profile.json`; the profile, which may be one of the operator's own; a
-site's certificates; and passed equivalence checks. All of them are read and checked together, on a thread. Then they
-take the place of what was in force, between two steps of the event loop. So an answer is judged by one set of
-certificates: that by which it was routed, if that is still in force when it is given, else none.
+They depend on the task's manifest, which pins its `profile.json`; the profile, which may be the operator's own; a
+site's certificates; and passed equivalence checks. All of these are read and checked together, on a thread. Then they
+replace those in force, between two steps of the event loop. An answer is judged by the certificates by which it was
+routed, if they are still in force when it is given; otherwise it claims nothing.
 
-A shipped profile is replaced together with its manifest: one that the manifest does not pin is refused. So is one that
-is about other models of the edge stage than those that are loaded: to load them takes a restart.
+A shipped profile is replaced together with its manifest, which must pin it. A profile about other models of the edge
+stage than the loaded ones is refused; to load others takes a restart.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from hawkvision.cascade.certification.equivalence import equivalences_path, load_equivalences, passed
-from hawkvision.cascade.certification.profile import Profile, SiteCertificates, load_profile_of, load_site
+from hawkvision.cascade.certification.profile import Profile
+from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import HawkVisionError, ManifestError
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import Score
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
+from hawkvision.system.files import sha256_of
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -43,18 +45,18 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Certification:
-    """What is in force together."""
+    """A policy, and the certificates and versions that belong to it."""
 
     profile: Profile
     policy: Policy
     versions: CertifiedVersions
     source: Source | None
     temperature: float
-    """Of the edge stage, in `profile`."""
+    """Of the edge stage, from `profile`."""
     score: Score
-    """Of the edge stage, which thresholds are compared with."""
+    """The score of the edge stage that thresholds are compared with."""
     content: str = ""
-    """A digest of the files: the same certification has the same."""
+    """A digest of the files."""
 
 
 class MakePolicy(Protocol):
@@ -68,7 +70,7 @@ class MakePolicy(Protocol):
 
 
 def files_of(config: EdgeConfig) -> tuple[Path, ...]:
-    """What a node's certification is read from; not all of them need exist."""
+    """The files that a node's certification is read from; not all of them need exist."""
     folder = models_dir(config.models_dir) / config.task
     found = [folder / "manifest.toml", config.profile or folder / "profile.json"]
     if config.certificates is not None:
@@ -77,7 +79,7 @@ def files_of(config: EdgeConfig) -> tuple[Path, ...]:
 
 
 def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: MakePolicy | None = None) -> Certification:
-    """Read it; `make_policy` makes a baseline's routes in place of certified ones.
+    """Read and check a node's certification; `make_policy` makes a baseline's routes in place of certified ones.
 
     Raises:
         ManifestError: if a file is missing, broken or altered, or they do not belong together.
@@ -111,11 +113,11 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
 def stage_of(config: EdgeConfig, manifest: Manifest) -> str:
     """The edge stage that a node runs: the one its configuration names, or the manifest's default.
 
-    Every policy runs the same one, a conditional ensemble included, so that a comparison compares decisions alone. The
-    no-op backend, which knows nothing of images, runs its first member.
+    Every policy runs the same stage, so that a comparison compares decisions alone. The no-op backend does not look at
+    images, and runs the first member of a conditional ensemble.
 
     Raises:
-        ManifestError: if it is an ensemble that nodes, or this policy or backend, do not run; if none is for FPGAs.
+        ManifestError: if it is an ensemble that nodes or this backend do not run, or the task has no stage for FPGAs.
     """
     name = config.variant or _default_stage(config, manifest)
     if config.variant is None and config.backend == "noop":
@@ -145,7 +147,7 @@ def _default_stage(config: EdgeConfig, manifest: Manifest) -> str:
 
 
 class CertificationReload:
-    """Takes up certificates that have changed. Used on one event loop."""
+    """Puts certificates in force that have changed. Used on one event loop."""
 
     def __init__(self, config: EdgeConfig, adopt: Callable[[Certification], None], loaded: Certification) -> None:
         """Begin with what was loaded; `adopt` puts other certificates in force, or raises `ManifestError`."""
@@ -156,7 +158,7 @@ class CertificationReload:
         self._again = False
 
     def reload(self) -> None:
-        """Read the files again, in the background; what is broken is said in the log and changes nothing."""
+        """Read the files again, in the background. Files that are broken are logged and change nothing."""
         if self._reading is not None and not self._reading.done():
             self._again = True
             return
@@ -173,7 +175,7 @@ class CertificationReload:
                     log.info("certificates: read again, and in force from now on (%s)", found.content[:12])
             except HawkVisionError as error:
                 log.error("certificates: what was in use stays in use: %s", error)
-            except Exception:  # a defect must not end the watching of everything else
+            except Exception:  # a defect must not end the other reloads
                 log.exception("certificates: what was in use stays in use")
             if not self._again:
                 return
@@ -183,7 +185,7 @@ class CertificationReload:
         return load_certification(config, load_manifest(config.task, models_dir(config.models_dir)))
 
     async def close(self) -> None:
-        """Give up what is being read."""
+        """Cancel reading."""
         if self._reading is not None:
             self._reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -191,7 +193,7 @@ class CertificationReload:
 
 
 def _content(config: EdgeConfig) -> str:
-    """A digest of the files, read before they are loaded: what changes meanwhile is taken up at the next look."""
+    """A digest of the files, made before they are loaded: a change meanwhile is found at the next reload."""
     parts = []
     for path in files_of(config):
         try:

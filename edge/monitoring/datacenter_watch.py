@@ -11,7 +11,7 @@ from typing import Final
 from edge.escalation.client import DatacenterClient
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed
-from hawkvision.core.escalation_api import Stages
+from hawkvision.core.escalation_api import StageList
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -28,7 +28,7 @@ longest. A tier that takes 20 s to start is found within a second."""
 class DatacenterWatch:
     """A background task on the event loop on which it was made."""
 
-    def __init__(self, datacenter: DatacenterClient, clock: Clock, record_list: Callable[[Stages], None]) -> None:
+    def __init__(self, datacenter: DatacenterClient, clock: Clock, record_list: Callable[[StageList], None]) -> None:
         """Begin to ask; `record_list` is called with each list of stages."""
         self._datacenter = datacenter
         self._clock = clock

@@ -10,7 +10,7 @@ import logging
 from typing import Final
 
 from hawkvision.cascade.versions import CertifiedVersions
-from hawkvision.core.escalation_api import EscalationReply, Stage, Stages
+from hawkvision.core.escalation_api import EscalationReply, ListedStage, StageList
 from hawkvision.core.logs import Transitions
 from hawkvision.core.types import WHOLE, Received
 
@@ -36,7 +36,7 @@ class ServedVersions:
         self._url = url
         self._best = best
         self._intermediate = intermediate
-        self._listed: dict[str, Stage] | None = None
+        self._listed: dict[str, ListedStage] | None = None
         """The datacenter's own list, by name; None before the first."""
         self._stated: dict[str, str | None] = {}
         """By stage, the version that its newest whole answer stated."""
@@ -65,7 +65,7 @@ class ServedVersions:
         for name in self._stages:
             self._note(name)
 
-    def record_list(self, served: Stages) -> None:
+    def record_list(self, served: StageList) -> None:
         """Take over the datacenter's list of stages."""
         self._listed = {stage.name: stage for stage in served.stages}
         for name in self._stages:

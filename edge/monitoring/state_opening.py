@@ -8,9 +8,9 @@ from pathlib import Path
 from edge.monitoring.state_store import StateError, StateFile
 from edge.monitoring.stream_keys import DEFAULT_STREAM
 from edge.monitoring.streams import ROWS_PER_STREAM
-from hawkvision.core.config import EdgeConfig, default_state_file
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig, default_state_file
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -34,15 +34,13 @@ def open_state(config: EdgeConfig, metrics: EdgeMetrics) -> StateFile | None:
         if config.state_file is not None and isinstance(error, ConfigError):
             raise
         failures.inc()
-        log.error(
-            "serving without what was known of streams, and forgetting what is learnt at the next stop: %s", error
-        )
+        log.error("serving without the state of streams; what this node learns of them ends with it: %s", error)
         return None
     if state.unwritable is None:
         kept.set(1)
     else:
         failures.inc()
-        log.error("state_file %s: read, but nothing more is kept there: %s", path, state.unwritable)
+        log.error("state_file %s: is read, but cannot be written: %s", path, state.unwritable)
     return state
 
 
@@ -54,7 +52,7 @@ def _default_file(config: EdgeConfig) -> Path | None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             return path
     except (OSError, RuntimeError) as error:  # no home, or none that can be written
-        log.error("no state_file, and none can be made: what is learnt of streams ends with this node: %s", error)
+        log.error("no state_file, and none can be made; what this node learns of streams ends with it: %s", error)
         return None
-    log.info("no state_file: what is learnt of streams ends with this node")
+    log.info("no state_file: what this node learns of streams ends with it")
     return None

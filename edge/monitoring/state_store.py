@@ -1,12 +1,11 @@
-"""What controllers remember, kept in one SQLite file across restarts.
+"""The state file: what monitors and controllers know of each stream, in one SQLite file.
 
-A row per stream; its name is hashed, so rows have a bounded size, and beyond a bound the rows that were written longest
-ago go, those without an alarm first. If a row with an alarm has to go, the file says so from then on (`full`). Readers
-of write-ahead logs never wait for the writer: states are read on the event loop (a lookup among 16,384 rows takes
-10 µs), and written from a thread.
+It has a row per stream. Names are hashed, so rows have a bounded size. Beyond a bound, the rows that were written
+longest ago are deleted, those without an alarm first. If a row with an alarm must go, the file says so from then on
+(`full`). A write-ahead log lets the event loop read while a thread writes.
 
-A file that cannot be written (a full disk, a read-only file system) is still read, so that what was suspended before a
-restart stays so. Failures are logged and counted by the caller, and cost memory of the past, never an answer.
+A file that cannot be written (a full disk, a read-only file system) is still read, so that suspended streams stay
+suspended. The caller logs and counts failures; they cost state, never an answer.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from hawkvision.core.errors import MALFORMED, ConfigError
 log = logging.getLogger("hawkvision.edge")
 
 APPLICATION_ID: Final = 0x48574B53
-"""`HWKS` in the file's header, so that no other SQLite file is taken for ours."""
+"""`HWKS` in the file's header, which tells it from other SQLite files."""
 SCHEMA_VERSION: Final = 2
 
 _SCHEMA: Final = f"""
@@ -46,16 +45,16 @@ PRAGMA user_version = {SCHEMA_VERSION};
 """
 
 _FULL: Final = b"\xff" * 16
-"""Place of the row that says that a row with an alarm had to go; a hash of 128 bits does not meet it."""
+"""Key of the row that records that a row with an alarm was deleted; a hash of 128 bits does not meet it."""
 
 
 class StreamState(msgspec.Struct):
-    """What is kept of one stream: its logs by stage and its controllers by certificate."""
+    """One stream: its logs by stage and its controllers by certificate."""
 
     monitors: dict[str, MonitorState] = msgspec.field(default_factory=dict)
     controls: dict[str, ControllerState] = msgspec.field(default_factory=dict)
     suspended_before: bool = False
-    """Whether there was an alarm of which no more is known: an older version kept it, or its row cannot be read."""
+    """Whether there was an alarm without a log: an older version wrote it, or its row cannot be read."""
 
     @property
     def suspended(self) -> bool:
@@ -71,7 +70,7 @@ class StateError(Exception):
 
 
 class StateFile:
-    """The open file. One caller at a time may `read`, and one, on any thread, `write`."""
+    """The open file. One thread at a time may `read`, and one `write`."""
 
     def __init__(self, path: Path, rows_limit: int, kept: bytes) -> None:
         """Open or make the file; rows of the stream `kept` are never deleted.
@@ -84,11 +83,11 @@ class StateFile:
         self._rows_limit = rows_limit
         self._kept = kept
         self.unwritable: str | None = None
-        """Why nothing can be kept, and only what is there is read; None if all is well."""
+        """Why the file is only read; None if it is written, too."""
         self.suspended = 0
-        """Streams with an alarm when it was opened."""
+        """Streams with an alarm when the file was opened."""
         self.full = False
-        """Whether an alarm had to be forgotten, so that nobody knows whether a stream without a row has one."""
+        """Whether an alarm was deleted, so that a stream without a row may have one."""
         if path.is_dir() or not path.parent.is_dir():
             raise ConfigError(f"state_file {path}: cannot be used: expected a file in a folder that exists")
         self._opened = contextlib.ExitStack()
@@ -116,7 +115,7 @@ class StateFile:
         (self._written,) = self._writer.execute("SELECT coalesce(max(written), 0) FROM states").fetchone()
 
     def _open_for_reading(self) -> None:
-        """Read what was kept, without writing anything beside it; what its write-ahead log holds is not seen."""
+        """Read the file without writing anything beside it. Its write-ahead log is not read."""
         try:
             self._reader = self._connected("?mode=ro&immutable=1")
             if not _check(self._reader, self._path):
@@ -137,27 +136,27 @@ class StateFile:
         self._opened.callback(connection.close)
         return connection
 
-    def read(self, place: bytes) -> StreamState | None:
-        """What was kept of a stream.
+    def read(self, key: bytes) -> StreamState | None:
+        """The state of a stream; None without a row.
 
         Raises:
             StateError: if the file or the row cannot be read.
         """
         try:
-            row = self._reader.execute("SELECT state FROM states WHERE stream = ?", (place,)).fetchone()
+            row = self._reader.execute("SELECT state FROM states WHERE stream = ?", (key,)).fetchone()
             return None if row is None else decode_state(row[0])
         except (sqlite3.Error, *MALFORMED, ValueError) as error:
             raise StateError(f"cannot read the state of a stream: {error}") from None
 
     def write(self, states: Iterable[tuple[bytes, bytes, bool]], *, full: bool = False) -> None:
-        """Keep encoded states, and forget the oldest beyond the bound; all in one transaction.
+        """Write encoded states and delete the oldest rows beyond the bound, in one transaction.
 
         Args:
-            states: place, state, and whether an alarm stands.
-            full: whether an alarm had to be forgotten elsewhere.
+            states: key, state, and whether an alarm stands.
+            full: whether an alarm was lost elsewhere.
 
         Raises:
-            StateError: if the file cannot be written; then none of them is kept.
+            StateError: if the file cannot be written; then none of them is.
         """
         if self.unwritable is not None:
             raise StateError(f"cannot write the state of streams: {self.unwritable}")
@@ -167,7 +166,7 @@ class StateFile:
             try:
                 self._writer.executemany(
                     "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)",
-                    ((place, state, suspended, self._written) for place, state, suspended in states),
+                    ((key, state, suspended, self._written) for key, state, suspended in states),
                 )
                 gone = self._writer.execute(
                     "DELETE FROM states WHERE stream IN (SELECT stream FROM states WHERE stream NOT IN (?, ?) ORDER BY "
@@ -187,25 +186,25 @@ class StateFile:
         self.full = self.full or full
 
     def close(self) -> None:
-        """Close the file; its write-ahead log is folded into it."""
+        """Close the file; its write-ahead log is merged into it."""
         self._opened.close()
 
 
 def encode_state(state: StreamState) -> bytes:
-    """A state as it is kept."""
+    """A state as the file has it."""
     return msgspec.json.encode(state)
 
 
 def decode_state(data: bytes) -> StreamState:
-    """A state as it was kept.
+    """A state from the file.
 
     Raises:
         msgspec.DecodeError: if it is not a state.
-        ValueError: if it is one that no controller can have.
+        ValueError: if no controller can have it.
     """
     state = _decoder.decode(data)
     if not all(map(_sound, state.controls.values())) or not all(map(_sound_log, state.monitors.values())):
-        raise ValueError("the state is none that a controller can have")
+        raise ValueError("no controller can have this state")
     return state
 
 
@@ -222,7 +221,7 @@ def _sound_log(state: MonitorState) -> bool:
 
 
 def _lock(path: Path) -> int:
-    """Two nodes on one file would overwrite each other. In a file of its own: closing this one ends SQLite's locks."""
+    """Lock the file against other nodes. The lock is another file, for closing the database ends SQLite's locks."""
     held = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -237,14 +236,14 @@ def _pragma(connection: sqlite3.Connection, name: str) -> object:
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file is ours; if not, it is empty.
+    """Whether the file is a state file; if not, it is empty.
 
     Raises:
-        ConfigError: if it is something else's.
-        StateError: if it is corrupt, or another version's.
+        ConfigError: if it is a database of something else.
+        StateError: if it is corrupt, or has an unknown version.
         sqlite3.Error: if it is corrupt or cannot be read.
     """
-    # The log's mode is written before the schema: after a crash in between, the file is empty but not of no pages.
+    # SQLite writes the journal mode before the schema. After a crash in between, the file has pages and no tables.
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     kind, version = _pragma(connection, "application_id"), _pragma(connection, "user_version")
     if not tables and kind == 0:
@@ -260,11 +259,11 @@ def _check(connection: sqlite3.Connection, path: Path) -> bool:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Check that the file is ours, or make it so.
+    """Check that the file is a state file, or make it one.
 
     Raises:
-        ConfigError: if it is something else's.
-        StateError: if it is corrupt, or another version's.
+        ConfigError: if it is a database of something else.
+        StateError: if it is corrupt, or has an unknown version.
         sqlite3.Error: if it is corrupt or cannot be written.
     """
     ours = _check(connection, path)
@@ -275,13 +274,13 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
     elif _pragma(connection, "user_version") == 1:
         _migrate(connection, path)
-    # Found out now, not by a node that forgets everything at its next restart.
+    # A file that cannot be written is found now, not at the next restart.
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("ROLLBACK")
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Of version 1, which kept no logs, take over which streams had an alarm, and say what is left behind."""
+    """Convert version 1, which has no logs: only which streams were suspended can be kept."""
     rows = connection.execute("SELECT stream, state FROM states").fetchall()
     suspended = {stream for stream, state in rows if _was_suspended(state)}
     connection.execute("BEGIN IMMEDIATE")
@@ -305,4 +304,4 @@ def _was_suspended(state: bytes) -> bool:
     try:
         return bool(msgspec.json.decode(state)["void"])
     except (msgspec.DecodeError, *MALFORMED, KeyError, TypeError):
-        return True  # nobody knows that it was not
+        return True  # it may have been

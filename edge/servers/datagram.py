@@ -25,20 +25,21 @@ from prometheus_client.registry import Collector
 from edge.servers.frontend import Frontend
 from edge.servers.request_fields import with_stream
 from edge.serving.node import EdgeNode
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import NotReady, Overloaded, TooLarge
 from hawkvision.core.escalation_api import DatagramEndpoint
-from hawkvision.core.logs import about
+from hawkvision.core.logs import bind_request
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace import TraceContext, start_trace
 from hawkvision.core.types import Answer, ClassifyRequest, Received
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
-from hawkvision.transport.endpoint.receiver import ReceiveTimeouts, Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
-from hawkvision.transport.metrics import DatagramServerCounts
-from hawkvision.transport.offer import Offered
+from hawkvision.transport.offer import OfferedEndpoint
 from hawkvision.transport.protocol.identity import identity_for
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.assembly import ReceiveTimeouts
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.metrics import DatagramServerCounts
+from hawkvision.transport.server.session import Incoming
 from hawkvision.transport.settings import DatagramSettings
 
 log = logging.getLogger("hawkvision.edge")
@@ -62,7 +63,7 @@ class DatagramServer:
         self._outcomes: Counter[str] = Counter()
         self._stopping = False
         self._server: DatagramListener
-        self.offered: Offered
+        self.offered: OfferedEndpoint
 
     @classmethod
     async def open(cls, config: EdgeConfig, port: int, frontend: Frontend, useful_side: int) -> DatagramServer:
@@ -87,14 +88,14 @@ class DatagramServer:
             identity,
             server.answer,
             keys=frontend.keys,
-            takes_sent_keys=datagrams.accept_sent_keys,
+            accept_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side,
             timeouts=RECEIVE_TIMEOUTS,
             congestion=controller_class(datagrams.congestion_control),
         )
         # Fragments become bodies, so they share that bound.
         server._server.budget.limit = min(server._server.budget.limit, frontend.bodies.limit_bytes)
-        server.offered = Offered(server._server, *files, identity)
+        server.offered = OfferedEndpoint(server._server, *files, identity)
         frontend.metrics.watch(server)
         return server
 
@@ -144,7 +145,7 @@ class DatagramServer:
 
     async def _classify(self, node: EdgeNode, incoming: Incoming, request: ClassifyRequest, caller: str) -> Answer:
         trace = start_trace()
-        about(None, trace)
+        bind_request(None, trace)
         if incoming.better is not None:
             answer = await self._look_early(node, incoming, request, trace, caller)
             if answer is not None:

@@ -24,8 +24,9 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.servers.bodies import Bodies, Body, CallerGone, some
-from hawkvision.servers.protocol import BoundedProtocol, Connections, Limits
+from hawkvision.servers.bodies import Bodies, Body, CallerGone, nonempty
+from hawkvision.servers.connections import ConnectionRegistry, Limits
+from hawkvision.servers.protocol import BoundedProtocol
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
@@ -102,7 +103,7 @@ class WholeBody(Body):
         if data is None:
             raise CallerGone
         self.take(len(data), self._most)
-        return some(data)
+        return nonempty(data)
 
     async def arrived(self) -> bool:
         """See `Body.arrived`."""
@@ -268,7 +269,7 @@ def fast_path_protocol(limits: Limits, app: FastPathApp, *, answers_pages: bool 
     """The protocol class of one server, for `uvicorn.Config(http=…)`; `answers_pages`: see `FastPathProtocol`."""
 
     class Bound(FastPathProtocol):
-        book = Connections(limits)
+        registry = ConnectionRegistry(limits)
 
     Bound.fast_app = app
     Bound.answers_pages = answers_pages

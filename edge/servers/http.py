@@ -32,7 +32,12 @@ from edge.servers.oip import routes as oip_routes
 from edge.servers.request_fields import parse_request, read_headers, read_query, read_request
 from edge.servers.routes import CALLER, pages
 from edge.serving.node import EdgeNode
-from hawkvision.core.errors import HawkVisionError, MethodNotAllowed, NotReady, UnsupportedMedia
+from hawkvision.core.errors import (
+    HawkVisionError,
+    MethodNotAllowed,
+    NotReady,
+    UnsupportedMedia,
+)
 from hawkvision.core.trace import TraceContext
 from hawkvision.core.types import ClassifyRequest
 from hawkvision.imaging.image_header import ImageHeader, probe_begun

@@ -19,7 +19,7 @@ from hawkvision.core.errors import (
     Overloaded,
     Unauthorized,
 )
-from hawkvision.core.logs import about
+from hawkvision.core.logs import bind_request
 from hawkvision.core.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.core.types import Answer, Timing
 from hawkvision.servers.bodies import Body
@@ -58,8 +58,8 @@ def name_request(headers: Iterable[tuple[bytes, bytes]]) -> tuple[TraceContext, 
             given = value.decode("latin-1")
     caller = parse_traceparent(traceparent)
     trace = caller.child() if caller else start_trace()
-    request_id = about(given, trace)
-    return trace, [(b"traceparent", trace.header().encode()), (b"x-request-id", request_id.encode())]
+    request_id = bind_request(given, trace)
+    return trace.named(request_id), [(b"traceparent", trace.header().encode()), (b"x-request-id", request_id.encode())]
 
 
 def error_headers(error: HawkVisionError) -> Headers:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from edge.servers.oip.decoding import INPUT, MAX_IMAGES, OUTPUTS
 from edge.servers.request_fields import FIELDS, TARGET_FIELDS
-from hawkvision import __version__
 from hawkvision.core.types import (
     AccuracyGuarantee,
     AccuracyStatus,
@@ -24,6 +23,7 @@ from hawkvision.core.types import (
     Tier,
     Timing,
 )
+from hawkvision.core.version import __version__
 
 _BASES: Final = [basis.value for basis in Basis]
 _STATUSES: Final = [status.value for status in AccuracyStatus]

@@ -19,10 +19,10 @@ from edge.serving.context import ServingContext
 from edge.serving.image_request import ImageRequest
 from edge.serving.request_handler import RequestHandler
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.feature_settings import POLICY_ENTRY_POINTS
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.settings.features import POLICY_ENTRY_POINTS
 from hawkvision.models.manifest import InputSpec, Manifest
 
 

@@ -16,7 +16,7 @@ from edge.serving.evidence import score_of, update_controllers
 from edge.serving.image_request import ImageRequest
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import EscalationFailed
-from hawkvision.core.escalation_api import EscalationRequest, Intermediate
+from hawkvision.core.escalation_api import EscalationRequest, IntermediateOffer
 from hawkvision.core.types import OnMiss, Reason
 from hawkvision.servers.bodies import CallerGone
 
@@ -131,7 +131,9 @@ def _request(
     )
 
 
-def _intermediate(context: ServingContext, image: ImageRequest, edge: EdgePrediction | None) -> Intermediate | None:
+def _intermediate(
+    context: ServingContext, image: ImageRequest, edge: EdgePrediction | None
+) -> IntermediateOffer | None:
     """The score from which the intermediate stage may answer; None asks the reference stage.
 
     The certificate covers images that the certified threshold escalates. It does not cover those that a raised
@@ -147,7 +149,7 @@ def _intermediate(context: ServingContext, image: ImageRequest, edge: EdgePredic
     bar = max(0.0, route.threshold if controller is None else controller.control.threshold)
     if controllers.suspended:
         bar = math.inf
-    return Intermediate(route.score, bar, context.best)
+    return IntermediateOffer(route.score, bar, context.best)
 
 
 def _count_failure(context: ServingContext, error: EscalationFailed, level: int) -> None:

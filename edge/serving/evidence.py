@@ -18,8 +18,8 @@ def score_of(image: ImageRequest, edge: EdgePrediction) -> float:
 def below_target(image: ImageRequest, edge: EdgePrediction | None) -> bool:
     """Whether an edge prediction is below the target.
 
-    A threshold that is raised only by accuracy debt does not count. A truncated ensemble always counts: nobody measured
-    its accuracy.
+    A threshold that is raised only by accuracy debt does not count. A truncated ensemble always counts: its
+    accuracy was never measured.
     """
     if edge is None or edge.result.truncated:
         return True

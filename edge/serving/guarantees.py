@@ -9,7 +9,8 @@ from edge.monitoring.certification import Certification, Source
 from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.stream_controllers import StreamControllers
 from edge.monitoring.streams import Streams
-from hawkvision.cascade.policy import Policy, Route, uncertified, unmonitored, without_guarantee
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route, uncertified, unmonitored, without_guarantee
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.core.types import WHOLE, AccuracyGuarantee, AccuracyStatus, Received, Tier

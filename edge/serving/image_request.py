@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from edge.inference.admission import Admitted, Turns
 from edge.inference.edge_stage import EdgeStage
 from edge.monitoring.stream_controllers import StreamControllers
-from hawkvision.cascade.policy import Route
+from hawkvision.cascade.route import Route
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import Deadline
 from hawkvision.core.trace import TraceContext
 from hawkvision.core.types import ClassifyRequest, OnMiss, Received
-from hawkvision.imaging.decoding_cost import Cost
-from hawkvision.imaging.preprocessing import ImageHeader
+from hawkvision.imaging.decoding_cost import DecodingCost
+from hawkvision.imaging.image_header import ImageHeader
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +24,7 @@ class ImageRequest:
     body: bytes
     """The encoded image, as it was received."""
     header: ImageHeader
-    cost: Cost
+    cost: DecodingCost
     """Expected cost of decoding it at the edge."""
     asked: ClassifyRequest
     on_miss: OnMiss

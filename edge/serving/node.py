@@ -39,7 +39,8 @@ from hawkvision.core.types import (
     Received,
     Target,
 )
-from hawkvision.imaging.preprocessing import ImageHeader, probe
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import probe
 
 LISTED_TARGETS: Final[tuple[Target, ...]] = (*Quality, *map(MaxAccuracyDrop, CERTIFIED_DROPS))
 """The targets of `/v1/targets`; every certificate stands behind one of them."""
@@ -122,7 +123,7 @@ class EdgeNode:
             turns: of a request that has several images and was admitted as a whole.
 
         Raises:
-            CallerGone: if nobody waits for the answer any more.
+            CallerGone: if the caller hung up.
             RequestError: the caller's fault (image, target, task).
             ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
         """

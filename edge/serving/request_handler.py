@@ -22,7 +22,7 @@ from edge.serving.escalation import circuit_open, escalate, probe_in_background
 from edge.serving.evidence import below_target, record_edge_answer, record_unanswered, score_of
 from edge.serving.image_request import ImageRequest
 from edge.serving.response import datacenter_answer, edge_answer
-from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, decide
+from hawkvision.cascade.decision import Accept, Decision, Escalate, Miss, cutoff_before, decide
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed, RequestError
 from hawkvision.core.types import Answer, OnMiss, Reason
@@ -51,7 +51,7 @@ class RequestHandler:
     async def cascade(self) -> Answer:
         """Run the edge stage first; escalate if it is not sure enough for the target."""
         if self._edge_too_busy():
-            return await self._reference_with_standby(Reason.EDGE_BUSY)
+            return await self._reference_with_standby(Reason.EDGE_BUSY, self.cutoff)
         edge = await self.run_edge()
         decision = self._decide(edge)
         match decision:
@@ -85,13 +85,13 @@ class RequestHandler:
                 if escalated is None:
                     return self.finish_at_edge(await self.run_edge(), reason)
                 return datacenter_answer(self.context, self.image, escalated, reason, None)
-            case Escalate(reason) if circuit_open(self.context, self.image, self.cutoff):
+            case Escalate(reason, cutoff) if circuit_open(self.context, self.image, cutoff):
                 probe_in_background(self.context, self.image, reason, None)
                 if self.image.on_miss is OnMiss.FAIL:
                     raise self.missed()
                 return self.finish_at_edge(await self.run_edge())
-            case Escalate(reason):
-                return await self._reference_with_standby(reason)
+            case Escalate(reason, cutoff):
+                return await self._reference_with_standby(reason, cutoff)
 
     async def run_edge(self) -> EdgePrediction:
         """The edge stage's prediction. A conditional ensemble is truncated where a full one would miss the deadline.
@@ -146,7 +146,7 @@ class RequestHandler:
     def cutoff(self) -> Deadline | None:
         """When the datacenter is not waited for any more, so that an answer can leave before the deadline."""
         deadline = self.image.deadline
-        return None if deadline is None else Deadline(deadline.at - ANSWER_MARGIN_MS * 1e-3)
+        return None if deadline is None else cutoff_before(deadline)
 
     def missed(self) -> DeadlineMissed:
         """The error of `on_miss=fail`."""
@@ -156,8 +156,7 @@ class RequestHandler:
 
     async def _escalated(self, decision: Escalate, edge: EdgePrediction) -> Answer:
         """The datacenter's answer, or the edge's if there is none in time."""
-        context, image, reason = self.context, self.image, decision.reason
-        cutoff = None if decision.cutoff_ms is None else self.cutoff
+        context, image, reason, cutoff = self.context, self.image, decision.reason, decision.cutoff
         if circuit_open(context, image, cutoff):
             probe_in_background(context, image, reason, edge)
             if image.on_miss is OnMiss.FAIL and below_target(image, edge):
@@ -176,16 +175,16 @@ class RequestHandler:
             return self.finish_at_edge(edge, reason)
         return datacenter_answer(context, image, escalated, reason, edge)
 
-    async def _reference_with_standby(self, reason: Reason) -> Answer:
-        """Ask the datacenter until just before the deadline. The edge stage runs meanwhile, in case of no reply."""
+    async def _reference_with_standby(self, reason: Reason, cutoff: Deadline | None) -> Answer:
+        """Ask the datacenter until the cutoff. The edge stage runs meanwhile, in case of no reply."""
         if self.image.on_miss is OnMiss.FAIL:
-            escalated = await self.escalate(reason, self.cutoff)
+            escalated = await self.escalate(reason, cutoff)
             if escalated is None:
                 raise self.missed()
             return datacenter_answer(self.context, self.image, escalated, reason, None)
         standby = asyncio.ensure_future(self.run_edge())
         try:
-            escalated = await self.escalate(reason, self.cutoff)
+            escalated = await self.escalate(reason, cutoff)
             if escalated is not None:
                 return datacenter_answer(self.context, self.image, escalated, reason, None)
             return self.finish_at_edge(await standby, reason)
@@ -205,7 +204,8 @@ class RequestHandler:
         decision = decide(
             image.route,
             -math.inf if edge is None or edge.result.truncated else score_of(image, edge),
-            slack_ms=image.slack_ms(self.context.clock.now()),
+            deadline=image.deadline,
+            now=self.context.clock.now(),
             reachable=datacenter is not None and datacenter.up,
             on_miss=image.on_miss,
             threshold=None if controller is None else controller.control.threshold,
@@ -217,9 +217,9 @@ class RequestHandler:
     def _edge_too_busy(self) -> bool:
         """Whether the edge would be late and the datacenter would not."""
         image, datacenter = self.image, self.context.datacenter
-        slack_ms = image.slack_ms(self.context.clock.now())
-        if slack_ms is None or datacenter is None or image.on_miss is OnMiss.WAIT:
+        if image.deadline is None or datacenter is None or image.on_miss is OnMiss.WAIT:
             return False
-        if self.context.executor.pool.predicted_wait_ms() < slack_ms:
+        now = self.context.clock.now()
+        if self.context.executor.pool.predicted_wait_ms() < image.deadline.remaining_ms(now):
             return False
-        return datacenter.admits(slack_ms - ANSWER_MARGIN_MS)
+        return datacenter.admits(cutoff_before(image.deadline).remaining_ms(now))

@@ -74,14 +74,6 @@ def datacenter_answer(
     if below_target:
         context.metrics.degraded.labels(context.task).inc()
     total_ms = (context.clock.now() - image.started) * 1e3
-    timing = Timing(
-        decode=edge.result.decode_ms if edge else 0.0,
-        queue=edge.queue_ms if edge else 0.0,
-        infer=edge.result.infer_ms if edge else 0.0,
-        uplink=max(0.0, escalated.round_trip_ms - reply.timing_ms.total),
-        dc=reply.timing_ms.total,
-        total=total_ms,
-    )
     certified = image.versions is context.served.versions and guarantees.as_certified(route, received, reply)
     return Answer(
         id=random_hex(32),
@@ -97,7 +89,19 @@ def datacenter_answer(
         degraded=below_target,
         received_fraction=_rounded_down(received),
         deadline_met=_deadline_met(image, total_ms),
-        timing_ms=timing,
+        timing_ms=_timing(escalated, edge, total_ms),
+    )
+
+
+def _timing(escalated: Escalated, edge: EdgePrediction | None, total_ms: float) -> Timing:
+    dc_ms = escalated.reply.timing_ms.total
+    return Timing(
+        decode=edge.result.decode_ms if edge else 0.0,
+        queue=edge.queue_ms if edge else 0.0,
+        infer=edge.result.infer_ms if edge else 0.0,
+        uplink=max(0.0, escalated.round_trip_ms - dc_ms),
+        dc=dc_ms,
+        total=total_ms,
     )
 
 

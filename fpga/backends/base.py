@@ -16,7 +16,7 @@ from fpga.backends.metrics import CycleBasis, FpgaCollector, FpgaCounts, TimeBas
 from fpga.reports.design_info import UNKNOWN_DESIGN, DesignInfo
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import check_batch, check_open
+from hawkvision.inference.backends.interface import check_batch, check_open
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import Mask
 

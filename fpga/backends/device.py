@@ -20,7 +20,7 @@ from fpga.device.host_session import MAX_ATTEMPTS, HostSession, ImageAnswered
 from fpga.reports.design_info import UNKNOWN_DESIGN, DesignInfo
 from hawkvision.core.errors import BackendError, BackendUnavailable
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import check_open
+from hawkvision.inference.backends.interface import check_open
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import Mask

@@ -24,7 +24,7 @@ from fpga.compiler.devices import FamilyName, FpgaDevice, Resources
 from fpga.compiler.toolchain import Say, find
 from fpga.compiler.yosys_netlist import count_cells, read_module
 from hawkvision.core.errors import CompileError
-from hawkvision.system.subprocess_runner import Ran, run
+from hawkvision.system.subprocess_runner import CommandResult, run
 
 SYNTHESIS_CPU_S: Final = 300
 """CPU seconds of one synthesis."""
@@ -214,7 +214,7 @@ class _NextpnrReport(msgspec.Struct):
     critical_paths: list[_TimingPath] = []
 
 
-def _attempt(ran: Ran, seed: int, made: SynthesisResult, device: FpgaDevice) -> Attempt:
+def _attempt(ran: CommandResult, seed: int, made: SynthesisResult, device: FpgaDevice) -> Attempt:
     written = made.netlist.parent / f"seed{seed}.json"
     if not ran.succeeded or not written.exists():
         return Unrouted(seed, ran.complaint, ran.cpu_s)

@@ -22,8 +22,8 @@ from fpga.offload.cost_model import CpuWork, LinkModel
 from fpga.offload.queueing import ServiceTime
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.text import decode_text
-from hawkvision.inference.backend import Backend
-from hawkvision.models.artifacts import write_atomic
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.system.files import write_atomic
 
 BATCHES: Final = (1, 4)
 """Batch sizes: one image, and as many as the edge node's workers run together."""

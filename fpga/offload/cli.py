@@ -24,11 +24,11 @@ from fpga.offload.plan_output import show, to_json
 from fpga.offload.plan_search import Objective, search
 from fpga.offload.queueing import ServiceTime
 from fpga.reports.build_report import read
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError
 from hawkvision.integer.artifact import graph_of
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.models.manifest import artifact_path, cache_dir, load_manifest, models_dir
-from hawkvision.system.advice import advise
 
 REPORTS: Final = Path(__file__).parents[1] / "reports"
 CORE_W: Final = EstimateRange(3.75, 6.25, 8.75)

@@ -34,7 +34,7 @@ from fpga.offload.plan_search import OffloadPlan, ShareSchedule, schedule
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import Backend, check_batch, check_open
+from hawkvision.inference.backends.interface import Backend, check_batch, check_open
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import Conv, ConvStage
 from hawkvision.integer.reference import Mask
 from hawkvision.models.manifest import cache_dir
-from hawkvision.system.native_build import Recipe, open_library
+from hawkvision.system.native_build import LibraryRecipe, open_library
 
 log = logging.getLogger("hawkvision.fpga")
 
@@ -208,7 +208,7 @@ def _library(folder: Path, native: bool) -> ctypes.CDLL:
         CompileError: if there is no working compiler, or no place for the result.
         BackendError: if another user may have written the cached code.
     """
-    recipe = Recipe(
+    recipe = LibraryRecipe(
         name="kernel",
         language="C++",
         source=SOURCE,

@@ -34,7 +34,7 @@ from fpga.simulation.cell_layout import (
 )
 from hawkvision.core.errors import CompileError
 from hawkvision.models.manifest import cache_dir
-from hawkvision.system.native_build import Recipe, open_library
+from hawkvision.system.native_build import LibraryRecipe, open_library
 
 SOURCE: Final = Path(__file__).with_name("netlist_kernel.c")
 FLAGS: Final = ("-std=gnu11", "-O3", "-fPIC", "-shared")
@@ -232,7 +232,7 @@ class NetlistSimulation:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    recipe = Recipe(name="netlist", language="C", source=SOURCE, included=(), flags=FLAGS)
+    recipe = LibraryRecipe(name="netlist", language="C", source=SOURCE, included=(), flags=FLAGS)
     library = open_library(recipe, cache_dir() / "fpga", make_room=tidy)
     mark_used(Path(library._name))
     library.netlist_stream.restype = ctypes.c_int64

@@ -19,7 +19,7 @@ from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Pixels
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import Mask
-from hawkvision.models.artifacts import check_ours
+from hawkvision.system.files import check_ours
 
 DRIVER: Final = emit.RTL / "sim" / "stream_driver.cpp"
 PATIENCE: Final = 8

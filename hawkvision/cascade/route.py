@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
-from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Watch, in_first_words
-from hawkvision.cascade.confidence.scores import Score
+from hawkvision.cascade.certification.file_keys import in_first_words
+from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Watch
 from hawkvision.cascade.drift.monitor import Claims
 from hawkvision.cascade.drift.online import ControllerSpec
-from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Target
+from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Score, Target
 
 INTERVAL_DELTA: Final = 0.025
 """Probability that an accuracy lies below the lower end of its 95 % interval."""

@@ -10,12 +10,12 @@ from typing import Annotated, Final
 
 import typer
 
-from hawkvision import __version__
 from hawkvision.cli import certification, classify, keys, models, servers, tools
-from hawkvision.cli.options import PASS_ON
+from hawkvision.cli.options import PASS_ON, renamed_option
 from hawkvision.core import logs
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.logs import LogFormat, LogLevel
+from hawkvision.core.version import __version__
 from hawkvision.system.process import exit_on_sigterm
 from hawkvision.system.terminal import write_anything
 
@@ -41,6 +41,9 @@ EXTRA_OF: Final = {
 def main() -> None:
     """Entry point of the console script."""
     write_anything()
+    if (renamed := renamed_option(sys.argv[1:])) is not None:
+        typer.echo(f"error: {renamed}", err=True)
+        sys.exit(2)
     exit_on_sigterm()  # or a compiler that a command has started would go on without it
     try:
         app(obj=logs.configure)

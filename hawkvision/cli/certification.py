@@ -135,8 +135,8 @@ def seal_file(
     files: Annotated[list[Path], typer.Argument(help="Profiles or a site's certificates, written in place.")],
 ) -> None:
     """Vouch for profiles or certificates as they are: made by an earlier version, or changed on purpose."""
-    from hawkvision.cascade.certification.profile import seal
-    from hawkvision.models.artifacts import write_atomic
+    from hawkvision.cascade.certification.profile_files import seal
+    from hawkvision.system.files import write_atomic
 
     for path in files:
         write_atomic(path, seal(path))

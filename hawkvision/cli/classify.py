@@ -64,7 +64,7 @@ def classify(
             min=0,
             max=3600,
             metavar="SECONDS",
-            help="Wait so long for a node that is starting; 0 does not.",
+            help="Wait up to this long for a node that is starting; 0 does not wait.",
             rich_help_panel=NODE,
         ),
     ] = 0.0,
@@ -73,7 +73,9 @@ def classify(
     ] = None,
     ca: Annotated[
         Path | None,
-        typer.Option(envvar="HAWKVISION_CA", help="Who certified the node (PEM).", rich_help_panel=NODE),
+        typer.Option(
+            envvar="HAWKVISION_CA", help="PEM file of the node's certificate authority.", rich_help_panel=NODE
+        ),
     ] = None,
     certificate: Annotated[
         Path | None,
@@ -86,30 +88,31 @@ def classify(
     ] = None,
     datagram: Annotated[
         bool,
-        typer.Option("--lossy", help="Send images as datagrams, for links that lose some.", rich_help_panel=NODE),
+        typer.Option("--datagram", help="Send images as datagrams, for links with packet loss.", rich_help_panel=NODE),
     ] = False,
     concurrency: Annotated[
-        int, typer.Option(min=1, max=256, help="Images under way at once.", rich_help_panel=NODE)
+        int, typer.Option(min=1, max=256, help="Images in flight at once.", rich_help_panel=NODE)
     ] = 4,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a CSV file, a row an image, as answers come.", rich_help_panel=OUTPUT),
+        typer.Option(metavar="FILE", help="Write a CSV file with one row per image.", rich_help_panel=OUTPUT),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON answer a line.", rich_help_panel=OUTPUT)
+        bool, typer.Option("--json", help="Print one JSON answer per line.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
-    """Ask an edge node what images show."""
+    """Classify images with an edge node."""
     from rich.console import Console
     from rich.progress import track
 
     from hawkvision.cli.answer_table import AnswerTable, csv_rows
-    from hawkvision.client import Client, Transport
+    from hawkvision.client.asynchronous import Transport
+    from hawkvision.client.blocking import Client
     from hawkvision.models.datasets import image_files
 
     files = image_files(expanded(images))
     on_stderr = Console(stderr=True)
-    way: Transport = "datagram" if datagram else "http"
+    transport: Transport = "datagram" if datagram else "http"
     table = AnswerTable()
     with ExitStack() as stack:
         rows = None
@@ -119,7 +122,14 @@ def classify(
             except OSError as error:
                 raise ConfigError(f"--out: {out}: cannot write: {error.strerror}") from None
         client = stack.enter_context(
-            Client(url, api_key=api_key, transport=way, ca=ca, certificate=certificate, certificate_key=certificate_key)
+            Client(
+                url,
+                api_key=api_key,
+                transport=transport,
+                ca=ca,
+                certificate=certificate,
+                certificate_key=certificate_key,
+            )
         )
         if wait:
             client.wait_ready(wait)
@@ -138,7 +148,7 @@ def classify(
         )
         hidden = len(files) == 1 or not on_stderr.is_terminal
         shown = track(outcomes, "classifying", len(files), console=on_stderr, transient=True, disable=hidden)
-        failures = tell(zip(files, shown, strict=True), table, rows, as_json=as_json)
+        failures = report(zip(files, shown, strict=True), table, rows, as_json=as_json)
     if not as_json and out is None and table.rows:
         table.show()
     if out is not None:
@@ -147,8 +157,8 @@ def classify(
         raise typer.Exit(1)
 
 
-def tell(outcomes: Iterable[tuple[Path, Outcome]], table: AnswerTable, rows: CsvRows | None, *, as_json: bool) -> int:
-    """Print or write each outcome as it comes, or keep it for the table; the number of errors."""
+def report(outcomes: Iterable[tuple[Path, Outcome]], table: AnswerTable, rows: CsvRows | None, *, as_json: bool) -> int:
+    """Print or write each outcome, or add it to the table. Returns the number of errors."""
     failures = 0
     for file, outcome in outcomes:
         if isinstance(outcome, Exception):
@@ -167,10 +177,12 @@ def tell(outcomes: Iterable[tuple[Path, Outcome]], table: AnswerTable, rows: Csv
 
 
 def expanded(words: Sequence[str]) -> list[Path]:
-    """The paths, and what patterns stand for in the order of its names; a file that is there is no pattern.
+    """The paths, with each pattern replaced by the files that match it, sorted by name.
+
+    A word that names an existing file is no pattern.
 
     Raises:
-        ConfigError: naming a pattern that stands for nothing.
+        ConfigError: if a pattern matches no file.
     """
     paths: list[Path] = []
     for word in words:
@@ -179,6 +191,6 @@ def expanded(words: Sequence[str]) -> list[Path]:
             continue
         found = sorted(glob.glob(word, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute patterns
         if not found:
-            raise ConfigError(f"{word}: no file has a name of this pattern")
+            raise ConfigError(f"{word}: no file matches this pattern")
         paths += map(Path, found)
     return paths

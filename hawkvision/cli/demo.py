@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hawkvision.cli.answer_table import AnswerTable
 from hawkvision.cli.up import first_whole_answer
-from hawkvision.client import Client
+from hawkvision.client.blocking import Client
 from hawkvision.core.errors import HawkVisionError, NotReady
 from hawkvision.model_zoo.building import build
 from hawkvision.models.manifest import load_manifest, models_dir

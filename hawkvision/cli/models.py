@@ -27,8 +27,8 @@ def models_build(
     cache_dir: CacheDir = None,
 ) -> None:
     """Fetch and check weights, build the cascade's ONNX files, and compile the kernels that run the quantised ones."""
-    from hawkvision.inference.int8.library import why_not
     from hawkvision.models import manifest
+    from hawkvision.native.library import unavailable_reason
 
     models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
     if from_ is not None:
@@ -44,7 +44,7 @@ def models_build(
         files = {name: Path(path) for name, _, path in (word.partition("=") for word in from_file or ())}
         built = build(task, names or (), models=models, cache=cache, wheels=wheels, files=files)
     typer.echo(f"ready: {', '.join(artifact.variant for artifact in built)}")
-    reason = why_not()
+    reason = unavailable_reason()
     if reason is not None:
         typer.echo(f"ONNX Runtime runs the quantised models: {reason}")
 
@@ -63,9 +63,9 @@ def models_train(
     from rich.console import Console
     from rich.table import Table
 
+    from hawkvision.core.advice import advise
     from hawkvision.model_zoo.training.train_cascade import train_cascade
     from hawkvision.models import manifest
-    from hawkvision.system.advice import advise
 
     models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
     trained = train_cascade(task, data, models=models, cache=cache, only=only or (), epochs=epochs, out=out)

@@ -23,8 +23,9 @@ MADE_BY: Final = "<!-- Made by `python -m hawkvision.cli.reference docs/referenc
 
 def settings_page() -> str:
     """Every setting of both servers."""
-    from hawkvision.core.config import DatacenterConfig, EdgeConfig, section_of, structs_of
-    from hawkvision.core.settings import settings_of, topics_of
+    from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
+    from hawkvision.core.settings.descriptions import settings_of, topics_of
+    from hawkvision.core.settings.load import section_of, structs_of
 
     lines = [
         "# Settings",
@@ -92,7 +93,7 @@ def api_page() -> str:
 def metrics_page() -> str:
     """The metrics of both servers."""
     from hawkvision.core.metrics import EdgeMetrics
-    from hawkvision.datacenter.metrics import DatacenterMetrics
+    from hawkvision.datacenter.servers.metrics import DatacenterMetrics
 
     lines = ["# Metrics", "", MADE_BY, "", "`GET /metrics` shows them for Prometheus. Features that are off, such as"]
     lines[-1] += " datagrams, TLS or an FPGA, have none."

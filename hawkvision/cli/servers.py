@@ -11,7 +11,7 @@ import typer
 from hawkvision.cli.options import PASS_ON, CacheDir, ModelsDir, Profile
 
 if TYPE_CHECKING:
-    from hawkvision.core.arguments import ServerCommand
+    from hawkvision.core.settings.arguments import ServerCommand
 
 edge_app = typer.Typer(no_args_is_help=True, help="Edge nodes.")
 dc_app = typer.Typer(no_args_is_help=True, help="The datacenter tier on Ray Serve.")
@@ -41,7 +41,7 @@ def up(
     from hawkvision.cli import up as both
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by a signal or by Ctrl-C: the same
-    options = both.Options(config, host, port, dc_port, task, models_dir, cache_dir, profile)
+    options = both.UpOptions(config, host, port, dc_port, task, models_dir, cache_dir, profile)
     raise typer.Exit(both.run(options, os.environ, typer.echo))
 
 
@@ -64,10 +64,10 @@ def dc_up(context: typer.Context) -> None:
 @dc_app.command("deploy", context_settings=PASS_ON)
 def dc_deploy(context: typer.Context) -> None:
     """Deploy to a running Ray cluster; needs `--address`. `hawkvision dc deploy --help` lists the settings."""
-    from hawkvision.core.arguments import DC_DEPLOY, parse_arguments
-    from hawkvision.core.config import DatacenterConfig
     from hawkvision.core.errors import ConfigError
-    from hawkvision.datacenter.run import deploy
+    from hawkvision.core.settings.arguments import DC_DEPLOY, parse_arguments
+    from hawkvision.core.settings.config import DatacenterConfig
+    from hawkvision.datacenter.cluster import deploy
 
     config = parse_arguments(DatacenterConfig, *DC_DEPLOY, context.args)
     if config.address is None:
@@ -78,8 +78,8 @@ def dc_deploy(context: typer.Context) -> None:
 @dc_app.command("config", context_settings=PASS_ON)
 def dc_config(context: typer.Context) -> None:
     """Print a Ray Serve config file; with `--rayservice IMAGE`, a KubeRay manifest."""
-    from hawkvision.core.arguments import configured
-    from hawkvision.core.config import DatacenterConfig
+    from hawkvision.core.settings.arguments import configured
+    from hawkvision.core.settings.config import DatacenterConfig
     from hawkvision.datacenter.manifests import rayservice, serve_config
 
     parsed = config_command().parse(context.args)
@@ -90,8 +90,8 @@ def dc_config(context: typer.Context) -> None:
 
 def config_command() -> ServerCommand:
     """The command line of `hawkvision dc config`."""
-    from hawkvision.core.arguments import DC_CONFIG, ServerCommand
-    from hawkvision.core.config import DatacenterConfig
+    from hawkvision.core.settings.arguments import DC_CONFIG, ServerCommand
+    from hawkvision.core.settings.config import DatacenterConfig
 
     more = {"rayservice": ("IMAGE", "Print a KubeRay RayService that runs this container image.")}
     return ServerCommand(DatacenterConfig, *DC_CONFIG, more)
@@ -99,8 +99,8 @@ def config_command() -> ServerCommand:
 
 def server_commands() -> tuple[ServerCommand, ...]:
     """The command lines that take the settings of a server."""
-    from hawkvision.core.arguments import DC_DEPLOY, DC_UP, EDGE_UP, ServerCommand
-    from hawkvision.core.config import DatacenterConfig, EdgeConfig
+    from hawkvision.core.settings.arguments import DC_DEPLOY, DC_UP, EDGE_UP, ServerCommand
+    from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 
     return (
         ServerCommand(EdgeConfig, *EDGE_UP),

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hawkvision.client import Client
-from hawkvision.core.config import DatacenterConfig, EdgeConfig, load_config
+from hawkvision.client.blocking import Client
 from hawkvision.core.errors import ArtifactError, BackendError, ConfigError, NotReady
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.core.types import Answer, Tier
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
@@ -34,7 +35,7 @@ KEY_VARIABLES: Final = ("HAWKVISION_EDGE_API_KEY", "HAWKVISION_API_KEY")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class UpOptions:
     """What was given on the command line; None leaves a setting to file, variables and default."""
 
     config: Path | None = None
@@ -68,7 +69,7 @@ class Options:
         ]
 
 
-def run(options: Options, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
+def run(options: UpOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> int:
     """Start both tiers, show how to ask, and serve until Ctrl-C; the exit status is 0 after a clean stop.
 
     Args:
@@ -125,7 +126,7 @@ def prepare_models(edge: EdgeConfig, datacenter: DatacenterConfig, say: Callable
 
 @contextmanager
 def both_tiers(
-    options: Options, environ: Mapping[str, str], say: Callable[[str], None]
+    options: UpOptions, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> Iterator[tuple[ServerProcess, ServerProcess]]:
     """The datacenter tier and an edge node before it, ready, and stopped on leaving; their lines are shown.
 

@@ -15,13 +15,12 @@ A call with `deadline_ms` gives up `late_s` after that deadline at the latest an
 `on_miss=wait`, which `timeout_s` alone bounds. After a fork a client works in the child as well, over connections of
 the child's own.
 
-With `transport="lossy"` images travel as datagrams (`hawkvision.lossy`), for links that lose: as they are where the
-link is known to be quick and to lose no more than parity or sending again mends, elsewhere shrunk to what the node's
-models make use of and coded anew where that is needed (for `quality="fast"` always, for speed), so that the answer
-says what was received. `deadline_ms` then covers the link, both ways, from when the image begins to leave, and
-fragments that would come too late are not sent. If too little arrives in time for any answer, or none comes back, that
-is `DeadlineMissed` whatever `on_miss` says, except for `wait`, which sends and waits without regard to the link's
-deadline.
+With `transport="datagram"` images travel as datagrams, for links that lose some. Over a link that is known to be quick
+they travel as they are, and what is lost is sent again. Elsewhere they are shrunk to what the node's models use and
+coded anew (with `quality="fast"` always), and the answer says how much was received. `deadline_ms` then covers the link
+both ways, from when the image begins to leave; fragments that would come too late are not sent. If too little arrives
+in time for an answer, or no answer comes back, that is `DeadlineMissed` whatever `on_miss` says, except for `wait`,
+which sends and waits without regard to the link's deadline.
 """
 
 from __future__ import annotations

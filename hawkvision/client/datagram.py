@@ -10,16 +10,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from hawkvision.client.request import Question, TimeLimit
+from hawkvision.client.request import DatagramRequest, TimeLimit
 from hawkvision.client.response import BadReply, Reply, Unreachable, error_from_reply
 from hawkvision.core.errors import MALFORMED, ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
 from hawkvision.core.escalation_api import TRANSPORT_PATH, DatagramEndpoint, Transports
 from hawkvision.core.types import Pixels
 from hawkvision.transport.client.connection_manager import NotConnectedInTime
 from hawkvision.transport.client.datagram_client import DatagramLink
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.jpeg_header import cut
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
-from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.protocol.status import Status
 
 MAY_MISS: Final = 0.05
 """Of images that travel as they are, where one sent again later will do: it is small, and answered below what is
@@ -31,7 +31,7 @@ Over a simulated LTE link, with a deadline of 100 ms, a quarter more bytes come,
 longer 73."""
 
 
-class DatagramWay:
+class DatagramTransport:
     """One node, over a link that belongs to the running loop; close it."""
 
     def __init__(
@@ -69,7 +69,7 @@ class DatagramWay:
         """Bytes of datagrams sent so far."""
         return self._link.sent_bytes
 
-    async def exchange(self, image: bytes | Pixels, question: Question, limit: TimeLimit) -> Reply:
+    async def exchange(self, image: bytes | Pixels, question: DatagramRequest, limit: TimeLimit) -> Reply:
         """One attempt, told as an HTTP reply would tell it.
 
         Raises:
@@ -99,7 +99,7 @@ class DatagramWay:
     def _missed(self, deadline_ms: float) -> DeadlineMissed:
         return DeadlineMissed(f"{self.url}: no answer came for the deadline {deadline_ms:g} ms")
 
-    async def _ask(self, image: bytes | Pixels, question: Question, timeout_s: float) -> tuple[Status, bytes]:
+    async def _ask(self, image: bytes | Pixels, question: DatagramRequest, timeout_s: float) -> tuple[Status, bytes]:
         """An encoded image goes as it is where it fits and there is time to repair all losses, for without a deadline
         there is; with one, over a quick link, unless the question is fast or it travels undamaged in any case, cut
         along restart markers, of which parts can be shown.
@@ -112,7 +112,7 @@ class DatagramWay:
             meta=question.meta,
             deadline_s=deadline_s,
             timeout_s=timeout_s,
-            insist=question.insist,
+            accept_late=question.insist,
         )
         if deadline_s is None:
             with contextlib.suppress(TooLarge):
@@ -160,7 +160,7 @@ class DatagramWay:
         return offer
 
 
-class _Refusal(msgspec.Struct):
+class _DatagramRefusal(msgspec.Struct):
     error: str = ""
     code: str = ""
     status: int = 0
@@ -177,7 +177,7 @@ def _reply_of(status: str, body: bytes, where: str) -> Reply:
     if status == "OK":
         return 200, None, body
     try:
-        refusal = msgspec.json.decode(body, type=_Refusal)
+        refusal = msgspec.json.decode(body, type=_DatagramRefusal)
     except MALFORMED:
         raise BadReply(f"{where}: expected a refusal in JSON, got {body[:120]!r}") from None
     match status:

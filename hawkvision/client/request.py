@@ -96,7 +96,7 @@ class TimeLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DatagramRequest:
     """The fields of an image as the datagram transport carries them: what many images share, and what is its own."""
 
     template: bytes
@@ -108,7 +108,7 @@ class Question:
     """Whether an answer after the deadline is better than none, as it is but for `on_miss=fail`."""
 
 
-def datagram_request(query: dict[str, str]) -> Question:
+def datagram_request(query: dict[str, str]) -> DatagramRequest:
     """The deadline leaves the template for the fragments where they can carry it and it is the link's to keep.
 
     What the node is to refuse stays in the template, so that it does.
@@ -127,11 +127,11 @@ def datagram_request(query: dict[str, str]) -> Question:
         meta = b""
     fast = shared.get("quality") == Quality.FAST.value
     insist = shared.get("on_miss") != OnMiss.FAIL.value
-    return Question(urlencode(sorted(shared.items())).encode(), meta, deadline_s, fast, insist)
+    return DatagramRequest(urlencode(sorted(shared.items())).encode(), meta, deadline_s, fast, insist)
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayForm:
+class PixelFormat:
     """How pixels are meant, and as what they are sent."""
 
     encoding: Encoding | None = None

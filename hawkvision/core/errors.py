@@ -38,11 +38,11 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What `msgspec` raises for a document from outside that is not what it should be; the last for deep nesting."""
+"""What `msgspec` raises for a malformed document; RecursionError for deep nesting."""
 
 
 class HawkVisionError(Exception):
-    """The root: a sentence saying what happened, what was expected and where."""
+    """Base of all errors. The message says what happened, what was expected and where."""
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
@@ -52,7 +52,7 @@ class HawkVisionError(Exception):
         self.message = message
 
     def body(self) -> dict[str, Any]:
-        """The documented error body, the same at every server."""
+        """The error body of every server."""
         return {"error": self.message, "code": self.code}
 
 
@@ -82,7 +82,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The key is known, and its scopes do not cover the request."""
+    """The key is known, but its scopes do not cover the request."""
 
     code = "forbidden"
     status = 403
@@ -124,14 +124,14 @@ class UriTooLong(RequestError):
 
 
 class UnsupportedMedia(RequestError):
-    """The body is of a kind that is not read here."""
+    """The server does not read this format."""
 
     code = "unsupported_media"
     status = 415
 
 
 class TargetUnreachable(RequestError):
-    """The cascade cannot reach the target; `maximum` says what it can."""
+    """The cascade cannot reach the target; `maximum` is the most that it can."""
 
     code = "target_unreachable"
     status = 422
@@ -144,7 +144,7 @@ class TargetUnreachable(RequestError):
         return type(self), (self.message, self.maximum)
 
     def body(self) -> dict[str, Any]:
-        """The error body with the largest attainable value of the field that was asked for."""
+        """The error body with the largest attainable value of the field."""
         return {**super().body(), "maximum": self.maximum}
 
 
@@ -162,7 +162,7 @@ class ServiceError(HawkVisionError):
 
 
 class Overloaded(ServiceError):
-    """A bounded queue is full. Shedding is an answer: try again after `retry_after_s`."""
+    """A bounded queue is full. Retry after `retry_after_s` seconds."""
 
     code = "overloaded"
     status = 429
@@ -176,20 +176,20 @@ class Overloaded(ServiceError):
 
 
 class InternalError(ServiceError):
-    """A defect of ours, counted and logged where it was caught."""
+    """A defect of the server, counted and logged where it was caught."""
 
     code = "internal"
     status = 500
 
 
 class NotReady(ServiceError):
-    """Models are still loading, the node is draining, or every connection is taken."""
+    """Models are still loading, the node is draining, or all connections are in use."""
 
     code = "not_ready"
 
 
 class DeadlineMissed(ServiceError):
-    """The deadline passed and the caller asked to be told so (`on_miss=fail`), or the image takes longer to decode."""
+    """The deadline passed and the caller chose `on_miss=fail`, or decoding alone takes longer than the deadline."""
 
     code = "deadline_missed"
     status = 504
@@ -220,16 +220,14 @@ class BackendError(HawkVisionError):
 
 
 class BackendUnavailable(BackendError):
-    """The device that a backend works with does not answer now; once it is switched on again, it may."""
+    """The device of a backend does not respond now. It may again later."""
 
     code = "unavailable"
     status = 503
 
 
 class CompileError(HawkVisionError):
-    """A model, folding or device that the FPGA compiler cannot take, or code that no compiler here can make; the
-    message says which and why.
-    """
+    """The FPGA compiler cannot use a model, folding or device, or native code cannot be compiled; says why."""
 
     code = "compile"
 

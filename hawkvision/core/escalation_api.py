@@ -1,6 +1,7 @@
 """The escalation from an edge node to the datacenter tier: what travels on the wire, and nothing else.
 
     POST /v1/infer
+        X-HawkVision-Wire: 2                   the version of this wire; absent: 1, an edge node before 0.2
         X-HawkVision-Task: imagenet            default: the tier's own task
         X-HawkVision-Variant: ensemble        a stage of the cascade; default: the best served
         X-HawkVision-Deadline-Ms: 180.0        time left when sent; absent: none
@@ -88,6 +89,11 @@ STAGES_PATH: Final = "/v1/stages"
 PREVIOUS_STAGES_PATH: Final = "/v1/rungs"
 """Where edge nodes before 0.2 ask for the stages; answered until 0.3."""
 TRANSPORT_PATH: Final = "/v1/transport"
+WIRE_HEADER: Final = "X-HawkVision-Wire"
+WIRE_VERSION: Final = 2
+"""Of this HTTP wire; a request without the header speaks version 1, as edge nodes before 0.2 do. A datacenter serves
+the previous version for one release."""
+WIRE_VERSIONS: Final = (1, WIRE_VERSION)
 TASK_HEADER: Final = "X-HawkVision-Task"
 VARIANT_HEADER: Final = "X-HawkVision-Variant"
 DEADLINE_HEADER: Final = "X-HawkVision-Deadline-Ms"
@@ -108,7 +114,7 @@ _HAS_INTERMEDIATE: Final = 1
 _PROGRESSIVE: Final = 2
 
 
-class Intermediate(msgspec.Struct, frozen=True):
+class IntermediateOffer(msgspec.Struct, frozen=True):
     """The variant asked for is an intermediate stage: its answer counts if it is sure enough, else another stage's
     does.
     """
@@ -128,7 +134,7 @@ class EscalationRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: float | None = None
     """Time left when the request was sent; zero or less has already expired."""
     top_k: int = 5
-    intermediate: Intermediate | None = None
+    intermediate: IntermediateOffer | None = None
     """With it, `variant` must name the intermediate stage, and another one than `intermediate.otherwise`."""
     progressive: bool = False
     """Whether answers of some of a committee's members will do if time does not suffice for all."""
@@ -210,12 +216,13 @@ class EscalationReply(msgspec.Struct, frozen=True):
 
     top_k: tuple[ClassScore, ...]
     model: str
-    """The stage that answered: the one asked for, or with an intermediate stage possibly `Intermediate.otherwise`."""
+    """The stage that answered: the one asked for, or with an intermediate stage possibly
+    `IntermediateOffer.otherwise`."""
     timing_ms: EscalationTiming
     batch_size: int
     score: float | None = None
-    """The answering stage's own score, of the kind that `Intermediate.score` asked for; None if no intermediate stage
-    was named."""
+    """The answering stage's own score, of the kind that `IntermediateOffer.score` asked for; None if no intermediate
+    stage was named."""
     passed_over: IntermediateResult | None = None
     """The intermediate stage's answer where the otherwise-stage gave the one that counts."""
     received_fraction: float = 1.0
@@ -224,7 +231,7 @@ class EscalationReply(msgspec.Struct, frozen=True):
     """JPEG quality at which the transport encoded the image anew; None: it came as the edge had it."""
     complete: bool = True
     """Whether all of the stage's members looked, or so many that the first class is settled
-    (`datacenter.execution.cascade_executor`).
+    (`datacenter.stages.cascade_executor`).
 
     Only a progressive request has other replies.
     """
@@ -251,7 +258,7 @@ class StageMember(msgspec.Struct, frozen=True):
     sha256: str | None
 
 
-class Stage(msgspec.Struct, frozen=True):
+class ListedStage(msgspec.Struct, frozen=True):
     """One stage that can be asked for: a variant, or an ensemble of several."""
 
     name: str
@@ -264,23 +271,23 @@ class Stage(msgspec.Struct, frozen=True):
     none."""
 
 
-class Stages(msgspec.Struct, frozen=True):
+class StageList(msgspec.Struct, frozen=True):
     """What the tier serves, cheapest first. An edge refuses certificates that were made for other files."""
 
     task: str
     best: str
-    stages: tuple[Stage, ...]
+    stages: tuple[ListedStage, ...]
 
 
 class PreviousStages(msgspec.Struct, frozen=True):
-    """The reply to `GET /v1/rungs`: `Stages` as edge nodes before 0.2 read it."""
+    """The reply to `GET /v1/rungs`: `StageList` as edge nodes before 0.2 read it."""
 
     task: str
     best: str
-    rungs: tuple[Stage, ...]
+    rungs: tuple[ListedStage, ...]
 
     @classmethod
-    def of(cls, listing: Stages) -> PreviousStages:
+    def of(cls, listing: StageList) -> PreviousStages:
         """The same listing in the words of before."""
         return cls(listing.task, listing.best, listing.stages)
 
@@ -309,6 +316,18 @@ class Transports(msgspec.Struct, frozen=True):
     def of(cls, endpoint: DatagramEndpoint | None) -> Transports:
         """What a server with that datagram endpoint replies."""
         return cls(endpoint, endpoint)
+
+
+def check_wire_version(headers: Mapping[str, str]) -> None:
+    """Check the version that a request over HTTP speaks.
+
+    Raises:
+        BadField: if this release does not serve it.
+    """
+    text = headers.get(WIRE_HEADER)
+    if text is not None and text not in map(str, WIRE_VERSIONS):
+        served = " or ".join(map(str, WIRE_VERSIONS))
+        raise BadField(f"{WIRE_HEADER}: expected {served}, got {text[:40]!r}; update the older of edge and datacenter")
 
 
 def parse_escalation_headers(headers: Mapping[str, str]) -> EscalationRequest:
@@ -353,7 +372,7 @@ def parse_escalation_datagram(template: bytes, meta: bytes) -> tuple[EscalationR
             raise BadField("template: score or otherwise is missing; the meta has an accept score")
         (accept_score,) = _ACCEPT.unpack_from(meta, _META.size)
         _check_intermediate(shared.variant, shared.otherwise, "template: variant", "template: otherwise")
-        intermediate = Intermediate(shared.score, _sure(accept_score, "meta: accept score"), shared.otherwise)
+        intermediate = IntermediateOffer(shared.score, _sure(accept_score, "meta: accept score"), shared.otherwise)
     elif shared.score is not None or shared.otherwise is not None:
         raise BadField("meta: accept score is missing; the template names an intermediate stage")
     request = EscalationRequest(
@@ -396,7 +415,7 @@ def _progressive(text: str | None) -> bool:
     return text == "1"
 
 
-def _intermediate(headers: Mapping[str, str], variant: str | None) -> Intermediate | None:
+def _intermediate(headers: Mapping[str, str], variant: str | None) -> IntermediateOffer | None:
     names = (ACCEPT_SCORE_HEADER, SCORE_HEADER, OTHERWISE_HEADER)
     given = [headers.get(name) for name in names]
     accept_score, kind, otherwise = given
@@ -406,7 +425,7 @@ def _intermediate(headers: Mapping[str, str], variant: str | None) -> Intermedia
         absent = names[given.index(None)]
         raise BadField(f"{absent}: missing; {', '.join(names)} belong together, all or none")
     _check_intermediate(variant, otherwise, VARIANT_HEADER, OTHERWISE_HEADER)
-    return Intermediate(_score(kind), _accept_score(accept_score), otherwise)
+    return IntermediateOffer(_score(kind), _accept_score(accept_score), otherwise)
 
 
 def _check_intermediate(variant: str | None, otherwise: str, variant_field: str, otherwise_field: str) -> None:

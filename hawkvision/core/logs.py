@@ -1,12 +1,12 @@
-"""Log lines: one format for all loggers of a process, the request that each line is about, and a bound on their number.
+"""Logging: one line format for all loggers of a process, with the ids of the request and a bound on repeated lines.
 
     2026-11-27T04:51:20.123Z WARNING hawkvision.edge [7f3a…] datacenter lost: http://dc:8090
     {"time": "2026-11-27T04:51:20.123Z", "level": "WARNING", "logger": "hawkvision.edge", "request_id": "7f3a…",
      "trace_id": "7f3a…", "message": "datacenter lost: http://dc:8090"}
 
-`configure` sets up a process. `about` says which request the current task works on; tasks and threads that it starts
-(`asyncio.to_thread`) inherit that. `Transitions` reports what changes its state. Processes that Ray starts send their
-lines to the launcher (`hawkvision.system.log_relay`).
+`configure` sets up a process. `bind_request` sets the request of the current task; tasks and threads started by it
+(`asyncio.to_thread`) inherit it. `Transitions` reports changes of state. Processes started by Ray send their lines to
+the launcher (`hawkvision.system.log_relay`).
 """
 
 from __future__ import annotations
@@ -30,53 +30,53 @@ LogFormat: TypeAlias = Literal["text", "json"]
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 LINES_PER_WINDOW: Final = 20
-"""Of one place in the code; what is said oftener is counted. Linux' printk allows 10 in 5 s."""
+"""Lines of one call site per window; further ones are only counted."""
 WINDOW_S: Final = 60.0
 MAX_PLACES: Final = 1024
-"""Places in the code that are counted; all of ours are fewer."""
+"""Call sites that are counted; the least recent makes room."""
 TRANSITIONS_PER_WINDOW: Final = 6
-"""Of one subject: three losses and returns. Beyond, one line a window says how many there were."""
+"""Changes of one subject that are reported per window; then one line per window gives their number."""
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}", re.ASCII)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _OURS: Final = "hawkvision"
 
 
-class About(NamedTuple):
-    """The request that is being worked on."""
+class RequestIds(NamedTuple):
+    """The ids of a request."""
 
     request_id: str
     trace_id: str
 
 
-_about: ContextVar[About | None] = ContextVar("about", default=None)
+_about: ContextVar[RequestIds | None] = ContextVar("request_ids", default=None)
 
 
-def about(request_id: str | None, trace: TraceContext) -> str:
-    """Name the current task's request in its log lines; gives the id that the request has from now on.
+def bind_request(request_id: str | None, trace: TraceContext) -> str:
+    """Set the request of the current task for its log lines. Returns the id of the request.
 
-    The caller's own id is kept if it has 1 to 128 of the characters `A-Z a-z 0-9 . _ ~ : / + = @ -`, so that it is fit
-    for headers and logs. Else the trace's id takes its place.
+    The caller's id is kept if it has 1 to 128 of the characters `A-Z a-z 0-9 . _ ~ : / + = @ -`. Otherwise the trace id
+    takes its place.
     """
     kept = request_id if request_id is not None and _SANE_ID.fullmatch(request_id) else trace.trace_id
-    _about.set(About(kept, trace.trace_id))
+    _about.set(RequestIds(kept, trace.trace_id))
     return kept
 
 
-def current_request() -> About | None:
-    """What `about` was told in this task; None outside a request."""
+def current_request() -> RequestIds | None:
+    """The ids that `bind_request` set in this task; None outside a request."""
     return _about.get()
 
 
-def resume(request: About | None) -> None:
-    """Name a request that another process works on, too, as its `current_request` gave it."""
+def resume(request: RequestIds | None) -> None:
+    """Set the request that another process works on, too, from its `current_request`."""
     _about.set(request)
 
 
 # ------------------------------------------------------------------------------------------------------- lines
 
 
-class _Line(logging.Formatter):
-    """What both formats share."""
+class _LineFormatter(logging.Formatter):
+    """Base of both formats."""
 
     def time(self, record: logging.LogRecord) -> str:
         """ISO 8601, UTC, milliseconds."""
@@ -84,7 +84,7 @@ class _Line(logging.Formatter):
         return f"{seconds}.{int(record.msecs):03d}Z"
 
     def message(self, record: logging.LogRecord) -> str:
-        """On one line, whatever a caller has put into it, and how often it was left out before."""
+        """The message on one line, with control characters escaped, and the number of lines left out before it."""
         text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], record.getMessage())
         left_out: int = getattr(record, "left_out", 0)
         return f"{text} ({left_out} lines like this were left out)" if left_out else text
@@ -96,8 +96,8 @@ class _Line(logging.Formatter):
         return record.exc_text or None
 
 
-class TextLine(_Line):
-    """For people. Tracebacks follow on lines of their own."""
+class TextFormatter(_LineFormatter):
+    """Text for people. Tracebacks follow on lines of their own."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter.format`."""
@@ -113,8 +113,8 @@ class TextLine(_Line):
         return line if traceback is None else f"{line}\n{traceback}"
 
 
-class JsonLine(_Line):
-    """For programs: an object a line, tracebacks included."""
+class JsonFormatter(_LineFormatter):
+    """One JSON object per line, tracebacks included."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter.format`."""
@@ -134,22 +134,22 @@ class JsonLine(_Line):
 
 
 class FloodGuard(logging.Filter):
-    """Lets `LINES_PER_WINDOW` lines of each place in the code through per `WINDOW_S`, and counts the others."""
+    """Passes `LINES_PER_WINDOW` lines of each call site per `WINDOW_S`, and counts the others."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._places: OrderedDict[tuple[str, int], _Place] = OrderedDict()
+        self._places: OrderedDict[tuple[str, int], _CallSite] = OrderedDict()
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether it may be written; the first after some that were not says how many (`left_out`)."""
+        """Whether the record is written. The first one after suppressed ones carries their number (`left_out`)."""
         now = self._clock()
         with self._lock:
             key = (record.pathname, record.lineno)
             place = self._places.get(key)
             if place is None:
-                place = self._places[key] = _Place(now)
+                place = self._places[key] = _CallSite(now)
                 if len(self._places) > MAX_PLACES:
                     self._places.popitem(last=False)
             if now - place.since >= WINDOW_S:
@@ -164,7 +164,7 @@ class FloodGuard(logging.Filter):
             return True
 
 
-class _Place:
+class _CallSite:
     __slots__ = ("left_out", "since", "written")
 
     def __init__(self, since: float) -> None:
@@ -177,18 +177,17 @@ class _Place:
 
 
 def configure(level: LogLevel = "info", form: LogFormat = "text", handler: logging.Handler | None = None) -> None:
-    """Have every logger of this process write lines of one format; a second call takes the place of the first.
-
-    Ours write from `level` on; other libraries' from WARNING on, or INFO with `level="debug"`.
+    """Set one format for every logger of this process. A second call replaces the first.
 
     Args:
-        level: see above.
-        form: of the lines.
-        handler: where they go; None is standard error, as the process got it: Ray Serve replaces `sys.stderr`.
+        level: of our own loggers. Other libraries log from WARNING on, or from INFO with `level="debug"`.
+        form: text or JSON.
+        handler: where lines go. None is the standard error that the process started with: Ray Serve replaces
+            `sys.stderr`.
     """
     if handler is None:
         handler = logging.StreamHandler(sys.__stderr__ or sys.stderr)
-    handler.setFormatter(JsonLine() if form == "json" else TextLine())
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     handler.addFilter(FloodGuard())
     root = logging.getLogger()
     for before in root.handlers[:]:
@@ -200,7 +199,7 @@ def configure(level: LogLevel = "info", form: LogFormat = "text", handler: loggi
 
 
 def adopt(name: str, level: int = logging.WARNING) -> None:
-    """Have a logger that its library has given handlers of its own write as all others do, from `level` on."""
+    """Remove a library's own handlers from its logger, so that it logs like all others, from `level` on."""
     logger = logging.getLogger(name)
     for handler in logger.handlers[:]:
         logger.removeHandler(handler)
@@ -212,10 +211,10 @@ def adopt(name: str, level: int = logging.WARNING) -> None:
 
 
 class Transitions:
-    """Reports what changes its state: each change once, on the event loop on which it is noted.
+    """Logs each change of state once, on the event loop where it is noted.
 
-    What keeps changing is reported `TRANSITIONS_PER_WINDOW` times per window, and then once per window, with the number
-    of changes and the state that they have come to.
+    A subject that keeps changing is reported `TRANSITIONS_PER_WINDOW` times per window, then once per window with the
+    number of changes and the current state.
     """
 
     def __init__(
@@ -226,16 +225,16 @@ class Transitions:
         clock: Callable[[], float] = time.monotonic,
         window_s: float = WINDOW_S,
     ) -> None:
-        """Begin; subjects have their `usual` state, of others the first state is reported."""
+        """Start with the `usual` states. The first state of any other subject is reported."""
         self._log = log
         self._clock = clock
         self._window_s = window_s
         self._subjects = {subject: _Subject(state) for subject, state in (usual or {}).items()}
 
     def note(self, subject: str, state: Hashable, level: int, message: str, *arguments: object) -> None:
-        """The subject has this state now; `message` says so if it had another one, or none, before.
+        """Record the state of a subject, and log `message` if it had another one, or none, before.
 
-        Subjects come from a closed set, for all are remembered.
+        Subjects must come from a closed set, because all are remembered.
         """
         known = self._subjects.get(subject)
         if known is None:
@@ -257,7 +256,7 @@ class Transitions:
             known.timer = asyncio.get_running_loop().call_later(wait_s, self._summarise, known)
 
     def close(self) -> None:
-        """Report what has not been."""
+        """Log the changes that are still unreported."""
         for known in self._subjects.values():
             if known.timer is not None:
                 known.timer.cancel()

@@ -22,7 +22,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hawkvision import __version__
+from hawkvision.core.version import __version__
 
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -31,7 +31,7 @@ RECEIVED_BUCKETS = (0.1, 0.25, 0.45, 0.6, 0.75, 0.9, 0.999, 1.0)
 """The bounds between the conditions of a profile, and some below."""
 
 
-class KeyRequests(Collector):
+class KeyRequestsCollector(Collector):
     """Reads the requests of each key when Prometheus asks. Names are those of the keys there are, and a few more."""
 
     def __init__(self, name: str, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
@@ -57,7 +57,7 @@ class TlsState:
     handshakes_failed: int
 
 
-class Tls(Collector):
+class TlsCollector(Collector):
     """Reads the state of a server's TLS when Prometheus asks."""
 
     def __init__(self, prefix: str, read: Callable[[], TlsState]) -> None:
@@ -183,11 +183,11 @@ class EdgeMetrics:
 
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Have the requests of each key on the page."""
-        self.registry.register(KeyRequests("hawkvision_key_requests", read))
+        self.registry.register(KeyRequestsCollector("hawkvision_key_requests", read))
 
     def watch_tls(self, read: Callable[[], TlsState]) -> None:
         """Have the state of the server's TLS on the page."""
-        self.registry.register(Tls("hawkvision", read))
+        self.registry.register(TlsCollector("hawkvision", read))
 
     def watch(self, part: object) -> None:
         """Have the metrics of a part on the page, if it has any."""

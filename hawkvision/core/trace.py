@@ -26,11 +26,26 @@ def random_hex(digits: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """One span's place in a trace: ids as lower-case hex, flags as the header's last byte."""
+    """One span's place in a trace, and the id of its request: what a request carries from process to process."""
 
     trace_id: str
+    """Lower-case hex, as `span_id` and `flags`."""
     span_id: str
     flags: str = "01"
+    """The last byte of `traceparent`."""
+    own_request_id: str | None = None
+    """The caller's own id of the request (`X-Request-Id`), if it gave one."""
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request: the caller's own, or the trace's."""
+        return self.own_request_id or self.trace_id
+
+    def named(self, request_id: str) -> TraceContext:
+        """The same span, of a request with this id."""
+        if request_id == self.request_id:
+            return self
+        return TraceContext(self.trace_id, self.span_id, self.flags, request_id)
 
     def header(self) -> str:
         """The value of `traceparent`."""
@@ -38,7 +53,7 @@ class TraceContext:
 
     def child(self) -> TraceContext:
         """A new span in the same trace."""
-        return TraceContext(self.trace_id, random_hex(16), self.flags)
+        return TraceContext(self.trace_id, random_hex(16), self.flags, self.own_request_id)
 
 
 def parse_traceparent(header: str | None) -> TraceContext | None:

@@ -1,7 +1,6 @@
-"""The words of HawkVision as values: what a request asks, what an answer says.
+"""Requests and answers as immutable values.
 
-Only data lives here, all of it immutable; every module speaks in these terms. Times are milliseconds where the
-name ends in `_ms`, seconds where it ends in `_s`; accuracies and confidences are fractions in 0..1.
+Names that end in `_ms` are milliseconds, in `_s` seconds. Accuracies and confidences are fractions in 0..1.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ Logits: TypeAlias = NDArray[np.float32]
 
 
 class Score(StrEnum):
-    """Which number says how sure a stage is; both lie in 0..1 and grow with certainty."""
+    """The score that a stage is accepted by; both lie in 0..1 and grow with confidence."""
 
     TOP1 = "top1"
     MARGIN = "margin"
 
 
 class Quality(StrEnum):
-    """The coarse target classes, for callers who do not want to choose a number."""
+    """Targets for callers who choose no number."""
 
     FAST = "fast"
     BALANCED = "balanced"
@@ -44,15 +43,14 @@ class OnMiss(StrEnum):
 
 
 class Tier(StrEnum):
-    """Where an answer came from."""
+    """The tier that computed an answer."""
 
     EDGE = "edge"
     DATACENTER = "datacenter"
-    CACHE = "cache"
 
 
 class Reason(StrEnum):
-    """Why an image was escalated; answers never say `audit` or `trial`, for nobody waits for those."""
+    """Why an image was escalated. Answers never say `audit` or `trial`, because those run in the background."""
 
     LOW_CONFIDENCE = "low_confidence"
     AUDIT = "audit"
@@ -62,7 +60,7 @@ class Reason(StrEnum):
 
 
 class AccuracyStatus(StrEnum):
-    """Whether the accuracy target is kept by certificate, tried for, or known to be broken."""
+    """Whether the accuracy target is certified, only aimed at, or suspended by an alarm."""
 
     CERTIFIED = "certified"
     BEST_EFFORT = "best_effort"
@@ -72,9 +70,9 @@ class AccuracyStatus(StrEnum):
 class Basis(StrEnum):
     """What a guarantee rests on: labelled images, agreement between tiers, or only measured averages.
 
-    `unmonitored`: there is a certificate, but too few audits to know whether it is still true of the traffic.
-    `uncertified_version`: it is about other models, or another way of running them, than those that computed the answer
-    or run as the reference; or it was replaced while the answer was made.
+    `unmonitored`: there is a certificate, but too few audits to tell whether it still holds for the traffic.
+    `uncertified_version`: the certificate covers other models or executions than those that computed the answer or run
+    as the reference, or it was replaced while the answer was computed.
     """
 
     LABELLED = "labelled"
@@ -86,21 +84,21 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MinAccuracy:
-    """At least this share of answers right, over traffic like that of the profile."""
+    """At least this share of answers is right, over traffic like that of the profile."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class MaxAccuracyDrop:
-    """At most this many answers fewer right, as a fraction, than the cascade's reference stage would get."""
+    """The share of right answers is at most this much below that of the reference stage."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class MinConfidence:
-    """Escalate unless this very answer is right with at least this calibrated probability."""
+    """Escalate unless this answer is right with at least this calibrated probability."""
 
     value: float
 
@@ -109,7 +107,7 @@ Target: TypeAlias = MinAccuracy | MaxAccuracyDrop | MinConfidence | Quality
 
 
 def target_fields(target: Target) -> dict[str, float | str]:
-    """The target as the field a caller would write, e.g. `{"max_accuracy_drop": 0.02}`."""
+    """The target as a request field, such as `{"max_accuracy_drop": 0.02}`."""
     match target:
         case MinAccuracy(value):
             return {"min_accuracy": value}
@@ -123,7 +121,7 @@ def target_fields(target: Target) -> dict[str, float | str]:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyRequest:
-    """What a caller asks of one image, apart from the image itself."""
+    """A request to classify one image, without the image."""
 
     task: str | None = None
     target: Target = Quality.BALANCED

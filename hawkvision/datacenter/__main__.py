@@ -22,9 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     # Imported once the signals are heard, for importing takes a second.
     from hawkvision.core import logs
-    from hawkvision.core.arguments import DC_UP, parse_arguments
-    from hawkvision.core.config import DatacenterConfig
     from hawkvision.core.errors import HawkVisionError
+    from hawkvision.core.settings.arguments import DC_UP, parse_arguments
+    from hawkvision.core.settings.config import DatacenterConfig
     from hawkvision.datacenter.launch.supervisor import launch
     from hawkvision.system.process import stop_with_parent
     from hawkvision.system.telemetry import warn_if_allowed

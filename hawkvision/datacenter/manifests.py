@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 import yaml
 
-from hawkvision.core.config import DatacenterConfig, is_loopback
 from hawkvision.core.errors import ConfigError
-from hawkvision.datacenter.catalog import Catalog, load_catalog
-from hawkvision.datacenter.run import TUNING
+from hawkvision.core.settings.access import is_loopback
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.deployment.ray_settings import TUNING
+from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
 
 SECRET = "hawkvision-dc"  # noqa: S105  the name of a Secret, not its content
 _BUILDER = "hawkvision.datacenter.app:build"

@@ -6,9 +6,10 @@ import datetime
 from collections.abc import Iterator
 from typing import Final
 
-from hawkvision.core.config import DatacenterConfig, EdgeConfig, is_loopback
+from hawkvision.core.settings.access import is_loopback
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.doctor.findings import Finding, ok, problem, warning
-from hawkvision.servers.access import server_certificates
+from hawkvision.servers.certificates import server_certificates
 from hawkvision.servers.keys import Keys
 
 SOON: Final = datetime.timedelta(days=14)

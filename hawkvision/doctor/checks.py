@@ -9,15 +9,16 @@ from functools import partial
 from pathlib import Path
 
 from edge.monitoring.certification import stage_of
-from hawkvision.cascade.certification.profile import load_profile_of
-from hawkvision.core.config import ConfigT, DatacenterConfig, EdgeConfig, default_state_file, load_config
-from hawkvision.datacenter.catalog import load_catalog
+from hawkvision.cascade.certification.profile_files import load_profile_of
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig, default_state_file
+from hawkvision.core.settings.load import ConfigT, load_config
+from hawkvision.datacenter.deployment.ray_version import check_ray
 from hawkvision.datacenter.launch.network import why_not_private
-from hawkvision.datacenter.launch.ray_version import check_ray
+from hawkvision.datacenter.stages.catalog import load_catalog
 from hawkvision.doctor import access, files, machine, network
 from hawkvision.doctor.findings import Check, Finding, examine, ok, problem, warning
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
-from hawkvision.servers.access import datacenter_certificates
+from hawkvision.servers.certificates import datacenter_certificates
 from hawkvision.transport.settings import DatagramSettings
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 
 from edge.inference.edge_stage import check_stage
 from edge.monitoring.state_store import APPLICATION_ID
-from hawkvision.cascade.certification.profile import load_profile_of, load_site
+from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.config import EdgeConfig
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.doctor.findings import Finding, ok, problem, warning
-from hawkvision.models.artifacts import check_writable, load_variant
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import Manifest, Variant
-from hawkvision.system.advice import advise
+from hawkvision.system.files import check_writable
 
 
 def models(task: str, variants: Iterable[Variant], cache: Path) -> Iterator[Finding]:

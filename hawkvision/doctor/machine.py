@@ -9,9 +9,9 @@ import resource
 from typing import Final
 
 from hawkvision.doctor.findings import Finding, ok, problem, warning
-from hawkvision.inference.int8.library import TILES, told, unable, why_not
-from hawkvision.servers.protocol import MIN_CONNECTIONS, RESERVED_FILES
-from hawkvision.system.memory import Room, room
+from hawkvision.native.library import TILES, cpuinfo, unavailable_reason, unsupported_reason
+from hawkvision.servers.connections import MIN_CONNECTIONS, RESERVED_FILES
+from hawkvision.system.memory import MemoryRoom, room
 
 OLDEST_LINUX: Final = (4, 18)
 """Of those that are still maintained anywhere (RHEL 8)."""
@@ -26,7 +26,7 @@ DATACENTER_BYTES: Final = 2 * 2**30
 def processor(machine: str | None = None, flags: str | None = None) -> Finding:
     """What the processor has for quantised networks; the arguments stand for what this one tells of itself."""
     machine = machine or platform.machine()
-    has = set((told("flags") if flags is None else flags).split())
+    has = set((cpuinfo("flags") if flags is None else flags).split())
     if machine not in ("x86_64", "AMD64"):
         return warning("processor", f"{machine}: no kernels of our own", "nothing; ONNX Runtime runs the models")
     if "avx512_vnni" in has and {"avx512f", "avx512bw", "avx512vl"} <= has:
@@ -45,18 +45,16 @@ def processor(machine: str | None = None, flags: str | None = None) -> Finding:
 
 def kernels() -> Finding:
     """Whether our own kernels run here, compiled if they have not been."""
-    if unable() is not None:
+    if unsupported_reason() is not None:
         return ok("kernels", "not for this processor, ONNX Runtime runs the models")
     if importlib.util.find_spec("onnx") is None:
         return warning(
             "kernels", "the package onnx, which reads models for them, is missing", "pip install 'hawkvision[int8]'"
         )
-    reason = why_not()
+    reason = unavailable_reason()
     if reason is None:
         return ok("kernels", "compiled, and loaded")
-    advice = (
-        "install a C++ compiler (Debian: g++); in an image, run python -m hawkvision.inference.int8 when it is built"
-    )
+    advice = "install a C++ compiler (Debian: g++); in an image, run python -m hawkvision.native when it is built"
     if "compiler" not in reason:
         advice = "mend that, or go without: ONNX Runtime gives the same answers more slowly"
     return warning("kernels", reason, advice)
@@ -85,7 +83,7 @@ def open_files(limits: tuple[int, int] | None = None) -> Finding:
     return ok("open files", shown)
 
 
-def memory(wanted: int, found: Room | None = None) -> Finding:
+def memory(wanted: int, found: MemoryRoom | None = None) -> Finding:
     """Whether there is as much as the server takes up; None asks this machine, control groups' limits included."""
     found = found or room()
     shown = f"{found.free_bytes / 2**20:.0f} MiB free, by {found.limited_by}"

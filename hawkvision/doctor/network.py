@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 
 from hawkvision.cascade.versions import CertifiedVersions
-from hawkvision.core.escalation_api import INFER_PATH, STAGES_PATH, Stages
+from hawkvision.core.advice import advise
+from hawkvision.core.escalation_api import INFER_PATH, STAGES_PATH, StageList
 from hawkvision.doctor.findings import Finding, ok, problem, warning
-from hawkvision.system.advice import advise
 
 TIMEOUT_S: Final = 5.0
 MAX_LISTING_BYTES: Final = 2**20
@@ -78,7 +78,7 @@ def datacenter(
     request = urllib.request.Request(f"{url.rstrip('/')}{STAGES_PATH}", headers=headers)  # noqa: S310 - http or https, by the settings
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as response:  # noqa: S310
-            listing = msgspec.json.decode(response.read(MAX_LISTING_BYTES), type=Stages)
+            listing = msgspec.json.decode(response.read(MAX_LISTING_BYTES), type=StageList)
             date = response.headers.get("Date")
     except urllib.error.HTTPError as error:
         yield _refused(url, error)
@@ -131,7 +131,7 @@ def _refused(url: str, error: urllib.error.HTTPError) -> Finding:
         return problem("datacenter", f"{url} answers HTTP {error.code} at {STAGES_PATH}", advice)
 
 
-def _certified(url: str, listing: Stages, expected: Mapping[str, str]) -> Finding:
+def _certified(url: str, listing: StageList, expected: Mapping[str, str]) -> Finding:
     versions = CertifiedVersions(expected)
     served = {stage.name: stage.ran for stage in listing.stages}
     others = [name for name in expected if not versions.holds(name, served.get(name))]

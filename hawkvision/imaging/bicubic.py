@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Pixels
-from hawkvision.inference.int8 import library
+from hawkvision.native import library
 
 log = logging.getLogger("hawkvision.imaging")
 
@@ -84,7 +84,7 @@ _kernel: Any = None
 def prepare() -> bool:
     """Have `scaled` use the kernel from now on, if this machine can run it and it does as OpenCV does."""
     global _kernel
-    if _kernel is None and NEEDS in library.told("flags").split():
+    if _kernel is None and NEEDS in library.cpuinfo("flags").split():
         try:
             kernel = library.library().bicubic_scale
         except BackendError as error:
@@ -109,11 +109,6 @@ def scaled(pixels: Pixels, width: int, height: int) -> Pixels:
         if made is not None:
             return made
     return _by_opencv(pixels, width, height)
-
-
-def left_to_opencv(pixels: Pixels, width: int, height: int) -> bool:
-    """Whether the kernel leaves an image, of a size that it takes, to OpenCV."""
-    return _kernel is not None and _scaled(_kernel, pixels, width, height) is None
 
 
 def _by_opencv(pixels: Pixels, width: int, height: int) -> Pixels:

@@ -60,7 +60,7 @@ SAMPLE_SIDE: Final = 256
 """Pixels a side of what is decoded to measure the start."""
 
 
-class Kind(StrEnum):
+class DecoderKind(StrEnum):
     """Images of which a pixel takes about as long as another's."""
 
     JPEG = "jpeg"
@@ -80,14 +80,14 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class DecodingCost:
     """Of decoding one image."""
 
     bytes: int
     """At its peak, beside the body."""
     heavy_s: float
     """Expected seconds; 0 if they are less than `HEAVY_S`."""
-    kind: Kind
+    kind: DecoderKind
     work: int
     """Pixels that take time: of all scans."""
 
@@ -97,39 +97,43 @@ class Cost:
         return self.heavy_s > 0.0
 
 
-SMALL: Final = Cost(
-    BASE_BYTES + ROW_BYTES * SMALL_SIDE + 4 * MENDED * SMALL_PIXELS + BODIES * SMALL_BODY, 0.0, Kind.JPEG, 0
+SMALL: Final = DecodingCost(
+    BASE_BYTES + ROW_BYTES * SMALL_SIDE + 4 * MENDED * SMALL_PIXELS + BODIES * SMALL_BODY, 0.0, DecoderKind.JPEG, 0
 )
 """Of any small JPEG, from which nothing is learned."""
 
 
-class Rates:
+class DecodingRates:
     """Seconds that a pixel takes, by kind; learned from all images that are decoded. Any thread may use it."""
 
     def __init__(self) -> None:
         """Measure the start: a photograph-like image of each kind. Takes less than 0.1 s."""
-        self._start: dict[Kind, float] = {kind: _measured(kind) for kind in Kind if kind is not Kind.OTHER}
-        self._start[Kind.OTHER] = max(self._start.values())
+        self._start: dict[DecoderKind, float] = {
+            kind: _measured(kind) for kind in DecoderKind if kind is not DecoderKind.OTHER
+        }
+        self._start[DecoderKind.OTHER] = max(self._start.values())
         self._seconds = dict(self._start)
 
-    def seconds(self, kind: Kind, work: int) -> float:
+    def seconds(self, kind: DecoderKind, work: int) -> float:
         """What so many pixels are expected to take."""
         return self._seconds[kind] * work
 
-    def alone(self, cost: Cost) -> float:
+    def alone(self, cost: DecodingCost) -> float:
         """What a heavy image took if nothing else ran: the same from start to end. 0 of others."""
         return self._start[cost.kind] * cost.work if cost.heavy else 0.0
 
-    def learn(self, cost: Cost, seconds: float) -> None:
+    def learn(self, cost: DecodingCost, seconds: float) -> None:
         """One more was decoded."""
         if cost.work >= LEARN_FROM:
             self._seconds[cost.kind] += GAIN * (seconds / cost.work - self._seconds[cost.kind])
 
 
-class Scales:
+class DecodingScales:
     """What images cost that are decoded for some inputs: those of the models that look at them."""
 
-    def __init__(self, inputs: Iterable[InputSpec], rates: Rates, max_pixels: int, max_pixels_whole: int) -> None:
+    def __init__(
+        self, inputs: Iterable[InputSpec], rates: DecodingRates, max_pixels: int, max_pixels_whole: int
+    ) -> None:
         """For models of these inputs.
 
         Args:
@@ -144,7 +148,7 @@ class Scales:
         self._max_pixels = max_pixels
         self._max_pixels_whole = max_pixels_whole
 
-    def cost(self, body: Encoded, header: ImageHeader) -> Cost:
+    def cost(self, body: Encoded, header: ImageHeader) -> DecodingCost:
         """Of decoding it once for each scale that an input wants.
 
         Raises:
@@ -185,7 +189,7 @@ def check_pixels(header: ImageHeader, max_pixels: int, max_pixels_whole: int) ->
         )
 
 
-def cost_of(body: Encoded, header: ImageHeader, min_sides: Iterable[int], rates: Rates) -> Cost:
+def cost_of(body: Encoded, header: ImageHeader, min_sides: Iterable[int], rates: DecodingRates) -> DecodingCost:
     """Of decoding an image once for each scale that `min_sides` (see `decode`) come to."""
     pixels = header.pixels
     if header.format is not ImageFormat.JPEG:
@@ -196,13 +200,13 @@ def cost_of(body: Encoded, header: ImageHeader, min_sides: Iterable[int], rates:
         factors = {scale_of(header, side) for side in min_sides}
         rasters = [-(-header.width // each) * -(-header.height // each) * of_pixel for each in factors]
         size = sum(rasters) + max(_beside(each, header) for each in rasters)
-        kind, work = Kind.JPEG if min(factors) < 4 else Kind.JPEG_SMALL, pixels * len(factors)
+        kind, work = DecoderKind.JPEG if min(factors) < 4 else DecoderKind.JPEG_SMALL, pixels * len(factors)
         if header.multiscan:
             size += 2 * header.components * _padded(header.width) * _padded(header.height)
-            kind, work = Kind.JPEG_SCANS, work * _scans(body)
+            kind, work = DecoderKind.JPEG_SCANS, work * _scans(body)
     seconds = rates.seconds(kind, work)
     size += BASE_BYTES + ROW_BYTES * header.width + BODIES * len(body)
-    return Cost(size, seconds if seconds >= HEAVY_S else 0.0, kind, work)
+    return DecodingCost(size, seconds if seconds >= HEAVY_S else 0.0, kind, work)
 
 
 def _beside(raster: int, header: ImageHeader) -> int:
@@ -212,14 +216,14 @@ def _beside(raster: int, header: ImageHeader) -> int:
     return raster if header.orientation != 1 else 0
 
 
-def _kind_whole(header: ImageHeader) -> Kind:
+def _kind_whole(header: ImageHeader) -> DecoderKind:
     if not header.format.native:
-        return Kind.OTHER
+        return DecoderKind.OTHER
     if header.format is ImageFormat.WEBP:
-        return Kind.WEBP
+        return DecoderKind.WEBP
     if header.depth == 16:
-        return Kind.PNG_DEEP_ALPHA if header.alpha else Kind.PNG_DEEP
-    return Kind.PNG_ALPHA if header.alpha else Kind.PNG
+        return DecoderKind.PNG_DEEP_ALPHA if header.alpha else DecoderKind.PNG_DEEP
+    return DecoderKind.PNG_ALPHA if header.alpha else DecoderKind.PNG
 
 
 def _bytes_whole(header: ImageHeader) -> int:
@@ -244,12 +248,12 @@ def _scans(body: Encoded) -> int:
     return max(1, data.count(b"\xff\xda"))
 
 
-def _measured(kind: Kind) -> float:
+def _measured(kind: DecoderKind) -> float:
     """Seconds of processor time a pixel, now and here: the least of three."""
     body = _sample(kind)
     header = probe(body)
-    side = SAMPLE_SIDE // 8 if kind is Kind.JPEG_SMALL else SAMPLE_SIDE
-    work = header.pixels * (_scans(body) if kind is Kind.JPEG_SCANS else 1)
+    side = SAMPLE_SIDE // 8 if kind is DecoderKind.JPEG_SMALL else SAMPLE_SIDE
+    work = header.pixels * (_scans(body) if kind is DecoderKind.JPEG_SCANS else 1)
     best = math.inf
     for _ in range(3):
         begun = time.thread_time()
@@ -258,22 +262,22 @@ def _measured(kind: Kind) -> float:
     return best / work
 
 
-def _sample(kind: Kind) -> bytes:
+def _sample(kind: DecoderKind) -> bytes:
     """Smooth colours with some noise, as a camera's."""
     rng = np.random.default_rng(0)
     coarse = cv2.resize(rng.integers(0, 256, (16, 16, 4), np.uint8), (SAMPLE_SIDE, SAMPLE_SIDE))
     pixels = cv2.add(coarse, rng.integers(0, 8, coarse.shape, np.uint8))
     suffix, options = ".jpg", []
     match kind:
-        case Kind.JPEG_SCANS:
+        case DecoderKind.JPEG_SCANS:
             options = [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]
-        case Kind.WEBP:
+        case DecoderKind.WEBP:
             suffix, options = ".webp", [cv2.IMWRITE_WEBP_QUALITY, 80]
-        case Kind.PNG | Kind.PNG_ALPHA | Kind.PNG_DEEP | Kind.PNG_DEEP_ALPHA:
+        case DecoderKind.PNG | DecoderKind.PNG_ALPHA | DecoderKind.PNG_DEEP | DecoderKind.PNG_DEEP_ALPHA:
             suffix, options = ".png", [cv2.IMWRITE_PNG_COMPRESSION, 1]
-    if kind not in (Kind.PNG_ALPHA, Kind.PNG_DEEP_ALPHA):
+    if kind not in (DecoderKind.PNG_ALPHA, DecoderKind.PNG_DEEP_ALPHA):
         pixels = pixels[..., :3]
-    if kind in (Kind.PNG_DEEP, Kind.PNG_DEEP_ALPHA):
+    if kind in (DecoderKind.PNG_DEEP, DecoderKind.PNG_DEEP_ALPHA):
         pixels = pixels.astype(np.uint16) << 8
     done, data = cv2.imencode(suffix, pixels, options)
     assert done, f"OpenCV writes no {suffix}"

@@ -44,7 +44,7 @@ _QUICKLY: Final = (cv2.IMWRITE_PNG_COMPRESSION, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CropWindow:
     """The centred part of an image that some inputs are cropped from, in pixels, and what it is scaled by."""
 
     height: int
@@ -99,7 +99,7 @@ class Reducer:
         side = self._window(*_upright(header)).scale * min(header.height, header.width)
         return round(side * max(1.0, OVERSAMPLING / self.detail))
 
-    def _window(self, height: int, width: int) -> Window:
+    def _window(self, height: int, width: int) -> CropWindow:
         """Of an image this large.
 
         `preprocess` takes the same of this part as of the whole: a share of the largest rectangle of an input's aspect,
@@ -109,7 +109,7 @@ class Reducer:
         kept_height = max(round(fit * each.height) for fit, each in zip(fits, self.inputs, strict=True))
         kept_width = max(round(fit * each.width) for fit, each in zip(fits, self.inputs, strict=True))
         finest = min(fit * each.crop_fraction for fit, each in zip(fits, self.inputs, strict=True))
-        return Window(min(height, kept_height), min(width, kept_width), self.detail / finest)
+        return CropWindow(min(height, kept_height), min(width, kept_width), self.detail / finest)
 
     def _cut(self, pixels: Pixels) -> Pixels:
         height, width = pixels.shape[:2]

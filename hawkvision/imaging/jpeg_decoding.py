@@ -25,7 +25,7 @@ import simplejpeg
 from hawkvision.core.errors import BadImage
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.image_header import ImageHeader
-from hawkvision.imaging.jpeg_repair import TAIL_BYTES, Stream, taken_apart
+from hawkvision.imaging.jpeg_repair import TAIL_BYTES, JpegStream, taken_apart
 
 MAX_PIECES: Final = 16_384
 """Pieces between restart markers that are decoded one by one, 20 us each, where padding hides whether they are whole;
@@ -99,7 +99,7 @@ def _recovered(data: bytes, header: ImageHeader, factor: int, options: dict[str,
     raise _refusal(stream, header, warning)
 
 
-def _with_surplus(stream: Stream, header: ImageHeader, options: dict[str, Any], warning: str) -> Pixels:
+def _with_surplus(stream: JpegStream, header: ImageHeader, options: dict[str, Any], warning: str) -> Pixels:
     """An image with more bytes than samples; which is no matter, if none of the samples is missing."""
     body = stream.body()
     if _SURPLUS_AT_END in warning:  # libjpeg tells its first warning, and this one comes when all else was read
@@ -132,7 +132,9 @@ def _complaint(body: bytes) -> str:
     return ""
 
 
-def _unless_it_depends_on_tails(stream: Stream, header: ImageHeader, options: dict[str, Any], warning: str) -> Pixels:
+def _unless_it_depends_on_tails(
+    stream: JpegStream, header: ImageHeader, options: dict[str, Any], warning: str
+) -> Pixels:
     first, second = (_filled(stream.body(tail), options) for tail in TAILS)
     if not np.array_equal(first, second):
         raise _refusal(stream, header, warning)
@@ -158,7 +160,7 @@ def _filled(body: bytes, options: dict[str, Any]) -> Pixels:
     return pixels
 
 
-def _refusal(stream: Stream, header: ImageHeader, warning: str) -> BadImage:
+def _refusal(stream: JpegStream, header: ImageHeader, warning: str) -> BadImage:
     """Why an image is refused; of one that is cut off, how much is there."""
     if not any(short in warning for short in _SHORT) or not stream.plain:
         return BadImage(f"JPEG: the image data are damaged or cut off: {warning}")
@@ -176,7 +178,7 @@ def _cut_off(first: Pixels, second: Pixels, header: ImageHeader) -> BadImage:
     return BadImage(f"JPEG: the image is cut off: {rows} of {header.height} rows are there; expected all of them")
 
 
-def _by_opencv(stream: Stream, header: ImageHeader, factor: int) -> Pixels:
+def _by_opencv(stream: JpegStream, header: ImageHeader, factor: int) -> Pixels:
     """An image in a layout that TurboJPEG does not know.
 
     Without an end marker OpenCV writes nothing about what follows the data, and gives up where they end too early. Of

@@ -30,7 +30,7 @@ MAX_SEGMENTS: Final = 2048
 MAX_MARKERS: Final = 1 << 20
 """Of one file: 50 megapixels with a restart marker behind every unit of 8 x 8 pixels have 781,250."""
 TAIL_BYTES: Final = 64
-"""What `Stream.body` appends to each stretch of data on demand: more than decoders read ahead (eight bytes)."""
+"""What `JpegStream.body` appends to each stretch of data on demand: more than decoders read ahead (eight bytes)."""
 
 MAX_TABLES_BYTES: Final = 1 << 14
 """Before a scan whose pieces are decoded one by one; all tables that there can be take 3 KB."""
@@ -47,7 +47,7 @@ _JFIF: Final = b"JFIF\0\x01\x01\0\0\x01\0\x01\0\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Component:
+class JpegComponent:
     """Of a frame: its name, and how many blocks across and down it has in a unit that is coded together (MCU)."""
 
     name: int
@@ -56,7 +56,7 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class JpegFrame:
     """What all scans share."""
 
     marker: int
@@ -64,7 +64,7 @@ class Frame:
     """Of its segment, with the true height."""
     width: int
     height: int
-    components: tuple[Component, ...]
+    components: tuple[JpegComponent, ...]
 
     @property
     def progressive(self) -> bool:
@@ -83,7 +83,7 @@ class Frame:
             return 8, 8
         return 8 * max(c.across for c in self.components), 8 * max(c.down for c in self.components)
 
-    def units(self, components: tuple[Component, ...]) -> int:
+    def units(self, components: tuple[JpegComponent, ...]) -> int:
         """Units that a scan of these components has (T.81 A.2)."""
         most_across, most_down = max(c.across for c in self.components), max(c.down for c in self.components)
         if len(components) == 1:
@@ -102,7 +102,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class JpegScan:
     """One scan with the tables that come before it."""
 
     tables: bytes
@@ -114,7 +114,7 @@ class Scan:
     interval: int
     """Units in each piece but the last; 0 where there is one piece."""
 
-    def trimmed(self, spared: int) -> Scan:
+    def trimmed(self, spared: int) -> JpegScan:
         """Without zero bytes at the ends of its pieces, but for `spared` of each."""
         return replace(self, pieces=tuple(_without_zeros(piece, spared) for piece in self.pieces))
 
@@ -124,13 +124,13 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class JpegStream:
     """A JPEG taken apart."""
 
     head: bytes
     """SOI and the segments that say which colours are meant."""
-    frame: Frame
-    scans: tuple[Scan, ...]
+    frame: JpegFrame
+    scans: tuple[JpegScan, ...]
     ended: bool
     """Whether the end marker follows."""
 
@@ -139,8 +139,8 @@ class Stream:
         """Whether it has one scan, of all components, coded by Huffman codes."""
         return len(self.scans) == 1 and not self.frame.progressive and not self.frame.arithmetic
 
-    def trimmed(self, spared: int = 0) -> Stream:
-        """See `Scan.trimmed`."""
+    def trimmed(self, spared: int = 0) -> JpegStream:
+        """See `JpegScan.trimmed`."""
         return replace(self, scans=tuple(scan.trimmed(spared) for scan in self.scans))
 
     def body(self, tail: bytes = b"", *, end: bool = True) -> bytes:
@@ -169,14 +169,14 @@ class Stream:
         return b"".join(parts)
 
 
-def taken_apart(data: bytes, height: int) -> Stream:
+def taken_apart(data: bytes, height: int) -> JpegStream:
     """Read a JPEG, whose header `probe` took; `height` is that of the image, where its frame says 0.
 
     Raises:
         BadImage: if something is missing that can be told without decoding: scans, or pieces between restart markers.
     """
     markers = _Markers(data)
-    reader = _Reader(data, height, markers)
+    reader = _SegmentReader(data, height, markers)
     for marker, payload, at in markers.segments():
         if marker != 0xDA:
             reader.take(marker, payload)
@@ -252,7 +252,7 @@ class _Markers:
         return bounds if last - first > most else [*bounds, stop]
 
 
-class _Reader:
+class _SegmentReader:
     """What has been read so far."""
 
     def __init__(self, data: bytes, height: int, markers: _Markers) -> None:
@@ -261,9 +261,9 @@ class _Reader:
         self._markers = markers
         self._head = [_SOI]
         self._tables: list[bytes] = []
-        self._scans: list[Scan] = []
+        self._scans: list[JpegScan] = []
         self._adobe = b""
-        self._frame: Frame | None = None
+        self._frame: JpegFrame | None = None
         self._interval = 0
         self.ended = False
         self._missing: dict[tuple[int, int], int] = {}
@@ -303,14 +303,14 @@ class _Reader:
             raise BadImage(f"JPEG: the image is cut off: {len(pieces)} of {expected} restart intervals are there")
         if not frame.progressive:
             payload = payload[:-3] + b"\0\x3f\0"
-        scan = Scan(b"".join(self._tables), _segment(0xDA, payload), tuple(pieces), units, self._interval)
+        scan = JpegScan(b"".join(self._tables), _segment(0xDA, payload), tuple(pieces), units, self._interval)
         self._scans.append(scan)
         self._tables = []
         self._note(chosen, payload)
         self.ended |= ends
         return not frame.progressive and not self._missing
 
-    def _note(self, chosen: tuple[Component, ...], payload: bytes) -> None:
+    def _note(self, chosen: tuple[JpegComponent, ...], payload: bytes) -> None:
         """What of the coefficients a scan brings (T.81 G.1.1.1)."""
         assert self._frame is not None
         if not self._missing and len(self._scans) == 1:
@@ -323,7 +323,7 @@ class _Reader:
                 else:
                     self._missing.pop((component.name, k), None)
 
-    def stream(self) -> Stream:
+    def stream(self) -> JpegStream:
         """All of it.
 
         Raises:
@@ -340,23 +340,23 @@ class _Reader:
             raise BadImage("JPEG: the image is cut off: an arithmetically coded image has no end marker")
         if self._adobe:
             self._head.append(_segment(0xEE, _known_transform(self._adobe, self._frame)))
-        return Stream(b"".join(self._head), self._frame, tuple(self._scans), self.ended)
+        return JpegStream(b"".join(self._head), self._frame, tuple(self._scans), self.ended)
 
 
-def _frame(marker: int, payload: bytes, height: int) -> Frame:
+def _frame(marker: int, payload: bytes, height: int) -> JpegFrame:
     count = payload[5] if len(payload) > 5 else 0
     if not count or len(payload) != 6 + 3 * count:
         raise BadImage(f"JPEG: the frame header has {len(payload)} bytes; expected {6 + 3 * count}")
     stated, width = struct.unpack_from(">HH", payload, 1)
     components = tuple(
-        Component(payload[at], payload[at + 1] >> 4, payload[at + 1] & 15) for at in range(6, 6 + 3 * count, 3)
+        JpegComponent(payload[at], payload[at + 1] >> 4, payload[at + 1] & 15) for at in range(6, 6 + 3 * count, 3)
     )
     if not all(1 <= c.across <= 4 and 1 <= c.down <= 4 for c in components):
         raise BadImage("JPEG: a component is sampled other than one to four times across and down")
-    return Frame(marker, payload, width, stated or height, components)
+    return JpegFrame(marker, payload, width, stated or height, components)
 
 
-def _chosen(frame: Frame | None, scan: bytes) -> tuple[Component, ...]:
+def _chosen(frame: JpegFrame | None, scan: bytes) -> tuple[JpegComponent, ...]:
     """A scan's components; none where it is not a scan of the frame."""
     count = scan[0] if scan else 0
     if frame is None or not 1 <= count <= 4 or len(scan) != 4 + 2 * count:
@@ -366,7 +366,7 @@ def _chosen(frame: Frame | None, scan: bytes) -> tuple[Component, ...]:
     return tuple(named[name] for name in names) if all(name in named for name in names) else ()
 
 
-def _known_transform(adobe: bytes, frame: Frame) -> bytes:
+def _known_transform(adobe: bytes, frame: JpegFrame) -> bytes:
     """Adobe's segment with a colour transform that decoders know: what they take any other for (YCbCr, YCCK)."""
     return adobe if adobe[11] <= 2 else adobe[:11] + (b"\2" if len(frame.components) == 4 else b"\1")
 

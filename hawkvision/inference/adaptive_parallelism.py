@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 
 log = logging.getLogger("hawkvision.inference")
 

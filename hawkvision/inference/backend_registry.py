@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from hawkvision.core.errors import BackendError
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.fingerprints import Execution
 from hawkvision.models.manifest import InputSpec
 
@@ -48,19 +48,19 @@ def open_backend(
         case "int8":
             backend = _open_int8(model, threads)
         case "onnxruntime":
-            from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
+            from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 
             backend = OnnxRuntimeBackend(model, providers, threads)
         case "openvino":
-            from hawkvision.inference.openvino_backend import OpenVinoBackend
+            from hawkvision.inference.backends.openvino_backend import OpenVinoBackend
 
             backend = OpenVinoBackend(model, threads)
         case "numpy":
-            from hawkvision.inference.numpy_backend import NumpyBackend
+            from hawkvision.inference.backends.numpy_backend import NumpyBackend
 
             backend = NumpyBackend(model)
         case "noop":
-            from hawkvision.inference.noop_backend import NoopBackend
+            from hawkvision.inference.backends.noop_backend import NoopBackend
 
             backend = NoopBackend((spec.height, spec.width, 3), classes)
         case _:
@@ -78,7 +78,7 @@ def open_backend(
 
 
 @runtime_checkable
-class Stated(Protocol):
+class ReportsExecution(Protocol):
     """A backend that knows better than its name what runs its network."""
 
     @property
@@ -89,7 +89,7 @@ class Stated(Protocol):
 
 def execution_of(asked: str, backend: Backend) -> str:
     """What runs a variant that was opened as `asked` in the settings: the text of its `Execution`."""
-    return str(backend.execution if isinstance(backend, Stated) else Execution(backend_name(asked, backend)))
+    return str(backend.execution if isinstance(backend, ReportsExecution) else Execution(backend_name(asked, backend)))
 
 
 def backend_name(asked: str, backend: Backend) -> str:
@@ -107,7 +107,7 @@ def _open_fastest(model: Path | bytes, providers: Sequence[str], threads: int) -
             return _open_int8(model, threads)
         except BackendError as error:
             log.info("ONNX Runtime runs the model: %s", error.message)
-    from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
+    from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 
     return OnnxRuntimeBackend(model, providers, threads)
 

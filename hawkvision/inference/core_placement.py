@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, ParamSpec, TypeVar
 
-from hawkvision.inference.intra_op_threads import processor
+from hawkvision.inference.backends.intra_op_threads import processor
 
 log = logging.getLogger("hawkvision.inference")
 
@@ -39,7 +39,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Apart:
+class CorePlacement:
     """Threads that `join`, each of which enters this as a context while it is at work, and ends with `leave`.
 
     They may run where the thread may that makes this; more than `MOST` may run anywhere there. Entering and leaving the
@@ -106,13 +106,14 @@ class Apart:
                 os.sched_setaffinity(thread, self._cores)
 
 
-class ApartThreads(ThreadPoolExecutor):
-    """An executor whose threads are kept apart, from those of others with the same `Apart` too. It is never shut down.
+class PlaceableThreads(ThreadPoolExecutor):
+    """An executor whose threads are kept apart, from those of others with the same `CorePlacement` too. It is never
+    shut down.
 
     Its threads end with the process.
     """
 
-    def __init__(self, threads: int, name: str, apart: Apart) -> None:
+    def __init__(self, threads: int, name: str, apart: CorePlacement) -> None:
         super().__init__(threads, name, initializer=apart.join)
         self._apart = apart
 

@@ -1,7 +1,7 @@
 """The zoo's manifests: what each variant of a task is, read from TOML into frozen values.
 
 A manifest states facts about models (where their weights come from, what they take in, how right they were measured
-to be) and the default cascade. Which machine runs what is deployment, and lives in `hawkvision.core.config`.
+to be) and the default cascade. Which machine runs what is deployment, and lives in `hawkvision.core.settings.config`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _RENAMED_KEYS: Final = {"ladder": "cascade", "committees": "ensembles", "picture
 """Keys of manifests before 0.2."""
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _ManifestStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Unknown keys are errors everywhere."""
 
 
-class InputSpec(_Strict, frozen=True):
+class InputSpec(_ManifestStruct, frozen=True):
     """What a variant takes in: uint8 RGB of (n, height, width, 3), `mean` and `std` on the 0..255 scale.
 
     The image is scaled so that its centred square, `crop_fraction` of the shorter side, covers the input.
@@ -51,7 +51,7 @@ class InputSpec(_Strict, frozen=True):
     channel_order: Literal["rgb", "bgr"] = "rgb"
 
 
-class PackageSource(_Strict, frozen=True, tag_field="kind", tag="package"):
+class PackageSource(_ManifestStruct, frozen=True, tag_field="kind", tag="package"):
     """A weight file inside a pinned package of the Python registry."""
 
     package: str
@@ -67,7 +67,7 @@ class PackageSource(_Strict, frozen=True, tag_field="kind", tag="package"):
         return f"{self.package}=={self.version}:{self.member}"
 
 
-class FileSource(_Strict, frozen=True, tag_field="kind", tag="file"):
+class FileSource(_ManifestStruct, frozen=True, tag_field="kind", tag="file"):
     """A weight file beside the manifest, committed with it."""
 
     file: Annotated[str, Meta(pattern=r"^(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|onnx)$", max_length=128)]
@@ -87,7 +87,7 @@ WeightSource: TypeAlias = PackageSource | FileSource
 """Where a variant's weights come from. In TOML, a table with the key `file` is the latter, any other the former."""
 
 
-class MeasuredAccuracy(_Strict, frozen=True):
+class MeasuredAccuracy(_ManifestStruct, frozen=True):
     """Top-1 accuracy on labelled images, with its exact (Clopper-Pearson) 95 % interval."""
 
     value: Fraction
@@ -97,7 +97,7 @@ class MeasuredAccuracy(_Strict, frozen=True):
     data_sha256: Sha256
 
 
-class Variant(_Strict, frozen=True):
+class Variant(_ManifestStruct, frozen=True):
     """One runnable model: weights, precision and input size."""
 
     name: Name
@@ -112,7 +112,7 @@ class Variant(_Strict, frozen=True):
     accuracy: MeasuredAccuracy | None = None
 
 
-class Ensemble(_Strict, frozen=True):
+class Ensemble(_ManifestStruct, frozen=True):
     """Several variants whose temperature-scaled probabilities are averaged, over the image and its mirror image."""
 
     name: Name
@@ -126,7 +126,7 @@ class Ensemble(_Strict, frozen=True):
     accuracy: MeasuredAccuracy | None = None
 
 
-class Cascade(_Strict, frozen=True):
+class Cascade(_ManifestStruct, frozen=True):
     """The stages from cheapest to best, by where they usually run. The last of `dc` is the best."""
 
     edge: Annotated[tuple[Name, ...], Meta(min_length=1)]
@@ -136,7 +136,7 @@ class Cascade(_Strict, frozen=True):
     """The stage of `edge` that FPGAs run when none is named: a quantised one."""
 
 
-class Training(_Strict, frozen=True):
+class Training(_ManifestStruct, frozen=True):
     """Which images trained a cascade: `images` of a set, drawn by `seed`
     (`hawkvision.model_zoo.calibration.splits.training_mask`).
     """
@@ -146,7 +146,7 @@ class Training(_Strict, frozen=True):
     seed: int
 
 
-class Manifest(_Strict, frozen=True):
+class Manifest(_ManifestStruct, frozen=True):
     """All that is known of a task's models."""
 
     format: Literal[1]

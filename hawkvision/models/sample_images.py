@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Final
 
-from hawkvision.models.artifacts import write_atomic
+from hawkvision.system.files import write_atomic
 
 PHOTOGRAPHS: Final = ("chelsea.png", "coffee.png", "camera.png")
 """Files inside scikit-image's wheel that show one thing of which ImageNet has a class: a cat, a coffee, a tripod."""

@@ -1,6 +1,6 @@
 """Request bodies, received within their bounds.
 
-Bounds: a body has at most `max_body_bytes` and must come on, as `Pace` has it, however long it takes in
+Bounds: a body has at most `max_body_bytes` and must come on, as `UploadPace` has it, however long it takes in
 all; all bodies together have at most `Bodies.limit_bytes`, whichever server they come by. Where these are reached, the
 body that has gone longest without progress makes room, so that callers who stall cannot keep out those who do not.
 """
@@ -17,14 +17,14 @@ from prometheus_client import Counter
 from starlette.types import Receive
 
 from hawkvision.core.errors import BadImage, Overloaded, RequestTimeout, TooLarge
-from hawkvision.system.memory import Parts
+from hawkvision.system.memory import MemoryParts
 
 MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
 """All request bodies in memory together, so that many large uploads cannot exhaust a small device."""
 
 
 @dataclass(frozen=True)
-class Pace:
+class UploadPace:
     """How slowly a body may come; tests are less patient."""
 
     step_s: float = 30.0
@@ -42,7 +42,7 @@ COPIES: Final = 2
 """Of a body at once: its pieces, and what is made of them."""
 
 
-def bodies_limit(parts: Parts) -> int:
+def bodies_limit(parts: MemoryParts) -> int:
     """Bytes that all bodies together may have, of a budget of memory."""
     return min(MAX_BUFFERED_BYTES, parts.bodies // COPIES)
 
@@ -58,7 +58,7 @@ class MemoryFull(Overloaded):
 class Bodies:
     """All request bodies of a node: how large one may be, and what they take up in memory together."""
 
-    def __init__(self, max_body_bytes: int, received: Counter, pace: Pace | None = None) -> None:
+    def __init__(self, max_body_bytes: int, received: Counter, pace: UploadPace | None = None) -> None:
         """Hold none yet.
 
         Args:
@@ -66,7 +66,7 @@ class Bodies:
             received: where to count bytes.
             pace: how slowly one may come.
         """
-        self.pace = pace or Pace()
+        self.pace = pace or UploadPace()
         self.max_body_bytes = max_body_bytes
         self.limit_bytes = MAX_BUFFERED_BYTES
         """Of all bodies together; less where there is less memory."""
@@ -151,7 +151,7 @@ class Body:
                 f"the body came too slowly: expected its end or {pace.step_bytes} bytes in every {pace.step_s:g} s, "
                 f"{pace.step_bytes / pace.step_s:g} bytes a second"
             ) from None
-        return some(data)
+        return nonempty(data)
 
     async def _rest(self, chunk: bytes, limit: int) -> bytes:
         """The whole body, of which this was the first piece."""
@@ -229,7 +229,7 @@ class Body:
         self._size = 0
 
 
-def some(data: bytes) -> bytes:
+def nonempty(data: bytes) -> bytes:
     """The body, if there is any.
 
     Raises:

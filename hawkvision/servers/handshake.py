@@ -18,7 +18,8 @@ import socket
 import time
 from typing import Any, Final, cast
 
-from hawkvision.servers.protocol import MAX_LEAVING, BoundedProtocol
+from hawkvision.servers.connections import MAX_LEAVING
+from hawkvision.servers.protocol import BoundedProtocol
 from hawkvision.servers.tls import Certificates, ServerContext
 
 log = logging.getLogger("hawkvision.tls")
@@ -29,7 +30,7 @@ LOG_EVERY_S: Final = 10.0
 """Failed handshakes are told of so often, for anybody can cause them."""
 
 
-class Failures:
+class HandshakeFailures:
     """A server's failed handshakes: told of with a bound, and refused with a reason."""
 
     def __init__(self, certificates: Certificates) -> None:
@@ -62,7 +63,7 @@ class Handshake(asyncio.Protocol):
 
     inner: BoundedProtocol
     certificates: Certificates
-    failures: Failures
+    failures: HandshakeFailures
 
     def __init__(self) -> None:
         self._raw: asyncio.Transport
@@ -101,7 +102,7 @@ class Handshake(asyncio.Protocol):
                 self,
                 context,
                 server_side=True,
-                ssl_handshake_timeout=inner.book.limits.head_s,
+                ssl_handshake_timeout=inner.registry.limits.head_s,
                 ssl_shutdown_timeout=GOODBYE_S,
             )
         )
@@ -155,7 +156,7 @@ def _feed(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
 
 def behind_tls(protocol: type[asyncio.Protocol], certificates: Certificates) -> type[asyncio.Protocol]:
     """The protocol class for `uvicorn.Config(http=…)` that has `protocol`, a `BoundedProtocol`, behind TLS."""
-    told = Failures(certificates)
+    told = HandshakeFailures(certificates)
 
     class Gate(Handshake):
         failures = told

@@ -29,7 +29,7 @@ _State: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @dataclass
-class _Watched:
+class _WatchedFiles:
     title: str
     files: tuple[Path, ...]
     reload: Callable[[], None]
@@ -48,16 +48,16 @@ class _Watched:
             log.exception("%s: what was in use stays in use", self.title)
 
 
-class Reloads:
+class FileWatcher:
     """What a server reads again. Watching begins with `start`, on the running loop; close it."""
 
     def __init__(self, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
-        self._watched: list[_Watched] = []
+        self._watched: list[_WatchedFiles] = []
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    def of(cls, keys: Keys, *certificates: Certificates | None) -> Reloads:
+    def of(cls, keys: Keys, *certificates: Certificates | None) -> FileWatcher:
         """Those of a server's files that there are; they have been read just now."""
         made = cls()
         if keys.file is not None:
@@ -70,7 +70,7 @@ class Reloads:
     def add(self, title: str, files: Sequence[Path], reload: Callable[[], None]) -> None:
         """Have files watched that have been read just now; `reload` reads them again, or raises `ConfigError`."""
         if files:
-            self._watched.append(_Watched(title, tuple(files), reload, _state(files)))
+            self._watched.append(_WatchedFiles(title, tuple(files), reload, _state(files)))
 
     def start(self) -> None:
         """Begin to watch."""

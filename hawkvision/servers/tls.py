@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -22,10 +22,9 @@ from cryptography.hazmat.primitives import serialization
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import TlsState
+from hawkvision.core.settings.access import MinimumVersion
 
 log = logging.getLogger("hawkvision.tls")
-
-MinimumVersion: TypeAlias = Literal["1.2", "1.3"]
 
 MAX_PEM_BYTES: Final = 4 * 1024 * 1024
 """Of one file; all authorities that browsers trust are 220 KB."""

@@ -4,7 +4,7 @@
     cgroup (v1, v2), ancestors ─ less what the group uses ────────┼─ least ─► room ─ · SHARE ─► budget ─┬─ bodies
     the machine ────────────── what is available ─────────────────┘                                     └─ decoding
 
-`room` reads the limits; `Budget` hands out bytes and takes them back, and knows nothing of what they are for.
+`room` reads the limits; `MemoryBudget` hands out bytes and takes them back, and knows nothing of what they are for.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ _UNLIMITED: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class MemoryRoom:
     """Bytes that the process may still take, and what sets that limit."""
 
     free_bytes: int
     limited_by: str
 
 
-def room(proc: Path = Path("/proc")) -> Room:
+def room(proc: Path = Path("/proc")) -> MemoryRoom:
     """The least that any limit leaves; without `/proc` (not Linux), 1 GiB.
 
     Args:
         proc: where the kernel tells of processes.
     """
-    found = [Room(*each) for each in (*_address_space(proc), *_cgroups(proc), *_machine(proc))]
-    return min(found, key=lambda each: each.free_bytes, default=Room(1 << 30, "nothing that could be read"))
+    found = [MemoryRoom(*each) for each in (*_address_space(proc), *_cgroups(proc), *_machine(proc))]
+    return min(found, key=lambda each: each.free_bytes, default=MemoryRoom(1 << 30, "nothing that could be read"))
 
 
 def _machine(proc: Path) -> Iterator[tuple[int, str]]:
@@ -159,7 +159,7 @@ def give_back_at_once() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class MemoryParts:
     """How a budget is divided; bytes."""
 
     total: int
@@ -171,7 +171,7 @@ class Parts:
     """Where `total` is from."""
 
 
-def divided(total: int | None, request: int | None, processes: int = 1) -> Parts:
+def divided(total: int | None, request: int | None, processes: int = 1) -> MemoryParts:
     """The budget that settings say, or that the limits of this process leave.
 
     Args:
@@ -188,10 +188,10 @@ def divided(total: int | None, request: int | None, processes: int = 1) -> Parts
         basis = "a setting"
     bodies = int(total * BODIES_SHARE)
     decoding = total - bodies
-    return Parts(total, bodies, decoding, min(request or int(decoding * REQUEST_SHARE), decoding), basis)
+    return MemoryParts(total, bodies, decoding, min(request or int(decoding * REQUEST_SHARE), decoding), basis)
 
 
-class Budget:
+class MemoryBudget:
     """Bytes that are handed out and come back, from any thread. Before `limit` is set there is no bound.
 
     Who waits is served by deadline, and is overtaken by smaller ones at most `OVERTAKEN_MOST` times.

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from hawkvision.core.errors import ArtifactError, CompileError
-from hawkvision.models.artifacts import check_ours, sha256_of, write_atomic
+from hawkvision.system.files import check_ours, sha256_of, write_atomic
 from hawkvision.system.subprocess_runner import run
 
 log = logging.getLogger("hawkvision.system.native_build")
@@ -46,7 +46,7 @@ VERSION_WALL_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class LibraryRecipe:
     """What a library is made of."""
 
     name: str
@@ -85,7 +85,9 @@ def find_compiler(language: Language) -> str:
     return found
 
 
-def open_library(recipe: Recipe, folder: Path, *, make_room: Callable[[Path], None] | None = None) -> ctypes.CDLL:
+def open_library(
+    recipe: LibraryRecipe, folder: Path, *, make_room: Callable[[Path], None] | None = None
+) -> ctypes.CDLL:
     """The library that is kept in a folder, made if it is missing or damaged; it is compiled once at most.
 
     Without a compiler, one that another compiler has made serves. `make_room` is called with the folder before a new
@@ -112,7 +114,7 @@ def open_library(recipe: Recipe, folder: Path, *, make_room: Callable[[Path], No
         raise CompileError(f"{made}: cannot be loaded: {error}") from None
 
 
-def find_kept(recipe: Recipe, folder: Path, *, by_anyone: bool = False) -> Path | None:
+def find_kept(recipe: LibraryRecipe, folder: Path, *, by_anyone: bool = False) -> Path | None:
     """The file of a library that is sound, of this machine's compiler, or of any where there is none; or None.
 
     Damaged files are removed, where that is possible, and the log says so. `by_anyone` takes any compiler's in any
@@ -151,7 +153,7 @@ def is_sound(path: Path) -> bool:
         return False
 
 
-def make_library(recipe: Recipe, folder: Path, *, make_room: Callable[[Path], None] | None = None) -> Path:
+def make_library(recipe: LibraryRecipe, folder: Path, *, make_room: Callable[[Path], None] | None = None) -> Path:
     """Compile a library into a folder, in which it is whole or not there; the folder is made if needed.
 
     Raises:

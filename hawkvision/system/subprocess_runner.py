@@ -34,7 +34,7 @@ _stopped = False
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CommandResult:
     """How a run ended."""
 
     title: str
@@ -66,7 +66,7 @@ class Ran:
         errors = [line for line in self.output.splitlines() if line.startswith("ERROR")]
         return f"{self.title}: {' '.join(errors) or self.output[-KEPT_CHARACTERS:].strip() or 'failed silently'}"
 
-    def check(self) -> Ran:
+    def check(self) -> CommandResult:
         """Itself.
 
         Raises:
@@ -86,7 +86,7 @@ def run(
     folder: Path | None = None,
     title: str | None = None,
     env: Mapping[str, str] | None = None,
-) -> Ran:
+) -> CommandResult:
     """Run a command to its end, or to that of its CPU time; it is told nothing on standard input.
 
     `env` is added to our own environment. Without `wall_limit_s`, it may take `WALL_PER_CPU` times its CPU time, and a
@@ -148,7 +148,7 @@ def run(
         _refuse_if_stopped(name)
         said.seek(0)
         output = said.read().decode(errors="replace")
-    return Ran(name, process.returncode, output, used.ru_utime + used.ru_stime, cpu_limit_s)
+    return CommandResult(name, process.returncode, output, used.ru_utime + used.ru_stime, cpu_limit_s)
 
 
 def stop_commands() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from hawkvision.core.escalation_api import DatagramEndpoint, Transports
-from hawkvision.transport.endpoint.server import DatagramListener
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.identity import Identity, identity_for
+from hawkvision.transport.server.listener import DatagramListener
 
 
-class Offered:
+class OfferedEndpoint:
     """A server, and the operator's files of its certificate, if there are any."""
 
     def __init__(

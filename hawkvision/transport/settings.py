@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.core.config import DatacenterConfig, EdgeConfig, Port, Word
-from hawkvision.core.feature_settings import Section, SettingsGroup
-from hawkvision.servers.access import together
+from hawkvision.core.settings.access import check_both_or_neither
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig, Port, Word
+from hawkvision.core.settings.features import Section, SettingsGroup
 
 
 class DatagramSettings(
@@ -35,7 +35,7 @@ class DatagramSettings(
 
 
 def _check(section: Section, _: EdgeConfig | DatacenterConfig, datagrams: DatagramSettings) -> None:
-    together(section, "datagram_certificate", datagrams.certificate, "datagram_key", datagrams.key)
+    check_both_or_neither(section, "datagram_certificate", datagrams.certificate, "datagram_key", datagrams.key)
 
 
 EDGE: Final = SettingsGroup(section="edge", kind=DatagramSettings, check=partial(_check, "edge"))

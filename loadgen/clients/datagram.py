@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hawkvision.client import AsyncClient
+from hawkvision.client.asynchronous import AsyncClient
 from hawkvision.client.response import BadReply, Unreachable
 from hawkvision.core.errors import HawkVisionError
 from loadgen.clients.base import Reply, RequestTimes

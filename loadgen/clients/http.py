@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from hawkvision.client import CLASSIFY_PATH
+from hawkvision.client.asynchronous import CLASSIFY_PATH
 from hawkvision.core.types import AccuracyStatus
 from loadgen.clients.base import Reply, RequestTimes
 from loadgen.clients.connections import ConnectionBroken, ConnectionPool, HttpReply

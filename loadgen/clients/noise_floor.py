@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 import uvloop
 
-from hawkvision.client import CLASSIFY_PATH
+from hawkvision.client.asynchronous import CLASSIFY_PATH
 from hawkvision.core.escalation_api import TRANSPORT_PATH, DatagramEndpoint, Transports
 from hawkvision.system.process import running
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.identity import own_identity
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.session import Incoming
 from loadgen.clients.engine import Job
 from loadgen.clients.processes import WorkerProcesses
 from loadgen.workload.arrivals import PoissonArrivals

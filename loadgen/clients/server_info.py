@@ -41,7 +41,7 @@ SaidT = TypeVar("SaidT")
 
 
 async def identify(server: ServerAddress) -> str:
-    """Such as `hawkvision 0.1.0, policy hawkvision, efficientnet_lite0_int8 before committee`; what is not said is
+    """Such as `hawkvision 0.2.0, policy hawkvision, efficientnet_lite0_int8 before committee`; what is not said is
     left out, and of a server that says nothing it is empty.
     """
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}

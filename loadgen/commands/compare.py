@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.artifacts import write_atomic
+from hawkvision.system.files import write_atomic
 from loadgen.analysis.compare import ComparisonReport, RatioVerdict, RunComparison, compare_all, slower, written
 from loadgen.commands.command_line import option
 from loadgen.commands.terminal import terminal

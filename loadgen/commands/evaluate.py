@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.client import AsyncClient
+from hawkvision.client.asynchronous import AsyncClient
 from hawkvision.core.errors import ConfigError, HawkVisionError, TargetUnreachable
 from hawkvision.core.types import (
     MaxAccuracyDrop,
@@ -33,9 +33,9 @@ from hawkvision.core.types import (
     Target,
     target_fields,
 )
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import models_dir
+from hawkvision.system.files import write_atomic
 from loadgen.analysis.evaluation import (
     EvaluatedImage,
     EvaluatedImages,

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady
-from hawkvision.models.artifacts import write_atomic
+from hawkvision.system.files import write_atomic
 from loadgen.analysis.capacity import (
     CapacityGoal,
     Confirmation,

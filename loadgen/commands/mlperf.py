@@ -27,7 +27,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 
 from hawkvision.core.errors import ConfigError, NotReady
-from hawkvision.models.artifacts import check_writable, write_atomic
+from hawkvision.system.files import check_writable, write_atomic
 from loadgen.clients.base import RequestClient, RequestTimes
 from loadgen.clients.engine import client_for
 from loadgen.commands import options

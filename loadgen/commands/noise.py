@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.manifest import models_dir
+from hawkvision.system.files import write_atomic
 from loadgen.clients import noise_floor
 from loadgen.clients.engine import Protocol, ServerAddress
 from loadgen.clients.processes import WorkerProcesses

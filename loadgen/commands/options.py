@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
-from hawkvision import __version__
-from hawkvision.client import CLASSIFY_PATH
+from hawkvision.client.asynchronous import CLASSIFY_PATH
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import OnMiss
+from hawkvision.core.version import __version__
 from hawkvision.models.manifest import models_dir
 from loadgen.clients.connections import check_server
 from loadgen.clients.engine import Job, Protocol, ServerAddress

@@ -19,7 +19,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hawkvision.client import AsyncClient
+from hawkvision.client.asynchronous import AsyncClient
 from hawkvision.core.errors import ArtifactError, ConfigError, HawkVisionError, NotReady
 from hawkvision.core.types import Answer, Quality
 from loadgen.analysis.steady_state import is_steady

@@ -95,27 +95,27 @@ def _birth(pid: int) -> int | None:
         return None
 
 
-def address_of(escalation: int, path: int, side: Side) -> str:
-    """The IPv4 address of one end of a path; `escalation` counts the links of a chain."""
-    return f"10.{98 + escalation}.{path}.{1 + SIDES.index(side)}"
+def address_of(position: int, path: int, side: Side) -> str:
+    """The IPv4 address of one end of a path; `position` counts the links of a chain."""
+    return f"10.{98 + position}.{path}.{1 + SIDES.index(side)}"
 
 
-def _name(escalation: int, path: int) -> str:
+def _name(position: int, path: int) -> str:
     """Of a path's devices. A namespace in the middle of a chain has those of two links."""
-    return f"path{path}" if escalation == 0 else f"escalation{escalation}path{path}"
+    return f"path{path}" if position == 0 else f"link{position}path{path}"
 
 
-def routes_of(escalation: int, path: int, side: Side) -> list[str]:
+def routes_of(position: int, path: int, side: Side) -> list[str]:
     """A side's routes over a path: to the other end, and for the client from its own address to any of the server's."""
-    address, device, network = address_of(escalation, path, side), _name(escalation, path), f"10.{98 + escalation}"
+    address, device, network = address_of(position, path, side), _name(position, path), f"10.{98 + position}"
     routes = [f"{network}.{path}.0/30 dev {device} src {address}"]
     if side == "client":
-        routes.append(f"{network}.0.0/16 dev {device} src {address} table {_table(escalation, path)}")
+        routes.append(f"{network}.0.0/16 dev {device} src {address} table {_table(position, path)}")
     return routes
 
 
-def _table(escalation: int, path: int) -> int:
-    return 100 + MAX_PATHS * escalation + path
+def _table(position: int, path: int) -> int:
+    return 100 + MAX_PATHS * position + path
 
 
 def ip(*arguments: str, batch: str = "") -> str:
@@ -190,9 +190,9 @@ def _device_made() -> Iterator[TunDevice]:
 
 
 @contextlib.contextmanager
-def open_device(namespace: str, side: Side, escalation: int, path: int) -> Iterator[TunDevice]:
+def open_device(namespace: str, side: Side, position: int, path: int) -> Iterator[TunDevice]:
     """One end of a path: a device in a namespace, up, with its address and routes."""
-    address, name = address_of(escalation, path, side), _name(escalation, path)
+    address, name = address_of(position, path, side), _name(position, path)
     with _device_made() as device:
         ip("link", "set", device.name, "netns", namespace, "name", name)
         lines = [
@@ -200,10 +200,10 @@ def open_device(namespace: str, side: Side, escalation: int, path: int) -> Itera
             f"link set {name} addrgenmode none",  # else IPv6 looks for routers, which counts as traffic
             f"link set {name} mtu {MTU} txqueuelen {TX_QUEUE_PACKETS} up",
             f"addr add {address}/30 dev {name} noprefixroute",
-            *(f"route add {route}" for route in routes_of(escalation, path, side)),
+            *(f"route add {route}" for route in routes_of(position, path, side)),
         ]
         if side == "client":
-            lines.append(f"rule add from {address} table {_table(escalation, path)}")
+            lines.append(f"rule add from {address} table {_table(position, path)}")
         ip("-n", namespace, "-batch", "-", batch="\n".join(lines) + "\n")
         with entered(namespace):
             # What namespaces inherit differs between machines. Saved metrics would carry one phase of a benchmark

@@ -88,9 +88,9 @@ class TunLink:
         behind: TunLink | None = None,
     ) -> None:
         self._behind = behind
-        self._escalation: int = 0 if behind is None else behind._escalation + 1
-        if self._escalation >= MAX_CHAIN:
-            raise ConfigError(f"a chain of {self._escalation + 1} links; expected at most {MAX_CHAIN}")
+        self._position: int = 0 if behind is None else behind._position + 1
+        if self._position >= MAX_CHAIN:
+            raise ConfigError(f"a chain of {self._position + 1} links; expected at most {MAX_CHAIN}")
         first = (up, up if down is None else down)
         self._paths = (first,) if second is None else (first, second)
         self._congestion = congestion
@@ -99,9 +99,9 @@ class TunLink:
         self._started: list[subprocess.Popen[bytes]] = []
         self._stack = contextlib.ExitStack()
         self.realtime = realtime
-        self.client_addresses = tuple(address_of(self._escalation, path, "client") for path in range(len(self._paths)))
+        self.client_addresses = tuple(address_of(self._position, path, "client") for path in range(len(self._paths)))
         """IPv4 addresses by path; as `server_addresses`."""
-        self.server_addresses = tuple(address_of(self._escalation, path, "server") for path in range(len(self._paths)))
+        self.server_addresses = tuple(address_of(self._position, path, "server") for path in range(len(self._paths)))
         self.client_address, self.server_address = self.client_addresses[0], self.server_addresses[0]
 
     def __enter__(self) -> TunLink:
@@ -116,7 +116,7 @@ class TunLink:
                 stack.callback(remove, self.namespace(side))
             devices = stack.enter_context(contextlib.ExitStack())
             files = [
-                devices.enter_context(open_device(self.namespace(side), side, self._escalation, path))
+                devices.enter_context(open_device(self.namespace(side), side, self._position, path))
                 for path in range(len(self._paths))
                 for side in SIDES
             ]
@@ -231,7 +231,7 @@ class TunLink:
             # may only be one that unprivileged users are allowed (net.ipv4.tcp_allowed_congestion_control), which
             # is for the machine to say.
             choice = "" if name is None else f" congctl {name}"
-            routes = [route for path in range(len(self._paths)) for route in routes_of(self._escalation, path, side)]
+            routes = [route for path in range(len(self._paths)) for route in routes_of(self._position, path, side)]
             lines = [f"route replace {route}{choice}\n" for route in routes]
             ip("-n", self.namespace(side), "-batch", "-", batch="".join(lines))
 

@@ -31,9 +31,10 @@ from hawkvision.reports.svg import (
     text,
     whisker,
 )
+from loadgen.analysis.accuracy import IntervalEstimate
 from loadgen.analysis.bootstrap import quantiles
 from loadgen.analysis.samples import CountedRequests
-from loadgen.analysis.summary import ClassSummary, Figures, IntervalEstimate, Percentile, RunSummary
+from loadgen.analysis.summary import ClassSummary, Figures, Percentile, RunSummary
 from loadgen.workload.record import Run
 
 NARROW: Final = 440.0

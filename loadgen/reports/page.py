@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.reports.pages import Markup, joined, render, script_hash, source
 from hawkvision.reports.svg import DASHES, marker
 from hawkvision.reports.tables import Cell, Table, table
+from hawkvision.system.files import write_atomic
+from loadgen.analysis.accuracy import IntervalEstimate, TargetVerdict
 from loadgen.analysis.compare import MOST_RUNS, Ratio, RatioVerdict, RunComparison, compare_all, written
 from loadgen.analysis.samples import counted_of
-from loadgen.analysis.summary import ClassSummary, Figures, IntervalEstimate, TargetVerdict, summarise
+from loadgen.analysis.summary import ClassSummary, Figures, summarise
 from loadgen.reports.charts import (
     NARROW,
     WIDE,

@@ -7,17 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from loadgen.analysis.accuracy import IntervalEstimate, TargetVerdict
 from loadgen.analysis.compare import LATENCIES, Ratio, RatioVerdict, RunComparison
-from loadgen.analysis.summary import (
-    NAMED_CODES,
-    Figures,
-    IntervalEstimate,
-    Percentile,
-    RunSummary,
-    TargetVerdict,
-    failures,
-    targets_kept,
-)
+from loadgen.analysis.summary import NAMED_CODES, Figures, Percentile, RunSummary, failures, targets_kept
 from loadgen.host import cpu_slowdown, cpu_steal
 from loadgen.reports.charts import ChartSeries
 from loadgen.workload.record import Run

@@ -15,7 +15,7 @@ import msgspec
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import AccuracyStatus
-from hawkvision.models.artifacts import check_writable, write_atomic
+from hawkvision.system.files import check_writable, write_atomic
 
 FORMAT: Final = 1
 

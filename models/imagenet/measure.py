@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from hawkvision.cascade.certification.profiling import Split, measure_accuracy, split_indices
+from hawkvision.cascade.certification.predictions import Split, measure_accuracy, split_indices
 from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.cascade.confidence.scores import average, log_probabilities, softmax, unsure
 from hawkvision.core.types import Logits, Pixels
@@ -32,7 +32,6 @@ from hawkvision.model_zoo.building.build import emit_variant, weights_of
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.model_zoo.building.ranges import Ranges, measure_ranges, save_ranges
-from hawkvision.models.artifacts import sha256_of, write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import (
     Ensemble,
@@ -45,6 +44,7 @@ from hawkvision.models.manifest import (
     load_labels,
     load_manifest,
 )
+from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.system.onnx_runtime import ort
 
 TASK = "imagenet"

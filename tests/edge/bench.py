@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from edge.escalation.client import DatacenterClient
-from edge.factory import make_context
+from edge.factory import NodeComponents, make_context
 from edge.inference.admission import Admission
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel, StagePrediction
 from edge.inference.worker_pool import WorkerPool
@@ -24,17 +24,18 @@ from edge.monitoring.state_store import StateFile
 from edge.monitoring.stream_keys import DEFAULT_STREAM
 from edge.monitoring.streams import ROWS_PER_STREAM, Streams
 from edge.serving.baseline import LoadedBaseline
+from edge.serving.edge_execution import EdgeExecutor
 from edge.serving.node import EdgeNode
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
-from hawkvision.imaging.decoding_cost import Rates, Scales
+from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.manifest import InputSpec
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.system.memory import divided
@@ -49,9 +50,9 @@ SURE, UNSURE = 20.0, 0.0
 
 
 @functools.cache
-def measured_rates() -> Rates:
+def measured_rates() -> DecodingRates:
     """Of this machine; tests share them."""
-    return Rates()
+    return DecodingRates()
 
 
 class GatedBackend:
@@ -161,7 +162,7 @@ async def bench(
         "small", LoadedModel("small", backend, SPEC, wide), 1.0, policy.pair.score, others, fingerprint=f"{SHA}/int8"
     )
     rates = measured_rates()
-    scales = Scales([SPEC], rates, max_pixels, max_pixels)
+    scales = DecodingScales([SPEC], rates, max_pixels, max_pixels)
     admission = Admission(scales, rates, metrics, 1, settings.decode_limit_s)
     admission.divide(divided(256 * 1024 * 1024, None))
     pool: WorkerPool[StagePrediction] = WorkerPool(1, 64, memory=admission.memory)
@@ -175,11 +176,12 @@ async def bench(
     versions = CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA})
     certification = Certification(profile, policy, versions, None, stage.temperature, stage.score)
     streams = Streams("digits", max_streams, audit_share, metrics, file, policy.profiles)
-    labels = [str(i) for i in range(10)]
-    context = make_context(
-        settings, labels, "large", stage, certification, pool=pool, admission=admission, datacenter=datacenter,
-        streams=streams, clock=clock, metrics=metrics, draws=random.Random(1),
-    )  # fmt: skip
+    labels = tuple(str(i) for i in range(10))
+    components = NodeComponents(
+        stage, certification, labels, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline
+    )
+    executor = EdgeExecutor("digits", "small", pool, admission, clock, metrics, max_pixels)
+    context = make_context(settings, components, executor, datacenter, streams, clock, metrics, random.Random(1))
     node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
     try:
         yield Bench(node, backend, clock)

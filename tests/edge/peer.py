@@ -24,18 +24,18 @@ from hawkvision.core.escalation_api import (
     EscalationRequest,
     EscalationTiming,
     IntermediateResult,
-    Stage,
-    Stages,
+    ListedStage,
+    StageList,
     Transports,
     parse_escalation_datagram,
     parse_escalation_headers,
 )
 from hawkvision.transport.coding.image_coding import Expired, Partial
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.identity import own_identity
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.session import Incoming
 
 AS_LISTED = "as listed"
 ANSWER_CLASS = 7
@@ -138,7 +138,7 @@ class Peer:
             for index in (self.parts if asked.progressive else ())
         ]
         for part in so_far:
-            incoming.say(msgspec.json.encode(part))
+            incoming.send_interim(msgspec.json.encode(part))
         await asyncio.sleep(self.delay_s)
         if self.status != 200:
             raise Overloaded("no", 1.0)
@@ -172,8 +172,8 @@ class Peer:
             return None if self.old else self.states
         return f"{models}/{EXECUTION}" if models else None
 
-    def listed(self, name: str, models: str) -> Stage:
-        return Stage(name, (), models, f"{models}/{EXECUTION}" if models and not self.old else None)
+    def listed(self, name: str, models: str) -> ListedStage:
+        return ListedStage(name, (), models, f"{models}/{EXECUTION}" if models and not self.old else None)
 
     async def stages(self, _: web.Request) -> web.Response:
         await asyncio.sleep(self.stages_delay_s)
@@ -181,7 +181,7 @@ class Peer:
         if self.stages_status != 200:
             return web.json_response({"error": "no", "code": self.error_code}, status=self.stages_status)
         stages = (self.listed(self.intermediate, self.intermediate_fingerprint),) if self.intermediate else ()
-        listing = Stages("imagenet", self.model, (*stages, self.listed(self.model, self.fingerprint)))
+        listing = StageList("imagenet", self.model, (*stages, self.listed(self.model, self.fingerprint)))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")
 
     async def transports(self, request: web.Request) -> web.Response:

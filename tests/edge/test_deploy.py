@@ -21,8 +21,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from prometheus_client.parser import text_string_to_metric_families
 
-from hawkvision.core.config import DatacenterConfig, EdgeConfig, load_config
 from hawkvision.core.errors import ConfigError
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.system.process import ServerProcess, running
 from tests.authority import Authority
 
@@ -33,7 +34,7 @@ DEPLOY = ROOT / "edge" / "deploy"
 SETTINGS = {f"HAWKVISION_EDGE_{f.name.upper()}" for f in msgspec.structs.fields(EdgeConfig)} | {
     f"HAWKVISION_DC_{f.name.upper()}" for f in msgspec.structs.fields(DatacenterConfig)
 }
-FILES = sorted(path for path in [*DEPLOY.iterdir(), ROOT / "edge" / "README.md"] if path.is_file())
+FILES = sorted(path for path in [*DEPLOY.iterdir(), *(ROOT / "docs" / "operations").glob("*.md")] if path.is_file())
 KNOWN_INSTRUCTIONS = {
     "ARG", "CMD", "COPY", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
 }  # fmt: skip
@@ -86,8 +87,8 @@ def test_the_files_name_settings_at_all() -> None:
     """The test above would pass on files that were renamed away."""
     assert {
         "Dockerfile",
-        "README.md",
         "compose.yaml",
+        "deployment.md",
         "edge.toml",
         "hawkvision-edge.service",
         "k3s.yaml",

@@ -20,9 +20,9 @@ from edge.factory import load_components
 from fpga.compiler.folding import Folding, StageFolding, format_folding, interval
 from fpga.device.framing import MAX_FRAME
 from fpga.device.host_session import MAX_ATTEMPTS
-from hawkvision.core.arguments import parse_arguments
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ConfigError, HawkVisionError, ManifestError
+from hawkvision.core.settings.arguments import parse_arguments
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.integer.artifact import graph_of
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.calibrate import calibrate

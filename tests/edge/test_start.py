@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from hawkvision.core.errors import ArtifactError
-from hawkvision.inference.int8 import library
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
+from hawkvision.native import library
 from hawkvision.system.process import running
 from tests.edge.conftest import Caller
 from tests.images import encoded
@@ -83,9 +83,11 @@ def slow_compiler(folder: Path) -> Mapping[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
-@pytest.mark.skipif(library.unable() is not None, reason=f"this machine cannot: {library.unable()}")
+@pytest.mark.skipif(
+    library.unsupported_reason() is not None, reason=f"this machine cannot: {library.unsupported_reason()}"
+)
 def test_sigterm_while_the_kernel_is_compiled_ends_node_and_compiler(tmp_path: Path) -> None:
-    if library.beside_source() is not None:
+    if library.packaged() is not None:
         pytest.skip("this installation brings its kernel")
     begun = tmp_path / "bin" / "begun"
     with started("--port", "0", XDG_CACHE_HOME=str(tmp_path), **slow_compiler(tmp_path / "bin")) as node:

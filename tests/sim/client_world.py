@@ -11,14 +11,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from hawkvision.client.datagram import ANSWER_S, MAY_MISS
+from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.client.connection_manager import Connection
 from hawkvision.transport.client.datagram_client import DatagramLink
+from hawkvision.transport.client.pending_responses import ignore_interim
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.loss_meter import LossEstimate
-from hawkvision.transport.endpoint.connection import DatagramClient
 from hawkvision.transport.endpoint.path import Path
-from hawkvision.transport.endpoint.pending_responses import ignore_interim
-from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.protocol.status import Status
 from loadgen.network.link_model import LinkPipe
 from loadgen.network.profiles import LinkProfile
 from tests.sim.transport_world import World
@@ -35,7 +35,7 @@ class LinkWorld(World):
 
     def advance(self, until: float, loop: VirtualLoop) -> None:
         """Let time pass until then, or until the loop has something to do."""
-        self.run(until, lambda: loop.stirred)
+        self.run(until, lambda: loop.changed)
 
     def over(self, profile: LinkProfile, offset: int) -> None:
         """Give the one route a profile's weather."""
@@ -47,7 +47,7 @@ class LinkWorld(World):
 
         async def linked() -> T:
             link = DatagramLink("simulated", _nowhere, may_miss=MAY_MISS, answer_s=ANSWER_S)
-            link._connections._current = Connection(cast(DatagramClient, SimulatedClient(self)))
+            link._connections._current = Connection(cast(ClientConnection, SimulatedClient(self)))
             return await main(link)
 
         return run(self, linked())
@@ -58,7 +58,7 @@ async def _nowhere() -> Any:
 
 
 class SimulatedClient:
-    """What `DatagramLink` needs of a `DatagramClient`."""
+    """What `DatagramLink` needs of a `ClientConnection`."""
 
     useful_side = 300
     lost = None
@@ -86,7 +86,7 @@ class SimulatedClient:
         on_interim: Callable[[bytes], None] = ignore_interim,
         late_s: float = 0.0,
     ) -> tuple[Status, bytes]:
-        """See `DatagramClient.ask`."""
+        """See `ClientConnection.ask`."""
         number = self._world.ask(coded, deadline_s, late_s=late_s)
         assert number is not None, "the simulated sender is never full"
         future: asyncio.Future[tuple[Status, bytes]] = asyncio.get_running_loop().create_future()
@@ -99,7 +99,7 @@ class SimulatedClient:
                 self._world.sender.cancel(number)
 
     def tables_number(self, header: bytes) -> int:
-        """See `DatagramClient.tables_number`."""
+        """See `ClientConnection.tables_number`."""
         if header not in self._tables:
             self._tables[header] = number = len(self._tables) + 1
             registering = self._world.now + REGISTERING_S

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.protocol.packet_protection import peek
+from hawkvision.transport.protocol.status import Status
 from tests.sim.transport_world import World, small_image
 
 Address = tuple[str, int]

@@ -10,9 +10,10 @@ import pytest
 
 from edge.servers.datagram import RECEIVE_TIMEOUTS
 from hawkvision.core.errors import DeadlineMissed
-from hawkvision.transport.client.datagram_client import MAX_LATE, MOST_TWICE, DatagramLink
+from hawkvision.transport.client.datagram_client import MAX_DOUBLED, MAX_LATE, DatagramLink
 from hawkvision.transport.coding.image_coding import Arrived, Coded, Complete, Partial
-from hawkvision.transport.endpoint.receiver import Image, Status
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.assembly import ReceivedImage
 from loadgen.network.link_model import LinkPipe
 from loadgen.network.profiles import load_profile
 from tests.images import encoded
@@ -51,19 +52,19 @@ class Edge(LinkWorld):
         self.coded.append(coded)
         return super().ask(coded, deadline_s, template=template, late_s=late_s)
 
-    def _handed(self, image: Image) -> None:
+    def _handed(self, image: ReceivedImage) -> None:
         if image.final:
             self._free_at = max(self._free_at, self.now) + 0.008
             self.arrived[b"answer %d" % image.number] = image.arrived
             self.at(self._free_at, lambda: self._answer(image.number))
 
-    async def caller(self, link: DatagramLink, after_s: float, *, insist: bool = True) -> Answered:
+    async def caller(self, link: DatagramLink, after_s: float, *, accept_late: bool = True) -> Answered:
         """One image, sent as clients send it."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(after_s)
-        at, lossless = loop.time(), link.fits_lossless(IMAGE, DEADLINE_S, strict=not insist)
+        at, lossless = loop.time(), link.fits_lossless(IMAGE, DEADLINE_S, strict=not accept_late)
         status, answer = await link.ask(
-            b"", IMAGE, deadline_s=DEADLINE_S, timeout_s=10.0, lossless=lossless, insist=insist
+            b"", IMAGE, deadline_s=DEADLINE_S, timeout_s=10.0, lossless=lossless, accept_late=accept_late
         )
         return Answered(at, loop.time() - at, status, self.arrived.get(answer), lossless)
 
@@ -140,7 +141,7 @@ def test_who_wants_no_late_answer_gets_none() -> None:
     async def main(link: DatagramLink) -> Answered:
         await asyncio.gather(*(world.caller(link, 0.5 + n * 0.1) for n in range(20)))
         world.routes[0].cut(True)
-        return await world.caller(link, 0.0, insist=False)
+        return await world.caller(link, 0.0, accept_late=False)
 
     with pytest.raises(TimeoutError):
         world.play(main)
@@ -179,7 +180,7 @@ def test_small_images_are_sent_twice_but_not_in_one_another_s_way() -> None:
     alone, *together = world.play(main)
     assert alone >= 2.0
     assert together[0] >= 2.0
-    assert max(together[MOST_TWICE:]) < 2.0
+    assert max(together[MAX_DOUBLED:]) < 2.0
 
 
 def test_an_image_of_which_too_little_came_is_asked_again_small() -> None:

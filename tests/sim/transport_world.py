@@ -19,13 +19,15 @@ from functools import partial
 from typing import Any
 
 from hawkvision.core.clock import Deadline
+from hawkvision.transport.client.sender import Sender
 from hawkvision.transport.coding.image_coding import Coded, opaque
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.channel import Channel
-from hawkvision.transport.endpoint.receiver import STRICT, Budget, Image, Receiver, ReceiveTimeouts, Status
-from hawkvision.transport.endpoint.sender import Sender
 from hawkvision.transport.protocol.packet_protection import Secret, peek
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.assembly import STRICT, Budget, ReceivedImage, ReceiveTimeouts
+from hawkvision.transport.server.receiver import Receiver
 from loadgen.network.link_model import LinkPipe
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UDP_OVERHEAD_BYTES
@@ -64,8 +66,8 @@ class Asked:
     answered_at: float | None = None
     status: int | None = None
     body: bytes = b""
-    provisional: list[Image] = field(default_factory=list)
-    final: list[Image] = field(default_factory=list)
+    provisional: list[ReceivedImage] = field(default_factory=list)
+    final: list[ReceivedImage] = field(default_factory=list)
     handed_at: float | None = None
 
 
@@ -206,7 +208,7 @@ class World:
         self.sender.answer(number, status, body)
         self._wake["client"] = self.now
 
-    def _handed(self, image: Image) -> None:
+    def _handed(self, image: ReceivedImage) -> None:
         asked = self.asked[image.number]
         assert not asked.final, f"seed {self.seed}: image {image.number} was handed over again after its final event"
         (asked.final if image.final else asked.provisional).append(image)

@@ -32,7 +32,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._world.now
 
     @property
-    def stirred(self) -> bool:
+    def changed(self) -> bool:
         """Whether a callback is ready to run."""
         return bool(self._ready)  # type: ignore[attr-defined]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hawkvision.client import Client
+from hawkvision.client.blocking import Client
 from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.building.build import verify
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir

@@ -15,8 +15,8 @@ from time import monotonic
 import cv2
 import pytest
 
-from hawkvision.cascade.certification.profile import seal
-from hawkvision.client import Client
+from hawkvision.cascade.certification.profile_files import seal
+from hawkvision.client.blocking import Client
 from hawkvision.core.errors import BadImage, TargetUnreachable
 from hawkvision.core.types import AccuracyStatus, Reason, Tier
 from hawkvision.system.process import ServerProcess, running

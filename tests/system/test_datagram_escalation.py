@@ -11,7 +11,7 @@ from time import monotonic
 
 import pytest
 
-from hawkvision.client import Client
+from hawkvision.client.blocking import Client
 from hawkvision.core.types import Tier
 from hawkvision.system.process import ServerProcess, running
 from tests.edge.peer import running_peer

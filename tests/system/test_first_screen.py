@@ -1,54 +1,65 @@
-"""The README's first screen, executed as it stands; and the demonstration."""
+"""README's first screen, run as it stands; its figure; and the demonstration."""
 
 from __future__ import annotations
 
+import html
 import re
-import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from hawkvision.models.sample_images import photographs
 from hawkvision.system.process import ended
+from tests.system import pages
 
-pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-FIRST_SCREEN = README.split("\n## ")[0]
-
-
-def commands(block: str) -> list[str]:
-    return [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
-
-
-BLOCKS = [match.group(1) for match in re.finditer(r"```console\n(.*?)```", FIRST_SCREEN, re.DOTALL)]
+README = pages.ROOT / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+BLOCKS = pages.blocks(README)
+FIGURE = pages.ROOT / "docs" / "images" / "session.svg"
+MOST_LINES = 150
+MOST_WORDS = 1_000
 
 
 def columns(row: str) -> list[str]:
-    """A row of the table as its columns, without the milliseconds."""
+    """A row of a table of answers as its columns, without the milliseconds."""
     cells = re.split(r"\s{2,}", row.strip())
     return [cell for cell in cells if not re.fullmatch(r"\d+\.\d", cell)]
 
 
-OUTPUT = re.search(r"```text\n(image.*?)```", FIRST_SCREEN, re.DOTALL)
-SHOWN = [columns(line) for line in OUTPUT.group(1).splitlines()] if OUTPUT else []
+def figure_lines() -> list[str]:
+    """The lines of the terminal that the figure shows."""
+    texts = re.findall(r'<text [^>]*x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>', FIGURE.read_text(encoding="utf-8"))
+    lines: dict[float, list[tuple[float, str]]] = {}
+    for x, y, text in texts:
+        lines.setdefault(float(y), []).append((float(x), html.unescape(text).replace("\xa0", " ")))
+    return ["".join(text for _, text in sorted(lines[y])).strip() for y in sorted(lines)]
 
 
-def test_first_screen_has_an_installation_and_an_image_to_ask_about() -> None:
-    said = [command for block in BLOCKS for command in commands(block)]
-    assert "make demo" in said
-    assert any("classify" in command for command in said)
-    assert any(command.startswith("curl") for command in said)
-    assert len(SHOWN) > 3
+def answers(lines: list[str]) -> list[list[str]]:
+    """The rows of `lines` that are about an image."""
+    return [columns(line) for line in lines if re.match(r"\w+\.png ", line)]
 
 
+def test_readme_is_read_in_five_minutes() -> None:
+    assert len(TEXT.splitlines()) <= MOST_LINES
+    assert len(TEXT.split()) <= MOST_WORDS
+
+
+def test_first_screen_installs_starts_and_asks() -> None:
+    said = [command for block in BLOCKS for command in block.commands()]
+    assert any(command.startswith("pip install ") for command in said)
+    assert pages.SERVE in said
+    assert any(command.startswith("hawkvision classify ") for command in said)
+    assert any(command.startswith("curl ") for command in said)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_make_demo_answers_everything_and_leaves_nothing_behind(cascade: None) -> None:
-    ran = subprocess.run(["make", "--no-print-directory", "demo"], cwd=ROOT, capture_output=True, text=True)
+    ran = subprocess.run(["make", "--no-print-directory", "demo"], cwd=pages.ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     *_, counted, following = ran.stdout.strip().splitlines()
     answered, at_edge, in_datacenter = map(int, re.findall(r"(\d+) ", counted)[:3])
@@ -56,35 +67,32 @@ def test_make_demo_answers_everything_and_leaves_nothing_behind(cascade: None) -
     assert at_edge > 5
     assert in_datacenter >= 3
     assert following.startswith("next: `.venv/bin/hawkvision up`")
-    said = [columns(line) for line in ran.stdout.splitlines()]
-    for row in SHOWN:
-        assert row in said, f"the README shows {row}, the demonstration does not"
 
 
-def test_every_other_command_of_the_first_screen_runs_as_it_stands(cascade: None) -> None:
-    """`up` serves in one terminal until the others, typed at once in a second, are done; each must succeed."""
-    said = [command for block in BLOCKS for command in commands(block) if command != "make demo"]
-    if not (ROOT / ".venv" / "bin" / "hawkvision").exists():
-        pytest.skip("the README's commands use .venv, which `make demo` or `make test` makes")
+@pytest.mark.slow
+def test_commands_program_and_figure_of_the_first_screen_are_as_shown(cascade: None, tmp_path: Path) -> None:
+    """`up` serves in one terminal until the other commands, typed at once in a second, are done."""
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed (apt-get install curl)")
-    served, *asked = said
-    assert served == ".venv/bin/hawkvision up"
-    with subprocess.Popen(shlex.split(served), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as up:
+    environment = pages.shell_environment(tmp_path)
+    asked = [command for block in BLOCKS if block.is_run for command in block.commands() if command != pages.SERVE]
+    (program,) = (block for block in BLOCKS if block.language == "python")
+    (shown,) = (block for block in BLOCKS if block.language == "text")
+    in_figure = figure_lines()
+    commands = [line.removeprefix("$ ") for line in in_figure if line.startswith("$ hawkvision classify ")]
+    with subprocess.Popen(
+        pages.SERVE.split(), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as up:
         try:
-            ran = subprocess.run(["bash", "-e", "-c", "\n".join(asked)], cwd=ROOT, capture_output=True, text=True)
+            printed = pages.run_block(BLOCKS[0], "\n".join(asked), tmp_path, environment)
+            assert "cat" in printed
+            assert '"label"' in printed
+            assert pages.run_block(program, program.text, tmp_path, environment) == shown.text
+            for image in photographs():
+                shutil.copy(image, tmp_path)
+            printed = pages.run_block(BLOCKS[0], "\n".join(commands), tmp_path, environment)
         finally:
             up.send_signal(signal.SIGINT)
             assert ended(up) == 0
-    assert ran.returncode == 0, ran.stderr
-    assert "cat" in ran.stdout
-    assert '"label"' in ran.stdout
-
-
-def test_python_example_of_the_readme_runs(node_url: str) -> None:
-    example = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-    assert example is not None
-    code = example.group(1).replace("http://127.0.0.1:8080", node_url)
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert "cat" in ran.stdout
+    assert len(commands) == 2
+    assert answers(printed.splitlines()) == answers(in_figure)

@@ -21,7 +21,8 @@ import pytest
 from aiohttp import web
 from cryptography import x509
 
-from hawkvision.client import AsyncClient, Client
+from hawkvision.client.asynchronous import AsyncClient
+from hawkvision.client.blocking import Client
 from hawkvision.client.response import Unreachable
 from hawkvision.core.errors import (
     BadField,
@@ -240,7 +241,7 @@ def test_more_callers_than_may_be_under_way_are_all_answered(noop: ServerProcess
 
 
 def test_command_line_asks_over_datagrams(noop: ServerProcess) -> None:
-    command = [sys.executable, "-m", "hawkvision.cli", "classify", "--lossy", "--json", "--url", noop.url, str(CAT)]
+    command = [sys.executable, "-m", "hawkvision.cli", "classify", "--datagram", "--json", "--url", noop.url, str(CAT)]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["received_fraction"] == 1.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.client import Client
+from hawkvision.client.blocking import Client
 from hawkvision.models.manifest import cache_dir
 from hawkvision.system.process import ServerProcess, running
 from tests.images import encoded

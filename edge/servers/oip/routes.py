@@ -26,8 +26,9 @@ from edge.serving.node import EdgeNode
 from hawkvision.core.errors import BadField, BadImage, NotFound, TooLarge, UnsupportedMedia
 from hawkvision.core.trace import TraceContext
 from hawkvision.core.types import Answer
-from hawkvision.imaging.decoding_cost import Cost
-from hawkvision.imaging.preprocessing import ImageHeader, probe
+from hawkvision.imaging.decoding_cost import DecodingCost
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import probe
 from hawkvision.servers.bodies import Body
 
 _INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
@@ -190,7 +191,7 @@ async def classify_all(
             await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def _weighed(node: EdgeNode, number: int, image: bytes) -> tuple[ImageHeader, Cost]:
+def _weighed(node: EdgeNode, number: int, image: bytes) -> tuple[ImageHeader, DecodingCost]:
     with _numbered(number):
         header = probe(image)
         return header, node.admission.cost(image, header)

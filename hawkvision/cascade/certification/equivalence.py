@@ -34,18 +34,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from hawkvision.cascade.certification.profile import (
-    Condition,
-    Pair,
-    Profile,
-    SiteCertificates,
-    load_sealed,
-    sealed,
-    threshold_value,
-)
+from hawkvision.cascade.certification.profile import Condition, Pair, Profile, threshold_value
+from hawkvision.cascade.certification.profile_files import load_sealed, sealed
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.confidence.scores import Probabilities, score
 from hawkvision.core.types import Score
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.system.files import sha256_of
 
 WHAT: Final = "equivalence checks"
 COMMAND: Final = "models equivalence"

@@ -18,19 +18,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from hawkvision.cascade.confidence.scores import Score
-from hawkvision.core.errors import MALFORMED, ManifestError
-from hawkvision.core.text import decode_text
-from hawkvision.core.types import Received
-from hawkvision.models.artifacts import sha256_of
-from hawkvision.models.manifest import Fraction, Manifest, MeasuredAccuracy, Name, Sha256
-from hawkvision.system.advice import advise
+from hawkvision.core.advice import advise
+from hawkvision.core.errors import ManifestError
+from hawkvision.core.types import Received, Score
+from hawkvision.models.manifest import Fraction, MeasuredAccuracy, Name, Sha256
+from hawkvision.system.files import sha256_of
 
 CERTIFIED_DROPS = (
     0.0025,
@@ -52,20 +49,6 @@ CERTIFIED_DROPS = (
     0.5,
 )
 """The ε that are certified ahead; a target between two of them uses the smaller."""
-
-_DIGEST: Final = "digest"
-"""The member of a file that holds the digest of the others."""
-_RENAMED_KEYS: Final = {
-    "rungs": "stages",
-    "middle": "intermediate",
-    "middle_score": "intermediate_score",
-    "middle_watch": "intermediate_watch",
-    "middle_threshold": "intermediate_threshold",
-    "hop_ms": "escalation_ms",
-}
-"""Keys of formats up to 4 of a profile, and of format 1 of a site's certificates, and what they are called since."""
-
-_FIRST_KEYS: Final = {new: old for old, new in _RENAMED_KEYS.items()}
 
 EscalationThreshold: TypeAlias = Fraction | Literal["always", "never"]
 
@@ -340,73 +323,6 @@ class Profile(_Strict, frozen=True):
         )
 
 
-class SiteData(_Strict, frozen=True):
-    """The images behind a site's certificates."""
-
-    name: str
-    sha256: Sha256
-    n: Annotated[int, Meta(ge=1)]
-    labelled: bool
-    looks: Annotated[int, Meta(ge=1)] = 1
-    """How many designs have had these images opened for them, as far as the file that this one replaced tells."""
-    compared: Annotated[int, Meta(ge=1)] = 1
-    """How many configurations were compared on these very images; δ was divided by it."""
-    design: Sha256 | None = None
-    """`design_sha256` of what had been fixed before the images were looked at."""
-
-
-class SiteStage(_Strict, frozen=True, kw_only=True):
-    """A stage as it was certified at a site; its accuracy there is known only with labels."""
-
-    name: Name
-    fingerprint: Sha256
-    temperature: Annotated[float, Meta(gt=0.0)]
-    """The profile's, which scores depend on and fingerprints do not cover."""
-    accuracy: MeasuredAccuracy | None = None
-
-
-class SitePair(_Strict, frozen=True, kw_only=True):
-    """A site's certificates for one pair of the profile."""
-
-    edge: Name
-    best: Name
-    intermediate: Name | None = None
-    score: Score
-    intermediate_score: Score | None = None
-    conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
-
-
-class SiteCertificates(_Strict, frozen=True, kw_only=True):
-    """Certificates made from a site's own images, which take the place of the profile's there."""
-
-    format: Literal[1, 2]
-    task: Name
-    as_of: str
-    """Date of certification, YYYY-MM-DD."""
-    data: SiteData
-    stages: tuple[SiteStage, ...]
-    pairs: Annotated[tuple[SitePair, ...], Meta(min_length=1)]
-
-    def stage(self, name: str) -> SiteStage | None:
-        """The stage of that name, if it was certified."""
-        return next((stage for stage in self.stages if stage.name == name), None)
-
-    def pair(self, edge: str, best: str) -> SitePair:
-        """The pair of those stages.
-
-        Raises:
-            ManifestError: if the site has none.
-        """
-        for pair in self.pairs:
-            if (pair.edge, pair.best) == (edge, best):
-                return pair
-        known = [f"{p.edge} → {p.best}" for p in self.pairs]
-        raise ManifestError(
-            f"the site's certificates have none for {edge} → {best}, only for {known}; "
-            f"run `{advise('certify', '--task', self.task, '--edge', edge, '--data', 'IMAGES')}`"
-        )
-
-
 def design_sha256(profile: Profile, pairs: Iterable[Pair]) -> str:
     """A digest of all that certification takes as given: models, temperatures, scores, and thresholds in their order.
 
@@ -446,130 +362,3 @@ def threshold_value(written: float | str) -> float:
     if isinstance(written, str):
         return math.inf if written == "always" else -math.inf
     return written
-
-
-_File = TypeVar("_File", bound=msgspec.Struct)
-
-
-def load_profile(path: Path, sha256: str | None = None) -> Profile:
-    """Read a profile; `sha256` is that of its file, where a manifest pins it.
-
-    Raises:
-        ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
-    """
-    return load_sealed(path, Profile, "profile", "calibrate", sha256)
-
-
-def load_profile_of(manifest: Manifest, models: Path, own: Path | None) -> Profile:
-    """A task's profile: `own`, or the one that lies beside its manifest.
-
-    Raises:
-        ManifestError: as `load_profile`.
-    """
-    if own is not None:
-        return load_profile(own)
-    return load_profile(models / manifest.task / "profile.json", manifest.profile_sha256)
-
-
-def load_site(path: Path) -> SiteCertificates:
-    """Read a site's certificates.
-
-    Raises:
-        ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
-    """
-    return load_sealed(path, SiteCertificates, "site certificates", "certify")
-
-
-def load_sealed(path: Path, kind: type[_File], what: str, command: str, sha256: str | None = None) -> _File:
-    """A document of this kind that carries the digest of its content.
-
-    Args:
-        path: the file.
-        kind: its schema.
-        what: it is called in errors.
-        command: that makes one, for `advise`.
-        sha256: of the file, where that is pinned.
-
-    Raises:
-        ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
-    """
-    task = () if path.name != "profile.json" else ("--task", path.parent.name)
-    command = advise(command, *task, "--data", "IMAGES")
-    try:
-        data = path.read_bytes()
-        if sha256 is not None and sha256_of(data) != sha256:
-            raise ManifestError(
-                f"{path}: this is not the {what} that its manifest pins: expected SHA-256 {sha256}, found "
-                f"{sha256_of(data)}; restore it, or name one of your own (`{command}`)"
-            )
-        content, digest = _taken_apart(data)
-        document = msgspec.convert(_in_present_words(content), kind)
-    except FileNotFoundError:
-        raise ManifestError(f"{path}: no such {what}; make one with `{command}`") from None
-    except MALFORMED as error:
-        raise ManifestError(f"{path}: {error}; a file of another version is made anew with `{command}`") from None
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
-    if digest != _digest(content):
-        wrong = "has no digest of its content" if digest is None else "was altered: its digest is that of other content"
-        raise ManifestError(
-            f"{path}: {wrong}; make it anew with `{command}`, or restore it, or vouch for it as it is with "
-            f"`hawkvision seal {path}`"
-        )
-    return document
-
-
-def dump(document: Profile | SiteCertificates) -> bytes:
-    """The document as indented JSON with its digest, ending in a newline."""
-    return sealed(msgspec.json.decode(msgspec.json.encode(document), type=dict[str, Any]))
-
-
-def seal(path: Path) -> bytes:
-    """The content of a file with the digest that belongs to it, whatever digest it has.
-
-    Raises:
-        ManifestError: if it is missing, or neither a profile nor a site's certificates.
-    """
-    try:
-        content, _ = _taken_apart(path.read_bytes())
-        msgspec.convert(_in_present_words(content), SiteCertificates if "as_of" in content else Profile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path}: expected a profile or a site's certificates: {error}") from None
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
-    return sealed(content)
-
-
-def _taken_apart(data: bytes) -> tuple[dict[str, Any], object]:
-    """A file's content, and the digest that it carries."""
-    content = msgspec.json.decode(decode_text(data), type=dict[str, Any])
-    return content, content.pop(_DIGEST, None)
-
-
-def _in_present_words(content: Any) -> Any:
-    """A file's content under the keys of the newest format."""
-    if isinstance(content, dict):
-        return {_RENAMED_KEYS.get(key, key): _in_present_words(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [_in_present_words(each) for each in content]
-    return content
-
-
-def in_first_words(content: Any) -> Any:
-    """What is hashed to name certificates, under the keys of the first format: no certificate is voided by a word."""
-    if isinstance(content, dict):
-        return {_FIRST_KEYS.get(key, key): in_first_words(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [in_first_words(each) for each in content]
-    return content
-
-
-def sealed(content: dict[str, Any]) -> bytes:
-    """A document's values as indented JSON with their digest, ending in a newline."""
-    whole = {**content, _DIGEST: _digest(content)}
-    return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
-
-
-def _digest(content: dict[str, Any]) -> str:
-    """Of the values, however they are spaced and ordered."""
-    return sha256_of(msgspec.json.encode(content, order="sorted"))

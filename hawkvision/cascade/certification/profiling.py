@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.bounds import clopper_pearson, drop_upper_bound
 from hawkvision.cascade.certification.certificate import (
-    Flags,
     Method,
     Sample,
-    StageOutcomes,
     Thresholds,
     ThresholdStep,
     certify,
@@ -25,32 +23,28 @@ from hawkvision.cascade.certification.certificate import (
     threshold_grid,
     two_levels,
 )
+from hawkvision.cascade.certification.certificate_writer import path_step, write_certificate, written, written_curve
+from hawkvision.cascade.certification.predictions import Split, StagePredictions, make_sample, measure_accuracy
 from hawkvision.cascade.certification.profile import (
     CERTIFIED_DROPS,
     Certificate,
     Condition,
-    EscalationThreshold,
     Intermediate,
     Pair,
-    PathStep,
     Profile,
-    ScoreCurve,
     StageProfile,
-    Watch,
     threshold_value,
 )
 from hawkvision.cascade.certification.threshold_search import (
     Costs,
-    Curve,
     Path,
     expected_cost,
     measure_curve,
     plan_paths,
 )
 from hawkvision.cascade.confidence import calibration
-from hawkvision.cascade.confidence.scores import Floats, Probabilities, Score, score, softmax
-from hawkvision.core.types import Logits
-from hawkvision.models.manifest import MeasuredAccuracy
+from hawkvision.cascade.confidence.scores import softmax
+from hawkvision.core.types import Logits, Score
 
 BALANCED_GAP_SHARE = 0.25
 """`balanced` may give up a quarter of the gap between edge and best: closing the last quarter costs as many
@@ -63,72 +57,6 @@ with 680 that is 0.46 points, and a stage within 1.8 points of the best would al
 ESCALATION_MS = 5.0
 """What an escalation weighs besides the datacenter's own work when thresholds are weighed against each other: an
 escalation on a good network. On a machine that is both edge and datacenter nothing would be too far away."""
-
-SMALLEST_GROUP = 10
-"""Images of a source that is split by itself: the fewest of which the three parts get some each, and roughly their
-shares. Sources with fewer, such as one file name per image, are thrown together."""
-
-
-class Split(msgspec.Struct, frozen=True):
-    """Disjoint index sets of a data set."""
-
-    profile: NDArray[np.intp]
-    certify: NDArray[np.intp]
-    held_out: NDArray[np.intp]
-
-    def used(self) -> NDArray[np.intp]:
-        """The numbers of all of them, rising."""
-        return np.sort(np.concatenate([self.profile, self.certify, self.held_out]))
-
-
-def split_indices(groups: NDArray[np.str_], seed: int, shares: tuple[float, float] = (0.2, 0.5)) -> Split:
-    """Divide images into profile, certification and held-out sets, with equal shares of every group.
-
-    Groups of fewer than `SMALLEST_GROUP` are pooled into one. From that many images on, no part is empty.
-
-    Args:
-        groups: (n,) the source of each image, so that each part has the same mixture.
-        seed: of the shuffle.
-        shares: of the profile and the certification part; the rest is held out.
-    """
-    rng = np.random.default_rng(seed)
-    parts: tuple[list[NDArray[np.intp]], ...] = ([], [], [])
-    names, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    pool = len(names)
-    place = np.where(counts[inverse] < SMALLEST_GROUP, pool, inverse)
-    for group in np.unique(place):
-        members = rng.permutation(np.flatnonzero(place == group))
-        first, second = (round(len(members) * share) for share in (shares[0], shares[0] + shares[1]))
-        for part, chosen in zip(parts, np.split(members, [first, second]), strict=True):
-            part.append(chosen)
-    profile, certify, held_out = (np.sort(np.concatenate(part)) for part in parts)
-    return Split(profile, certify, held_out)
-
-
-def measure_accuracy(correct: NDArray[np.bool_], data_sha256: str, delta: float = 0.05) -> MeasuredAccuracy:
-    """Top-1 accuracy with its exact interval at confidence 1 − delta."""
-    low, high = clopper_pearson(int(correct.sum()), len(correct), delta)
-    return MeasuredAccuracy(
-        value=round(float(correct.mean()), 6), n=len(correct), low=round(low, 6), high=round(high, 6),
-        data_sha256=data_sha256,
-    )  # fmt: skip
-
-
-class StagePredictions(msgspec.Struct, frozen=True):
-    """What a stage said of all images: calibrated probabilities (n, classes) exactly as it serves them."""
-
-    name: str
-    probabilities: Probabilities
-    cost_ms: float
-
-    def labels(self) -> NDArray[np.intp]:
-        """The most probable class of each image (n,)."""
-        found: NDArray[np.intp] = self.probabilities.argmax(axis=1)
-        return found
-
-    def scores(self, kind: Score) -> Floats:
-        """How sure it is of each image (n,)."""
-        return score(self.probabilities, kind).astype(np.float64)
 
 
 def profile_stage(
@@ -195,7 +123,7 @@ def profile_pair(
             name=intermediate.name,
             score=intermediate_kind,
             curve=written_curve(measure_curve(chosen.intermediate, chosen.best_right)),
-            path=tuple(_path_step(step) for step in sweep(sample, paths[1])),
+            path=tuple(path_step(step) for step in sweep(sample, paths[1])),
             reused_ms=reused_ms,
         )
     return Pair(
@@ -205,30 +133,9 @@ def profile_pair(
         escalation_ms=escalation_ms,
         intermediate=between,
         curve=written_curve(measure_curve(chosen.edge, chosen.best_right)),
-        path=tuple(_path_step(step) for step in sweep(sample, paths[0])),
+        path=tuple(path_step(step) for step in sweep(sample, paths[0])),
         conditions=(whole,),
     )
-
-
-def make_sample(
-    edge: StagePredictions,
-    kind: Score,
-    best: StagePredictions,
-    labels: NDArray[np.integer] | None,
-    chosen: NDArray[np.intp],
-    intermediate: StagePredictions | None = None,
-    intermediate_kind: Score | None = None,
-) -> Sample:
-    """The images `chosen` as a sample; without labels nothing counts as right, and only agreement can certify."""
-    truth = None if labels is None else labels[chosen]
-    best_labels = best.labels()[chosen]
-
-    def stage(looked: StagePredictions, kind: Score) -> StageOutcomes:
-        said = looked.labels()[chosen]
-        return StageOutcomes(looked.scores(kind)[chosen], _right(said, truth), said != best_labels)
-
-    between = None if intermediate is None or intermediate_kind is None else stage(intermediate, intermediate_kind)
-    return Sample(stage(edge, kind), _right(best_labels, truth), between)
 
 
 def certify_condition(
@@ -308,17 +215,6 @@ def balanced_drop(gap: float, n: int, delta: float) -> float:
     return max(0.0, min(max(BALANCED_GAP_SHARE * gap, least), BALANCED_LARGEST_SHARE * gap))
 
 
-def written(value: float) -> EscalationThreshold:
-    """A threshold as profiles write it: eight decimals tell apart all float32 scores, even close to 1."""
-    if math.isinf(value):
-        return "always" if value > 0 else "never"
-    return round(min(max(value, 0.0), 1.0), 8)
-
-
-def _right(said: NDArray[np.intp], truth: NDArray[np.integer] | None) -> Flags:
-    return np.zeros(len(said), np.bool_) if truth is None else np.asarray(said == truth)
-
-
 def _choose_score(
     looked: StagePredictions, best: StagePredictions, labels: NDArray[np.integer], chosen: NDArray[np.intp]
 ) -> Score:
@@ -329,69 +225,3 @@ def _choose_score(
         steps = list(sweep(sample, two_levels(threshold_grid(sample.edge.scores))))
         area[kind] = float(np.trapezoid([s.drop for s in steps][::-1], [s.escalation for s in steps][::-1]))
     return Score.MARGIN if area[Score.MARGIN] < area[Score.TOP1] else Score.TOP1
-
-
-def write_certificate(
-    step: ThresholdStep, max_drop: float, n: int, delta: float, method: Method = Method.EXACT
-) -> Certificate:
-    """A certified step as profiles hold it."""
-    agreement = method is Method.AGREEMENT
-    return Certificate(
-        max_drop=round(max_drop, 6),
-        threshold=written(step.thresholds.edge),
-        intermediate_threshold=written(step.thresholds.intermediate),
-        delta=delta,
-        n=n,
-        basis="agreement" if agreement else "labelled",
-        escalation=round(step.escalation, 6),
-        to_best=round(step.to_best, 6),
-        observed_drop=round(step.differing / n if agreement else step.drop, 6),
-        edge_watch=_edge_watch(step, max_drop, n, delta),
-        intermediate_watch=_intermediate_watch(step, max_drop, n, delta),
-    )
-
-
-def _edge_watch(step: ThresholdStep, max_drop: float, n: int, delta: float) -> Watch:
-    share = 1.0 if step.thresholds.intermediate == math.inf else _share(step.edge_differing, step.differing)
-    return _watch(max_drop * share, step.edge_differing, round(step.escalation * n), n, delta)
-
-
-def _intermediate_watch(step: ThresholdStep, max_drop: float, n: int, delta: float) -> Watch | None:
-    escalated = round(step.escalation * n)
-    if step.thresholds.intermediate == math.inf or not escalated:
-        return None
-    differing = step.differing - step.edge_differing
-    share = _share(differing, step.differing)
-    return _watch(max_drop * share * n / escalated, differing, round(step.to_best * n), escalated, delta)
-
-
-def _share(part: int, whole: int) -> float:
-    """A stage's part of the disagreement, by the rule of succession: one without any must still be allowed some."""
-    return (part + 1) / (whole + 2)
-
-
-def _watch(max_drop: float, differing: int, passed_on: int, n: int, delta: float) -> Watch:
-    return Watch(
-        max_drop=round(min(1.0, max_drop), 6),
-        disagreement=round(clopper_pearson(differing, n, delta)[1], 6),
-        difficulty=round(clopper_pearson(passed_on, n, delta)[1], 6),
-    )
-
-
-def _path_step(step: ThresholdStep) -> PathStep:
-    return PathStep(
-        threshold=written(step.thresholds.edge),
-        intermediate_threshold=written(step.thresholds.intermediate),
-        escalation=round(step.escalation, 6),
-        to_best=round(step.to_best, 6),
-        drop=round(step.drop, 6),
-    )
-
-
-def written_curve(curve: Curve) -> ScoreCurve:
-    """A curve as profiles hold it."""
-
-    def rounded(values: Floats) -> tuple[float, ...]:
-        return tuple(round(min(max(float(v), 0.0), 1.0), 6) for v in values)
-
-    return ScoreCurve(scores=rounded(curve.scores), disagreement=rounded(curve.disagreement), drop=rounded(curve.drop))

@@ -46,7 +46,7 @@ class Costs:
     """None where there is no intermediate stage."""
     reused: float = 0.0
     """Of `best`, what an image that comes from the intermediate stage need not cost again
-    (`datacenter.execution.cascade_executor`)."""
+    (`datacenter.stages.cascade_executor`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Replicas: batches, ensembles and the second stage."""
+"""ReplicaRegistry: models, batches and the evaluation of one image."""

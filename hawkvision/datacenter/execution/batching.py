@@ -1,9 +1,7 @@
-"""Dynamic batching: whatever waits when the model becomes free is the next batch.
+"""Dynamic batching: the requests that wait when the model becomes free are the next batch.
 
-Ray Serve's own `@serve.batch` closes a batch by a timer, before the model is free: with a wait of 2 ms every lone
-request pays 2 ms, and with a wait of 0 batches of one pile up behind the running one. Here the batch closes at the
-moment inference starts, so a lone request waits for nobody, load makes batches grow by itself, and requests that were
-cancelled or expired while waiting are dropped at the last possible moment and take no place.
+A batch closes when its inference starts, not by a timer as Ray Serve's `@serve.batch`. So a lone request does not
+wait, batches grow with the load, and a request that was cancelled or expired while it waited takes no place.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
-class Batched(Generic[ResultT]):
-    """A result with what its caller may want to know: time waited for the model, time in it, size of the batch."""
+class BatchedResult(Generic[ResultT]):
+    """A result, the time waited for the model and spent in it, and the size of the batch."""
 
     result: ResultT
     queue_ms: float
@@ -36,14 +34,14 @@ class _Waiting(Generic[ItemT, ResultT]):
     item: ItemT
     expires_at: float
     arrived_at: float
-    done: asyncio.Future[Batched[ResultT]] = field(default_factory=asyncio.Future)
+    done: asyncio.Future[BatchedResult[ResultT]] = field(default_factory=asyncio.Future)
 
 
 class Batcher(Generic[ItemT, ResultT]):
-    """Runs items through `infer` in batches of at most `max_size`, one batch at a time, first come first served.
+    """Runs items through `infer` in batches of at most `max_size`, one batch at a time, first come, first served.
 
-    The queue's bound is the caller's: a replica admits `max_ongoing_requests` at once, so no more can wait here.
-    `wait_s` is how long a batch that is not full may wait for company once the model is free.
+    The caller bounds the queue: a replica admits `max_ongoing_requests` at once. A batch that is not full waits at most
+    `wait_s` for more items once the model is free.
     """
 
     def __init__(
@@ -62,12 +60,12 @@ class Batcher(Generic[ItemT, ResultT]):
         self._arrived = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
 
-    async def submit(self, item: ItemT, expires_at: float) -> Batched[ResultT]:
-        """The item's result; cancelling the caller takes the item out of the queue.
+    async def submit(self, item: ItemT, expires_at: float) -> BatchedResult[ResultT]:
+        """The item's result; cancellation takes the item out of the queue.
 
         Raises:
-            DeadlineMissed: if the clock passed `expires_at` before inference began.
-            Exception: whatever `infer` raised for the whole batch.
+            DeadlineMissed: if the clock passes `expires_at` before inference begins.
+            Exception: as `infer` raised for the whole batch.
         """
         if self._runner is None:
             self._runner = asyncio.create_task(self._run())
@@ -86,7 +84,7 @@ class Batcher(Generic[ItemT, ResultT]):
                 await self._infer_batch(batch)
 
     def _take(self) -> list[_Waiting[ItemT, ResultT]]:
-        """The next batch: live requests only, in order of arrival."""
+        """The next batch: live requests in order of arrival."""
         batch: list[_Waiting[ItemT, ResultT]] = []
         now = self._clock.now()
         while self._waiting and len(batch) < self._max_size:
@@ -105,7 +103,7 @@ class Batcher(Generic[ItemT, ResultT]):
         started = self._clock.now()
         try:
             results = await self._infer([w.item for w in batch])
-        except Exception as error:  # noqa: BLE001  each caller of the batch gets it; the loop must live on
+        except Exception as error:  # noqa: BLE001  each caller of the batch gets it; the loop must continue
             for waiting in batch:
                 if not waiting.done.done():
                     waiting.done.set_exception(error)
@@ -114,4 +112,4 @@ class Batcher(Generic[ItemT, ResultT]):
         for waiting, result in zip(batch, results, strict=True):
             if not waiting.done.done():
                 queue_ms = (started - waiting.arrived_at) * 1e3
-                waiting.done.set_result(Batched(result, queue_ms, infer_ms, len(batch)))
+                waiting.done.set_result(BatchedResult(result, queue_ms, infer_ms, len(batch)))

@@ -1,4 +1,4 @@
-"""One variant, loaded: images in, calibrated probabilities out, in batches. Knows nothing of images' formats."""
+"""One loaded variant: pixels in, calibrated probabilities out, in batches."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy as np
 from hawkvision.cascade.confidence.scores import Probabilities, average, softmax
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.datacenter.execution.batching import Batched, Batcher
-from hawkvision.inference.backend import Backend
+from hawkvision.datacenter.execution.batching import BatchedResult, Batcher
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.fingerprints import VariantRun
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """The images of one image (1 or 2, height, width, 3), and whether no other variant looks at it meanwhile."""
+class _Views:
+    """The views of one image (1 or 2, height, width, 3), and whether no other variant runs on it meanwhile."""
 
     images: Pixels
     alone: bool
 
 
 class Model:
-    """A variant's backend and its batcher; inference runs on threads that models may share."""
+    """A variant's backend and its batcher; models may share the inference threads."""
 
     def __init__(
         self,
@@ -40,18 +40,17 @@ class Model:
         backend: str,
         run: VariantRun,
     ) -> None:
-        """Run each backend on one image and on two, an image with its mirror image, so that the first request finds it
-        warm.
+        """Run each backend on one view and on two, to warm it up.
 
         Args:
             narrow: the model on one thread.
-            wide: the same on several, for an image that neither others wait with nor other variants look at.
-            temperature: that calibrates its probabilities.
-            threads: on which it infers, one batch at a time.
+            wide: the model on several threads, for a lone image on which no other variant runs.
+            temperature: calibrates the probabilities.
+            threads: run inference, one batch at a time.
             max_batch_size: requests in a batch.
-            batch_wait_s: how long a batch that is not full waits for company.
-            backend: its name.
-            run: what is loaded.
+            batch_wait_s: the longest that an incomplete batch waits for more requests.
+            backend: the backend's name.
+            run: what is loaded, for the statement.
         """
         self.backend = backend
         self.run = run
@@ -63,20 +62,22 @@ class Model:
             if each is not None:
                 for images in (1, 2):
                     each.infer(np.zeros((images, *each.input_shape), np.uint8))
-        self._batcher: Batcher[_Asked, Probabilities] = Batcher(
+        self._batcher: Batcher[_Views, Probabilities] = Batcher(
             self._infer, max_size=max_batch_size, wait_s=batch_wait_s, clock=MonotonicClock()
         )
 
-    async def classify(self, images: Pixels, expires_at: float, *, alone: bool) -> Batched[Probabilities]:
-        """The mean (1, classes) of one image's images (1 or 2, height, width, 3); `expires_at` is monotonic.
+    async def classify(self, images: Pixels, expires_at: float, *, alone: bool) -> BatchedResult[Probabilities]:
+        """The mean probabilities (1, classes) of an image's views (1 or 2, height, width, 3).
+
+        `expires_at` is monotonic.
 
         Raises:
-            DeadlineMissed: if that passes before inference began.
+            DeadlineMissed: if the deadline passes before inference begins.
         """
-        return await self._batcher.submit(_Asked(images, alone), expires_at)
+        return await self._batcher.submit(_Views(images, alone), expires_at)
 
-    async def _infer(self, batch: list[_Asked]) -> list[Probabilities]:
-        images = [asked.images for asked in batch]
+    async def _infer(self, batch: list[_Views]) -> list[Probabilities]:
+        images = [views.images for views in batch]
         lone = self.wide is not None and len(batch) == 1 and batch[0].alone
         infer: Callable[[Pixels], Logits] = self.wide.infer if lone and self.wide is not None else self._narrow.infer
         loop = asyncio.get_running_loop()
@@ -84,8 +85,8 @@ class Model:
             self._threads, infer, images[0] if len(images) == 1 else np.concatenate(images)
         )
         rows = softmax(logits, self._temperature)
-        ends = np.cumsum([len(its) for its in images])
-        return [_mean(rows[end - len(its) : end]) for its, end in zip(images, ends, strict=True)]
+        ends = np.cumsum([len(views) for views in images])
+        return [_mean(rows[end - len(views) : end]) for views, end in zip(images, ends, strict=True)]
 
 
 def _mean(rows: Probabilities) -> Probabilities:

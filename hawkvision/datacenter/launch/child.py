@@ -20,7 +20,7 @@ from hawkvision.datacenter.launch.network import enter_private_network
 from hawkvision.datacenter.launch.sockets import take_over
 
 if TYPE_CHECKING:
-    from hawkvision.core.config import DatacenterConfig
+    from hawkvision.core.settings.config import DatacenterConfig
 
 LAUNCHER_DIED: Final = signal.SIGUSR1
 """The signal by which the kernel says so (prctl(2), PR_SET_PDEATHSIG)."""
@@ -36,17 +36,17 @@ def main(number: int) -> int:
     with socket.socket(fileno=number) as launcher:
         sockets, message = take_over(launcher)
         config: DatacenterConfig
-        config, folder, restarts = pickle.loads(message)  # noqa: S301 - from the process that started us, over its socket
+        config, folder, restarts = pickle.loads(message)  # noqa: S301 - from the launcher, over its own socket
         if config.ray_network == "private":
             enter_private_network()
         # Imported only now: NumPy starts threads, and a process that has several cannot enter a user namespace.
         from hawkvision.core import logs
         from hawkvision.core.errors import HawkVisionError
-        from hawkvision.datacenter.run import serve
+        from hawkvision.datacenter.launch.tier_process import Launch, serve
 
         logs.configure(config.log_level, config.log_format)
         try:
-            serve(config, sockets, Path(folder), launcher, stopping, restarts=restarts)
+            serve(Launch(config, sockets, Path(folder), launcher, restarts), stopping)
         except HawkVisionError as error:
             print(f"error: {error}", file=sys.stderr)  # noqa: T201  the command's output
             return 1

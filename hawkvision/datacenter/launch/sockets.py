@@ -11,8 +11,8 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import ConfigError
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.transport.endpoint.udp import bind
 from hawkvision.transport.settings import DatagramSettings
 

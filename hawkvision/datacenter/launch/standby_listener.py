@@ -37,7 +37,7 @@ def _not_ready() -> bytes:
 _NOT_READY: Final = _not_ready()
 
 
-class Gap:
+class StandbyListener:
     """Answers 503 to all callers while no tier process listens: nobody waits for what is not there."""
 
     def __init__(self, listener: socket.socket) -> None:

@@ -30,16 +30,16 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import BackendError, ConfigError
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.deployment.ray_version import check_ray
 from hawkvision.datacenter.launch.child import LAUNCHER_DIED
 from hawkvision.datacenter.launch.folder import private_folder
 from hawkvision.datacenter.launch.listening import family, listeners, network_of, uninvited
 from hawkvision.datacenter.launch.messages import LEAVING, LISTENING, RAY_DIED, READY
 from hawkvision.datacenter.launch.network import why_not_private
-from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import PublicSockets, hand_over, open_sockets
-from hawkvision.datacenter.launch.standby_listener import Gap
+from hawkvision.datacenter.launch.standby_listener import StandbyListener
 from hawkvision.system.process import stop_with_parent
 
 log = logging.getLogger("hawkvision.datacenter")
@@ -132,7 +132,7 @@ class _Launcher:
         self._folder = folder
         self._process: Process | None = None
         self._has_been_ready = False
-        self._gap = Gap(sockets.http)
+        self._gap = StandbyListener(sockets.http)
         self._stop = asyncio.Event()
         self._restarts = Restarts()
 

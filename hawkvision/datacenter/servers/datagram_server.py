@@ -1,108 +1,96 @@
-"""The datacenter's server for images that come as datagrams: the same tier, the same replies as over HTTP.
+"""The datacenter's server for images that arrive as datagrams: the same tier and the same replies as over HTTP.
 
-An image of which fragments are missing is looked at when they came or can no longer come in time, not before: the
-edge has asked because it was not sure itself, and a look at half an image would cost the tier as much as at a whole.
+An incomplete image runs once its fragments have arrived or can no longer arrive in time, not before: the edge escalates
+because it was not confident, and an incomplete image costs the tier as much as a whole one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import socket
-import time
 from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 from prometheus_client.registry import Collector
 
-from hawkvision.core.config import DatacenterConfig
-from hawkvision.core.errors import HawkVisionError, InternalError, TooLarge
 from hawkvision.core.escalation_api import (
     DatagramEndpoint,
     EscalationReply,
     EscalationRequest,
     parse_escalation_datagram,
 )
-from hawkvision.core.logs import about
-from hawkvision.core.trace import start_trace
-from hawkvision.datacenter.catalog import Catalog
-from hawkvision.datacenter.service import Tier
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.servers.front_end import FrontEnd
+from hawkvision.datacenter.servers.service import DATAGRAM_PATH, Tier
+from hawkvision.datacenter.stages.catalog import Catalog
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
-from hawkvision.transport.endpoint.receiver import ReceiveTimeouts, Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
-from hawkvision.transport.metrics import DatagramServerCounts
-from hawkvision.transport.offer import Offered
+from hawkvision.transport.offer import OfferedEndpoint
 from hawkvision.transport.protocol.identity import identity_for
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.assembly import ReceiveTimeouts
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.metrics import DatagramServerCounts
+from hawkvision.transport.server.session import Incoming
 from hawkvision.transport.settings import DatagramSettings
 
-log = logging.getLogger(__name__)
-
-PATH: Final = "datagram"
-"""In the place of a path in the tier's metrics."""
 RESERVE_S: Final = 0.03
-"""How long before its deadline an image is looked at, whatever is still missing of it: the ensemble takes 36 ms of
-processor time, spread over its members."""
-PATIENCE_S: Final = 30.0
-"""Longest wait for missing fragments; the transport itself gives up after 10 s without news."""
+"""How long before its deadline an incomplete image runs: about what the ensemble takes."""
+MAX_WAIT_S: Final = 30.0
+"""The longest wait for missing fragments; the transport itself gives up after 10 s without news."""
 CONFIRM_S: Final = 0.5
-"""How long the last answers are repeated to callers that have not confirmed them, before connections end."""
-GONE: Final = 499
-"""What the metrics say of a caller that is gone, as at the HTTP server."""
+"""How long the last replies are repeated to callers that have not confirmed them, before connections end."""
 
 
 class DatagramServer:
     """The tier's end of the datagram transport. Made by `open`; close it."""
 
     def __init__(self, tier: Tier, max_body_bytes: int, keys: Keys) -> None:
-        self._keys = keys
-        self._tier = tier
-        self._max_body_bytes = max_body_bytes
+        self._front_end = FrontEnd(tier, keys, max_body_bytes)
         self._server: DatagramListener | None = None
-        self.offered: Offered
+        self.offered: OfferedEndpoint
 
     @classmethod
     async def open(
         cls, config: DatacenterConfig, port: int, tier: Tier, keys: Keys, bound: socket.socket | None = None
     ) -> DatagramServer:
-        """Listen on a UDP port of `config.host`; 0 takes a free one. With `bound`, at that socket.
+        """Listen on a UDP port of `config.host`, where 0 takes a free one, or at the socket `bound`.
 
         Raises:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
-        datagram_server = cls(tier, config.max_body_bytes, keys)
+        server = cls(tier, config.max_body_bytes, keys)
         datagrams = config.feature(DatagramSettings)
         files = datagrams.certificate, datagrams.key
         identity = identity_for(*files)
-        datagram_server._server = await DatagramListener.start(
+        server._server = await DatagramListener.start(
             config.host,
             port,
             identity,
-            datagram_server.answer,
+            server.answer,
             keys=keys,
-            takes_sent_keys=datagrams.accept_sent_keys,
+            accept_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side(tier.catalog),
             timeouts=ReceiveTimeouts(reserve_s=RESERVE_S),
             congestion=controller_class(datagrams.congestion_control),
             bound=bound,
         )
-        datagram_server.offered = Offered(datagram_server._server, *files, identity)
-        tier.metrics.watch(datagram_server)
-        return datagram_server
+        server.offered = OfferedEndpoint(server._server, *files, identity)
+        tier.metrics.watch(server)
+        return server
 
     def collectors(self) -> Iterable[Collector]:
         """See `Instrumented`."""
         assert self._server is not None, "made by open"
         server = self._server
-        return (DatagramServerCounts("hawkvision_dc", lambda: server.counts({})),)
+        return (DatagramServerCounts("hawkvision_datacenter", lambda: server.counts({})),)
 
     @property
     def offer(self) -> DatagramEndpoint:
-        """What `GET /v1/transport` says of this server."""
+        """This server in the reply to `GET /v1/transport`."""
         return self.offered.offer
 
     async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
@@ -111,64 +99,51 @@ class DatagramServer:
         Raises:
             HawkVisionError: as over HTTP.
         """
-        started = time.perf_counter()
-        variant, status = None, GONE
-        try:
-            self._keys.admit(incoming.caller, INFER)
-            asked, trace = parse_escalation_datagram(incoming.template, incoming.meta)
-            about(None, trace or start_trace())
-            variant = asked.variant
-            best = await _at_its_best(incoming)
-            reply = await self._look(best, asked)
-            status = 200
+        with self._front_end.observe(DATAGRAM_PATH) as observed:
+            self._front_end.keys.admit(incoming.caller, INFER)
+            request, trace = parse_escalation_datagram(incoming.template, incoming.meta)
+            observed.use_trace(trace)
+            observed.stage = request.variant
+            reply = await self._run(await _best_version(incoming), request)
+            observed.status = 200
             return Status.OK, reply
-        except HawkVisionError as error:
-            status = error.status
-            raise
-        except Exception:  # process boundary: one image's defect must not reach the next
-            status = InternalError.status
-            log.exception("unexpected failure")
-            raise InternalError("internal error; the datacenter's log has the details") from None
-        finally:
-            self._tier.count(PATH, variant, status, time.perf_counter() - started)
 
-    async def _look(self, incoming: Incoming, asked: EscalationRequest) -> bytes:
-        arrived = incoming.arrived
-        assert not isinstance(arrived, Expired), "the transport answers these by itself"
+    async def _run(self, incoming: Incoming, request: EscalationRequest) -> bytes:
+        image = incoming.arrived
+        assert not isinstance(image, Expired), "the transport answers these by itself"
         if incoming.deadline is not None:
             left_ms = incoming.deadline.remaining_ms(asyncio.get_running_loop().time())
-            asked = msgspec.structs.replace(asked, deadline_ms=left_ms)
-        with self._tier.admit(asked) as visit:
-            if len(arrived.body) > self._max_body_bytes:
-                raise TooLarge(f"the image has {len(arrived.body)} bytes; at most {self._max_body_bytes} are read")
-            reply = await visit.look(arrived.body, lambda so_far: incoming.say(_encoded(so_far, arrived)))
-        return _encoded(reply, arrived)
+            request = msgspec.structs.replace(request, deadline_ms=left_ms)
+        admitted = self._front_end.tier.admit(request)
+        with admitted.in_flight():
+            self._front_end.check_size(len(image.body))
+            reply = await admitted.run(image.body, lambda partial: incoming.send_interim(_encoded(partial, image)))
+        return _encoded(reply, image)
 
     async def close(self, drain_s: float) -> None:
-        """Answer what is inside, at most so long, and end all connections."""
+        """Answer the requests inside, for at most `drain_s`, and end all connections."""
         assert self._server is not None
         await self._server.drain(drain_s, CONFIRM_S)
         await self._server.close()
 
 
 def useful_side(catalog: Catalog) -> int:
-    """Pixels of the shorter side of which the most demanding variant makes use."""
+    """The pixels of an image's shorter side that the most demanding variant can use."""
     return max(math.ceil(max(v.input.height, v.input.width) / v.input.crop_fraction) for v in catalog.variants)
 
 
-def _encoded(reply: EscalationReply, arrived: Complete | Partial) -> bytes:
-    """The body of a reply to what arrived of an image."""
-    fraction = arrived.received_fraction if isinstance(arrived, Partial) else 1.0
-    return msgspec.json.encode(msgspec.structs.replace(reply, received_fraction=fraction, quality=arrived.quality))
+def _encoded(reply: EscalationReply, image: Complete | Partial) -> bytes:
+    """The body of a reply to an image as it arrived."""
+    fraction = image.received_fraction if isinstance(image, Partial) else 1.0
+    return msgspec.json.encode(msgspec.structs.replace(reply, received_fraction=fraction, quality=image.quality))
 
 
-async def _at_its_best(incoming: Incoming) -> Incoming:
-    """The image once no more of it will come."""
+async def _best_version(incoming: Incoming) -> Incoming:
+    """The image once no more of it can arrive in time."""
     if incoming.better is None:
         return incoming
-    # Bounded by us, too: the image that is here is better than none.
-    patience_s = PATIENCE_S
+    wait_s = MAX_WAIT_S
     if incoming.deadline is not None:
-        patience_s = max(0.0, incoming.deadline.remaining_s(asyncio.get_running_loop().time()))
-    await asyncio.wait((incoming.better,), timeout=patience_s)
+        wait_s = max(0.0, incoming.deadline.remaining_s(asyncio.get_running_loop().time()))
+    await asyncio.wait((incoming.better,), timeout=wait_s)
     return incoming.better.result() if incoming.better.done() else incoming

@@ -16,11 +16,11 @@ import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import check_batch, check_open
-from hawkvision.inference.int8 import library
-from hawkvision.inference.int8.graph import Network, Unsupported, read
+from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.inference.backends.intra_op_threads import HelperThreads, can_step_aside
+from hawkvision.inference.int8.graph import Int8Network, Unsupported, read
 from hawkvision.inference.int8.plan import Program, plan
-from hawkvision.inference.intra_op_threads import Helpers, can_step_aside
+from hawkvision.native import library
 
 
 class Int8Backend:
@@ -42,9 +42,9 @@ class Int8Backend:
         network = read_network(model, where)
         self._shape, self._classes = network.image, network.classes
         helpers = threads - 1 if can_step_aside(threads) else 0
-        if tiles and not library.tiles():
+        if tiles and not library.has_tiles():
             raise BackendError("int8: tiles were asked for; this machine has none (Intel AMX, and Linux 5.16 or later)")
-        by_tiles = library.tiles() if tiles is None else tiles
+        by_tiles = library.has_tiles() if tiles is None else tiles
         self.way = f"{'tiles' if by_tiles else 'vectors'}, {1 + helpers} threads"
         """How it runs the model, which its logits do not tell."""
         self._network: _Open | None = _Open(network, helpers, by_tiles, where)
@@ -81,7 +81,7 @@ class Int8Backend:
 class _Open:
     """A network in the library's memory, given back when nobody uses it any more."""
 
-    def __init__(self, network: Network, helpers: int, tiles: bool, where: str) -> None:
+    def __init__(self, network: Int8Network, helpers: int, tiles: bool, where: str) -> None:
         self._library = library.library()
         try:
             program = plan(network, tiles, 1 + helpers)
@@ -94,7 +94,7 @@ class _Open:
         # Not when the process ends: threads that are not waited for may be computing still.
         weakref.finalize(self, _close, self._library, self._handle, program).atexit = False
         threads = (self._library.network_helper(self._handle, number) for number in range(helpers))
-        self._helpers = Helpers(threads)
+        self._helpers = HelperThreads(threads)
 
     def expect(self) -> None:
         self._helpers.step_aside()
@@ -114,7 +114,7 @@ def _close(loaded: ctypes.CDLL, handle: int, program: Program) -> None:
     del program  # its memory was in use until now
 
 
-def read_network(model: Path | bytes, where: str) -> Network:
+def read_network(model: Path | bytes, where: str) -> Int8Network:
     """The integer layers of an ONNX model.
 
     Raises:

@@ -18,10 +18,10 @@ import numpy as np
 
 from hawkvision.core.errors import ArtifactError, ConfigError
 from hawkvision.core.types import Pixels
-from hawkvision.inference.backend import Backend
-from hawkvision.inference.int8.library import FOLDER, digest, library, tidy, told
-from hawkvision.models.artifacts import write_atomic
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.manifest import cache_dir
+from hawkvision.native.library import cpuinfo, digest, library, tidy
+from hawkvision.system.files import write_atomic
 
 log = logging.getLogger("hawkvision.inference")
 
@@ -38,14 +38,15 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
         BackendError: if ONNX Runtime cannot run the model, or there is no kernel.
     """
     data = model if isinstance(model, bytes) else model.read_bytes()
-    facts = (
-        digest(library()), _planned_by(), way, _runtime_version(), told("model name"), hashlib.sha256(data).hexdigest()
-    )  # fmt: skip
+    model_sha256 = hashlib.sha256(data).hexdigest()
+    facts = (digest(library()), _planner_digest(), way, _runtime_version(), cpuinfo("model name"), model_sha256)
     name = f"{hashlib.sha256('|'.join(facts).encode()).hexdigest()[:32]}.same"
     with suppress(OSError, ConfigError):  # a cache that may not even be looked into, or none
         if (cache_dir() / "int8" / name).is_file():
             return True
-    from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend  # memory that a node may do without
+    from hawkvision.inference.backends.onnxruntime_backend import (
+        OnnxRuntimeBackend,  # memory that a node may do without
+    )
 
     reference = OnnxRuntimeBackend(data)
     try:
@@ -75,9 +76,10 @@ def _images(shape: tuple[int, int, int]) -> Iterator[Pixels]:
     yield np.zeros((1, height, width, planes), np.uint8)
 
 
-def _planned_by() -> str:
-    """A hash of the code here that says what the kernel runs: two versions with one kernel may differ in it."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(FOLDER.glob("*.py")))).hexdigest()
+def _planner_digest() -> str:
+    """A hash of this folder's code: versions that share a kernel may plan networks differently."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def _runtime_version() -> str:

@@ -44,7 +44,7 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class Int8Tensor:
     """Bytes of (height, width, channels) that stand for `scale * (byte - zero)`."""
 
     sizes: Sizes
@@ -53,7 +53,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Int8Layer:
     """What makes the tensor `out` of the tensors `inputs`."""
 
     kind: Kind
@@ -62,7 +62,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighted(Layer):
+class Weighted(Int8Layer):
     """A layer with weights. A convolution makes `fold` columns of its output at each of its positions, so that its own
     channels are `fold` times those of the output.
     """
@@ -80,13 +80,13 @@ class Weighted(Layer):
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class Int8Network:
     """Layers in order, each made of those before it. The first is the image, within a border; the last the logits."""
 
     image: Sizes
     classes: int
-    tensors: tuple[Tensor, ...]
-    layers: tuple[Layer, ...]
+    tensors: tuple[Int8Tensor, ...]
+    layers: tuple[Int8Layer, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +111,23 @@ class _Bytes:
 class _Sum:
     """What a layer computes before it is quantised."""
 
-    layer: Layer
+    layer: Int8Layer
     sizes: Sizes
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _GraphNode:
     inputs: tuple[str, ...]
     attributes: Mapping[str, Any]
 
 
-def read(model: Any) -> Network:
+def read(model: Any) -> Int8Network:
     """The layers of an `onnx.ModelProto`.
 
     Raises:
         Unsupported: if it is anything but such a network.
     """
-    reader = _Reader(model.graph)
+    reader = _GraphReader(model.graph)
     for node in model.graph.node:
         try:
             reader.take(node)
@@ -138,7 +138,7 @@ def read(model: Any) -> Network:
     return reader.network()
 
 
-class _Reader:
+class _GraphReader:
     def __init__(self, graph: Any) -> None:
         from onnx import TensorProto, helper, numpy_helper
 
@@ -160,8 +160,8 @@ class _Reader:
             )
         self._image: Sizes = (sizes[1], sizes[2], sizes[3])
         self._output = graph.output[0].name
-        self._tensors: list[Tensor] = []
-        self._layers: list[Layer] = []
+        self._tensors: list[Int8Tensor] = []
+        self._layers: list[Int8Layer] = []
         self._taken_once: set[int] = set()
         """Tensors that some layer takes, in their final sizes."""
         self._known: dict[str, _Constant | _Bytes | _Sum] = {inputs[0].name: _Bytes(-1, self._image, False)}
@@ -183,30 +183,30 @@ class _Reader:
         if takes is None or node.domain not in ("", "ai.onnx") or len(node.output) != 1:
             raise Unsupported(f"no layer of an integer network; there are {', '.join(self._takes)}")
         attributes = {a.name: self._attribute(a) for a in node.attribute}
-        self._known[node.output[0]] = takes(_Node(tuple(node.input), attributes))
+        self._known[node.output[0]] = takes(_GraphNode(tuple(node.input), attributes))
 
-    def network(self) -> Network:
+    def network(self) -> Int8Network:
         """All that was understood."""
         last = self._known.get(self._output)
         if not isinstance(last, _Sum) or last.layer.kind != "dense":
             raise Unsupported(f"the output {self._output!r} is not the sums of a fully connected layer")
-        return Network(
+        return Int8Network(
             self._image,
             last.sizes[2],
-            (*self._tensors, Tensor(last.sizes, np.float32(1), 0)),
+            (*self._tensors, Int8Tensor(last.sizes, np.float32(1), 0)),
             (*self._layers, replace(last.layer, out=len(self._tensors))),
         )
 
     # Where bytes stay where they are
 
-    def _transpose(self, node: _Node) -> _Bytes:
+    def _transpose(self, node: _GraphNode) -> _Bytes:
         value = self._bytes(node.inputs[0])
         expected = [0, 2, 3, 1] if value.channels_first else [0, 3, 1, 2]
         if list(node.attributes["perm"]) != expected:
             raise Unsupported(f"a transpose by {list(node.attributes['perm'])}; expected {expected}")
         return replace(value, channels_first=not value.channels_first)
 
-    def _reshape(self, node: _Node) -> _Bytes:
+    def _reshape(self, node: _GraphNode) -> _Bytes:
         value, wanted = self._bytes(node.inputs[0]), self._constants[node.inputs[1]].tolist()
         height, width, channels = value.sizes
         if value.channels_first or len(wanted) != 4 or wanted[:2] != [0, 0] or wanted[3] != -1 or wanted[2] < 1:
@@ -215,7 +215,7 @@ class _Reader:
             raise Unsupported(f"{width} x {channels} values in {wanted[2]} columns")
         return replace(value, sizes=(height, wanted[2], width * channels // wanted[2]))
 
-    def _flatten(self, node: _Node) -> _Bytes:
+    def _flatten(self, node: _GraphNode) -> _Bytes:
         value = self._bytes(node.inputs[0])
         if value.sizes[:2] != (1, 1) or node.attributes.get("axis", 1) != 1:
             raise Unsupported(f"{value.sizes} are flattened; expected one position")
@@ -223,7 +223,7 @@ class _Reader:
 
     # Scales
 
-    def _dequantize(self, node: _Node) -> _Constant | _Bytes:
+    def _dequantize(self, node: _GraphNode) -> _Constant | _Bytes:
         name, scale, zero = node.inputs[0], self._constants[node.inputs[1]], self._constants[node.inputs[2]]
         constant = self._constants.get(name)
         if constant is not None:
@@ -235,13 +235,13 @@ class _Reader:
             return _Constant(constant, np.broadcast_to(scale, constant.shape[:1]))
         value = self._bytes(name)
         if value.tensor < 0:  # the image, which becomes a tensor in these sizes
-            value = replace(value, tensor=self._made(Layer("pad", (len(self._tensors),)), value.sizes, scale, zero))
+            value = replace(value, tensor=self._made(Int8Layer("pad", (len(self._tensors),)), value.sizes, scale, zero))
         known = self._tensors[value.tensor]
         if known.scale != scale or known.zero != zero:
             raise Unsupported(f"{name!r} is dequantised with another scale than it was quantised with")
         return value
 
-    def _quantize(self, node: _Node) -> _Bytes:
+    def _quantize(self, node: _GraphNode) -> _Bytes:
         made = self._known[node.inputs[0]]
         if not isinstance(made, _Sum):
             raise Unsupported(f"{node.inputs[0]!r} is quantised, which no layer made")
@@ -251,7 +251,7 @@ class _Reader:
         self._check_steps(made.layer, scale)
         return _Bytes(self._made(made.layer, made.sizes, scale, zero), made.sizes, True)
 
-    def _check_steps(self, layer: Layer, scale: NDArray[Any]) -> None:
+    def _check_steps(self, layer: Int8Layer, scale: NDArray[Any]) -> None:
         """Refuse what, in steps of the result, is too large for an integer."""
         for taken in layer.inputs:
             step = self._tensors[taken].scale
@@ -259,7 +259,7 @@ class _Reader:
             if not most <= scale:
                 raise Unsupported(f"a result in steps of {scale}, of what is in steps of {most}; expected smaller ones")
 
-    def _made(self, layer: Layer, sizes: Sizes, scale: NDArray[Any], zero: NDArray[Any]) -> int:
+    def _made(self, layer: Int8Layer, sizes: Sizes, scale: NDArray[Any], zero: NDArray[Any]) -> int:
         """The number of the tensor that the layer makes."""
         if scale.shape or zero.shape or zero.dtype != np.uint8 or scale.dtype != np.float32:
             raise Unsupported(f"activations of {zero.dtype}, scaled by {scale.dtype}; expected uint8, by one float32")
@@ -272,12 +272,12 @@ class _Reader:
                 f"{sizes} bytes with scale {scale}; expected a positive one, and {MOST_BYTES} bytes at most"
             )
         self._layers.append(replace(layer, out=len(self._tensors)))
-        self._tensors.append(Tensor(sizes, np.float32(scale), int(zero)))
+        self._tensors.append(Int8Tensor(sizes, np.float32(scale), int(zero)))
         return len(self._tensors) - 1
 
     # Layers
 
-    def _convolve(self, node: _Node) -> _Sum:
+    def _convolve(self, node: _GraphNode) -> _Sum:
         value, weights, bias = self._taken(node.inputs[0]), *self._weights(node)
         made, taken, rows, columns = weights.value.shape
         height, width, channels = value.sizes
@@ -323,19 +323,19 @@ class _Reader:
             )
         return _Sum(replace(layer, kind="depthwise", weights=np.ascontiguousarray(weights.value[:, 0])), sizes)
 
-    def _add(self, node: _Node) -> _Sum:
+    def _add(self, node: _GraphNode) -> _Sum:
         one, other = self._taken(node.inputs[0]), self._taken(node.inputs[1])
         if one.sizes != other.sizes:
             raise Unsupported(f"{one.sizes} and {other.sizes} are added; expected the same sizes")
-        return _Sum(Layer("add", (one.tensor, other.tensor)), one.sizes)
+        return _Sum(Int8Layer("add", (one.tensor, other.tensor)), one.sizes)
 
-    def _average(self, node: _Node) -> _Sum:
+    def _average(self, node: _GraphNode) -> _Sum:
         value = self._taken(node.inputs[0])
         if value.sizes[0] * value.sizes[1] > MOST_AVERAGED:
             raise Unsupported(f"a mean of {value.sizes}; expected {MOST_AVERAGED} positions at most")
-        return _Sum(Layer("mean", (value.tensor,)), (1, 1, value.sizes[2]))
+        return _Sum(Int8Layer("mean", (value.tensor,)), (1, 1, value.sizes[2]))
 
-    def _dense(self, node: _Node) -> _Sum:
+    def _dense(self, node: _GraphNode) -> _Sum:
         value, weights, bias = self._taken(node.inputs[0]), *self._weights(node)
         plain = node.attributes.get("alpha", 1.0) == 1.0 and node.attributes.get("beta", 1.0) == 1.0
         if not plain or node.attributes.get("transB", 0) != 1 or node.attributes.get("transA", 0) != 0:
@@ -374,7 +374,7 @@ class _Reader:
         self._tensors[value.tensor] = replace(tensor, sizes=value.sizes)
         return value
 
-    def _weights(self, node: _Node) -> tuple[_Constant, NDArray[np.int32]]:
+    def _weights(self, node: _GraphNode) -> tuple[_Constant, NDArray[np.int32]]:
         """A layer's weights, and its bias in steps of its sums."""
         taken = self._tensors[self._taken(node.inputs[0]).tensor]
         weights, bias = self._known[node.inputs[1]], self._known[node.inputs[2]]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.inference.int8.graph import Layer, Network, Sizes, Tensor, Weighted
+from hawkvision.inference.int8.graph import Int8Layer, Int8Network, Int8Tensor, Sizes, Weighted
 from hawkvision.inference.int8.packing import GROUP, depthwise_weights, in_lanes, padded, product_weights, together
 from hawkvision.inference.int8.program import (
     ALIGNMENT,
@@ -57,7 +57,7 @@ class _Border:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _PlannedStage:
     """Layers that are computed together; by rows of the last one's output, or by channels."""
 
     first: int
@@ -65,7 +65,7 @@ class _Stage:
     by_channels: bool
 
 
-def plan(network: Network, tiles: bool, threads: int) -> Program:
+def plan(network: Int8Network, tiles: bool, threads: int) -> Program:
     """All that the kernel needs to run it, by tiles or not (`amx.h`), by so many threads."""
     borders = _borders(network)
     stages = _stages(network, TALL_SHARED if threads > 1 else TALL)
@@ -113,12 +113,12 @@ def plan(network: Network, tiles: bool, threads: int) -> Program:
     return Program(struct, (tensors, layers, c_stages, *held))
 
 
-def _window(layer: Layer) -> tuple[int, int]:
+def _window(layer: Int8Layer) -> tuple[int, int]:
     """(height, width) of what one value is computed from."""
     return (layer.weights.shape[1], layer.weights.shape[2]) if isinstance(layer, Weighted) else (1, 1)
 
 
-def _vectors(network: Network, layer: Layer) -> int:
+def _vectors(network: Int8Network, layer: Int8Layer) -> int:
     """Of all channels that a layer computes."""
     fold = layer.fold if isinstance(layer, Weighted) else 1
     return -(-network.tensors[layer.out].sizes[2] * fold // VECTOR)
@@ -129,7 +129,7 @@ def _even_vectors(vectors: int) -> int:
     return -(-vectors // -(-vectors // MOST_VECTORS))
 
 
-def _borders(network: Network) -> list[_Border]:
+def _borders(network: Int8Network) -> list[_Border]:
     """Around each tensor, what those that read it pad."""
     borders = [_Border()] * len(network.tensors)
     for layer in network.layers:
@@ -147,7 +147,7 @@ def _borders(network: Network) -> list[_Border]:
     return borders
 
 
-def _stages(network: Network, tall: int) -> list[_Stage]:
+def _stages(network: Int8Network, tall: int) -> list[_PlannedStage]:
     """Layers that are computed together, in order.
 
     Where images are tall, a block of inverted residuals: up, through the depthwise window, down, and its addition
@@ -157,7 +157,7 @@ def _stages(network: Network, tall: int) -> list[_Stage]:
     for layer in network.layers:
         for taken in layer.inputs:
             readers[taken] += layer.kind != "pad"
-    stages: list[_Stage] = []
+    stages: list[_PlannedStage] = []
     layers, end = network.layers, 0
     while end < len(layers):
         first, end = end, end + 1
@@ -168,20 +168,20 @@ def _stages(network: Network, tall: int) -> list[_Stage]:
             if layer.inputs[0] != before.out or readers[before.out] != 1 or not joins(before, layer):
                 break
             end += 1
-        stages.append(_Stage(first, end - first, by_channels))
+        stages.append(_PlannedStage(first, end - first, by_channels))
     return stages
 
 
-def _joins_channels(before: Layer, layer: Layer) -> bool:
+def _joins_channels(before: Int8Layer, layer: Int8Layer) -> bool:
     folds = isinstance(before, Weighted) and before.fold > 1
     return layer.kind in ("depthwise", "add", "mean") and not folds
 
 
-def _joins_rows(before: Layer, layer: Layer) -> bool:
+def _joins_rows(before: Int8Layer, layer: Int8Layer) -> bool:
     return layer.kind in ("depthwise", "add") or (layer.kind == "convolution" and before.kind in ("pad", "depthwise"))
 
 
-def _unit(network: Network, borders: Sequence[_Border], stage: _Stage) -> int:
+def _unit(network: Int8Network, borders: Sequence[_Border], stage: _PlannedStage) -> int:
     """Rows, or vectors of channels, of a stage's output that one thread computes at a time."""
     layers = network.layers[stage.first : stage.first + stage.count]
     if stage.by_channels:
@@ -203,7 +203,7 @@ def _larger_half(vectors: int, size: int) -> int:
     return min(vectors, -(-units // 2) * size)
 
 
-def _scratch(network: Network, borders: Sequence[_Border], stage: _Stage, size: int) -> int:
+def _scratch(network: Int8Network, borders: Sequence[_Border], stage: _PlannedStage, size: int) -> int:
     """Bytes of what lies between the layers, for a strip of so many rows of the last, without rings."""
     if stage.by_channels:
         return 0
@@ -217,7 +217,7 @@ def _scratch(network: Network, borders: Sequence[_Border], stage: _Stage, size: 
     return total
 
 
-def _pairs(network: Network, number: int) -> bool:
+def _pairs(network: Int8Network, number: int) -> bool:
     """Whether what lies between that layer of a stage and the next is never whole, but in a ring of rows."""
     before, layer = network.layers[number], network.layers[number + 1]
     if not isinstance(before, Weighted) or before.kind != "convolution" or layer.kind != "depthwise":
@@ -225,7 +225,7 @@ def _pairs(network: Network, number: int) -> bool:
     return before.fold == 1 or network.tensors[before.out].sizes[2] <= GROUP
 
 
-def _ring_bytes(network: Network, borders: Sequence[_Border], number: int, rows: int) -> int:
+def _ring_bytes(network: Int8Network, borders: Sequence[_Border], number: int, rows: int) -> int:
     """Bytes between that layer and the windows of the next: of the channels that are computed together, what so many
     rows of windows need.
     """
@@ -236,7 +236,7 @@ def _ring_bytes(network: Network, borders: Sequence[_Border], number: int, rows:
     return (_window(window)[0] + (rows - 1) * window.strides[0]) * row
 
 
-def _rows_together(network: Network, borders: Sequence[_Border], number: int, by_tiles: bool) -> int:
+def _rows_together(network: Int8Network, borders: Sequence[_Border], number: int, by_tiles: bool) -> int:
     """Rows of windows for which that layer is computed at a time: two, or, by tiles, as many as fit the cache."""
     height = network.tensors[network.layers[number + 1].out].sizes[0]
     rows = 2
@@ -254,7 +254,9 @@ def _rounded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _arrange(network: Network, borders: Sequence[_Border], stages: Sequence[_Stage]) -> tuple[list[int], int]:
+def _arrange(
+    network: Int8Network, borders: Sequence[_Border], stages: Sequence[_PlannedStage]
+) -> tuple[list[int], int]:
     """Where whole tensors are in the arena, and its size; -1 of those that are never whole.
 
     Tensors that are never needed at once may share a place, if their borders are the same, which are filled in but
@@ -283,9 +285,9 @@ def _arrange(network: Network, borders: Sequence[_Border], stages: Sequence[_Sta
     return offsets, arena
 
 
-def _describe(c: CLayer, network: Network, layer: Layer, vectors: int) -> None:
+def _describe(c: CLayer, network: Int8Network, layer: Int8Layer, vectors: int) -> None:
     """Fill in the structure of a layer whose channels are computed by so many vectors, but for its weights."""
-    taken: list[Tensor] = [network.tensors[number] for number in layer.inputs]
+    taken: list[Int8Tensor] = [network.tensors[number] for number in layer.inputs]
     out = network.tensors[layer.out]
     c.kind, c.taken, c.other, c.out = KINDS.index(layer.kind), layer.inputs[0], layer.inputs[-1], layer.out
     c.kernel_height, c.kernel_width = _window(layer)
@@ -309,7 +311,7 @@ def _tile(layer: Weighted) -> int:
     return quads // parts if quads // parts >= LEAST_TILE_QUADS else 0
 
 
-def _packed(network: Network, layer: Weighted, vectors: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _packed(network: Int8Network, layer: Weighted, vectors: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Weights, biases and scales as the kernel reads them."""
     taken, out = network.tensors[layer.inputs[0]], network.tensors[layer.out]
     flat = layer.weights.reshape(len(layer.weights), -1)

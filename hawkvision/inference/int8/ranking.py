@@ -14,7 +14,7 @@ import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits
-from hawkvision.inference.int8 import library
+from hawkvision.native import library
 
 
 def most_probable(

@@ -32,7 +32,7 @@ from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
 from hawkvision.model_zoo.building.fetch import fetch
 from hawkvision.model_zoo.building.quantize import quantise_model
 from hawkvision.model_zoo.building.ranges import load_ranges
-from hawkvision.models.artifacts import load_variant, sha256_of, write_atomic
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import (
     FileSource,
     Manifest,
@@ -44,6 +44,7 @@ from hawkvision.models.manifest import (
     load_manifest,
     models_dir,
 )
+from hawkvision.system.files import sha256_of, write_atomic
 
 Step: TypeAlias = Literal["fetch", "emit", "built", "kept"]
 Report: TypeAlias = Callable[[str, Step], None]

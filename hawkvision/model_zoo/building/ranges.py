@@ -18,8 +18,8 @@ from onnx import TensorProto, helper
 from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.building.quantize import quantised_tensors
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.manifest import Sha256, Variant
+from hawkvision.system.files import write_atomic
 from hawkvision.system.onnx_runtime import ort
 
 

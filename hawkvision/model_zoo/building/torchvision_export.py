@@ -18,7 +18,6 @@ from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.building.build import Artifact
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
-from hawkvision.models.artifacts import sha256_of, write_atomic
 from hawkvision.models.manifest import (
     Cascade,
     InputSpec,
@@ -29,6 +28,7 @@ from hawkvision.models.manifest import (
     artifact_path,
 )
 from hawkvision.models.manifest import load_manifest as read_manifest
+from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.system.onnx_runtime import ort
 
 _OPSET = 18

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from hawkvision.cascade.certification.predictions import Split, StagePredictions
 from hawkvision.cascade.certification.profile import (
     ImageUse,
     Pair,
@@ -22,7 +23,7 @@ from hawkvision.cascade.certification.profile import (
     StageProfile,
     design_sha256,
 )
-from hawkvision.cascade.certification.profiling import Split, StagePredictions, profile_pair, profile_stage
+from hawkvision.cascade.certification.profiling import profile_pair, profile_stage
 from hawkvision.core.errors import ConfigError
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.certification import (
@@ -35,9 +36,9 @@ from hawkvision.model_zoo.calibration.certification import (
 from hawkvision.model_zoo.calibration.loss_simulation import condition_of, received_images
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
+from hawkvision.system.files import write_atomic
 
 FEWEST_IMAGES: Final = 100
 """Below this nothing can be certified: a drop of ε needs at least 3/ε images."""

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.certificate import Method
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy
 from hawkvision.cascade.certification.profile import (
     CERTIFIED_DROPS,
     Condition,
@@ -29,34 +30,27 @@ from hawkvision.cascade.certification.profile import (
     ReceivedCondition,
     StageProfile,
     design_sha256,
-    dump,
-    load_profile,
 )
-from hawkvision.cascade.certification.profiling import (
-    StagePredictions,
-    certify_condition,
-    costs_of,
-    make_sample,
-    measure_accuracy,
-    paths_of,
-)
+from hawkvision.cascade.certification.profile_files import dump, load_profile
+from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
 from hawkvision.cascade.certification.profiling_received import (
     ReceivedPredictions,
     certify_received,
     without_certificates,
 )
 from hawkvision.cascade.confidence.calibration import expected_calibration_error
-from hawkvision.cascade.confidence.scores import Score, softmax
+from hawkvision.cascade.confidence.scores import softmax
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
+from hawkvision.core.types import Score
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.building.manifest_writer import with_profile
 from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, received_images
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
-from hawkvision.models.artifacts import sha256_of, write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
-from hawkvision.system.advice import advise
+from hawkvision.system.files import sha256_of, write_atomic
 
 DELTA: Final = 0.05
 """Probability that a certificate is wrong, before anything is paid for."""

@@ -15,34 +15,19 @@ from typing import Final
 import numpy as np
 
 from hawkvision.cascade.certification.certificate import Method
-from hawkvision.cascade.certification.profile import (
-    Pair,
-    Profile,
-    SiteCertificates,
-    SiteData,
-    SitePair,
-    SiteStage,
-    design_sha256,
-    dump,
-    load_profile_of,
-    load_site,
-)
-from hawkvision.cascade.certification.profiling import (
-    StagePredictions,
-    certify_condition,
-    costs_of,
-    make_sample,
-    measure_accuracy,
-    paths_of,
-)
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy
+from hawkvision.cascade.certification.profile import Pair, Profile, design_sha256
+from hawkvision.cascade.certification.profile_files import dump, load_profile_of, load_site
+from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.cascade.confidence.scores import softmax
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.model_zoo.calibration.certification import check_unseen, share_of_delta
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, run_stages
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images, read_unlabelled
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
-from hawkvision.system.advice import advise
+from hawkvision.system.files import write_atomic
 
 FEWEST_IMAGES: Final = 50
 """With fewer, no drop below 6 % can be certified whatever the images show."""

@@ -24,16 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.certificate import Sample
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample
 from hawkvision.cascade.certification.profile import Pair
-from hawkvision.cascade.certification.profiling import StagePredictions, make_sample
 from hawkvision.cascade.confidence.scores import Floats
 from hawkvision.cascade.drift.monitor import Claims, Monitor
 from hawkvision.cascade.drift.online import AUDIT_SHARE, ControllerSpec, DriftController
-from hawkvision.cascade.policy import Route
+from hawkvision.cascade.route import Route
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.calibration.model_runner import Corruption
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.datasets import LabelledImages
+from hawkvision.system.files import sha256_of
 
 SEVERITIES: Final = range(1, 6)
 

@@ -26,16 +26,18 @@ from hawkvision.cascade.certification.equivalence import (
     equivalences_path,
     load_equivalences,
 )
-from hawkvision.cascade.certification.profile import SiteCertificates, load_profile_of, load_site
+from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.confidence.scores import Probabilities, softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Score
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, execution_of, open_backend
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, run_stages
-from hawkvision.models.artifacts import load_variant, write_atomic
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images, read_unlabelled
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, is_exact, stage_fingerprint, statement
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
+from hawkvision.system.files import write_atomic
 
 WAYS: Final = ((8, 1), (1, 1), (1, 2))
 """Images in a batch, and threads: as replicas run them, and as edge nodes do."""

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hawkvision.cascade.certification.predictions import Split
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, ReceivedCondition
-from hawkvision.cascade.certification.profiling import Split
 from hawkvision.cascade.certification.profiling_received import DELTA, ReceivedPredictions, profile_received
-from hawkvision.cascade.confidence.scores import Score
+from hawkvision.core.types import Score
 from hawkvision.imaging import preprocessing
 from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, CascadePredictions
 from hawkvision.models.datasets import LabelledImages

@@ -22,17 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
 
-from hawkvision.cascade.certification.profiling import StagePredictions
+from hawkvision.cascade.certification.predictions import StagePredictions
 from hawkvision.cascade.confidence.scores import Probabilities, average, log_probabilities, softmax, tempered, unsure
 from hawkvision.core.errors import ConfigError, RequestError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import load_input, probe
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, open_backend
-from hawkvision.models.artifacts import load_variant, sha256_of
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import LabelledImages, UnlabelledImages
 from hawkvision.models.manifest import Ensemble, Manifest, Variant
+from hawkvision.system.files import sha256_of
 
 MAX_PIXELS: Final = 50_000_000
 BATCH: Final = 8
@@ -109,7 +110,7 @@ class CascadePredictions:
 
     def reused_ms(self, first: str, second: str) -> float:
         """Of the second stage's cost, what a first look with the other has done already
-        (`datacenter.execution.cascade_executor`).
+        (`datacenter.stages.cascade_executor`).
         """
         if self._views_of(first) > self._views_of(second):
             return 0.0  # an average of both views does not tell what the upright image alone looked like

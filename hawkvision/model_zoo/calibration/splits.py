@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.profiling import Split, split_indices
+from hawkvision.cascade.certification.predictions import Split, split_indices
 from hawkvision.core.errors import ManifestError
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import Manifest, Training

@@ -12,9 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from hawkvision.cascade.certification.profile import Profile, load_profile_of
-from hawkvision.cascade.certification.profiling import Split, StagePredictions
+from hawkvision.cascade.certification.predictions import Split, StagePredictions
+from hawkvision.cascade.certification.profile import Profile
+from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.cascade.confidence.scores import softmax
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.drift import LabelledPredictions, mixed, mixture_name, subset
@@ -22,10 +24,9 @@ from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ru
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.model_zoo.reports.metrics import Drift, pair_findings, reliability, replay_drift
 from hawkvision.model_zoo.reports.page import Findings, render
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import SUFFIXES, LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
-from hawkvision.system.advice import advise
+from hawkvision.system.files import write_atomic
 
 MOST_DRIFT_IMAGES: Final = 3_000
 """Held-out images that are run again corrupted: enough for a drop of a tenth of a point, and minutes not hours."""

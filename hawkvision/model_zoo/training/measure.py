@@ -19,16 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 
-from hawkvision.cascade.certification.profiling import Split, measure_accuracy
+from hawkvision.cascade.certification.predictions import Split, measure_accuracy
 from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import emit_variant, precision_of
-from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, VariantInput, VariantLogits
+from hawkvision.model_zoo.calibration.model_runner import (
+    CascadePredictions,
+    VariantInput,
+    VariantLogits,
+)
 from hawkvision.model_zoo.training.recipe import TrainingRecipe
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import FileSource, InputSpec, Manifest, MeasuredAccuracy, Training, Variant
+from hawkvision.system.files import sha256_of
 
 BATCH: Final = 64
 """TrainingImages a run: more does not run faster on two cores."""

@@ -27,7 +27,7 @@ from hawkvision.model_zoo.building.onnx_builders import F32, Weights
 from hawkvision.model_zoo.training.qonnx_export import ACTIVATION_BITS, PIXEL_STEP, QuantisedLayer, QuantisedNet
 from hawkvision.model_zoo.training.recipe import InputFacts, QuantisedNetwork, TrainedNetwork
 from hawkvision.model_zoo.training.train import EVALUATION_BATCH, Report, TrainingSet, holds_epochs, run_epochs
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.system.files import sha256_of
 
 CALIBRATED_ON: Final = 1024
 """Training images that the activation steps start from."""

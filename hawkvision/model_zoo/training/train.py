@@ -32,7 +32,7 @@ from hawkvision.core.types import Logits, Pixels
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
 from hawkvision.model_zoo.building.convnet import CONVNETS, EPSILON, LUMINANCE, ConvNet
 from hawkvision.model_zoo.training.recipe import InputFacts, TrainedNetwork
-from hawkvision.models.artifacts import sha256_of, write_atomic
+from hawkvision.system.files import sha256_of, write_atomic
 
 WARM_UP: Final = 0.2
 """Share of the steps in which the learning rate rises."""

@@ -25,9 +25,9 @@ from hawkvision.model_zoo.training.qat import is_quantised, quantised_net, train
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
 from hawkvision.model_zoo.training.recipe import TrainingRecipe, load_recipe, recipe_labels
 from hawkvision.model_zoo.training.train import TrainingSet, is_finished, progress_reports, train_network, weight_file
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import FileSource, InputSpec
+from hawkvision.system.files import write_atomic
 
 MAX_PIXELS: Final = 50_000_000
 FEWEST_MEASURED: Final = 10

@@ -1,1 +1,1 @@
-"""The datagram client: keeps a connection, decides how each image is encoded, and awaits its answer."""
+"""The sending end: images out, responses in."""

@@ -18,9 +18,9 @@ from typing import Final, TypeAlias
 
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.escalation_api import DatagramEndpoint
+from hawkvision.transport.client.connection import ClientConnection
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.congestion.controller import CongestionFactory
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.control import VERSION
 
@@ -39,7 +39,7 @@ SILENT_RTTS: Final = 3.0
 which itself gives up only later: a radio link may be back any moment."""
 MAX_RETIRED: Final = 4
 RETIRED_S: Final = 30.0
-"""Connections that are kept for what was asked on them, and how long each is."""
+"""ConnectionManager that are kept for what was asked on them, and how long each is."""
 MAX_HEADERS: Final = 64
 """JPEG headers registered on one connection; a camera has one, a collection of photographs any number."""
 
@@ -52,7 +52,7 @@ class NotConnectedInTime(ConnectionLost):
 class Connection:
     """A connection, and the JPEG headers that were registered on it."""
 
-    client: DatagramClient
+    client: ClientConnection
     headers: set[bytes] = field(default_factory=set)
 
     def registered(self, header: bytes) -> int | None:
@@ -68,7 +68,7 @@ class Connection:
         return None
 
 
-class Connections:
+class ConnectionManager:
     """The current connection to a peer, and those before it that still owe answers. Used on one event loop."""
 
     def __init__(
@@ -85,8 +85,8 @@ class Connections:
         self._current: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
-        self._retired: dict[DatagramClient, asyncio.Task[None]] = {}
-        """Connections that take no more questions, and what waits for their last answers."""
+        self._retired: dict[ClientConnection, asyncio.Task[None]] = {}
+        """ConnectionManager that take no more questions, and what waits for their last answers."""
         self.closed = False
 
     @property
@@ -155,7 +155,7 @@ class Connections:
         for client in clients:
             await client.close()
 
-    def _clients(self) -> list[DatagramClient]:
+    def _clients(self) -> list[ClientConnection]:
         return [*self._retired, *([] if self._current is None else [self._current.client])]
 
     def _begin(self) -> asyncio.Task[None]:
@@ -177,7 +177,7 @@ class Connections:
                     f"{self._host} speaks version {offer.version} of the datagram transport, which needs the API key "
                     f"itself; expected version {VERSION}: update it first"
                 )
-            client = await DatagramClient.connect(
+            client = await ClientConnection.connect(
                 offer.port,
                 offer.certificate,
                 offer.name,
@@ -196,16 +196,16 @@ class Connections:
             self._sent_before += old.client.sent_bytes
             await old.client.close()
 
-    async def _drained(self, client: DatagramClient) -> None:
+    async def _drained(self, client: ClientConnection) -> None:
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETIRED_S):
-                    await client.decided()
+                    await client.wait_until_idle()
         finally:
             self._released(client)
             await client.close()
 
-    def _released(self, client: DatagramClient) -> None:
+    def _released(self, client: ClientConnection) -> None:
         if self._retired.pop(client, None) is not None:
             self._sent_before += client.sent_bytes
 

@@ -20,8 +20,8 @@ from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import decode, probe
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque, reframe
 from hawkvision.transport.coding.rate_fec_control import FINE, FINE_SIZE, LinkState, choose
-from hawkvision.transport.endpoint.receiver import MAX_NACKS, REPAIR_GROWTH
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
+from hawkvision.transport.protocol.status import MAX_NACKS, REPAIR_GROWTH
 
 Image: TypeAlias = bytes | Pixels
 """An encoded image, or RGB pixels (height, width, 3)."""
@@ -36,7 +36,7 @@ INLINE_PIXELS: Final = 400_000
 INLINE_BYTES: Final = 100_000
 """Larger images are prepared on a thread, so that the event loop does not stand still meanwhile."""
 
-MOST_SPARE: Final = 3.0
+MAX_SPARE: Final = 3.0
 """Times the plain image's bytes that are sent at most because there is room."""
 SPARE_S: Final = 0.01
 SPARE_SHARE: Final = 0.1
@@ -44,15 +44,15 @@ SPARE_SHARE: Final = 0.1
 ANSWER_S: Final = 0.035
 """Of the deadline, beside a round trip, for the other end's work (`RESERVE_S` of the datacenter) and for waiting for
 fragments that are overdue."""
-LEAST_S: Final = 0.008
+MIN_SEND_S: Final = 0.008
 """The least of the link's time that an image is given, even if its answer will be late for it."""
 PLAIN_BYTES_PER_PIXEL: Final = 0.25
 """At quality 80, typically."""
 
-CALM_S: Final = 5.0
+GOOD_S: Final = 5.0
 """How long the loss must have stayed clearly lower before parity is taken back."""
-CLEARLY: Final = 1.25
-CLEARLY_LEAST: Final = 0.005
+LOWER_RATIO: Final = 1.25
+LOWER_MIN: Final = 0.005
 """Clearly lower is what would still be lower if it were a quarter and half a percent higher."""
 
 
@@ -79,7 +79,7 @@ def prepare(
         useful_side: pixels of the shorter side beyond which the peer gains nothing.
         room: bytes of a symbol.
         may_reframe: whether a JPEG's own header may be used.
-        exact: send an encoded image's very bytes, whatever the plan and however many fragments that takes.
+        lossless: send an encoded image's very bytes, whatever the plan and however many fragments that takes.
 
     Raises:
         BadImage, UnsupportedMedia: if the image cannot be read.
@@ -145,14 +145,14 @@ def spare_ratio(plain_s: float, deadline_s: float | None, rtt_s: float = 0.0, an
     """How many times the plain image may be sent for what the link takes `plain_s` to carry once.
 
     In halves, and at least once; but in twentieths of an image where the link is too slow to carry it once and bring
-    the answer back in time, of which `answer_s` and a round trip are not the image's, and `LEAST_S` in any case is.
+    the answer back in time, of which `answer_s` and a round trip are not the image's, and `MIN_SEND_S` in any case is.
     """
     allowed_s = SPARE_S if deadline_s is None else min(SPARE_S, SPARE_SHARE * deadline_s)
-    ratio = max(1.0, math.floor(2.0 * min(MOST_SPARE, allowed_s / max(plain_s, 1e-9))) / 2.0)
+    ratio = max(1.0, math.floor(2.0 * min(MAX_SPARE, allowed_s / max(plain_s, 1e-9))) / 2.0)
     if deadline_s is None:
         return ratio
     # Plans reckon in images of quality 85, `plain_s` is of a fine one.
-    in_time = max(LEAST_S, deadline_s - rtt_s - answer_s) / max(plain_s, 1e-9) * FINE_SIZE
+    in_time = max(MIN_SEND_S, deadline_s - rtt_s - answer_s) / max(plain_s, 1e-9) * FINE_SIZE
     return ratio if in_time >= ratio else math.floor(20.0 * in_time) / 20.0
 
 
@@ -172,8 +172,8 @@ class Planner:
     """Which plan the next image gets: more protection at once, less only after a while of clearly less loss."""
 
     def __init__(self) -> None:
-        self._loss: _Held | None = None
-        self._burst: _Held | None = None
+        self._loss: _PeakHold | None = None
+        self._burst: _PeakHold | None = None
 
     def plan(self, seen: LinkState, spare: float, now: float) -> Plan:
         """The plan for a link that is seen to lose so much at `now`."""
@@ -184,31 +184,31 @@ class Planner:
         if self._loss is None or self._burst is None:
             if not seen.known:
                 return seen
-            self._loss, self._burst = _Held(seen.loss), _Held(seen.burst)
+            self._loss, self._burst = _PeakHold(seen.loss), _PeakHold(seen.burst)
         elif seen.known:
             self._loss.see(seen.loss, now)
             self._burst.see(seen.burst, now)
         return LinkState(self._loss.value, self._burst.value, known=True)
 
 
-class _Held:
-    """A number that rises at once and falls after `CALM_S` of clearly less, to the most of that time."""
+class _PeakHold:
+    """A number that rises at once and falls after `GOOD_S` of clearly less, to the most of that time."""
 
     def __init__(self, value: float) -> None:
         self.value = value
-        self._calm_since = math.inf
+        self._good_since = math.inf
         self._most = value
 
     def see(self, value: float, now: float) -> None:
         """Take in what is measured at `now`."""
-        if CLEARLY * value + CLEARLY_LEAST >= self.value:
-            self.value, self._calm_since = max(self.value, value), math.inf
-        elif self._calm_since == math.inf:
-            self._calm_since, self._most = now, value
+        if LOWER_RATIO * value + LOWER_MIN >= self.value:
+            self.value, self._good_since = max(self.value, value), math.inf
+        elif self._good_since == math.inf:
+            self._good_since, self._most = now, value
         else:
             self._most = max(self._most, value)
-            if now - self._calm_since >= CALM_S:
-                self.value, self._calm_since = self._most, math.inf
+            if now - self._good_since >= GOOD_S:
+                self.value, self._good_since = self._most, math.inf
 
 
 async def prepare_off_loop(

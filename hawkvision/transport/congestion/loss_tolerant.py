@@ -21,7 +21,7 @@ speed times round trip plus goal, so that even a wrong rate makes a bounded queu
                                                                             └───────────┘
 *Competing.* As in Copa (Arun and Balakrishnan, NSDI 2018) the sender drains to learn whose queue it is. Another's is
 met in TCP's language: one datagram more each round trip, 0.7 of the rate after a loss (CUBIC's factor, RFC 9438). A
-floor of `LEAST_SHARE` of the link keeps it alive beside BBR; it falls when excess loss says that many keep to such a
+floor of `MIN_SHARE` of the link keeps it alive beside BBR; it falls when excess loss says that many keep to such a
 floor (RFC 8085 §3.1). `docs/design/congestion-control.md` tells why.
 """
 
@@ -59,7 +59,7 @@ GROWTH: Final = 0.05
 """Of the link's speed, per round trip, while the queue is short."""
 DECREASE: Final = 0.7
 MOST_SHARE: Final = 0.5
-LEAST_SHARE: Final = 0.2
+MIN_SHARE: Final = 0.2
 FAIR_START: Final = 0.35
 """Of the link's speed: the most that is taken in haste and the least at all while another fills the queue, and where
 that begins. Half is fair beside one flow."""
@@ -231,7 +231,7 @@ class LossTolerant(CongestionController):
             over_s = queue_s - self._goal_s
             self._held_until = now + rtt_s
             shrunk = 1.0 - min(1.0 - DECREASE, over_s / (over_s + rtt_s))
-            self.pacing_rate = max(min(self.pacing_rate, self._link) * shrunk, LEAST_SHARE * self._link)
+            self.pacing_rate = max(min(self.pacing_rate, self._link) * shrunk, MIN_SHARE * self._link)
         if now - self._short_at > max(DRAIN_AFTER_S, 5 * rtt_s):
             self.mode = Mode.DRAINING
             self.pacing_rate /= 2
@@ -253,7 +253,7 @@ class LossTolerant(CongestionController):
         if now - self._long_at > COMPETING_EXIT_S:
             self.mode = Mode.TRACKING
         elif crowded:
-            if self.pacing_rate <= LEAST_SHARE * self._worth:
+            if self.pacing_rate <= MIN_SHARE * self._worth:
                 self._worth *= DECREASE
             self.pacing_rate *= DECREASE
         elif used:
@@ -264,7 +264,7 @@ class LossTolerant(CongestionController):
             self.pacing_rate = most + BEYOND_SHARE * (self.pacing_rate - most) if grown else most
             self._worth = self.pacing_rate / MOST_SHARE
         if self._excess_loss < CROWDED_LOSS:
-            self.pacing_rate = max(self.pacing_rate, LEAST_SHARE * max(self._worth, self._link))
+            self.pacing_rate = max(self.pacing_rate, MIN_SHARE * max(self._worth, self._link))
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ class Channel(Generic[Token]):
 
     @property
     def key_exhausted(self) -> bool:
-        """Whether the session must end, because its key has sealed all it may."""
+        """Whether the session must end, because its key has protected as many datagrams as it may."""
         return self._sealer.key_exhausted
 
     def path(self, number: int, now: float, *, proven: bool) -> Path[Token]:

@@ -24,9 +24,9 @@ from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEv
 from cryptography import x509
 
 from hawkvision.transport.congestion.quic_congestion import ALGORITHM
-from hawkvision.transport.endpoint.receiver import MAX_REGISTERED_BYTES
 from hawkvision.transport.protocol.control import (
     ALPN,
+    MAX_REGISTERED_BYTES,
     CloseCode,
     Message,
     MessageReader,

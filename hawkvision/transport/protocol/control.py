@@ -25,6 +25,8 @@ MAX_PROOF: Final = 256
 MAX_MESSAGE: Final = 256 * 1024
 """A JPEG header is at most 64 KiB here, an answer 70 KB."""
 
+MAX_REGISTERED_BYTES: Final = 256 * 1024
+"""Of a session's templates and JPEG headers; 255 headers of cameras that optimise their tables fit."""
 MAX_TEMPLATE: Final = 4096
 """Bytes of a request: as HTTP servers allow a line."""
 

@@ -103,7 +103,7 @@ class Sealer:
 
     @property
     def key_exhausted(self) -> bool:
-        """Whether the session must end now, before the key has sealed all it may."""
+        """Whether the session must end now, before the key has protected as many datagrams as it may."""
         return self.sealed >= MAX_SEALED - SPARE_SEALED
 
     def seal(self, path: int, sequence: int, frames: bytes) -> bytes:

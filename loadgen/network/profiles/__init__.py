@@ -44,7 +44,7 @@ from loadgen.network.link_spec import IidLoss, LinkSpec, LinkTrace, Loss, NoLoss
 from loadgen.workload.record import LinkSample
 
 Way: TypeAlias = Literal["up", "down"]
-Dead: TypeAlias = Literal["certified", "lost"]
+Dead: TypeAlias = Literal["held", "lost"]
 
 FOLDER: Final = Path(__file__).parent
 MAX_STRETCHES: Final = 10_000
@@ -299,7 +299,7 @@ def _phases(given: _ProfileFile, path: Path) -> tuple[LinkPhase, ...]:
         raise ConfigError(f"{path}: phase: the shares add up to {shares:g}; expected 1")
     if sum(phase.share * given.length_s / phase.mean_s for phase in phases) > MAX_STRETCHES:
         raise ConfigError(f"{path}: phase: more than {MAX_STRETCHES} stretches in {given.length_s:g} s")
-    if all(phase.dead == "certified" for phase in phases):
+    if all(phase.dead == "held" for phase in phases):
         raise ConfigError(f"{path}: phase: every one is dead and holds what is sent; nothing would ever arrive")
     return phases
 

@@ -21,16 +21,18 @@ import numpy as np
 
 from edge.monitoring.stream import StageScore
 from edge.monitoring.streams import Streams
-from hawkvision.cascade.certification.profile import load_profile
+from hawkvision.cascade.certification.profile_files import load_profile
+from hawkvision.cascade.decision import Accept, decide
 from hawkvision.cascade.drift.online import AUDIT_SHARE
-from hawkvision.cascade.policy import Accept, Policy, decide
+from hawkvision.cascade.policy import Policy
+from hawkvision.core.clock import Deadline
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import MaxAccuracyDrop, OnMiss, Quality, Target
 
 PROFILE: Final = Path(__file__).parents[3] / "models" / "imagenet" / "profile.json"
 TARGETS: Final[tuple[Target, ...]] = (Quality.BALANCED, MaxAccuracyDrop(0.02), MaxAccuracyDrop(0.033))
 STREAMS: Final = (None, *(f"camera {number}" for number in range(1_000)))
-SLACK_MS: Final = 200.0
+DEADLINE: Final = Deadline(0.2)
 
 Decide = Callable[[Target, str | None, float], None]
 
@@ -39,7 +41,7 @@ def without_control(policy: Policy) -> Decide:
     """Fixed thresholds."""
 
     def run(target: Target, stream: str | None, score: float) -> None:
-        decide(policy.route(target), score, slack_ms=SLACK_MS, reachable=True, on_miss=OnMiss.DEGRADE)
+        decide(policy.route(target), score, deadline=DEADLINE, now=0.0, reachable=True, on_miss=OnMiss.DEGRADE)
 
     return run
 
@@ -49,26 +51,27 @@ def with_control(policy: Policy, streams: Streams, draws: random.Random) -> Deci
 
     def run(target: Target, stream: str | None, score: float) -> None:
         route = policy.route(target)
-        watched = streams.controllers(stream, route.controls)
-        assert watched.edge is not None
-        assert watched.edge_claims is not None
+        controllers = streams.controllers(stream, route.controls)
+        assert controllers.edge is not None
+        assert controllers.edge_claims is not None
         decision = decide(
             route,
             score,
-            slack_ms=SLACK_MS,
+            deadline=DEADLINE,
+            now=0.0,
             reachable=True,
             on_miss=OnMiss.DEGRADE,
-            threshold=watched.edge.control.threshold,
+            threshold=controllers.edge.control.threshold,
         )
         drawn = draws.random() < AUDIT_SHARE
         if drawn:
-            watched.audited((StageScore(watched.edge_claims, score, 0),), 0)
+            controllers.audited((StageScore(controllers.edge_claims, score, 0),), 0)
         else:
-            watched.not_due()
+            controllers.not_due()
         if isinstance(decision, Accept):
-            watched.edge.accepted(score, False if drawn else None)
+            controllers.edge.accepted(score, False if drawn else None)
         else:
-            watched.edge.escalated(score, False)
+            controllers.edge.escalated(score, False)
 
     return run
 

@@ -30,9 +30,9 @@ from rich.progress import track
 from rich.table import Table
 
 from hawkvision.cascade.certification.certificate import Method
+from hawkvision.cascade.certification.predictions import StagePredictions
 from hawkvision.cascade.certification.profile import Pair, Profile, ProfileData
 from hawkvision.cascade.certification.profiling import (
-    StagePredictions,
     certify_condition,
     costs_of,
     paths_of,
@@ -41,7 +41,8 @@ from hawkvision.cascade.certification.profiling import (
 )
 from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.cascade.drift.online import DriftController
-from hawkvision.cascade.policy import Policy, Route
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Quality
 from hawkvision.model_zoo.calibration.calibrate import intermediate_stage
@@ -61,9 +62,9 @@ from hawkvision.model_zoo.calibration.drift import (
 )
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.system.files import write_atomic
 
 DELTA: Final = 0.05
 MOST_AUDITS: Final = 0.02

@@ -35,8 +35,8 @@ from hawkvision.core.escalation_api import (
     STAGES_PATH,
     EscalationReply,
     EscalationRequest,
-    Intermediate,
-    Stages,
+    IntermediateOffer,
+    StageList,
 )
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Score
@@ -54,7 +54,7 @@ class RunningTier:
         where = urlsplit(url)
         self.url = url
         self._http = http.client.HTTPConnection(where.hostname or "", where.port)
-        listing = msgspec.json.decode(self._get(STAGES_PATH), type=Stages)
+        listing = msgspec.json.decode(self._get(STAGES_PATH), type=StageList)
         self.best, self.stages = listing.best, {stage.name for stage in listing.stages}
 
     def ask(self, body: bytes, request: EscalationRequest) -> tuple[EscalationReply, float]:
@@ -97,7 +97,7 @@ def ways(best: str, intermediate: tuple[str, float] | None, task: str) -> dict[s
     found = {"whole": patient, "parts": hurried}
     if intermediate is not None:
         stage, score = intermediate
-        terms = Intermediate(Score.TOP1, score, best)
+        terms = IntermediateOffer(Score.TOP1, score, best)
         found[f"{stage}@{score:g}"] = msgspec.structs.replace(hurried, variant=stage, intermediate=terms)
     return found
 

@@ -36,11 +36,12 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binom
 
-from hawkvision.cascade.certification.profile import load_profile_of
-from hawkvision.cascade.confidence.scores import Score, score, softmax
-from hawkvision.cascade.policy import Policy, Route
+from hawkvision.cascade.certification.profile_files import load_profile_of
+from hawkvision.cascade.confidence.scores import score, softmax
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.core.types import AccuracyStatus, Logits, MaxAccuracyDrop, Quality, Received, Target
+from hawkvision.core.types import AccuracyStatus, Logits, MaxAccuracyDrop, Quality, Received, Score, Target
 from hawkvision.model_zoo.calibration.loss_simulation import decoded, transcoded
 from hawkvision.model_zoo.calibration.model_runner import run_stages
 from hawkvision.model_zoo.calibration.splits import split_images

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.cascade.certification.profiling import measure_accuracy
+from hawkvision.cascade.certification.predictions import measure_accuracy
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.imaging.preprocessing import load_input

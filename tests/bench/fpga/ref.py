@@ -28,8 +28,8 @@ from fpga.backends.reference import ReferenceBackend
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.imaging.preprocessing import load_input
-from hawkvision.inference.backend import Backend
-from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.integer import reference
 from hawkvision.integer.artifact import graph_of
 from hawkvision.integer.onnx_writer import write

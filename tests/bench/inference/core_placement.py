@@ -2,9 +2,9 @@
 kernel and kept apart.
 
 As many threads as there are cores look at an image of noise with all models, each on one thread, the first with the
-first; in random order with the other way, after a pause. Apart is as `hawkvision.datacenter.execution.replica` runs
-them. Compare with and without `--prevent-cpu-idle`: where processors halt, the kernel of a virtual machine places
-threads differently.
+first; in random order with the other way, after a pause. `CorePlacement` places them as
+`hawkvision.datacenter.execution.replica` runs them. Compare with and without `--prevent-cpu-idle`: where processors
+halt, the kernel of a virtual machine places threads differently.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rich.table import Table
 
 from hawkvision.core.types import Pixels
 from hawkvision.inference.adaptive_parallelism import usable_cores
-from hawkvision.inference.core_placement import Apart, ApartThreads
-from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.inference.core_placement import CorePlacement, PlaceableThreads
 from loadgen.host.idle_prevention import prevented
 
 
@@ -63,7 +63,7 @@ def main() -> int:
         models.append((model, noise))
     ways = [
         Placement("kernel's", ThreadPoolExecutor(cores)),
-        Placement("apart", ApartThreads(cores, "apart", Apart())),
+        Placement("apart", PlaceableThreads(cores, "apart", CorePlacement())),
     ]
     order = random.Random(0)
     with prevented() if options.prevent_cpu_idle else nullcontext():

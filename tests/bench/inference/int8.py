@@ -15,12 +15,12 @@ from contextlib import ExitStack, closing
 import numpy as np
 
 from hawkvision.inference.adaptive_parallelism import usable_cores
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import open_backend
-from hawkvision.inference.int8 import library
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
+from hawkvision.native import library
 from hawkvision.testing import random_images
 
 NETWORKS = ("mobilenet_v2_int8", "efficientnet_lite0_int8", "efficientnet_lite1_int8", "efficientnet_lite2_int8")
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--no-tiles", action="store_true", help="as on processors without Intel AMX")
     given = parser.parse_args()
-    tiles = library.tiles() and not given.no_tiles
+    tiles = library.has_tiles() and not given.no_tiles
     print(f"convolutions by {'tiles (Intel AMX)' if tiles else 'vectors (AVX-512 VNNI)'}")
     manifest = load_manifest(given.task, models_dir())
     print(f"{'network':26} threads  ONNX Runtime ms  int8 ms  times as quick (least to most of {given.turns} turns)")

@@ -5,7 +5,7 @@ Each way runs the models one after another on an image of noise, in random order
 
 - `one thread`;
 - `kernel's`: helpers run where the kernel puts them, and sleep between layers;
-- `aside`: they are kept off their caller's processor (`hawkvision.inference.intra_op_threads`);
+- `aside`: they are kept off their caller's processor (`hawkvision.inference.backends.intra_op_threads`);
 - `spinning`: they run where the kernel puts them, and spin;
 - `aside, spinning`: as `OnnxRuntimeBackend` runs them.
 
@@ -30,8 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hawkvision.core.types import Pixels
-from hawkvision.inference.intra_op_threads import Helpers, can_step_aside, helpers_started
-from hawkvision.inference.onnxruntime_backend import SPIN_US
+from hawkvision.inference.backends.intra_op_threads import HelperThreads, can_step_aside, helpers_started
+from hawkvision.inference.backends.onnxruntime_backend import SPIN_US
 from hawkvision.system.onnx_runtime import ort
 from loadgen.host.idle_prevention import prevented
 
@@ -46,7 +46,7 @@ class ThreadSetting:
     threads: int
     aside: bool
     spin_us: int
-    sessions: list[tuple[Any, Helpers, Pixels]] = field(default_factory=list)
+    sessions: list[tuple[Any, HelperThreads, Pixels]] = field(default_factory=list)
     took_s: list[float] = field(default_factory=list)
     processor_s: list[float] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class ThreadSetting:
             session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         shape = session.get_inputs()[0].shape[1:]
         noise = np.random.default_rng(0).integers(0, 256, (1, *shape), np.uint8)
-        self.sessions.append((session, helpers if self.aside else Helpers(), noise))
+        self.sessions.append((session, helpers if self.aside else HelperThreads(), noise))
 
     def run(self, *, counts: bool) -> None:
         """All models, one after another."""

@@ -39,11 +39,12 @@ from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import decode as decode_image
 from hawkvision.imaging.preprocessing import preprocess, probe
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import open_backend
-from hawkvision.models.artifacts import load_variant, write_atomic
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.system.files import write_atomic
 from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Plan, decode, encode
 from hawkvision.transport.coding.rate_fec_control import LinkState, choose
 from hawkvision.transport.protocol.wire import FRAGMENT_ROOM, MAX_DATAGRAM, OVERHEAD

@@ -41,10 +41,15 @@ from hawkvision.model_zoo.building.convnet import CONVNETS
 from hawkvision.model_zoo.calibration.loss_simulation import BURST, decoded, loss_order
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_training, training_mask
 from hawkvision.model_zoo.training.measure import input_spec, training_of, weight_path
-from hawkvision.model_zoo.training.recipe import TrainedNetwork, TrainingRecipe, load_recipe, recipe_labels
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.model_zoo.training.recipe import (
+    TrainedNetwork,
+    TrainingRecipe,
+    load_recipe,
+    recipe_labels,
+)
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import InputSpec, cache_dir, models_dir
+from hawkvision.system.files import sha256_of
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode
 from hawkvision.transport.protocol.wire import OVERHEAD
 from tests.bench.inference.lossy_accuracy import DatagramLink

@@ -20,8 +20,8 @@ import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.imaging.preprocessing import load_inputs
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import BackendKind, open_backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
 from tests.images import encoded

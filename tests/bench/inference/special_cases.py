@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hawkvision.models.sample_images import sample_image
-from hawkvision.servers.protocol import Limits, bounded
+from hawkvision.servers.connections import Limits
+from hawkvision.servers.protocol import bounded
 from hawkvision.system.process import ServerProcess, running
 
 THIS: Final = "tests.bench.inference.special_cases"

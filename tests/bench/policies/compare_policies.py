@@ -35,8 +35,8 @@ import msgspec
 from rich.console import Console
 
 from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.manifest import models_dir
+from hawkvision.system.files import write_atomic
 from loadgen.analysis.steady_state import is_steady
 from loadgen.analysis.summary import summarise
 from loadgen.clients import noise_floor

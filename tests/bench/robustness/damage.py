@@ -29,7 +29,9 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision import Answer, AsyncClient, HawkVisionError
+from hawkvision.client.asynchronous import AsyncClient
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.types import Answer
 from hawkvision.models.manifest import cache_dir, models_dir
 from tests.bench.robustness.fault_world import Server, photographs
 
@@ -249,7 +251,7 @@ async def _answers(url: str, image: bytes, expected: str, start: Start) -> tuple
 async def _answer_by_datagrams(url: str, image: bytes, expected: str, start: Start) -> tuple[str, bool]:
     script = (
         "import sys; from hawkvision import Client\n"
-        f"with Client({url!r}, transport='lossy', timeout_s=20) as client:\n"
+        f"with Client({url!r}, transport='datagram', timeout_s=20) as client:\n"
         "    print(client.classify(sys.stdin.buffer.read(), quality='fast').label)"
     )
     asking = await asyncio.create_subprocess_exec(

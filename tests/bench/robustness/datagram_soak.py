@@ -28,12 +28,12 @@ from pathlib import Path
 
 import uvloop
 
+from hawkvision.transport.client.connection import ClientConnection
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, opaque
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.session import Incoming
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.peers import IDENTITY, LOOPBACK
@@ -97,15 +97,15 @@ class Caller:
     def __init__(self, soak: Soak, relay: UdpRelay) -> None:
         self.soak = soak
         self.relay = relay
-        self.client: DatagramClient | None = None
+        self.client: ClientConnection | None = None
         self._lock = asyncio.Lock()
 
-    async def connected(self) -> DatagramClient:
+    async def connected(self) -> ClientConnection:
         async with self._lock:
             while self.client is None or self.client.lost is not None:
                 await self.leave()
                 try:
-                    self.client = await DatagramClient.connect(
+                    self.client = await ClientConnection.connect(
                         self.relay.address[1], IDENTITY.pem, IDENTITY.name, routes=[LOOPBACK], timeout_s=10.0
                     )
                     self.soak.counts["connections"] += 1

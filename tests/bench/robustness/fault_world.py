@@ -21,7 +21,9 @@ import aiohttp
 import cv2
 import numpy as np
 
-from hawkvision import Answer, AsyncClient, HawkVisionError
+from hawkvision.client.asynchronous import AsyncClient
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.types import Answer
 
 READY_S: Final = 120.0
 LATE_S: Final = 30.0

@@ -30,7 +30,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision import Answer
+from hawkvision.core.types import Answer
 from tests.bench.robustness.fault_world import (
     BackgroundLoad,
     SentRequest,

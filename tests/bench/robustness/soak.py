@@ -25,7 +25,9 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision import Answer, AsyncClient, HawkVisionError
+from hawkvision.client.asynchronous import AsyncClient
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.core.types import Answer
 from tests.bench.robustness.fault_world import BackgroundLoad, SentRequest, World, descendants, errors_of
 from tests.images import encoded
 

@@ -118,7 +118,7 @@ class ReferenceServer:
 
 def _module(name: str, **env: str) -> Callable[[ServerSite], StartCommand]:
     def start(site: ServerSite) -> StartCommand:
-        return StartCommand((str(site.python), "-m", f"tests.bench.servers.{name}"), env)
+        return StartCommand((str(site.python), "-m", f"tests.bench.servers.handlers.{name}"), env)
 
     return start
 

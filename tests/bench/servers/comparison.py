@@ -17,8 +17,8 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from hawkvision import __version__
-from hawkvision.models.artifacts import write_atomic
+from hawkvision.core.version import __version__
+from hawkvision.system.files import write_atomic
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
 from loadgen.workload.record import Origin
 from tests.bench.servers import results, tables

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.artifacts import write_atomic
+from hawkvision.system.files import write_atomic
 
 SHARED: Final = ("onnxruntime", "opencv-python-headless", "pillow", "simplejpeg")
 INSTALL_TIMEOUT_S: Final = 900.0

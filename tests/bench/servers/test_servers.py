@@ -410,7 +410,7 @@ def test_hawkvision_takes_part_once_and_the_others_with_each_handler() -> None:
 
 def test_the_documented_handler_takes_no_memory_anew_for_every_image() -> None:
     script = (
-        "import resource, sys; from tests.bench.servers import work; prepare = work.documented(sys.argv[1]);"
+        "import resource, sys; from tests.bench.servers.handlers import work; prepare = work.documented(sys.argv[1]);"
         "jpeg = sys.stdin.buffer.read(); [prepare(jpeg) for _ in range(5)];"
         "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt;"
         "before = faults(); [prepare(jpeg) for _ in range(10)]; print(faults() - before)"

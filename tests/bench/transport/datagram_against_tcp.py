@@ -35,7 +35,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.client import AsyncClient
+from hawkvision.client.asynchronous import AsyncClient
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir

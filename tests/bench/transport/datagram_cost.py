@@ -33,14 +33,16 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import DatagramFrameReceived, QuicEvent
 
+from hawkvision.transport.client.sender import Sender
 from hawkvision.transport.coding.image_coding import Coded, Plan, decode, encode, opaque
 from hawkvision.transport.endpoint.channel import Channel
-from hawkvision.transport.endpoint.receiver import Budget, Receiver, Status
-from hawkvision.transport.endpoint.sender import Sender
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.packet_protection import Secret, peek
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.assembly import Budget
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.receiver import Receiver
+from hawkvision.transport.server.session import Incoming
 from tests.bench.transport.multipath import image, pixels
 from tests.hawkvision.transport.peers import IDENTITY, connected
 

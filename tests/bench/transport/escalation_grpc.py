@@ -33,11 +33,11 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from starlette.requests import Request
 from starlette.types import Message
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.escalation_api import INFER_PATH
-from hawkvision.datacenter.catalog import load_catalog
-from hawkvision.datacenter.run import TUNING
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.deployment.ray_settings import TUNING
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
+from hawkvision.datacenter.stages.catalog import load_catalog
 from hawkvision.system.process import running, stop_with_parent
 
 METHOD: Final = "/hawkvision.bench.EscalationTransport/infer"
@@ -125,7 +125,7 @@ class GrpcIngress:
     """The server of the tier behind Serve's gRPC proxy: the request's bytes in, the reply's JSON out."""
 
     def __init__(self, config: DatacenterConfig, *handles: Any) -> None:
-        from hawkvision.datacenter.app import HandleVariants
+        from hawkvision.datacenter.deployment.handles import HandleVariants
 
         catalog = load_catalog(config)
         self._server = make_http_server(config, catalog)
@@ -158,7 +158,7 @@ def _serve_grpc(port: int, variant: str) -> None:
     from ray import serve
     from ray.serve.config import HTTPOptions, gRPCOptions
 
-    from hawkvision.datacenter.app import group_apps
+    from hawkvision.datacenter.deployment.group_deployments import group_apps
     from tests.bench.transport import escalation_grpc  # under its importable name, by which Ray's processes find it
 
     config = DatacenterConfig(backend="noop", variants=(variant,))

@@ -27,16 +27,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from hawkvision.transport.client.connection import ClientConnection
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Plan, encode
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.identity import own_identity
+from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.protocol.wire import OVERHEAD
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.session import Incoming
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.tun_link import TunLink
 
@@ -81,7 +81,7 @@ async def _send_images(host: str, seconds: float, per_s: float, pem: str, name: 
     pixels = np.kron(rng.integers(0, 255, (32, 32, 3)), np.ones((8, 8, 1))).astype(np.uint8)
     coded = encode(pixels, Plan(80, 0.5), fragment_room(b""))
     size = sum(map(len, coded.symbols)) + OVERHEAD * coded.format.n
-    client = await DatagramClient.connect(UDP_PORT, pem, name, routes=[Route(None, host)])
+    client = await ClientConnection.connect(UDP_PORT, pem, name, routes=[Route(None, host)])
     begun = time.monotonic() + SETTLE_S
     latencies: list[float] = []
     failed = total = 0

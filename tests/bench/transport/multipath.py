@@ -20,11 +20,11 @@ import numpy as np
 import uvloop
 
 from hawkvision.core.types import Pixels
+from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
+from hawkvision.transport.protocol.status import Status
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.peers import connected, serving
@@ -60,7 +60,7 @@ def image() -> Coded:
     return encode(pixels(), Plan(80, 0.5), fragment_room(b""))
 
 
-async def ask(run: MultipathRun, client: DatagramClient, coded: Coded) -> None:
+async def ask(run: MultipathRun, client: ClientConnection, coded: Coded) -> None:
     at = time.monotonic()
     try:
         status, _ = await client.ask(b"quality=fast", coded, timeout_s=10.0)
@@ -72,7 +72,7 @@ async def ask(run: MultipathRun, client: DatagramClient, coded: Coded) -> None:
         run.unanswered += 1
 
 
-async def watch(run: MultipathRun, client: DatagramClient, number: int) -> None:
+async def watch(run: MultipathRun, client: ClientConnection, number: int) -> None:
     """Note when the path is found dead, and when it carries fragments again."""
     path = client.sender.channel.paths[number]
     while run.used_again_at is None:
@@ -84,7 +84,7 @@ async def watch(run: MultipathRun, client: DatagramClient, number: int) -> None:
         await asyncio.sleep(0.001)
 
 
-async def one(client: DatagramClient, relay: UdpRelay, number: int, every_s: float, seconds: float) -> MultipathRun:
+async def one(client: ClientConnection, relay: UdpRelay, number: int, every_s: float, seconds: float) -> MultipathRun:
     """Ask; cut at a third; mend at two thirds."""
     run, coded = MultipathRun(), image()
     watching = asyncio.create_task(watch(run, client, number))

@@ -10,15 +10,15 @@ import pytest
 from edge.escalation.client import DatacenterClient
 from edge.escalation.reply_validation import Escalated
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import EscalationFailed
-from hawkvision.core.escalation_api import EscalationRequest, Intermediate, IntermediateResult
+from hawkvision.core.escalation_api import EscalationRequest, IntermediateOffer, IntermediateResult
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Score
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
 from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer, running_peer
 
-REQUEST = EscalationRequest(variant="medium", intermediate=Intermediate(Score.TOP1, 0.75, "committee"))
+REQUEST = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.75, "committee"))
 
 
 @pytest.fixture(scope="module")

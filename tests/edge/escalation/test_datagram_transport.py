@@ -14,7 +14,7 @@ import pytest
 from edge.escalation.client import DatacenterClient
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import BadImage, EscalationFailed, HawkVisionError
-from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Intermediate
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, Score, Tier
@@ -108,7 +108,7 @@ def test_the_key_is_sent_with_images_and_not_with_the_request_for_the_datagram_a
 
 def test_an_intermediate_stage_is_asked_over_datagrams_too(peer: Peer) -> None:
     peer.intermediate, peer.intermediate_score = "medium", 0.8
-    request = EscalationRequest(variant="medium", intermediate=Intermediate(Score.TOP1, 0.75, "committee"))
+    request = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.75, "committee"))
     assert infer(peer, request).top_k[0].index == INTERMEDIATE_CLASS
 
 

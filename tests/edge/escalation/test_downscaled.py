@@ -9,7 +9,8 @@ import pytest
 from hawkvision.core.errors import BadImage
 from hawkvision.core.types import Answer, MaxAccuracyDrop, Quality, Tier
 from hawkvision.imaging.downscale import Reducer
-from hawkvision.imaging.preprocessing import ImageHeader, probe
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import probe
 from tests.edge.bench import SPEC, SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import Peer, running_peer
 from tests.edge.serving.test_node import doubted

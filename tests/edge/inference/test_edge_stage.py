@@ -12,7 +12,7 @@ from hawkvision.core.clock import ManualClock, MonotonicClock
 from hawkvision.core.errors import BadImage
 from hawkvision.core.types import Logits, Pixels, Score
 from hawkvision.imaging.preprocessing import probe
-from hawkvision.inference.noop_backend import NoopBackend
+from hawkvision.inference.backends.noop_backend import NoopBackend
 from tests.edge.bench import SPEC, GatedBackend
 from tests.images import encoded
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hawkvision.cascade.certification.profile import dump, load_profile
-from hawkvision.models.artifacts import sha256_of, write_atomic
+from hawkvision.cascade.certification.profile_files import dump, load_profile
 from hawkvision.models.manifest import artifact_path, cache_dir, models_dir
+from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.system.process import ServerProcess, running
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer, running_peer

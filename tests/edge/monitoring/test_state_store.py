@@ -17,9 +17,9 @@ from edge.monitoring.state_opening import open_state
 from edge.monitoring.state_store import APPLICATION_ID, StateError, StateFile, StreamState, decode_state, encode_state
 from hawkvision.cascade.drift.monitor import MonitorState
 from hawkvision.cascade.drift.online import ControllerState
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig
 
 OWN = bytes(16)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -89,14 +89,14 @@ def test_any_bytes_are_a_state_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize("change", [{"correction": -1.0}, {"debt": -1.0}, {"requests": -1}])
 def test_a_controller_that_cannot_be_is_refused(change: dict[str, object]) -> None:
     control = msgspec.structs.replace(ControllerState("c", 0.5), **change)
-    with pytest.raises(ValueError, match="none that a controller can have"):
+    with pytest.raises(ValueError, match="no controller can have this state"):
         decode_state(encode_state(StreamState(controls={"c": control})))
 
 
 @pytest.mark.parametrize("change", [{"alarms": -1}, {"failed": 0}])
 def test_a_log_that_cannot_be_is_refused(change: dict[str, object]) -> None:
     log = msgspec.structs.replace(MonitorState("c"), **change)
-    with pytest.raises(ValueError, match="none that a controller can have"):
+    with pytest.raises(ValueError, match="no controller can have this state"):
         decode_state(encode_state(StreamState(monitors={"c": log})))
 
 

@@ -168,7 +168,7 @@ def test_an_alarm_outlives_the_names_that_come_after_it_and_without_a_file_too()
     run(scenario)
 
 
-def test_when_more_alarms_are_to_be_kept_than_can_be_whoever_is_unknown_begins_suspended() -> None:
+def test_unknown_streams_begin_suspended_once_more_alarms_exist_than_memory_holds() -> None:
     async def scenario() -> None:
         async with bench() as it:
             assert not it.controllers("new").suspended

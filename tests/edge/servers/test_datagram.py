@@ -16,17 +16,17 @@ import pytest
 from edge.servers.datagram import DatagramServer
 from edge.servers.frontend import Frontend
 from hawkvision.core.clock import Deadline
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.escalation_api import DatagramEndpoint
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import OnMiss
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.datagram_client import DatagramLink
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.congestion.bbr import Bbr
 from hawkvision.transport.congestion.registry import DEFAULT
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.session import Incoming
 from hawkvision.transport.settings import DatagramSettings
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import ANSWER_CLASS, Peer

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.client import Client
-from hawkvision.core.config import DatacenterConfig, EdgeConfig, load_config
+from hawkvision.client.blocking import Client
 from hawkvision.core.errors import ConfigError, Forbidden, Overloaded, Unauthorized
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.system.process import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.images import encoded

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from edge.monitoring.stream_keys import caller_of
-from edge.run import _listen, _server
+from edge.run import _listen, _uvicorn_server
 from edge.servers.frontend import Frontend
 from edge.servers.http import HttpApp
-from hawkvision.core.config import EdgeConfig
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.servers.connections import Limits
 from hawkvision.servers.keyfile import ANYBODY, SINGLE
 from hawkvision.servers.keys import Keys
-from hawkvision.servers.protocol import Limits
 from tests.edge.bench import SURE, Bench, bench, known, run
 from tests.edge.peer import Peer
 from tests.images import encoded
@@ -50,7 +50,7 @@ async def served(it: Bench) -> AsyncIterator[int]:
     frontend = Frontend(it.node.metrics, it.clock, Keys(), 1_000_000)
     frontend.mark_ready(it.node)
     listener = _listen("127.0.0.1", 0)
-    server = _server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
+    server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await until(lambda: server.started)
     try:

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from edge.servers import openapi
-from hawkvision.cascade.certification.profile import SiteCertificates, SiteData, SitePair, SiteStage, dump, load_profile
+from hawkvision.cascade.certification.profile_files import dump, load_profile
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.core.errors import NotReady
 from hawkvision.system.process import running
 from tests.edge.conftest import Caller
@@ -148,7 +149,7 @@ def test_a_state_file_on_a_read_only_disk_is_read(tmp_path: Path) -> None:
         f'cp "{tmp_path}/state" "{tmp_path}/worn/" && mount -o remount,ro "{tmp_path}/worn" && exec "$@"',
     ]
     prefix = [*mounted(tmp_path / "worn", "size=1m"), *make, "sh"]
-    assert "read, but nothing more is kept there" in serves_without(tmp_path / "worn" / "state", *prefix)
+    assert "is read, but cannot be written" in serves_without(tmp_path / "worn" / "state", *prefix)
 
 
 def test_a_state_file_that_is_another_programs_refuses_to_start(tmp_path: Path) -> None:

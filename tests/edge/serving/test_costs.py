@@ -24,9 +24,9 @@ from edge.servers.oip.routes import classify_all
 from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded, TooLarge
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Answer, ClassifyRequest, OnMiss, Quality
-from hawkvision.imaging.decoding_cost import Cost, Kind
+from hawkvision.imaging.decoding_cost import DecoderKind, DecodingCost
 from hawkvision.imaging.image_header import probe
-from hawkvision.system.memory import OVERTAKEN_MOST, Budget
+from hawkvision.system.memory import OVERTAKEN_MOST, MemoryBudget
 from hawkvision.system.process import ServerProcess, running
 from tests.edge.bench import SURE, Bench, bench, run
 from tests.edge.conftest import Caller, Reply
@@ -37,12 +37,12 @@ MB = 2**20
 LENGTH = "Inference-Header-Content-Length"
 
 
-def heavy(size: int = 0, seconds: float = 0.1) -> Cost:
-    return Cost(size, seconds, Kind.PNG, 0)
+def heavy(size: int = 0, seconds: float = 0.1) -> DecodingCost:
+    return DecodingCost(size, seconds, DecoderKind.PNG, 0)
 
 
-def light(size: int) -> Cost:
-    return Cost(size, 0.0, Kind.JPEG, 0)
+def light(size: int) -> DecodingCost:
+    return DecodingCost(size, 0.0, DecoderKind.JPEG, 0)
 
 
 class Gate:
@@ -109,7 +109,7 @@ def test_without_others_heavy_jobs_have_all_workers() -> None:
 
 def test_a_job_waits_for_its_memory_and_is_overtaken_so_many_times_and_not_more() -> None:
     async def scenario() -> list[str]:
-        memory = Budget(10)
+        memory = MemoryBudget(10)
         pool: WorkerPool[Any] = WorkerPool(2, 100, memory=memory)
         done: list[str] = []
         gate = Gate(done, "first")
@@ -140,7 +140,7 @@ def test_a_job_waits_for_its_memory_and_is_overtaken_so_many_times_and_not_more(
 )
 def test_every_job_ends_and_memory_is_never_overdrawn(jobs: list[tuple[int, bool, float | None]], threads: int) -> None:
     async def scenario() -> None:
-        memory = Budget(10)
+        memory = MemoryBudget(10)
         pool: WorkerPool[Any] = WorkerPool(threads, 100, memory=memory)
         loop = asyncio.get_running_loop()
         futures = [
@@ -190,7 +190,7 @@ def test_what_cannot_end_before_its_deadline_is_not_begun_unless_it_is_wanted_la
 
 def test_closing_runs_what_waits_for_memory_and_tells_those_for_whom_there_is_none() -> None:
     async def scenario() -> tuple[list[str], Any]:
-        memory = Budget(10)
+        memory = MemoryBudget(10)
         pool: WorkerPool[Any] = WorkerPool(1, 100, memory=memory)
         done: list[str] = []
         gate = Gate(done, "first")
@@ -300,7 +300,7 @@ def test_others_wait_for_one_image_of_a_large_request_and_not_for_all() -> None:
             ended = 0
             submit = it.node.pool.submit
 
-            def counted(run: Callable[[], Any], deadline: Any, together: Any, cost: Cost, **more: Any) -> Any:
+            def counted(run: Callable[[], Any], deadline: Any, together: Any, cost: DecodingCost, **more: Any) -> Any:
                 future = submit(run, deadline, together, cost, **more)
 
                 def count(_: object) -> None:

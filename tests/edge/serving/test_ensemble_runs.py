@@ -6,8 +6,8 @@ import pytest
 
 from edge.factory import load_components
 from edge.inference.edge_stage import ConditionalEnsemble, LoadedModel
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ManifestError
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import OnMiss, Quality
 from tests.edge.bench import SPEC, SURE, UNSURE, GatedBackend, bench, run
 

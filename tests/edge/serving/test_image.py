@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.inference.int8.library import unable
 from hawkvision.models.manifest import cache_dir
+from hawkvision.native.library import unsupported_reason
 from hawkvision.system.process import running
 from tests.edge.conftest import Caller
 from tests.edge.image import Stage, build, words
@@ -47,7 +47,7 @@ def test_the_image_brings_its_kernels_and_serves_by_them_without_a_compiler_or_a
         caller.close()
         owner = Path(f"/proc/{node.pid}").stat().st_uid
         assert node.stop() == 0
-    backend = "int8" if unable() is None else "onnxruntime"
+    backend = "int8" if unsupported_reason() is None else "onnxruntime"
     (info,) = (line for line in page.splitlines() if line.startswith("hawkvision_build_info{"))
     assert f'backend="{backend}"' in info, node.output()
     assert owner == 10001

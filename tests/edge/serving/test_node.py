@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edge.escalation.client import DatacenterClient
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import DeadlineMissed
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, Answer, Basis, MaxAccuracyDrop, OnMiss, Quality, Reason, Tier
 from hawkvision.servers.bodies import CallerGone
 from tests.edge.bench import SURE, UNSURE, Bench, bench, hardly_ever_later_than, known, misses, run

@@ -27,7 +27,7 @@ from fpga.reports.energy import EnergyEstimate, ImageEnergy
 from hawkvision.core.clock import ManualClock, MonotonicClock
 from hawkvision.core.errors import BackendError, CompileError, ConfigError
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.integer import reference
 from hawkvision.testing import BackendConformance
 from tests.fpga.small_model import FOLDING, GRAPH, emulated, expected, images

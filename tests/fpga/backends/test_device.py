@@ -23,7 +23,7 @@ from fpga.device.device_session import DeviceSession
 from fpga.device.framing import DeviceFrame, DeviceWelcome, HostHello, ImageTrouble, PixelRun, RefusalReason, encode
 from fpga.device.host_session import MAX_ATTEMPTS, MAX_PAUSE_S
 from hawkvision.core.errors import BackendError, BackendUnavailable, ConfigError
-from hawkvision.inference.backend import Backend
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.integer import reference
 from hawkvision.testing import BackendConformance
 from tests.fpga.small_model import GRAPH, emulated, expected, images

@@ -35,7 +35,7 @@ from fpga.offload.runtime import OffloadBackend, OffloadSettings
 from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import Backend, check_batch, check_open
+from hawkvision.inference.backends.interface import Backend, check_batch, check_open
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.testing import BackendConformance, random_images

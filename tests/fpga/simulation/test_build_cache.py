@@ -13,7 +13,7 @@ import pytest
 from fpga.simulation.build_cache import ABANDONED_S, CacheBounds, mark_used, tidy
 from fpga.simulation.verilator import VerilatorDesign, library
 from hawkvision.core.errors import BackendError
-from hawkvision.models.artifacts import check_ours
+from hawkvision.system.files import check_ours
 
 NOW = 1e9
 

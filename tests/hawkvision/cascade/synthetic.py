@@ -7,8 +7,9 @@ import functools
 import msgspec
 import numpy as np
 
+from hawkvision.cascade.certification.predictions import StagePredictions, split_indices
 from hawkvision.cascade.certification.profile import Profile, ProfileData, ReceivedCondition, StageProfile
-from hawkvision.cascade.certification.profiling import StagePredictions, profile_pair, profile_stage, split_indices
+from hawkvision.cascade.certification.profiling import profile_pair, profile_stage
 from hawkvision.cascade.certification.profiling_received import ReceivedPredictions, profile_received
 from hawkvision.core.types import Logits, Score
 

@@ -9,18 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.profile import (
-    Certificate,
-    Pair,
-    Profile,
-    SiteCertificates,
-    SiteData,
-    SitePair,
-    SiteStage,
-    threshold_value,
-)
+from hawkvision.cascade.certification.profile import Certificate, Pair, Profile, threshold_value
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
+from hawkvision.cascade.decision import ANSWER_MARGIN_MS, Accept, Escalate, Miss, decide
 from hawkvision.cascade.drift.monitor import Claim
-from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Escalate, Miss, Policy, Route, decide, without_guarantee
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route, without_guarantee
+from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import ManifestError, TargetUnreachable
 from hawkvision.core.types import (
     AccuracyGuarantee,
@@ -145,24 +140,29 @@ def test_unknown_pair_names_the_command_that_certifies_it() -> None:
         Policy(PROFILE, "large", "small")
 
 
+NOW = 1_000.0
+
+
 def test_sure_enough_is_accepted_whatever_the_link_does() -> None:
-    decision = decide(route_at(0.7), 0.7, slack_ms=None, reachable=False, on_miss=OnMiss.DEGRADE)
+    decision = decide(route_at(0.7), 0.7, deadline=None, now=NOW, reachable=False, on_miss=OnMiss.DEGRADE)
     assert decision == Accept()
 
 
 def test_unsure_without_deadline_escalates_without_cutoff() -> None:
-    decision = decide(route_at(0.7), 0.5, slack_ms=None, reachable=True, on_miss=OnMiss.DEGRADE)
+    decision = decide(route_at(0.7), 0.5, deadline=None, now=NOW, reachable=True, on_miss=OnMiss.DEGRADE)
     assert decision == Escalate(Reason.LOW_CONFIDENCE)
 
 
 def test_direct_route_says_that_the_target_is_the_reason() -> None:
-    decision = decide(route_at(math.inf), 0.999, slack_ms=None, reachable=True, on_miss=OnMiss.DEGRADE)
+    decision = decide(route_at(math.inf), 0.999, deadline=None, now=NOW, reachable=True, on_miss=OnMiss.DEGRADE)
     assert decision == Escalate(Reason.TARGET)
 
 
 def test_unreachable_datacenter_degrades_and_never_fails() -> None:
     for on_miss in OnMiss:
-        assert decide(route_at(0.7), 0.1, slack_ms=90.0, reachable=False, on_miss=on_miss) == Accept(degraded=True)
+        assert decide(
+            route_at(0.7), 0.1, deadline=Deadline.after_ms(90.0, NOW), now=NOW, reachable=False, on_miss=on_miss
+        ) == Accept(degraded=True)
 
 
 @pytest.mark.parametrize(
@@ -174,12 +174,17 @@ def test_unreachable_datacenter_degrades_and_never_fails() -> None:
     ],
 )
 def test_deadline_that_does_not_fit_follows_on_miss(on_miss: OnMiss, expected: object) -> None:
-    assert decide(route_at(0.7), 0.1, slack_ms=ANSWER_MARGIN_MS / 2, reachable=True, on_miss=on_miss) == expected
+    deadline = Deadline.after_ms(ANSWER_MARGIN_MS / 2, NOW)
+    assert decide(route_at(0.7), 0.1, deadline=deadline, now=NOW, reachable=True, on_miss=on_miss) == expected
 
 
 def test_deadline_that_fits_escalates_until_just_before_it() -> None:
-    decision = decide(route_at(0.7), 0.1, slack_ms=80.0, reachable=True, on_miss=OnMiss.DEGRADE)
-    assert decision == Escalate(Reason.LOW_CONFIDENCE, cutoff_ms=80.0 - ANSWER_MARGIN_MS)
+    deadline = Deadline.after_ms(80.0, NOW)
+    decision = decide(route_at(0.7), 0.1, deadline=deadline, now=NOW, reachable=True, on_miss=OnMiss.DEGRADE)
+    assert isinstance(decision, Escalate)
+    assert decision.reason is Reason.LOW_CONFIDENCE
+    assert decision.cutoff is not None
+    assert decision.cutoff.remaining_ms(NOW) == pytest.approx(80.0 - ANSWER_MARGIN_MS)
 
 
 def test_a_weakened_guarantee_keeps_the_target_and_claims_nothing() -> None:

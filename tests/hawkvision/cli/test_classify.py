@@ -59,7 +59,7 @@ def test_a_pattern_is_every_file_of_that_name_and_one_for_nothing_is_named(start
     assert sorted(node.bodies) == [b"b.jpg", b"below/c.webp"]
     nothing = classify(f"{folder}/*.gif", "--url", node.url)
     assert nothing.exit_code == 1
-    assert "no file has a name of this pattern" in str(nothing.exception)
+    assert "no file matches this pattern" in str(nothing.exception)
 
 
 def test_answers_and_errors_become_rows_of_a_csv_file(start: Start, folder: Path, tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from hawkvision.cli.reference import PAGES, commands
-from hawkvision.core.config import DatacenterConfig, EdgeConfig, structs_of
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.core.settings import OTHER, Setting, first_sentence, settings_of
-from hawkvision.datacenter.metrics import DatacenterMetrics
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
+from hawkvision.core.settings.descriptions import OTHER, Setting, first_sentence, settings_of
+from hawkvision.core.settings.load import structs_of
+from hawkvision.datacenter.servers.metrics import DatacenterMetrics
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 COMMANDS = dict(commands())

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from hawkvision import Client
+from hawkvision.client.blocking import Client
 from tests.images import encoded
 
 IMAGE = encoded()

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision import AsyncClient, BadField, BadImage, Client, ConfigError
+from hawkvision.client.asynchronous import AsyncClient
 from hawkvision.client.batch import AHEAD, in_order
+from hawkvision.client.blocking import Client
 from hawkvision.client.request import Image
+from hawkvision.core.errors import BadField, BadImage, ConfigError
 from hawkvision.core.types import Answer
 from tests.hawkvision.client.client_node import ANSWER, Start, ok, refusal
 

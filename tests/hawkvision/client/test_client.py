@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.client import AsyncClient, Client, Health
-from hawkvision.client.asynchronous import KEEPALIVE_S
+from hawkvision.client.asynchronous import AsyncClient, Health
+from hawkvision.client.blocking import Client
+from hawkvision.client.http import KEEPALIVE_S
 from hawkvision.client.response import BadReply, Unreachable, answer_from_json, error_from_reply
 from hawkvision.core import errors
 from hawkvision.core.errors import (
@@ -42,7 +43,7 @@ from hawkvision.core.types import (
     Tier,
     Timing,
 )
-from hawkvision.servers.protocol import KEEP_ALIVE_S
+from hawkvision.servers.connections import KEEP_ALIVE_S
 from tests.hawkvision.client.client_node import ANSWER, Reply, Start, ok, refusal
 from tests.images import encoded
 

@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hawkvision import AsyncClient, Client, DeadlineMissed, Overloaded, Unreachable
+from hawkvision.client.asynchronous import AsyncClient
+from hawkvision.client.blocking import Client
 from hawkvision.client.request import TimeLimit
+from hawkvision.client.response import Unreachable
+from hawkvision.core.errors import DeadlineMissed, Overloaded
 from hawkvision.core.types import OnMiss
 from tests.hawkvision.client.client_node import ANSWER, Start, ok, refusal
 from tests.images import encoded

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from hawkvision.core import logs
 from hawkvision.core.clock import ManualClock
-from hawkvision.core.logs import FloodGuard, JsonLine, TextLine, Transitions, about, current_request
+from hawkvision.core.logs import FloodGuard, JsonFormatter, TextFormatter, Transitions, bind_request, current_request
 from hawkvision.core.trace import TraceContext
 from hawkvision.system.log_relay import relaying
 from tests.waiting import until
@@ -52,21 +52,21 @@ def own_loggers() -> Iterator[None]:
 
 def test_a_text_line_has_time_level_logger_request_and_message() -> None:
     async def in_a_request() -> str:
-        about("camera-7/0001", TRACE)
-        return TextLine().format(record("%d of %s", 3, "four", level=logging.WARNING))
+        bind_request("camera-7/0001", TRACE)
+        return TextFormatter().format(record("%d of %s", 3, "four", level=logging.WARNING))
 
     ids = rf"camera-7/0001 trace={TRACE.trace_id}"
     assert re.fullmatch(rf"{TIME} WARNING hawkvision\.test \[{ids}\] 3 of four", asyncio.run(in_a_request()))
-    assert re.fullmatch(rf"{TIME} INFO hawkvision\.test \[-\] a line", TextLine().format(record()))
+    assert re.fullmatch(rf"{TIME} INFO hawkvision\.test \[-\] a line", TextFormatter().format(record()))
 
 
 def test_a_json_line_says_the_same_to_programs_tracebacks_included() -> None:
     async def in_a_request() -> str:
-        about(None, TRACE)
+        bind_request(None, TRACE)
         try:
             raise ValueError("broken\nin two")
         except ValueError:
-            return JsonLine().format(
+            return JsonFormatter().format(
                 logging.LogRecord("hawkvision.test", logging.ERROR, "", 1, "defect", (), sys.exc_info())
             )
 
@@ -87,7 +87,7 @@ def test_a_json_line_says_the_same_to_programs_tracebacks_included() -> None:
 @given(st.text())
 def test_what_a_caller_sends_stays_on_its_line(text: str) -> None:
     """Nobody can forge a line by what its message quotes."""
-    for form in (TextLine(), JsonLine()):
+    for form in (TextFormatter(), JsonFormatter()):
         line = form.format(record("no such path %s", text))
         assert len(line.splitlines()) == 1
     assert json.loads(line)["message"].startswith("no such path ")
@@ -95,7 +95,7 @@ def test_what_a_caller_sends_stays_on_its_line(text: str) -> None:
 
 @given(st.one_of(st.none(), st.text(), st.from_regex(r"[A-Za-z0-9._~:/+=@-]{1,140}", fullmatch=True)))
 def test_the_callers_id_is_kept_if_it_is_fit_for_headers_and_else_the_traces_takes_its_place(given_id: Any) -> None:
-    kept = contextvars.copy_context().run(about, given_id, TRACE)
+    kept = contextvars.copy_context().run(bind_request, given_id, TRACE)
     assert re.fullmatch(r"[A-Za-z0-9._~:/+=@-]{1,128}", kept)
     fit = given_id is not None and kept == given_id
     assert fit or kept == TRACE.trace_id
@@ -105,7 +105,7 @@ def test_the_callers_id_is_kept_if_it_is_fit_for_headers_and_else_the_traces_tak
 
 def test_what_a_request_starts_is_about_it_and_other_tasks_are_not() -> None:
     async def request(name: str) -> tuple[object, object]:
-        about(name, TRACE)
+        bind_request(name, TRACE)
         await asyncio.sleep(0)
         return current_request(), await asyncio.to_thread(current_request)
 
@@ -128,10 +128,12 @@ def test_a_place_that_floods_is_cut_short_and_the_next_line_says_how_many_were_l
     clock.advance(logs.WINDOW_S)
     late = record()
     assert guard.filter(late)
-    assert TextLine().format(late).endswith(f"a line ({1000 - logs.LINES_PER_WINDOW} lines like this were left out)")
+    assert (
+        TextFormatter().format(late).endswith(f"a line ({1000 - logs.LINES_PER_WINDOW} lines like this were left out)")
+    )
     after = record()
     assert guard.filter(after)
-    assert "left out" not in TextLine().format(after)
+    assert "left out" not in TextFormatter().format(after)
 
 
 def test_places_that_are_remembered_are_bounded() -> None:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpga.compiler.folding import Folding, StageFolding, format_folding, parse_folding
-from hawkvision.core.config import EdgeConfig, load_config
 from hawkvision.core.errors import ManifestError
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.core.text import decode_text, read_text
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from loadgen.network.profiles import FOLDER, load_profile

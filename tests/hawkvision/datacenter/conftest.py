@@ -20,7 +20,7 @@ import cv2
 import numpy as np
 import pytest
 
-from hawkvision.core.config import DatacenterConfig
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.models.manifest import Manifest, parse_manifest
 
 ROOT = Path(__file__).parents[3]

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import yaml
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import ConfigError
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.manifests import rayservice, serve_config
 from tests.hawkvision.datacenter.conftest import ROOT, START_LIMIT_S, free_port, image
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.monitoring.state_store import StateFile
-from hawkvision.cascade.certification.profile import seal
-from hawkvision.core.config import EdgeConfig
+from hawkvision.cascade.certification.profile_files import seal
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.doctor import access, files, machine, network
 from hawkvision.doctor.checks import examine_datacenter, examine_edge
 from hawkvision.doctor.findings import Finding, Level

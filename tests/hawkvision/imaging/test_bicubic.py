@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from hawkvision.core.types import Pixels
 from hawkvision.imaging import bicubic
-from hawkvision.inference.int8 import library
+from hawkvision.native import library
 
-LACKS = library.unable() or (None if bicubic.NEEDS in library.told("flags").split() else f"no {bicubic.NEEDS}")
+LACKS = library.unsupported_reason() or (
+    None if bicubic.NEEDS in library.cpuinfo("flags").split() else f"no {bicubic.NEEDS}"
+)
 WITH_INTEL = "AVX2" in cv2.ipp.getIppVersion()
 runs = pytest.mark.skipif(LACKS is not None or not WITH_INTEL, reason=f"{LACKS or 'OpenCV is not built with IPP'}")
 

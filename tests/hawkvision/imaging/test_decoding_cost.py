@@ -21,7 +21,15 @@ from PIL import Image
 
 from hawkvision.core.errors import TooLarge
 from hawkvision.imaging import decoding_cost
-from hawkvision.imaging.decoding_cost import HEAVY_S, SMALL, Kind, Rates, Scales, check_pixels, cost_of
+from hawkvision.imaging.decoding_cost import (
+    HEAVY_S,
+    SMALL,
+    DecoderKind,
+    DecodingRates,
+    DecodingScales,
+    check_pixels,
+    cost_of,
+)
 from hawkvision.imaging.image_header import ImageFormat, ImageHeader
 from hawkvision.imaging.preprocessing import least_side, probe
 from hawkvision.models.manifest import InputSpec
@@ -136,12 +144,12 @@ SMALLER = ("jpeg", "jpeg-turned", "jpeg-progressive", "jpeg-progressive-444", "j
 
 
 @pytest.fixture(scope="module")
-def rates() -> Rates:
-    return Rates()
+def rates() -> DecodingRates:
+    return DecodingRates()
 
 
 @pytest.mark.slow
-def test_no_image_takes_more_memory_than_was_said_nor_very_much_less(tmp_path: Path, rates: Rates) -> None:
+def test_no_image_takes_more_memory_than_was_said_nor_very_much_less(tmp_path: Path, rates: DecodingRates) -> None:
     """In processes of their own: what decoding adds to the peak is at most the charge, and a quarter of it at least.
 
     A quarter, because a JPEG's sampling is not looked at (of 4:2:0 there are half of the coefficients), and most need
@@ -195,7 +203,7 @@ def test_a_raster_and_its_turned_copy_are_always_in_it_and_a_smaller_scale_never
 
 @given(headers.filter(lambda header: header.pixels <= 50_000_000))
 def test_what_is_called_small_is(header: ImageHeader) -> None:
-    scales = Scales([SPEC], Fixed(), 50_000_000, 50_000_000)
+    scales = DecodingScales([SPEC], Fixed(), 50_000_000, 50_000_000)
     try:
         said = scales.cost(b"", header)
     except TooLarge:
@@ -205,11 +213,11 @@ def test_what_is_called_small_is(header: ImageHeader) -> None:
     assert scales.cost(bytes(decoding_cost.SMALL_BODY + 1), header) is not SMALL
 
 
-class Fixed(Rates):
+class Fixed(DecodingRates):
     """A nanosecond a pixel."""
 
     def __init__(self) -> None:
-        self._start = dict.fromkeys(Kind, 1e-9)
+        self._start = dict.fromkeys(DecoderKind, 1e-9)
         self._seconds = dict(self._start)
 
 
@@ -234,7 +242,7 @@ def test_scans_of_a_jpeg_are_each_reckoned_with() -> None:
     header = probe(body)
     assert header.multiscan
     said = cost_of(body, header, [10**9], Fixed())
-    assert (said.kind, said.work) == (Kind.JPEG_SCANS, header.pixels * body.count(b"\xff\xda"))
+    assert (said.kind, said.work) == (DecoderKind.JPEG_SCANS, header.pixels * body.count(b"\xff\xda"))
 
 
 def test_rates_follow_what_images_take_and_small_ones_say_nothing() -> None:
@@ -251,7 +259,7 @@ def test_rates_follow_what_images_take_and_small_ones_say_nothing() -> None:
     assert rates.alone(after) == pytest.approx(0.016)  # what it takes by itself is not learned
 
 
-def test_the_start_is_measured_for_every_kind(rates: Rates) -> None:
-    for kind in Kind:
+def test_the_start_is_measured_for_every_kind(rates: DecodingRates) -> None:
+    for kind in DecoderKind:
         assert 1e-11 < rates.seconds(kind, 1) < 1e-6, kind
     assert decoding_cost.SAMPLE_SIDE**2 >= 1 << 16

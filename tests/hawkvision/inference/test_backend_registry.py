@@ -12,12 +12,12 @@ from onnx import TensorProto, helper
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backend import Backend
 from hawkvision.inference.backend_registry import open_backend
-from hawkvision.inference.noop_backend import NoopBackend
-from hawkvision.inference.numpy_backend import NumpyBackend
-from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
-from hawkvision.inference.openvino_backend import OpenVinoBackend
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.noop_backend import NoopBackend
+from hawkvision.inference.backends.numpy_backend import NumpyBackend
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.inference.backends.openvino_backend import OpenVinoBackend
 from hawkvision.models.manifest import InputSpec
 from hawkvision.testing import BackendConformance, random_images
 from tests.hawkvision.inference.graphs import model, tiny_classifier
@@ -171,7 +171,7 @@ def test_openvino_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPat
 
 def test_openvinos_package_of_reports_is_not_even_imported() -> None:
     code = (
-        "import sys; from hawkvision.inference.openvino_backend import OpenVinoBackend;"
+        "import sys; from hawkvision.inference.backends.openvino_backend import OpenVinoBackend;"
         "from tests.hawkvision.inference.graphs import tiny_classifier; OpenVinoBackend(tiny_classifier()).close();"
         "print(sys.modules['openvino'] is None, [m for m, it in sys.modules.items() if 'telemetry' in m and it])"
     )

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from hawkvision.inference.adaptive_parallelism import usable_cores
-from hawkvision.inference.core_placement import MOST, Apart, ApartThreads
-from hawkvision.inference.intra_op_threads import processor
+from hawkvision.inference.backends.intra_op_threads import processor
+from hawkvision.inference.core_placement import MOST, CorePlacement, PlaceableThreads
 from tests.processors import confined_to_one
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")
@@ -39,7 +39,7 @@ class Work:
 
 
 @contextmanager
-def at_work(threads: ApartThreads, number: int) -> Iterator[list[Work]]:
+def at_work(threads: PlaceableThreads, number: int) -> Iterator[list[Work]]:
     """So many are at work, begun one after another."""
     works = [Work() for _ in range(number)]
     futures: list[Future[None]] = []
@@ -54,7 +54,7 @@ def at_work(threads: ApartThreads, number: int) -> Iterator[list[Work]]:
 
 
 @contextmanager
-def joined(apart: Apart, then: Callable[[], None] = lambda: None) -> Iterator[int]:
+def joined(apart: CorePlacement, then: Callable[[], None] = lambda: None) -> Iterator[int]:
     """A thread of its own that has joined, has nothing to do, and does `then` before it ends; its id."""
     up, end = threading.Barrier(2), threading.Event()
 
@@ -78,7 +78,7 @@ def everywhere() -> set[int]:
 
 
 def test_who_begins_second_works_elsewhere() -> None:
-    threads = ApartThreads(2, "apart", Apart())
+    threads = PlaceableThreads(2, "apart", CorePlacement())
     for _ in range(20):
         with at_work(threads, 2) as (first, second):
             assert second.core != first.core
@@ -86,31 +86,31 @@ def test_who_begins_second_works_elsewhere() -> None:
 
 
 def test_who_has_nothing_to_do_may_run_where_nobody_is_at_work() -> None:
-    apart = Apart()
+    apart = CorePlacement()
     with joined(apart, apart.leave) as idle:
         assert os.sched_getaffinity(idle) == everywhere()
-        with at_work(ApartThreads(1, "apart", apart), 1) as (work,):
+        with at_work(PlaceableThreads(1, "apart", apart), 1) as (work,):
             assert os.sched_getaffinity(idle) == everywhere() - {work.core}
         assert os.sched_getaffinity(idle) == everywhere()
 
 
 def test_threads_that_outnumber_the_processors_may_run_on_all() -> None:
-    threads = ApartThreads(usable_cores() + 1, "apart", Apart())
+    threads = PlaceableThreads(usable_cores() + 1, "apart", CorePlacement())
     with at_work(threads, usable_cores() + 1) as works:
         assert {work.core for work in works[:-1]} == everywhere()
         assert os.sched_getaffinity(works[-1].thread) == everywhere()
 
 
 def test_who_has_left_is_not_moved_any_more() -> None:
-    apart = Apart()
+    apart = CorePlacement()
     apart.join()
     apart.leave()
-    with at_work(ApartThreads(1, "apart", apart), 1) as (work,):
+    with at_work(PlaceableThreads(1, "apart", apart), 1) as (work,):
         assert work.core in os.sched_getaffinity(0)
 
 
 def test_what_work_raises_is_told_and_the_next_is_placed() -> None:
-    threads = ApartThreads(2, "apart", Apart())
+    threads = PlaceableThreads(2, "apart", CorePlacement())
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 // 0).result(LIMIT_S)
     with at_work(threads, 2) as (first, second):
@@ -118,8 +118,8 @@ def test_what_work_raises_is_told_and_the_next_is_placed() -> None:
 
 
 def test_where_a_thread_cannot_be_moved_work_goes_on_and_all_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    apart = Apart()
-    threads = ApartThreads(2, "apart", apart)
+    apart = CorePlacement()
+    threads = PlaceableThreads(2, "apart", apart)
     with at_work(threads, 2) as (first, second):
         pass
     with joined(apart):
@@ -134,14 +134,14 @@ def test_where_a_thread_cannot_be_moved_work_goes_on_and_all_are_left_alone(capl
 
 def test_threads_confined_to_one_processor_stay_there() -> None:
     first = min(everywhere())
-    with confined_to_one(), at_work(ApartThreads(2, "apart", Apart()), 2) as works:
+    with confined_to_one(), at_work(PlaceableThreads(2, "apart", CorePlacement()), 2) as works:
         for work in works:
             assert os.sched_getaffinity(work.thread) == {first}
 
 
 def test_more_threads_than_can_be_worth_it_are_left_alone() -> None:
-    apart = Apart()
+    apart = CorePlacement()
     with ExitStack() as stack:
         threads = [stack.enter_context(joined(apart)) for _ in range(MOST + 1)]
-        with at_work(ApartThreads(1, "late", apart), 1):
+        with at_work(PlaceableThreads(1, "late", apart), 1):
             assert all(os.sched_getaffinity(thread) == everywhere() for thread in threads)

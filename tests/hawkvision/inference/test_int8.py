@@ -18,16 +18,18 @@ from hypothesis import strategies as st
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits
 from hawkvision.inference.adaptive_parallelism import usable_cores
-from hawkvision.inference.backend import Backend
-from hawkvision.inference.int8 import library
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.inference.int8.graph import Unsupported, read
-from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.models.manifest import cache_dir
+from hawkvision.native import library
 from hawkvision.testing import BackendConformance, random_images
 from tests.hawkvision.inference.quantised import Quantised, Value, residual_network
 
-runs = pytest.mark.skipif(library.unable() is not None, reason=f"this machine cannot: {library.unable()}")
+runs = pytest.mark.skipif(
+    library.unsupported_reason() is not None, reason=f"this machine cannot: {library.unsupported_reason()}"
+)
 needs_two_cores = pytest.mark.skipif(usable_cores() < 2, reason="a helper needs a core of its own")
 ZOO = cache_dir() / "models" / "imagenet"
 IN_ZOO = ["efficientnet_lite0_int8", "efficientnet_lite1_int8", "efficientnet_lite2_int8", "mobilenet_v2_int8"]
@@ -116,7 +118,7 @@ def _block(draw: st.DrawFn, net: Quantised, taken: Value) -> Value:
 @settings(max_examples=200, deadline=None)
 @given(data=networks(), threads=st.integers(1, 2), tiles=st.booleans())
 def test_every_logit_of_every_network_is_onnx_runtimes(data: bytes, threads: int, tiles: bool) -> None:
-    tiles = tiles and library.tiles()
+    tiles = tiles and library.has_tiles()
     with closing(OnnxRuntimeBackend(data)) as right, closing(Int8Backend(data, threads, tiles)) as backend:
         images = random_images(backend, 3)
         images[1] //= 16
@@ -132,7 +134,7 @@ def test_every_logit_of_the_cascades_networks_is_onnx_runtimes(name: str, thread
     path = ZOO / f"{name}.onnx"
     if not path.is_file():
         pytest.skip(f"{path} has not been built")
-    if tiles and not library.tiles():
+    if tiles and not library.has_tiles():
         pytest.skip("this machine has no tiles")
     with closing(OnnxRuntimeBackend(path)) as right, closing(Int8Backend(path, threads, tiles)) as backend:
         images = random_images(backend, 4)
@@ -142,7 +144,7 @@ def test_every_logit_of_the_cascades_networks_is_onnx_runtimes(name: str, thread
 
 @runs
 def test_tiles_that_the_machine_has_not_are_refused() -> None:
-    if library.tiles():
+    if library.has_tiles():
         pytest.skip("this machine has tiles")
     with pytest.raises(BackendError, match="this machine has none"):
         Int8Backend(residual_network(), tiles=True)

@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.cascade.confidence import scores
-from hawkvision.inference.int8 import library, ranking
+from hawkvision.inference.int8 import ranking
+from hawkvision.native import library
 
-pytestmark = pytest.mark.skipif(library.unable() is not None, reason=f"this machine cannot: {library.unable()}")
+pytestmark = pytest.mark.skipif(
+    library.unsupported_reason() is not None, reason=f"this machine cannot: {library.unsupported_reason()}"
+)
 
 EIGHTHS = st.integers(-300, 300).map(lambda eighths: eighths / 8)
 TEMPERATURES = st.floats(0.25, 4.0)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import CompileError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.numpy_backend import NumpyBackend
-from hawkvision.inference.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.inference.backends.numpy_backend import NumpyBackend
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.integer import reference
 from hawkvision.integer.artifact import GRAPH_KEY, graph_of
 from hawkvision.integer.ir import IntegerGraph, to_bytes

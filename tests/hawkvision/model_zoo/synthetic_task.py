@@ -16,10 +16,10 @@ from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_trai
 from hawkvision.model_zoo.training.measure import measured_cascade, training_of, weight_path
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
 from hawkvision.model_zoo.training.recipe import load_recipe
-from hawkvision.models.artifacts import write_atomic
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.idx_reader import grey_png
 from hawkvision.models.manifest import InputSpec, Manifest
+from hawkvision.system.files import write_atomic
 from tests.hawkvision.integer.quantised_nets import random_net
 from tests.hawkvision.model_zoo.tiny_states import convnet_state
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.profile import load_profile, load_profile_of
+from hawkvision.cascade.certification.profile_files import load_profile, load_profile_of
 from hawkvision.core.errors import ManifestError, NotFound
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.models.manifest import (

@@ -19,14 +19,17 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.types import Receive, Scope, Send
 
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.servers.bodies import Bodies, Body, CallerGone, Pace
+from hawkvision.servers.bodies import Bodies, Body, CallerGone, UploadPace
+from hawkvision.servers.connections import Limits
 from hawkvision.servers.handshake import behind_tls
-from hawkvision.servers.protocol import Limits, bounded
+from hawkvision.servers.protocol import bounded
 from hawkvision.servers.tls import Certificates, TlsFiles
 
 PER_ADDRESS = 8
 LIMITS = Limits(connections=64, per_address=PER_ADDRESS, head_s=0.5, drain_s=0.5, leave_s=0.5, unread_s=0.5)
-BODIES = Bodies(3_000_000, Counter("received", "x", registry=CollectorRegistry()), Pace(step_s=0.5, step_bytes=1000))
+BODIES = Bodies(
+    3_000_000, Counter("received", "x", registry=CollectorRegistry()), UploadPace(step_s=0.5, step_bytes=1000)
+)
 
 SIZES = {"/medium": 8 << 20, "/large": 64 << 20}
 

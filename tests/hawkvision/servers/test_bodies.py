@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.types import Message
 
 from hawkvision.core.errors import Overloaded, RequestTimeout, TooLarge
-from hawkvision.servers.bodies import MAX_BUFFERED_BYTES, Bodies, Body, Pace
+from hawkvision.servers.bodies import MAX_BUFFERED_BYTES, Bodies, Body, UploadPace
 from tests.hawkvision.servers.instantly import run_instantly
 
-PACE = Pace()
+PACE = UploadPace()
 LIMIT = 10 * 1024 * 1024
 
 

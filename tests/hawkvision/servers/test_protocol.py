@@ -17,16 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hawkvision.servers.protocol import (
-    MAX_DRAINED_BYTES,
-    MAX_HEAD_BYTES,
-    MAX_PIPELINED,
-    MAX_URL_BYTES,
-    Connections,
-    Limits,
-    address_of,
-    connections_for,
-)
+from hawkvision.servers.connections import ConnectionRegistry, Limits, address_of, connections_for
+from hawkvision.servers.protocol import MAX_DRAINED_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED, MAX_URL_BYTES
 from hawkvision.system.process import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.hawkvision.servers.impatient import PER_ADDRESS
@@ -621,9 +613,11 @@ def test_a_connection_counts_for_its_address_and_those_of_this_machine_for_none(
 
 
 def test_one_address_never_gets_more_than_half_of_all_connections() -> None:
-    bounds = [Connections(Limits(all_of_them, asked)).per_address for all_of_them, asked in ((4096, 512), (16, 512))]
+    bounds = [
+        ConnectionRegistry(Limits(all_of_them, asked)).per_address for all_of_them, asked in ((4096, 512), (16, 512))
+    ]
     assert bounds == [512, 8]
-    assert Connections(Limits(16, 0)).per_address == 0
+    assert ConnectionRegistry(Limits(16, 0)).per_address == 0
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hawkvision.client import Client
+from hawkvision.client.blocking import Client
 from hawkvision.core.errors import ConfigError, NotReady, ServiceError
 from hawkvision.servers.tls import Certificates, TlsFiles
 from hawkvision.system.process import ServerProcess, running
@@ -313,7 +313,7 @@ def test_a_caller_renews_its_trust_too(authority: Authority, tmp_path: Path) -> 
     other = Authority(tmp_path, "another authority")
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(other.path.read_bytes())
-    certificates = Certificates(TlsFiles("edge.dc_", authorities=trusted, authorities_name="ca"), server=False)
+    certificates = Certificates(TlsFiles("edge.datacenter_", authorities=trusted, authorities_name="ca"), server=False)
     context = certificates.renewing()
     server = authority.server(authority.certify("peer"))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import DeadlineMissed, Overloaded
 from hawkvision.imaging.decoding_cost import SMALL
-from hawkvision.system.memory import LEAST_BYTES, OVERTAKEN_MOST, WAITING_MOST, Budget, divided, room
+from hawkvision.system.memory import LEAST_BYTES, OVERTAKEN_MOST, WAITING_MOST, MemoryBudget, divided, room
 from tests.waiting import until
 
 MB = 1024 * 1024
@@ -109,7 +109,7 @@ def test_with_next_to_nothing_left_small_images_are_decoded_all_the_same_and_the
 
 def test_who_waits_is_served_by_deadline() -> None:
     async def scenario() -> list[str]:
-        budget, order, loop = Budget(10), list[str](), asyncio.get_running_loop()
+        budget, order, loop = MemoryBudget(10), list[str](), asyncio.get_running_loop()
 
         async def hold(name: str, until_s: float) -> None:
             async with budget.held(10, loop.time() + until_s):
@@ -128,7 +128,7 @@ def test_who_waits_is_served_by_deadline() -> None:
 
 def test_who_waits_for_much_is_overtaken_so_many_times_and_not_more() -> None:
     async def scenario() -> int:
-        budget = Budget(10)
+        budget = MemoryBudget(10)
         assert budget.take(5)
 
         async def hold() -> None:
@@ -151,7 +151,7 @@ def test_who_waits_for_much_is_overtaken_so_many_times_and_not_more() -> None:
 
 def test_who_gives_up_or_comes_too_late_takes_nothing() -> None:
     async def scenario() -> None:
-        budget, loop = Budget(10), asyncio.get_running_loop()
+        budget, loop = MemoryBudget(10), asyncio.get_running_loop()
         assert budget.take(10)
 
         async def hold(until_s: float) -> None:
@@ -177,7 +177,7 @@ def test_who_gives_up_or_comes_too_late_takes_nothing() -> None:
 
 def test_more_than_there_ever_is_and_a_full_line_are_refused_at_once() -> None:
     async def scenario() -> None:
-        budget = Budget(10)
+        budget = MemoryBudget(10)
         with pytest.raises(Overloaded, match="11 bytes"):
             async with budget.held(11):
                 pass
@@ -199,7 +199,7 @@ def test_more_than_there_ever_is_and_a_full_line_are_refused_at_once() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.booleans()), max_size=60))
 def test_never_more_is_out_than_there_is(steps: list[tuple[int, bool]]) -> None:
-    budget, out = Budget(10), list[int]()
+    budget, out = MemoryBudget(10), list[int]()
     for size, back in steps:
         if back and out:
             budget.give_back(out.pop())

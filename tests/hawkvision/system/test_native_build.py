@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import BackendError, CompileError
-from hawkvision.system.native_build import Recipe, find_kept, is_sound, make_library, open_library
+from hawkvision.system.native_build import LibraryRecipe, find_kept, is_sound, make_library, open_library
 from tests.hawkvision.system.mounts import mounted
 from tests.waiting import until
 
@@ -26,10 +26,10 @@ ANSWER = "int answer(void) { return 42; }\n"
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
+def recipe(tmp_path: Path) -> LibraryRecipe:
     source = tmp_path / "answer.c"
     source.write_text(ANSWER)
-    return Recipe(name="answer", language="C", source=source, included=(), flags=("-shared", "-fPIC"))
+    return LibraryRecipe(name="answer", language="C", source=source, included=(), flags=("-shared", "-fPIC"))
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def libraries(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.so"))
 
 
-def test_a_library_is_compiled_once(recipe: Recipe, kept: Path) -> None:
+def test_a_library_is_compiled_once(recipe: LibraryRecipe, kept: Path) -> None:
     assert open_library(recipe, kept).answer() == 42
     (first,) = libraries(kept)
     made = first.stat().st_ino
@@ -50,7 +50,7 @@ def test_a_library_is_compiled_once(recipe: Recipe, kept: Path) -> None:
     assert is_sound(first)
 
 
-def test_other_flags_sources_and_processors_make_other_libraries(recipe: Recipe, kept: Path) -> None:
+def test_other_flags_sources_and_processors_make_other_libraries(recipe: LibraryRecipe, kept: Path) -> None:
     for other in (recipe, replace(recipe, flags=(*recipe.flags, "-O1")), replace(recipe, machine="another")):
         assert open_library(other, kept).answer() == 42
     recipe.source.write_text(ANSWER.replace("42", "43"))
@@ -60,7 +60,7 @@ def test_other_flags_sources_and_processors_make_other_libraries(recipe: Recipe,
 
 @pytest.mark.parametrize("damage", ["cut off", "zeros", "empty", "one bit"])
 def test_a_damaged_library_is_never_loaded_but_made_anew(
-    recipe: Recipe, kept: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    recipe: LibraryRecipe, kept: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = make_library(recipe, tmp_path / "whole")
     code = bytearray(whole.read_bytes())
@@ -108,10 +108,10 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 OPEN = """
 import logging, sys
 from pathlib import Path
-from hawkvision.system.native_build import Recipe, open_library
+from hawkvision.system.native_build import LibraryRecipe, open_library
 from hawkvision.core.errors import HawkVisionError
 logging.basicConfig(level=logging.INFO)
-recipe = Recipe(name="answer", language="C", source=Path(sys.argv[1]), included=(), flags=("-shared", "-fPIC"))
+recipe = LibraryRecipe(name="answer", language="C", source=Path(sys.argv[1]), included=(), flags=("-shared", "-fPIC"))
 try:
     print(open_library(recipe, Path(sys.argv[2])).answer())
 except HawkVisionError as error:
@@ -119,14 +119,14 @@ except HawkVisionError as error:
 """
 
 
-def opened(recipe: Recipe, folder: Path, *prefix: str) -> str:
+def opened(recipe: LibraryRecipe, folder: Path, *prefix: str) -> str:
     """What another process, which knows no compiler yet, has of the library."""
     command = [*prefix, sys.executable, "-c", OPEN, str(recipe.source), str(folder)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_another_version_of_the_compiler_makes_a_library_of_its_own(
-    recipe: Recipe, kept: Path, compiler: Path, tmp_path: Path
+    recipe: LibraryRecipe, kept: Path, compiler: Path, tmp_path: Path
 ) -> None:
     assert [opened(recipe, kept) for _ in range(2)] == ["42", "42"]
     assert (tmp_path / "compiled").read_text() == "\n"
@@ -136,7 +136,7 @@ def test_another_version_of_the_compiler_makes_a_library_of_its_own(
 
 
 def test_without_a_compiler_what_another_has_made_serves(
-    recipe: Recipe, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: LibraryRecipe, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_library(recipe, kept)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -149,7 +149,7 @@ def test_without_a_compiler_what_another_has_made_serves(
     ("options", "reason"), [("noexec", "its file system is mounted noexec"), ("ro", "its file system is read-only")]
 )
 def test_what_cannot_be_kept_or_run_is_not_even_compiled(
-    recipe: Recipe, kept: Path, compiler: Path, tmp_path: Path, options: str, reason: str
+    recipe: LibraryRecipe, kept: Path, compiler: Path, tmp_path: Path, options: str, reason: str
 ) -> None:
     kept.mkdir()
     assert opened(recipe, kept, *mounted(kept, options)).endswith(reason)
@@ -157,7 +157,7 @@ def test_what_cannot_be_kept_or_run_is_not_even_compiled(
 
 
 def test_a_sound_library_in_a_folder_without_execution_is_not_made_anew(
-    recipe: Recipe, kept: Path, compiler: Path, tmp_path: Path
+    recipe: LibraryRecipe, kept: Path, compiler: Path, tmp_path: Path
 ) -> None:
     made = make_library(recipe, tmp_path / "made")
     (tmp_path / "compiled").unlink()
@@ -167,14 +167,14 @@ def test_a_sound_library_in_a_folder_without_execution_is_not_made_anew(
     assert not (tmp_path / "compiled").exists()
 
 
-def test_a_library_that_others_may_write_is_refused(recipe: Recipe, kept: Path) -> None:
+def test_a_library_that_others_may_write_is_refused(recipe: LibraryRecipe, kept: Path) -> None:
     make_library(recipe, kept).chmod(0o666)
     with pytest.raises(BackendError, match="only its owner may write"):
         find_kept(recipe, kept)
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
-    recipe: Recipe, kept: Path, caplog: pytest.LogCaptureFixture
+    recipe: LibraryRecipe, kept: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe.source.write_text("int answer(void) { return }\n")
     with caplog.at_level(logging.INFO), pytest.raises(CompileError, match=r"cannot compile answer\.c: .*error"):
@@ -184,7 +184,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
 
 
 def test_a_command_that_is_told_to_end_takes_its_compilers_processes_with_it(
-    recipe: Recipe, kept: Path, compiler: Path, tmp_path: Path
+    recipe: LibraryRecipe, kept: Path, compiler: Path, tmp_path: Path
 ) -> None:
     """A compiler's driver starts others, which a signal to the driver alone would leave running."""
     started = tmp_path / "started"

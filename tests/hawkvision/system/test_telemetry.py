@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hawkvision.core.config import DatacenterConfig
+from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.manifests import rayservice
 from hawkvision.system.telemetry import SILENCED, silence, warn_if_allowed
 

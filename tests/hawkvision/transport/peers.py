@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from hawkvision.servers.keys import Keys
+from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Handler, Incoming
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.identity import Identity, own_identity
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.session import Handler, Incoming
 
 IDENTITY = own_identity()
 LOOPBACK = Route(None, "127.0.0.1")
@@ -29,14 +29,14 @@ async def serving(
     handler: Handler = echo,
     *,
     keys: Keys | None = None,
-    takes_sent_keys: bool = False,
+    accept_sent_keys: bool = False,
     port: int = 0,
     identity: Identity = IDENTITY,
     congestion: CongestionFactory = LossTolerant,
 ) -> AsyncIterator[DatagramListener]:
     """A server on a free port."""
     server = await DatagramListener.start(
-        "127.0.0.1", port, identity, handler, keys=keys, takes_sent_keys=takes_sent_keys, congestion=congestion
+        "127.0.0.1", port, identity, handler, keys=keys, accept_sent_keys=accept_sent_keys, congestion=congestion
     )
     try:
         yield server
@@ -54,9 +54,9 @@ async def connected(
     routes: Sequence[Route] = (LOOPBACK,),
     congestion: CongestionFactory = LossTolerant,
     timeout_s: float = 10.0,
-) -> AsyncIterator[DatagramClient]:
+) -> AsyncIterator[ClientConnection]:
     """A client with a session."""
-    client = await DatagramClient.connect(
+    client = await ClientConnection.connect(
         port, certificate, name, routes=routes, api_key=api_key, congestion=congestion, timeout_s=timeout_s
     )
     try:

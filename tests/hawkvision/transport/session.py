@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from hawkvision.transport.client.sender import Sender
 from hawkvision.transport.coding.image_coding import Coded, opaque
 from hawkvision.transport.endpoint.channel import Channel
-from hawkvision.transport.endpoint.receiver import Budget, Receiver
-from hawkvision.transport.endpoint.sender import Sender
 from hawkvision.transport.protocol.frames import Fragment, Frame, decode, encode
 from hawkvision.transport.protocol.packet_protection import Header, Opener, Sealer, Secret, peek
+from hawkvision.transport.server.assembly import Budget
+from hawkvision.transport.server.receiver import Receiver
 
 SESSION = 0xC0FFEE
 CLIENT = Secret(bytes(range(16)), bytes(range(12)))

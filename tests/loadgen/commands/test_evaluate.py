@@ -18,7 +18,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.client import AsyncClient
+from hawkvision.client.asynchronous import AsyncClient
 from hawkvision.core.errors import BadImage, ConfigError, NotReady, TargetUnreachable
 from hawkvision.core.types import (
     AccuracyGuarantee,

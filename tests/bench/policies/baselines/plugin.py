@@ -13,8 +13,8 @@ from edge.inference.edge_stage import EdgeStage
 from edge.monitoring.certification import MakePolicy
 from edge.serving.baseline import BaselinePolicy, LoadedBaseline
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.imaging.preprocessing import least_side
 from hawkvision.models.manifest import InputSpec, Manifest
 from tests.bench.policies.baselines import routes

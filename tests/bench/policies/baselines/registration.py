@@ -15,11 +15,11 @@ import numpy as np
 
 from edge.inference.edge_stage import EdgeStage
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.config import EdgeConfig
+from hawkvision.core.advice import advise
 from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError
-from hawkvision.inference.backend import Backend
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.manifest import Manifest, MeasuredAccuracy, artifact_path
-from hawkvision.system.advice import advise
 from tests.bench.policies.baselines.routes import Registered, Rule, to_best, to_edge
 from tests.bench.policies.baselines.settings import BaselineSettings
 

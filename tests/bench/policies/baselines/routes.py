@@ -10,8 +10,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hawkvision.cascade.certification.profile import Pair, Profile, SiteCertificates, threshold_value
-from hawkvision.cascade.policy import Policy, Route
+from hawkvision.cascade.certification.profile import Pair, Profile, threshold_value
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route
 from hawkvision.core.types import (
     WHOLE,
     AccuracyGuarantee,

@@ -7,9 +7,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.feature_settings import HAWKVISION, SettingsGroup
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.settings.features import HAWKVISION, SettingsGroup
 
 NEED_DATACENTER: Final = ("all-dc", "static", "split")
 """The baselines that send images to the datacenter by their rule."""

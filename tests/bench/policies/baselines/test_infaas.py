@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from edge.inference.edge_stage import EdgeStage
 from edge.inference.edge_stage import LoadedModel as Loaded
-from hawkvision.core.config import EdgeConfig
 from hawkvision.core.errors import ArtifactError, ManifestError, NotReady, Overloaded
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, MinAccuracy, Quality, Reason, Score, Tier
 from hawkvision.models.manifest import artifact_path, load_manifest, models_dir
 from hawkvision.system.process import running
@@ -111,11 +111,11 @@ REMOTE = option("remote", 0.9, 45.0, 30.0, local=False)
         "the datacenter where only that is accurate enough",
         "loaded here rather than sent away",
         "what is resident rather than loaded",
-        "the soonest, if nobody is in time",
+        "the soonest, if none is in time",
         "the soonest, even if it has to be loaded",
         "the one that is on its way already",
         "accuracy before latency",
-        "the most accurate, if nobody is accurate enough",
+        "the most accurate, if none is accurate enough",
     ],
 )
 def test_the_choice(options: list[Option], required: float, slack_ms: float | None, chosen: str) -> None:
@@ -145,11 +145,11 @@ def test_accuracy_is_kept_if_it_can_be_and_then_the_deadline(
 
 
 @pytest.mark.parametrize(
-    ("in_use", "leaves"),
+    ("in_use", "evicted"),
     [({"a": False, "b": False}, "a"), ({"a": True, "b": False}, "b"), ({"a": True, "b": True}, "a")],
 )
-def test_the_longest_unused_leaves_first(in_use: Mapping[str, bool], leaves: str) -> None:
-    assert next_to_evict(in_use) == leaves
+def test_an_idle_model_is_evicted_before_one_in_use(in_use: Mapping[str, bool], evicted: str) -> None:
+    assert next_to_evict(in_use) == evicted
 
 
 # ---------------------------------------------------------------------------------------------------- residency
@@ -164,7 +164,7 @@ async def use(models: Residency, name: str) -> None:
         pass
 
 
-def test_what_was_used_longest_ago_makes_room() -> None:
+def test_the_least_recently_used_model_is_evicted() -> None:
     async def scenario() -> tuple[list[tuple[str, ...]], bool]:
         store, seen = Store(), []
         models = residency(store)
@@ -197,7 +197,7 @@ def test_a_model_in_use_is_unloaded_only_afterwards() -> None:
     assert run(scenario) == [False, True]
 
 
-def test_many_who_wait_for_a_model_have_it_loaded_once() -> None:
+def test_a_model_that_many_requests_wait_for_is_loaded_once() -> None:
     async def scenario() -> list[str]:
         store = Store()
         models = residency(store)
@@ -208,7 +208,7 @@ def test_many_who_wait_for_a_model_have_it_loaded_once() -> None:
     assert run(scenario) == ["mid"]
 
 
-def test_those_who_wait_for_loads_are_bounded() -> None:
+def test_requests_that_wait_for_loads_are_bounded() -> None:
     async def scenario() -> None:
         store = Store()
         models = residency(store, waiting_limit=2)
@@ -225,7 +225,7 @@ def test_those_who_wait_for_loads_are_bounded() -> None:
     run(scenario)
 
 
-def test_a_load_that_fails_is_everybodys_error_and_is_tried_again() -> None:
+def test_a_failed_load_is_an_error_for_each_waiting_request_and_is_tried_again() -> None:
     async def scenario() -> tuple[list[str], list[str]]:
         store = Store()
         models = residency(store)
@@ -241,7 +241,9 @@ def test_a_load_that_fails_is_everybodys_error_and_is_tried_again() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4), max_size=6), st.integers(8, 20))
-def test_memory_has_its_limit_and_nobody_is_given_an_unloaded_model(rounds: list[list[str]], limit: int) -> None:
+def test_memory_stays_within_its_limit_and_no_request_gets_an_unloaded_model(
+    rounds: list[list[str]], limit: int
+) -> None:
     async def one(models: Residency, name: str) -> None:
         async with models.held(name) as stage:
             await asyncio.sleep(0)
@@ -303,7 +305,7 @@ def test_a_stepwise_ensemble_is_a_variant_among_others(tmp_path: Path) -> None:
         register(INFAAS, IMAGENET, built(tmp_path / "other", {LITE0: 9}), "edge_committee", store.load)
 
 
-def test_accuracies_that_nobody_registered_are_asked_for(tmp_path: Path) -> None:
+def test_a_missing_registered_accuracy_is_an_error(tmp_path: Path) -> None:
     ensembles = tuple(replace(each, accuracy=None) for each in IMAGENET.ensembles)
     with pytest.raises(ManifestError, match=r"'infaas' needs registered accuracies of .* and committee"):
         register(INFAAS, replace(IMAGENET, ensembles=ensembles), tmp_path, LITE0, Store().load)
@@ -358,14 +360,14 @@ def test_under_a_smaller_limit_models_take_turns(large: Peer) -> None:
     assert loads == ["big"]
 
 
-def test_what_no_variant_here_is_accurate_enough_for_goes_to_the_datacenter(large: Peer) -> None:
+def test_a_target_beyond_all_local_variants_goes_to_the_datacenter(large: Peer) -> None:
     (answer, best), loads, _ = on_node(large, {"target": MaxAccuracyDrop(0.01)}, {"target": Quality.BEST})
     assert (answer.tier, answer.model, answer.reason) == (Tier.DATACENTER, "large", Reason.TARGET)
     assert (best.tier, best.degraded, best.accuracy.status) == (Tier.DATACENTER, False, AccuracyStatus.BEST_EFFORT)
     assert loads == []
 
 
-def test_a_cheaper_stage_of_the_datacenter_answers_what_it_is_accurate_enough_for(large: Peer) -> None:
+def test_a_cheaper_datacenter_stage_answers_targets_that_it_meets(large: Peer) -> None:
     large.intermediate, large.intermediate_fingerprint = "medium", SHA
 
     async def scenario() -> list[str]:

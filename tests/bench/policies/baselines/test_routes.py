@@ -1,4 +1,4 @@
-"""Baselines whose decision is a route: where easy and hard images go, what is said of them, and what time changes."""
+"""Baselines whose decision is a route: which tier answers, what the answer states, and what a deadline changes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from edge.inference.edge_stage import ConditionalEnsemble, LoadedModel
 from edge.monitoring.certification import stage_of
 from hawkvision.cascade.certification.profile import threshold_value
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.config import EdgeConfig, load_config
 from hawkvision.core.errors import ConfigError, DeadlineMissed, TargetUnreachable
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import (
     AccuracyStatus,
@@ -53,7 +54,7 @@ ROUTED: tuple[str, ...] = ("all-dc", "all-edge", "static", "split")
 
 
 def asked(peer: Peer | None, lead: float, policy: str, threshold: float | None = None, **fields: Any) -> Answer:
-    """The answer of a node under a policy to one image, of which the edge is sure or not."""
+    """The answer to one image under a policy; `lead` says how sure the edge is of it."""
 
     async def scenario() -> Answer:
         async with bench(peer, lead, baseline=routed(policy, static_threshold=threshold)) as it:
@@ -146,13 +147,13 @@ def test_where_easy_and_hard_images_are_answered(
     assert {answer.model for answer in answers} <= {"small", "large"}
 
 
-def test_static_says_why_it_escalates_and_believes_from_its_threshold_on(large: Peer) -> None:
+def test_static_accepts_from_its_threshold_on_and_states_why_it_escalates(large: Peer) -> None:
     low, high = (asked(large, UNSURE, "static", threshold, target=Quality.BEST) for threshold in (0.0, 1.0))
     assert (low.tier, low.reason) == (Tier.EDGE, None)
     assert (high.tier, high.reason, high.escalated) == (Tier.DATACENTER, Reason.LOW_CONFIDENCE, True)
 
 
-def test_all_edge_admits_what_its_model_is_not_accurate_enough_for() -> None:
+def test_all_edge_marks_targets_that_its_model_misses_as_degraded() -> None:
     met, missed = (asked(None, SURE, "all-edge", target=target) for target in (Quality.FAST, Quality.BEST))
     assert (met.degraded, missed.degraded) == (False, True)
 
@@ -166,14 +167,14 @@ def test_an_answer_that_is_late_comes_late_and_says_so(large: Peer, policy: str)
 
 
 @pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
-def test_who_wants_to_be_told_of_a_miss_is_told(large: Peer, policy: str) -> None:
+def test_on_miss_fail_is_an_error_under_a_baseline_too(large: Peer, policy: str) -> None:
     large.delay_s = 0.3
     with pytest.raises(DeadlineMissed):
         asked(large, UNSURE, policy, target=Quality.BEST, deadline_ms=50.0, on_miss=OnMiss.FAIL)
 
 
 @pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
-def test_the_edge_stands_in_for_a_datacenter_that_fails_and_says_so(large: Peer, policy: str) -> None:
+def test_the_edge_answers_degraded_if_the_datacenter_fails(large: Peer, policy: str) -> None:
     large.status = 500
     answer = asked(large, UNSURE, policy, target=Quality.BEST)
     assert (answer.tier, answer.model, answer.degraded, answer.escalated) == (Tier.EDGE, "small", True, True)
@@ -191,16 +192,16 @@ def fallen_back(peer: Peer, lead: float, policy: str, **fields: Any) -> Answer:
 
 
 @pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
-def test_with_a_fallback_the_edge_answers_just_before_the_deadline_and_admits_it(large: Peer, policy: str) -> None:
+def test_with_a_fallback_the_edge_answers_degraded_just_before_the_deadline(large: Peer, policy: str) -> None:
     large.delay_s = 20.0
     answer = fallen_back(large, UNSURE, policy, deadline_ms=500.0)
     assert (answer.tier, answer.model, answer.degraded, answer.escalated) == (Tier.EDGE, "small", True, True)
-    assert answer.timing_ms.total > 450.0, "as late as may be: nothing was learnt of the link"
+    assert answer.timing_ms.total > 450.0, "just before the deadline: it learns nothing of the link"
 
 
 @pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
 def test_a_fallback_waits_as_long_for_the_last_request_as_for_the_first(large: Peer, policy: str) -> None:
-    """Late answers teach it nothing, so one that comes in time again is not missed."""
+    """It learns nothing from late replies, and so uses the next one that is in time."""
 
     async def scenario() -> list[Answer]:
         async with bench(large, UNSURE, baseline=routed(policy, deadline_fallback=True)) as it:
@@ -221,7 +222,7 @@ def test_with_a_fallback_the_datacenters_answer_counts_while_it_is_in_time(large
     assert (answer.tier, answer.index, answer.degraded) == (Tier.DATACENTER, ANSWER_CLASS, False)
 
 
-def test_a_fallback_is_not_for_those_who_rather_wait_or_fail(large: Peer) -> None:
+def test_a_fallback_does_not_apply_to_on_miss_wait_or_fail(large: Peer) -> None:
     large.delay_s = 0.3
     waited = fallen_back(large, UNSURE, "static", deadline_ms=50.0, on_miss=OnMiss.WAIT)
     assert (waited.tier, waited.deadline_met) == (Tier.DATACENTER, False)
@@ -229,12 +230,12 @@ def test_a_fallback_is_not_for_those_who_rather_wait_or_fail(large: Peer) -> Non
         fallen_back(large, UNSURE, "static", deadline_ms=50.0, on_miss=OnMiss.FAIL)
 
 
-def test_all_edge_with_a_fallback_still_asks_nobody_else(large: Peer) -> None:
+def test_all_edge_with_a_fallback_never_asks_the_datacenter(large: Peer) -> None:
     answer = fallen_back(large, UNSURE, "all-edge", deadline_ms=5_000.0)
     assert (answer.tier, answer.escalated, large.bodies) == (Tier.EDGE, False, [])
 
 
-def test_a_baselines_edge_looks_twice_as_ours_does(large: Peer) -> None:
+def test_a_baselines_edge_stage_runs_the_whole_ensemble_as_ours_does(large: Peer) -> None:
     second = GatedBackend(SURE)
     others = ConditionalEnsemble((LoadedModel("second", second, SPEC),), (1.0, 1.0), 1.0, 0.9)
 
@@ -253,7 +254,7 @@ def test_every_policy_runs_the_same_edge_stage(policy: str) -> None:
     assert manifest.ensemble(manifest.cascade.default_edge) is not None
 
 
-def test_nobody_is_watched_or_audited_under_a_baseline(large: Peer) -> None:
+def test_a_baseline_has_no_streams_and_no_audits(large: Peer) -> None:
     async def scenario() -> tuple[int, int]:
         async with bench(large, SURE, baseline=routed("static"), audit_share=1.0) as it:
             await known(it.node)
@@ -264,7 +265,7 @@ def test_nobody_is_watched_or_audited_under_a_baseline(large: Peer) -> None:
     assert run(scenario) == (0, 0)
 
 
-def test_baselines_do_not_answer_before_an_image_has_come(large: Peer) -> None:
+def test_baselines_do_not_answer_a_partial_image_early(large: Peer) -> None:
     async def scenario() -> Answer | None:
         async with bench(large, SURE, baseline=routed("all-edge")) as it:
             request = ClassifyRequest(target=Quality.FAST)
@@ -273,7 +274,7 @@ def test_baselines_do_not_answer_before_an_image_has_come(large: Peer) -> None:
     assert run(scenario) is None
 
 
-def test_baselines_take_an_image_with_holes_for_an_image(large: Peer) -> None:
+def test_baselines_treat_a_partial_image_as_a_whole_one(large: Peer) -> None:
     async def scenario() -> Answer:
         async with bench(large, SURE, baseline=routed("split")) as it:
             fields: dict[str, Any] = {"target": Quality.FAST, "deadline_ms": 20_000.0, "on_miss": OnMiss.FAIL}

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from hawkvision.cascade.certification.profile import design_sha256, load_profile_of
+from hawkvision.cascade.certification.profile import design_sha256
+from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.types import Quality
 from hawkvision.models.manifest import load_manifest, models_dir

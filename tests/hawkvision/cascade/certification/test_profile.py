@@ -13,25 +13,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.profile import (
-    Certificate,
-    Condition,
-    ScoreCurve,
-    SiteCertificates,
-    SiteData,
-    SitePair,
-    SiteStage,
-    Watch,
-    dump,
-    load_profile,
-    load_site,
-    seal,
-    threshold_value,
-)
-from hawkvision.cascade.confidence.scores import Score
+from hawkvision.cascade.certification.profile import Certificate, Condition, ScoreCurve, Watch, threshold_value
+from hawkvision.cascade.certification.profile_files import dump, load_profile, load_site, seal
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.core.errors import ManifestError
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.core.types import Score
 from hawkvision.models.manifest import MeasuredAccuracy
+from hawkvision.system.files import sha256_of
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 
 FRACTIONS = st.floats(0.0, 1.0)

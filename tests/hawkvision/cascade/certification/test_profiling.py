@@ -13,21 +13,19 @@ from hypothesis import strategies as st
 
 from hawkvision.cascade.certification.bounds import clopper_pearson, drop_upper_bound, paired_exact_p
 from hawkvision.cascade.certification.certificate import BEST_ONLY, Method, Sample, Thresholds, check_path, sweep
+from hawkvision.cascade.certification.certificate_writer import written
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy, split_indices
 from hawkvision.cascade.certification.profile import Condition, threshold_value
 from hawkvision.cascade.certification.profiling import (
-    StagePredictions,
     balanced_drop,
     certify_condition,
-    make_sample,
-    measure_accuracy,
     paths_of,
     profile_stage,
     rounded_path,
-    split_indices,
-    written,
 )
 from hawkvision.cascade.certification.threshold_search import Costs
-from hawkvision.cascade.confidence.scores import Score, score, softmax
+from hawkvision.cascade.confidence.scores import score, softmax
+from hawkvision.core.types import Score
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 
 COSTS = Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0)

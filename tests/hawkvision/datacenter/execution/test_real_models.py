@@ -17,12 +17,12 @@ import pytest
 from scipy.special import softmax
 
 from hawkvision.cascade.confidence import scores
-from hawkvision.cascade.confidence.scores import Floats, Score, decided, score
-from hawkvision.core.config import DatacenterConfig
+from hawkvision.cascade.confidence.scores import Floats, decided, score
 from hawkvision.core.errors import NotFound
-from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, Intermediate
-from hawkvision.core.types import Pixels
-from hawkvision.datacenter.catalog import Catalog, load_catalog
+from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, IntermediateOffer
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.types import Pixels, Score
+from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Variant, artifact_path, cache_dir
@@ -118,7 +118,7 @@ def test_the_intermediate_stage_accepts_what_an_offline_computation_accepts(tier
     backend.close()
     expected = score(scores.softmax(logits, variant.temperature), Score.MARGIN).astype(np.float64)
     threshold = float(np.median(expected))
-    request = EscalationRequest(variant=intermediate, intermediate=Intermediate(Score.MARGIN, threshold, best))
+    request = EscalationRequest(variant=intermediate, intermediate=IntermediateOffer(Score.MARGIN, threshold, best))
     replies = [tier.infer(body, request) for body in IMAGES]
     assert [r.model == intermediate for r in replies] == (expected >= threshold).tolist()
     stated = {i: r.score for i, r in enumerate(replies) if r.model == intermediate}

@@ -11,12 +11,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.confidence.scores import Probabilities, Score, average
-from hawkvision.core.config import DatacenterConfig
+from hawkvision.cascade.confidence.scores import Probabilities, average
 from hawkvision.core.errors import BadImage, DeadlineMissed, HawkVisionError, TooLarge, UnsupportedMedia
-from hawkvision.datacenter.catalog import ServedStage, catalog_of
-from hawkvision.datacenter.execution.ensemble import Bar, Errand, VariantAnswer, Views, errands_of
-from hawkvision.datacenter.execution.replica import Replica, settings_of
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.types import Score
+from hawkvision.datacenter.execution.group_settings import settings_of
+from hawkvision.datacenter.execution.replica import Replica
+from hawkvision.datacenter.stages.catalog import ServedStage, catalog_of
+from hawkvision.datacenter.stages.ensemble import (
+    AcceptThreshold,
+    Augmentation,
+    EvaluationRequest,
+    VariantAnswer,
+    evaluation_requests,
+)
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.models.manifest import Manifest, artifact_path
 from tests.hawkvision.datacenter.conftest import image
@@ -25,8 +33,8 @@ from tests.images import flat_png
 
 SMALL = ServedStage("small", ("small",))
 ENSEMBLE = ServedStage("committee", ("small", "medium"), mirrored=True)
-UPRIGHT, BOTH = errands_of(SMALL), errands_of(ENSEMBLE)
-NEVER = Bar(Score.TOP1, math.inf)
+UPRIGHT, BOTH = evaluation_requests(SMALL), evaluation_requests(ENSEMBLE)
+NEVER = AcceptThreshold(Score.TOP1, math.inf)
 
 
 def replica(manifest: Manifest, config: DatacenterConfig) -> Replica:
@@ -48,7 +56,7 @@ def test_a_bad_image_does_not_fail_its_neighbours(manifest: Manifest, config: Da
 def test_an_expired_request_is_not_even_decoded(manifest: Manifest, config: DatacenterConfig) -> None:
     async def late() -> list[object]:
         loaded, past = replica(manifest, config), time.time() - 1.0
-        parts = [part async for part in loaded.piecemeal(b"not an image", UPRIGHT, past)]
+        parts = [part async for part in loaded.classify_streaming(b"not an image", UPRIGHT, past)]
         return [await loaded.classify(b"not an image", UPRIGHT, past), *parts]
 
     assert [type(answer) for answer in asyncio.run(late())] == [DeadlineMissed, DeadlineMissed]
@@ -57,7 +65,7 @@ def test_an_expired_request_is_not_even_decoded(manifest: Manifest, config: Data
 def test_probabilities_sum_to_one_whatever_the_views(manifest: Manifest, config: DatacenterConfig) -> None:
     async def each() -> list[tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError]:
         loaded = replica(manifest, config)
-        looks = [(Errand(ENSEMBLE, {"small": views}),) for views in Views]
+        looks = [(EvaluationRequest(ENSEMBLE, {"small": views}),) for views in Augmentation]
         return await asyncio.gather(*[loaded.classify(image(), look, math.inf) for look in looks])
 
     for parts in asyncio.run(each()):
@@ -66,7 +74,7 @@ def test_probabilities_sum_to_one_whatever_the_views(manifest: Manifest, config:
         assert abs(float(answer.probabilities.sum()) - 1.0) < 1e-5
 
 
-U, M = Views.UPRIGHT, Views.MIRROR
+U, M = Augmentation.UPRIGHT, Augmentation.MIRROR
 
 
 def opinionated(manifest: Manifest) -> Manifest:
@@ -75,22 +83,22 @@ def opinionated(manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, variants=variants)
 
 
-def asked(parts: Sequence[tuple[VariantAnswer, ...] | HawkVisionError]) -> list[tuple[str, Views]]:
-    return [(answer.variant, answer.views) for part in parts if isinstance(part, tuple) for answer in part]
+def asked(parts: Sequence[tuple[VariantAnswer, ...] | HawkVisionError]) -> list[tuple[str, Augmentation]]:
+    return [(answer.variant, answer.augmentation) for part in parts if isinstance(part, tuple) for answer in part]
 
 
 @pytest.mark.parametrize(
     ("wanted", "sure", "unsure"),
     [
         (
-            {"small": Views.BOTH, "medium": Views.BOTH},
-            [[("small", U)], [("medium", Views.BOTH)]],
-            [[("small", U)], [("small", M), ("medium", Views.BOTH)]],
+            {"small": Augmentation.BOTH, "medium": Augmentation.BOTH},
+            [[("small", U)], [("medium", Augmentation.BOTH)]],
+            [[("small", U)], [("small", M), ("medium", Augmentation.BOTH)]],
         ),
         ({"small": U, "medium": U}, [[("small", U)], [("medium", U)]], [[("small", U)], [("medium", U)]]),
         ({"small": M, "medium": M}, [[("medium", M)], [("small", M)]], [[("medium", M)], [("small", M)]]),
         (
-            {"small": M, "medium": Views.BOTH},
+            {"small": M, "medium": Augmentation.BOTH},
             [[("medium", U)], [("small", M), ("medium", M)]],  # three views of four settle it, two never do
             [[("medium", U)], [("small", M), ("medium", M)]],
         ),
@@ -99,17 +107,19 @@ def asked(parts: Sequence[tuple[VariantAnswer, ...] | HawkVisionError]) -> list[
 def test_the_largest_variant_begins_and_all_others_follow_at_once_unless_some_are_likely_to_settle_it(
     manifest: Manifest,
     config: DatacenterConfig,
-    wanted: dict[str, Views],
-    sure: list[list[tuple[str, Views]]],
-    unsure: list[list[tuple[str, Views]]],
+    wanted: dict[str, Augmentation],
+    sure: list[list[tuple[str, Augmentation]]],
+    unsure: list[list[tuple[str, Augmentation]]],
 ) -> None:
     sizes = {"small": 2_000, "medium": 1_000}
     variants = tuple(msgspec.structs.replace(v, bytes=sizes[v.name]) for v in manifest.variants)
     sized = msgspec.structs.replace(manifest, variants=variants)
 
-    async def parts(of: Manifest) -> list[list[tuple[str, Views]]]:
+    async def parts(of: Manifest) -> list[list[tuple[str, Augmentation]]]:
         loaded = replica(of, config)
-        heard = [part async for part in loaded.piecemeal(image(), (Errand(ENSEMBLE, wanted),), math.inf)]
+        heard = [
+            part async for part in loaded.classify_streaming(image(), (EvaluationRequest(ENSEMBLE, wanted),), math.inf)
+        ]
         return [asked([part]) for part in heard]
 
     assert asyncio.run(parts(opinionated(sized))) == sure
@@ -117,32 +127,32 @@ def test_the_largest_variant_begins_and_all_others_follow_at_once_unless_some_ar
 
 
 @pytest.mark.parametrize(
-    ("errands", "sure", "unsure"),
+    ("evaluations", "sure", "unsure"),
     [
         (BOTH, 3, 4),  # of four views, one may be missing; both views of one may be one answer
-        (errands_of(SMALL, ENSEMBLE, Bar(Score.TOP1, 0.9)), 1, 4),
-        (errands_of(SMALL, ENSEMBLE, NEVER), 3, 4),
+        (evaluation_requests(SMALL, ENSEMBLE, AcceptThreshold(Score.TOP1, 0.9)), 1, 4),
+        (evaluation_requests(SMALL, ENSEMBLE, NEVER), 3, 4),
     ],
 )
 def test_nobody_looks_any_further_once_there_is_enough(
-    manifest: Manifest, config: DatacenterConfig, errands: tuple[Errand, ...], sure: int, unsure: int
+    manifest: Manifest, config: DatacenterConfig, evaluations: tuple[EvaluationRequest, ...], sure: int, unsure: int
 ) -> None:
     async def views(of: Manifest) -> set[int]:
         loaded = replica(of, config)
-        parts = [part async for part in loaded.piecemeal(image(), errands, math.inf)]
-        at_once = await loaded.classify(image(), errands, math.inf)
+        parts = [part async for part in loaded.classify_streaming(image(), evaluations, math.inf)]
+        at_once = await loaded.classify(image(), evaluations, math.inf)
         assert isinstance(at_once, tuple)
-        return {sum(2 if its is Views.BOTH else 1 for _, its in asked(each)) for each in (parts, at_once)}
+        return {sum(2 if its is Augmentation.BOTH else 1 for _, its in asked(each)) for each in (parts, at_once)}
 
     assert asyncio.run(views(opinionated(manifest))) == {sure}
     assert asyncio.run(views(manifest)) == {unsure}
 
 
 def test_two_looks_are_one_visit_and_no_part_belongs_to_both(manifest: Manifest, config: DatacenterConfig) -> None:
-    async def heard() -> list[list[tuple[str, Views]]]:
+    async def heard() -> list[list[tuple[str, Augmentation]]]:
         loaded = replica(manifest, config)
-        errands = errands_of(ServedStage("upright", ("small", "medium")), ENSEMBLE, NEVER)
-        parts = [part async for part in loaded.piecemeal(image(), errands, math.inf)]
+        evaluations = evaluation_requests(ServedStage("upright", ("small", "medium")), ENSEMBLE, NEVER)
+        parts = [part async for part in loaded.classify_streaming(image(), evaluations, math.inf)]
         return [asked([part]) for part in parts]
 
     first, *second = asyncio.run(heard())
@@ -152,7 +162,7 @@ def test_two_looks_are_one_visit_and_no_part_belongs_to_both(manifest: Manifest,
 
 def test_a_bad_image_is_an_error_and_no_parts(manifest: Manifest, config: DatacenterConfig) -> None:
     async def parts() -> list[object]:
-        return [part async for part in replica(manifest, config).piecemeal(b"not an image", BOTH, math.inf)]
+        return [part async for part in replica(manifest, config).classify_streaming(b"not an image", BOTH, math.inf)]
 
     assert [type(part) for part in asyncio.run(parts())] == [UnsupportedMedia]
 
@@ -180,7 +190,7 @@ def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: 
         return loaded, await loaded.classify(image(), BOTH, math.inf), await loaded.present()
 
     loaded, answers, present = asyncio.run(scenario())
-    assert {answer.stated for answer in answered(answers)} == {loaded.stated} == {present}
+    assert {answer.statement for answer in answered(answers)} == {loaded.statement} == {present}
     served = catalog_of(real, config).stage("committee")
     assert served is not None
     execution = {"onnxruntime": "onnxruntime:CPUExecutionProvider", "numpy": "numpy"}.get(backend)
@@ -196,10 +206,10 @@ def test_an_image_gets_the_same_answers_in_parts_and_beside_others_and_on_howeve
     async def scenario() -> list[dict[str, Probabilities]]:
         loaded = replica(real, config)
         assert [loaded._models[name].wide is not None for name in ENSEMBLE.members] == [threads > 1] * 2
-        singly = [errands_of(ServedStage(name, (name,), mirrored=True)) for name in ENSEMBLE.members]
-        one_by_one = [await loaded.classify(image(), errands, math.inf) for errands in singly]
+        singly = [evaluation_requests(ServedStage(name, (name,), mirrored=True)) for name in ENSEMBLE.members]
+        one_by_one = [await loaded.classify(image(), evaluations, math.inf) for evaluations in singly]
         beside = await asyncio.gather(*(loaded.classify(image(), BOTH, math.inf) for _ in range(5)))
-        parts = [part async for part in loaded.piecemeal(image(), BOTH, math.inf)]
+        parts = [part async for part in loaded.classify_streaming(image(), BOTH, math.inf)]
         return [
             seen([answer for each in one_by_one for answer in answered(each)]),
             seen([answer for part in parts if isinstance(part, tuple) for answer in part]),

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.core.config import DatacenterConfig
 from hawkvision.core.errors import ConfigError
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.deployment.ray_version import check_ray
 from hawkvision.datacenter.launch.folder import LONGEST_BASE_BYTES, PREFIX, private_folder
 from hawkvision.datacenter.launch.listening import address_of, listeners, network_of, uninvited
-from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import hand_over, open_sockets, take_over
 from hawkvision.system.process import ServerProcess, running
 from hawkvision.transport.settings import DatagramSettings

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from hawkvision import __version__
+from hawkvision.core.version import __version__
 from tests.hawkvision.datacenter.conftest import Running, image
-from tests.hawkvision.datacenter.test_service import TRACE, ask
+from tests.hawkvision.datacenter.servers.test_service import TRACE, ask
 
 pytestmark = pytest.mark.slow
 

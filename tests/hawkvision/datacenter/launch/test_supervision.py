@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from hawkvision.datacenter.launch.listening import family
-from hawkvision.datacenter.launch.standby_listener import Gap
+from hawkvision.datacenter.launch.standby_listener import StandbyListener
 from hawkvision.datacenter.launch.supervisor import LONGEST_PAUSE_S, MOST_RESTARTS, WITHIN_S, Restarts
 from tests.bench.robustness.exposure import vital
 from tests.hawkvision.datacenter.conftest import Running, image, launch, marked_processes
 from tests.hawkvision.datacenter.launch.test_stopping import until
-from tests.hawkvision.datacenter.test_service import Reply, ask
+from tests.hawkvision.datacenter.servers.test_service import Reply, ask
 
 
 class Callers(threading.Thread):
@@ -191,7 +191,7 @@ def listening() -> Iterator[socket.socket]:
 def test_while_there_is_no_tier_process_callers_are_told_so(sent: bytes, begins: bytes) -> None:
     async def scenario() -> bytes:
         with listening() as listener:
-            gap = Gap(listener)
+            gap = StandbyListener(listener)
             gap.open()
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(sent)
@@ -210,7 +210,7 @@ def test_while_there_is_no_tier_process_callers_are_told_so(sent: bytes, begins:
 def test_who_connects_as_the_next_process_takes_over_is_left_to_that_one() -> None:
     async def scenario() -> bytes:
         with listening() as listener:
-            gap = Gap(listener)
+            gap = StandbyListener(listener)
             gap.open()
             await asyncio.sleep(0)
             gap.close()

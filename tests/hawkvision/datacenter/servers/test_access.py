@@ -1,14 +1,17 @@
-"""A real tier behind TLS, with several keys, that asks its callers for certificates; and nodes that escalate to it."""
+"""A real tier behind TLS with several keys and client certificates, and edge nodes that escalate to it."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
+import signal
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -29,11 +32,13 @@ WAIT_S = 60.0
 class Guarded:
     """The tier, and what its callers need."""
 
+    launcher: int
+    """The process id that an operator knows."""
     url: str
     authority: Authority
     pair: Pair
     own: Pair
-    """A caller's."""
+    """A caller's certificate."""
     keys_file: Path
     edge: str
     """A key that may infer."""
@@ -71,7 +76,7 @@ def tier(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gua
     }
     running = launch(models, log=None, **files)
     url = ready_url(running.process)
-    yield Guarded(url, authority, pair, own, keys_file, edge, prometheus)
+    yield Guarded(running.process.pid, url, authority, pair, own, keys_file, edge, prometheus)
     stop(running)
 
 
@@ -120,6 +125,32 @@ def test_requests_are_counted_by_the_name_of_their_key(tier: Guarded) -> None:
     before = counted()
     tier.ask("/v1/stages", tier.edge)
     assert counted() == before + 1
+
+
+def test_a_sighup_to_the_launcher_makes_the_tier_read_its_keys_at_once(tier: Guarded) -> None:
+    """The file's time changes all the while, and the tier reads a file by itself only once it has stopped changing."""
+    with still_changing(tier.keys_file), closing(tier.connection(tier.own)) as connection:
+        visitor = add_key(tier.keys_file, "signalled", [Scope.INFER])
+        os.kill(tier.launcher, signal.SIGHUP)
+        until(lambda: send(connection, "/v1/stages", visitor).status == 200)
+
+
+@contextmanager
+def still_changing(path: Path) -> Iterator[None]:
+    """Change a file's time every 50 ms until the block ends."""
+    ended = threading.Event()
+
+    def touch() -> None:
+        while not ended.wait(0.05):
+            path.touch()
+
+    toucher = threading.Thread(target=touch)
+    toucher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        toucher.join()
 
 
 def test_keys_and_certificates_are_renewed_under_an_open_connection(tier: Guarded) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.hawkvision.datacenter.conftest import KEY, Running, image
-from tests.hawkvision.datacenter.test_service import ask
+from tests.hawkvision.datacenter.servers.test_service import ask
 from tests.hawkvision.servers.test_protocol import GET, OFFERS, flood, replies, until_closed
 
 pytestmark = pytest.mark.slow

@@ -14,24 +14,25 @@ import numpy as np
 import pytest
 from cryptography import x509
 
-from hawkvision.core.config import DatacenterConfig, load_config
 from hawkvision.core.errors import ConfigError, Unauthorized
-from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, Intermediate
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, IntermediateOffer
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Score
 from hawkvision.datacenter.app import application
-from hawkvision.datacenter.catalog import load_catalog
-from hawkvision.datacenter.execution.ensemble import Errand, VariantAnswer
 from hawkvision.datacenter.servers.datagram_server import DatagramServer, useful_side
-from hawkvision.datacenter.service import Tier
+from hawkvision.datacenter.servers.service import Tier
+from hawkvision.datacenter.stages.catalog import load_catalog
+from hawkvision.datacenter.stages.ensemble import EvaluationRequest, VariantAnswer
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import Keys
+from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque
 from hawkvision.transport.congestion.bbr import Bbr
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
+from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.settings import DatagramSettings
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
@@ -62,18 +63,18 @@ class Sure:
 
     async def ask(
         self,
-        errands: Sequence[Errand],
+        evaluations: Sequence[EvaluationRequest],
         image: bytes,
         expires_at: float,
         *,
-        piecemeal: bool,
+        streaming: bool,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         self.images.append(image)
         row = np.array([[0.0, 0.0, 0.9, 0.1] + [0.0] * 6], np.float32)
-        for errand in errands:
-            wanted = errand.wanted.items()
+        for evaluation in evaluations:
+            wanted = evaluation.wanted.items()
             answers = tuple(VariantAnswer(variant, views, row, 1.0, 2.0, 3.0, 4) for variant, views in wanted)
-            if piecemeal:
+            if streaming:
                 yield answers[:1]
             await self.gate.wait()
             yield answers
@@ -95,9 +96,9 @@ async def mark_ready(
 @asynccontextmanager
 async def connected(
     server: DatagramServer, port: int | None = None, api_key: str | None = None
-) -> AsyncIterator[DatagramClient]:
+) -> AsyncIterator[ClientConnection]:
     offer = server.offer
-    client = await DatagramClient.connect(
+    client = await ClientConnection.connect(
         port or offer.port, offer.certificate, offer.name, routes=[Route(None, "127.0.0.1")], api_key=api_key
     )
     try:
@@ -142,7 +143,7 @@ def test_the_setting_names_the_congestion_controller(config: DatacenterConfig) -
 
 def test_an_intermediate_stage_is_asked_first(config: DatacenterConfig) -> None:
     reply = replied(
-        ask(config, EscalationRequest(variant="medium", intermediate=Intermediate(Score.TOP1, 0.95, "committee")))
+        ask(config, EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.95, "committee")))
     )
     assert (reply.model, reply.passed_over is not None) == ("committee", True)
 

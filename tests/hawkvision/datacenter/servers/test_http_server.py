@@ -15,7 +15,7 @@ from hawkvision.core.escalation_api import (
     EscalationReply,
     EscalationRequest,
     EscalationTiming,
-    Intermediate,
+    IntermediateOffer,
     IntermediateResult,
     parse_escalation_datagram,
     parse_escalation_headers,
@@ -31,7 +31,7 @@ INTERMEDIATE = {
     "X-HawkVision-Score": "margin",
     "X-HawkVision-Otherwise": "committee",
 }
-INTERMEDIATES = st.builds(Intermediate, st.sampled_from(Score), st.floats(0.0, 1.0) | st.just(math.inf), NAMES)
+INTERMEDIATES = st.builds(IntermediateOffer, st.sampled_from(Score), st.floats(0.0, 1.0) | st.just(math.inf), NAMES)
 
 
 REQUESTS = st.builds(
@@ -92,7 +92,7 @@ def test_absent_headers_leave_the_choice_to_the_tier() -> None:
 
 def test_an_intermediate_stage_is_read_from_its_three_headers() -> None:
     assert parse_escalation_headers(INTERMEDIATE) == EscalationRequest(
-        variant="medium", intermediate=Intermediate(Score.MARGIN, accept_score=0.913, otherwise="committee")
+        variant="medium", intermediate=IntermediateOffer(Score.MARGIN, accept_score=0.913, otherwise="committee")
     )
 
 
@@ -157,7 +157,7 @@ def test_any_template_and_meta_are_read_or_refused_as_bad_field(template: bytes,
             assert 1 <= read.top_k <= MAX_TOP_K
 
 
-PLAIN = EscalationRequest(variant="medium", intermediate=Intermediate(Score.TOP1, 0.5, "committee"))
+PLAIN = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.5, "committee"))
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from hawkvision.model_zoo.building.build import build, emit_variant, list_varian
 from hawkvision.model_zoo.building.fetch import fetch
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.model_zoo.building.ranges import Ranges, measure_ranges, save_ranges
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.manifest import Cascade, Ensemble, InputSpec, Manifest, PackageSource, Variant, load_manifest
+from hawkvision.system.files import sha256_of
 from tests.hawkvision.model_zoo.tiny_states import random_state
 from tests.hawkvision.model_zoo.weight_files import archive, state_of
 

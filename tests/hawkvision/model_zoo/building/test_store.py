@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hawkvision.core.errors import ArtifactError, ConfigError
-from hawkvision.models.artifacts import check_writable, load_verified, sha256_of, write_atomic
+from hawkvision.models.artifacts import load_verified
+from hawkvision.system.files import check_writable, sha256_of, write_atomic
 
 
 def test_verified_bytes_come_back(tmp_path: Path) -> None:

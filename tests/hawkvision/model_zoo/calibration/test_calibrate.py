@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hawkvision.cascade.certification.profile import design_sha256, load_profile
-from hawkvision.cascade.certification.profiling import split_indices
+from hawkvision.cascade.certification.predictions import split_indices
+from hawkvision.cascade.certification.profile import design_sha256
+from hawkvision.cascade.certification.profile_files import load_profile
 from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ArtifactError, ManifestError

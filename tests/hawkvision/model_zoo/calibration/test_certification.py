@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hawkvision.cascade.certification.bounds import nuisance_beta, paired_exact_p
-from hawkvision.cascade.certification.profile import Profile, design_sha256, dump, load_profile, load_site
+from hawkvision.cascade.certification.profile import Profile, design_sha256
+from hawkvision.cascade.certification.profile_files import dump, load_profile, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Quality

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hawkvision.cascade.certification.equivalence import load_equivalences, passed
-from hawkvision.cascade.certification.profile import load_profile, load_site
+from hawkvision.cascade.certification.profile_files import load_profile, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.errors import ConfigError, ManifestError

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.cascade.certification.certificate import Sample, StageOutcomes
-from hawkvision.cascade.certification.profiling import StagePredictions, make_sample, profile_stage, split_indices
-from hawkvision.cascade.policy import Policy, Route
+from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, split_indices
+from hawkvision.cascade.certification.profiling import profile_stage
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.route import Route
 from hawkvision.core.types import MaxAccuracyDrop, Pixels, Quality
 from hawkvision.model_zoo.calibration.drift import (
     SETTLING,

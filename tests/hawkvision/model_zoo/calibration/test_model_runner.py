@@ -76,7 +76,7 @@ def test_an_image_that_cannot_be_sent_is_named(cache: Path) -> None:
 
 
 def test_a_second_look_takes_over_the_views_of_shared_members_that_it_wants(cache: Path) -> None:
-    """As `datacenter.execution.cascade_executor` does: an upright view counts for a mirrored stage, an average of both
+    """As `datacenter.stages.cascade_executor` does: an upright view counts for a mirrored stage, an average of both
     for no other."""
     upright = Ensemble(name="upright", members=("small", "large"))
     manifest = msgspec.structs.replace(MANIFEST, ensembles=(*MANIFEST.ensembles, upright))

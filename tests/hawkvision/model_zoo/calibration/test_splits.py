@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.profiling import split_indices
+from hawkvision.cascade.certification.predictions import split_indices
 from hawkvision.core.errors import ManifestError
 from hawkvision.model_zoo.calibration.splits import split_images, training_mask
-from hawkvision.models.artifacts import sha256_of
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import Cascade, FileSource, InputSpec, Manifest, Training, Variant
+from hawkvision.system.files import sha256_of
 
 DATA = "d" * 64
 

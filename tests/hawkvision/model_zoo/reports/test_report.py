@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from hawkvision.cascade.certification.certificate import Thresholds
-from hawkvision.cascade.certification.profile import ImageUse, Profile, dump, load_profile, seal
-from hawkvision.cascade.certification.profiling import Split, profile_stage
+from hawkvision.cascade.certification.predictions import Split
+from hawkvision.cascade.certification.profile import ImageUse, Profile
+from hawkvision.cascade.certification.profile_files import dump, load_profile, seal
+from hawkvision.cascade.certification.profiling import profile_stage
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import MaxAccuracyDrop
@@ -34,7 +36,7 @@ from hawkvision.model_zoo.reports.metrics import (
 )
 from hawkvision.model_zoo.reports.page import Findings, render
 from hawkvision.model_zoo.reports.report import report_calibration
-from hawkvision.models.artifacts import sha256_of
+from hawkvision.system.files import sha256_of
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 from tests.hawkvision.model_zoo.band_task import BandTask, write_band_task
 from tests.images import encoded

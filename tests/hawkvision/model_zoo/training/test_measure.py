@@ -19,9 +19,10 @@ from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.model_zoo.training.measure import weight_path
 from hawkvision.model_zoo.training.recipe import load_recipe
-from hawkvision.models.artifacts import load_variant, sha256_of, write_atomic
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest, models_dir
+from hawkvision.system.files import sha256_of, write_atomic
 from tests.hawkvision.model_zoo.synthetic_task import images_of, inputs_of, write_cascade
 from tests.images import DATA
 

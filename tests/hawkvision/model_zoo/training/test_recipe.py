@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ManifestError, NotFound
-from hawkvision.model_zoo.training.recipe import TrainingRecipe, load_recipe, recipe_labels
+from hawkvision.model_zoo.training.recipe import (
+    TrainingRecipe,
+    load_recipe,
+    recipe_labels,
+)
 from hawkvision.models.manifest import models_dir
 from tests.hawkvision.model_zoo.synthetic_task import RECIPE
 

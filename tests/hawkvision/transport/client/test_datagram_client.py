@@ -1,4 +1,4 @@
-"""Connections of a peer over the datagram transport, that come and go."""
+"""ConnectionManager of a peer over the datagram transport, that come and go."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hawkvision.core.errors import BadField, BadImage, ConfigError, HawkVisionEr
 from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.connection_manager import is_gone
-from hawkvision.transport.client.datagram_client import DatagramLink, LinkView, answer_among
+from hawkvision.transport.client.datagram_client import DatagramLink, LinkView, first_response
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.coding.rate_fec_control import LinkState, choose
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.quic import MAX_CLIENT_TEMPLATES
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
-from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.protocol.control import MAX_TEMPLATE, VERSION
 from hawkvision.transport.protocol.identity import Identity, own_identity
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.listener import DatagramListener
+from hawkvision.transport.server.session import Incoming
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.images import encoded, with_restarts
@@ -239,7 +239,7 @@ def test_a_server_that_was_started_anew_is_found_and_asked_again() -> None:
         async with linked() as (server, link):
             await link.ask(b"1", LARGE)
             pending = asyncio.create_task(link.ask(b"never", LARGE, timeout_s=20.0))
-            await until(lambda: not server.udp.decided)
+            await until(lambda: not server.udp.idle)
             await server.udp.close()
             await server.start(api_key=SECRET)
             assert await link.ask(b"2", LARGE) == (Status.OK, b"2")
@@ -377,9 +377,9 @@ def test_of_what_ends_together_an_answer_counts_before_what_is_none() -> None:
         ]
         for outcomes, expected in cases:
             for order in (outcomes, outcomes[::-1]):
-                assert answer_among([ended(each) for each in order]) == expected
+                assert first_response([ended(each) for each in order]) == expected
         with pytest.raises(ConnectionLost):
-            answer_among([ended(nothing), ended(lost)])
+            first_response([ended(nothing), ended(lost)])
 
     run(scenario)
 

@@ -16,9 +16,9 @@ from hawkvision.imaging.preprocessing import decode as decode_image
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.transport.client.encoding_plan import (
     ANSWER_S,
-    CALM_S,
-    LEAST_S,
-    MOST_SPARE,
+    GOOD_S,
+    MAX_SPARE,
+    MIN_SEND_S,
     SMALL_FRAGMENTS,
     Planner,
     plain_bytes,
@@ -28,8 +28,8 @@ from hawkvision.transport.client.encoding_plan import (
 )
 from hawkvision.transport.coding.image_coding import Complete, Plan, decode
 from hawkvision.transport.coding.rate_fec_control import FINE_SIZE, QUALITIES, LinkState, choose
-from hawkvision.transport.endpoint.receiver import MAX_NACKS
 from hawkvision.transport.protocol.image_format import Kind
+from hawkvision.transport.protocol.status import MAX_NACKS
 from tests.images import encoded, with_restarts
 from tests.odd_images import odd_jpegs
 
@@ -173,7 +173,7 @@ def test_spare_room_never_takes_more_than_its_share_of_the_deadline(
     plain_s: float, deadline_s: float | None, rtt_s: float
 ) -> None:
     ratio = spare_ratio(plain_s, deadline_s, rtt_s)
-    assert 0.0 <= ratio <= MOST_SPARE
+    assert 0.0 <= ratio <= MAX_SPARE
     assert ratio <= 1.0 or ratio * plain_s <= (0.01 if deadline_s is None else min(0.01, deadline_s / 10)) * (1 + 1e-9)
 
 
@@ -189,7 +189,7 @@ def test_what_is_sent_can_come_back_answered_in_time_where_anything_can(
     plain_s: float, deadline_s: float, rtt_s: float
 ) -> None:
     ratio = spare_ratio(plain_s, deadline_s, rtt_s)
-    assert ratio / FINE_SIZE * plain_s <= max(LEAST_S, deadline_s - rtt_s - ANSWER_S) + 1e-9
+    assert ratio / FINE_SIZE * plain_s <= max(MIN_SEND_S, deadline_s - rtt_s - ANSWER_S) + 1e-9
 
 
 def test_a_slow_link_gets_a_coarse_image_rather_than_a_part_of_a_fine_one() -> None:
@@ -208,22 +208,22 @@ def test_protection_rises_at_once_and_falls_only_after_a_calm() -> None:
     assert planner.plan(QUIET, 1.0, 0.0) == choose(QUIET, 1.0)
     assert planner.plan(LOUD, 1.0, 1.0) == choose(LOUD, 1.0)
     assert planner.plan(QUIET, 1.0, 2.0) == choose(LOUD, 1.0)
-    assert planner.plan(QUIET, 1.0, 1.9 + CALM_S) == choose(LOUD, 1.0)
-    assert planner.plan(QUIET, 1.0, 2.0 + CALM_S) == choose(QUIET, 1.0)
+    assert planner.plan(QUIET, 1.0, 1.9 + GOOD_S) == choose(LOUD, 1.0)
+    assert planner.plan(QUIET, 1.0, 2.0 + GOOD_S) == choose(QUIET, 1.0)
 
 
 def test_one_more_spell_of_loss_begins_the_calm_anew() -> None:
     planner = Planner()
-    for seen, now in ((LOUD, 0.0), (QUIET, 1.0), (LOUD, CALM_S), (QUIET, CALM_S + 1.0)):
+    for seen, now in ((LOUD, 0.0), (QUIET, 1.0), (LOUD, GOOD_S), (QUIET, GOOD_S + 1.0)):
         planner.plan(seen, 1.0, now)
-    assert planner.plan(QUIET, 1.0, 2 * CALM_S) == choose(LOUD, 1.0)
+    assert planner.plan(QUIET, 1.0, 2 * GOOD_S) == choose(LOUD, 1.0)
 
 
 def test_after_a_calm_the_plan_is_for_the_worst_that_it_saw() -> None:
     planner, middling = Planner(), LinkState(0.12, 1.0, known=True)
     for seen, now in ((LOUD, 0.0), (QUIET, 1.0), (middling, 2.0)):
         planner.plan(seen, 1.0, now)
-    assert planner.plan(QUIET, 1.0, 1.0 + CALM_S) == choose(middling, 1.0)
+    assert planner.plan(QUIET, 1.0, 1.0 + GOOD_S) == choose(middling, 1.0)
 
 
 @given(st.lists(STATES, min_size=1, max_size=20))

@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hawkvision.core.errors import Unauthorized
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import NOBODY_ASKED, Caller, Keys, prove
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.client.connection import ClientConnection
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.protocol.control import CloseCode, Hello
 from hawkvision.transport.protocol.exporter import KEY_PROOF
 from hawkvision.transport.protocol.identity import own_identity
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.session import Incoming
 from tests.hawkvision.transport.peers import IDENTITY, LOOPBACK, connected, serving
 from tests.hawkvision.transport.session import coded
 
@@ -26,7 +26,7 @@ KEY = "a-key-of-some-length"
 IMAGE = coded(k=4, n=6)
 
 
-class Saying(DatagramClient):
+class Saying(ClientConnection):
     """A client that says a hello of the test's choice."""
 
     hello: Hello
@@ -175,7 +175,7 @@ def test_the_previous_version_is_let_in_where_it_need_not_send_a_key() -> None:
         async with (
             serving() as open_to_all,
             serving(keys=Keys(KEY)) as keyed,
-            serving(keys=Keys(KEY), takes_sent_keys=True) as lenient,
+            serving(keys=Keys(KEY), accept_sent_keys=True) as lenient,
         ):
             return [
                 await answer_to(open_to_all.port, Hello(1)),

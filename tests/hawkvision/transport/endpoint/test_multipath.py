@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import DatagramListener
+from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.server.listener import DatagramListener
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.peers import connected, serving
@@ -21,7 +21,7 @@ DELAY = LinkSpec.parse("delay=5ms")
 
 
 @contextlib.asynccontextmanager
-async def two_paths(link: LinkSpec = DELAY) -> AsyncIterator[tuple[DatagramListener, DatagramClient, list[UdpRelay]]]:
+async def two_paths(link: LinkSpec = DELAY) -> AsyncIterator[tuple[DatagramListener, ClientConnection, list[UdpRelay]]]:
     """A client that reaches its server through a relay on each of two addresses; QUIC begins on the first."""
     async with (
         serving() as server,

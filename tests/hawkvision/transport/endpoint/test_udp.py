@@ -16,19 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError, Overloaded
+from hawkvision.transport.client.connection import ClientConnection
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.congestion.controller import CongestionController
 from hawkvision.transport.congestion.registry import CONTROLLERS
-from hawkvision.transport.endpoint.connection import DatagramClient
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
-from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, DatagramListener
-from hawkvision.transport.endpoint.session import MAX_UNACKNOWLEDGED, Incoming
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import Fragment, Ping, encode
 from hawkvision.transport.protocol.handshake_limits import network_of
 from hawkvision.transport.protocol.packet_protection import MAX_SEALED, Sealer, peek
+from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.protocol.wire import Drop, WireError
+from hawkvision.transport.server.listener import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, DatagramListener
+from hawkvision.transport.server.session import MAX_UNACKNOWLEDGED, Incoming
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.peers import IDENTITY, connected, echo, serving
@@ -192,7 +192,7 @@ def test_what_a_handler_says_before_its_answer_is_heard_before_it() -> None:
     heard = list[bytes]()
 
     async def handler(incoming: Incoming) -> tuple[Status, bytes]:
-        incoming.say(b"cat?")
+        incoming.send_interim(b"cat?")
         await go_on.wait()
         return Status.OK, b"cat"
 
@@ -260,7 +260,7 @@ def test_an_exhausted_key_ends_the_connection_and_says_so() -> None:
     async def scenario() -> None:
         async with serving() as server, connected(server.port) as client:
             client.sender.channel._sealer.sealed = MAX_SEALED - 1000
-            with pytest.raises(ConnectionLost, match="sealed all it may"):
+            with pytest.raises(ConnectionLost, match="protected as many datagrams as it may"):
                 await client.ask(b"cats", IMAGE)
             await until(lambda: not server.sessions, 20.0)  # QUIC would be idle for longer
         async with serving() as server, connected(server.port) as client:
@@ -268,7 +268,7 @@ def test_an_exhausted_key_ends_the_connection_and_says_so() -> None:
             session.receiver.channel._sealer.sealed = MAX_SEALED - 1000
             with contextlib.suppress(ConnectionLost):
                 await client.ask(b"cats", IMAGE)
-            await until(lambda: client.lost == "the key has sealed all it may")
+            await until(lambda: client.lost == "the key has protected as many datagrams as it may")
 
     asyncio.run(scenario())
 
@@ -502,7 +502,7 @@ def test_an_unproven_address_gets_at_most_three_times_what_it_sent() -> None:
     asyncio.run(scenario())
 
 
-async def flood(server: DatagramListener, addresses: Sequence[str], client: DatagramClient) -> list[socket.socket]:
+async def flood(server: DatagramListener, addresses: Sequence[str], client: ClientConnection) -> list[socket.socket]:
     """Half-open connections from these addresses, which hold the sockets open; `client` goes on meanwhile."""
     from aioquic.quic.configuration import QuicConfiguration
     from aioquic.quic.connection import QuicConnection

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.transport.endpoint.pending_responses import ConnectionLost
-from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.protocol.identity import SERVER_NAME, Identity, load_identity, own_identity, pin_of
+from hawkvision.transport.protocol.status import Status
 from tests.hawkvision.transport.peers import IDENTITY, connected, serving
 from tests.hawkvision.transport.session import coded
 from tests.waiting import until

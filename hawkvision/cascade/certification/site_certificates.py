@@ -1,0 +1,85 @@
+"""A site's own certificates, which replace the profile's there. `hawkvision certify` makes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from hawkvision.cascade.certification.profile import Condition
+from hawkvision.core.advice import advise
+from hawkvision.core.errors import ManifestError
+from hawkvision.core.types import Score
+from hawkvision.models.manifest import MeasuredAccuracy, Name, Sha256
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class SiteData(_Strict, frozen=True):
+    """The images behind a site's certificates."""
+
+    name: str
+    sha256: Sha256
+    n: Annotated[int, Meta(ge=1)]
+    labelled: bool
+    looks: Annotated[int, Meta(ge=1)] = 1
+    """How many designs have had these images opened for them, as far as the file that this one replaced tells."""
+    compared: Annotated[int, Meta(ge=1)] = 1
+    """How many configurations were compared on these very images; δ was divided by it."""
+    design: Sha256 | None = None
+    """`design_sha256` of what had been fixed before the images were looked at."""
+
+
+class SiteStage(_Strict, frozen=True, kw_only=True):
+    """A stage as it was certified at a site; its accuracy there is known only with labels."""
+
+    name: Name
+    fingerprint: Sha256
+    temperature: Annotated[float, Meta(gt=0.0)]
+    """The profile's, which scores depend on and fingerprints do not cover."""
+    accuracy: MeasuredAccuracy | None = None
+
+
+class SitePair(_Strict, frozen=True, kw_only=True):
+    """A site's certificates for one pair of the profile."""
+
+    edge: Name
+    best: Name
+    intermediate: Name | None = None
+    score: Score
+    intermediate_score: Score | None = None
+    conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
+
+
+class SiteCertificates(_Strict, frozen=True, kw_only=True):
+    """Certificates made from a site's own images, which take the place of the profile's there."""
+
+    format: Literal[1, 2]
+    task: Name
+    as_of: str
+    """Date of certification, YYYY-MM-DD."""
+    data: SiteData
+    stages: tuple[SiteStage, ...]
+    pairs: Annotated[tuple[SitePair, ...], Meta(min_length=1)]
+
+    def stage(self, name: str) -> SiteStage | None:
+        """The stage of that name, if it was certified."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    def pair(self, edge: str, best: str) -> SitePair:
+        """The pair of those stages.
+
+        Raises:
+            ManifestError: if the site has none.
+        """
+        for pair in self.pairs:
+            if (pair.edge, pair.best) == (edge, best):
+                return pair
+        known = [f"{p.edge} → {p.best}" for p in self.pairs]
+        raise ManifestError(
+            f"the site's certificates have none for {edge} → {best}, only for {known}; "
+            f"run `{advise('certify', '--task', self.task, '--edge', edge, '--data', 'IMAGES')}`"
+        )

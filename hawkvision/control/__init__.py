@@ -1,1 +1,0 @@
-"""The control plane of a fleet of nodes (not built yet)."""

@@ -1,0 +1,1 @@
+"""The settings of the servers: where they are declared, read, checked and described."""

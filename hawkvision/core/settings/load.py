@@ -1,0 +1,279 @@
+"""Reads the settings of a server: defaults, then a TOML file, then `HAWKVISION_*` variables, then the command line.
+
+An unknown key is an error that names the key and its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from hawkvision.core.advice import remember
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.key_text import clean_key, own_key
+from hawkvision.core.settings.access import check_access, check_both_or_neither, is_loopback
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
+from hawkvision.core.settings.features import (
+    POLICY_ENTRY_POINTS,
+    Section,
+    ServerSettings,
+    policy_names,
+    settings_groups,
+)
+from hawkvision.core.settings.service_links import without_service_links
+from hawkvision.core.text import read_text
+
+log = logging.getLogger("hawkvision.core.settings.load")
+
+ConfigT = TypeVar("ConfigT", EdgeConfig, DatacenterConfig)
+
+_SECTIONS: dict[type, tuple[Section, str]] = {
+    EdgeConfig: ("edge", "HAWKVISION_EDGE_"),
+    DatacenterConfig: ("dc", "HAWKVISION_DC_"),
+}
+
+
+RENAMED: Final = {
+    "give_up_below": "min_on_time_probability",
+    "dc_url": "datacenter_url",
+    "dc_api_key": "datacenter_api_key",
+    "dc_ca": "datacenter_ca",
+    "dc_certificate": "datacenter_certificate",
+    "dc_key": "datacenter_key",
+    "dc_transport": "datacenter_transport",
+    "dc_connections": "datacenter_connections",
+    "dc_timeout_s": "datacenter_timeout_s",
+    "lossy_port": "datagram_port",
+    "lossy_certificate": "datagram_certificate",
+    "lossy_key": "datagram_key",
+    "lossy_accept_sent_keys": "datagram_accept_sent_keys",
+    "queue_limit": "max_queue",
+    "streams_limit": "max_streams",
+    "providers": "onnx_providers",
+}
+"""Settings that other releases had, and what took their place."""
+
+
+def load_config(
+    kind: type[ConfigT],
+    path: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ConfigT:
+    """Settings of one kind; later sources win, and an override of None says nothing.
+
+    Raises:
+        ConfigError: for a missing file, an unknown key or a bad value, naming source and key.
+    """
+    section, prefix = _SECTIONS[kind]
+    values: dict[str, Any] = {}
+    if path is not None:
+        values |= _file_section(path, section)
+        _convert(kind, values, f"{path}: [{section}]")
+    environ = os.environ if environ is None else environ
+    settings, links = without_service_links(environ, prefix)
+    if links:
+        log.warning(
+            "%s: passed over, Kubernetes sets them for a service (enableServiceLinks)", ", ".join(sorted(links))
+        )
+    for name, text in settings.items():
+        key = name.lower()
+        values[key] = _listed(text) if _is_tuple(kind, key) else text
+    _convert(kind, values, f"environment {prefix}*")
+    values |= {k: v for k, v in (overrides or {}).items() if v is not None}
+    config = _convert(kind, values, "command line")
+    if isinstance(config, EdgeConfig) and config.datacenter_url is not None:
+        _check_origin(f"{section}.datacenter_url", config.datacenter_url)
+    if isinstance(config, EdgeConfig) and config.datacenter_transport != "tcp" and config.datacenter_url is None:
+        raise ConfigError(
+            f"{section}.datacenter_transport = {config.datacenter_transport!r}: missing {section}.datacenter_url to "
+            "send to"
+        )
+    if isinstance(config, EdgeConfig):
+        _check_policy(config)
+    for group in settings_groups(section):
+        group.check(config, config.feature(group.kind))
+    check_access(config, section, prefix, loopback=is_loopback(config.host))
+    if isinstance(config, EdgeConfig):
+        _check_datacenter_tls(config)
+    elif config.address is not None and config.tls_certificate is not None:
+        raise ConfigError(
+            "dc.tls_certificate belongs to a tier on one machine: in a cluster (dc.address) the proxies of Ray Serve "
+            "listen, and what is in front of them ends TLS; set dc.allow_plain_http = true"
+        )
+    remember(
+        models_dir=config.models_dir,
+        cache_dir=config.cache_dir,
+        profile=config.profile if isinstance(config, EdgeConfig) else None,
+    )
+    return _with_clean_keys(config, section)
+
+
+def _with_clean_keys(config: ConfigT, section: str) -> ConfigT:
+    """The settings with keys as they are compared and sent.
+
+    Raises:
+        ConfigError: for a key that is too short, or that no header can carry.
+    """
+    cleaned: dict[str, Any] = {}
+    if config.api_key is not None:
+        cleaned["api_key"] = own_key(config.api_key, f"{section}.api_key")
+    if isinstance(config, EdgeConfig) and config.datacenter_api_key is not None:
+        cleaned["datacenter_api_key"] = clean_key(config.datacenter_api_key, f"{section}.datacenter_api_key")
+    return msgspec.structs.replace(config, **cleaned)
+
+
+def _check_datacenter_tls(config: EdgeConfig) -> None:
+    """Refuse TLS settings that would not be used.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    check_both_or_neither(
+        "edge", "datacenter_certificate", config.datacenter_certificate, "datacenter_key", config.datacenter_key
+    )
+    for key in ("datacenter_ca", "datacenter_certificate"):
+        if getattr(config, key) is not None and not (config.datacenter_url or "").lower().startswith("https:"):
+            raise ConfigError(
+                f"edge.{key} belongs to an edge.datacenter_url of https://HOST[:PORT], got {config.datacenter_url!r}"
+            )
+
+
+def section_of(kind: type[EdgeConfig] | type[DatacenterConfig]) -> tuple[Section, str]:
+    """The section of the file that holds these settings, and what their variables begin with."""
+    return _SECTIONS[kind]
+
+
+def read_words(kind: type[ConfigT], words: Mapping[str, str | None]) -> dict[str, Any]:
+    """Overrides for `load_config` from words as a command line has them: lists are comma-separated."""
+    return {k: _listed(v) if v is not None and _is_tuple(kind, k) else v for k, v in words.items()}
+
+
+def _file_section(path: Path, section: str) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(read_text(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    known = {name for name, _ in _SECTIONS.values()}
+    unknown = sorted(set(document) - known)
+    if unknown:
+        raise ConfigError(f"{path}: unknown section [{unknown[0]}]; expected one of {sorted(known)}")
+    values = document.get(section, {})
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: {section} must be a table")
+    return values
+
+
+def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
+    for old, new in RENAMED.items():
+        if old in values:
+            raise ConfigError(f"{where}: {old} is not a setting any more; use {new}")
+    if "features" in values:
+        raise ConfigError(f"{where}: Object contains unknown field `features`")
+    _check_choices(kind, values, where)
+    own, features = dict(values), []
+    try:
+        for group in settings_groups(_SECTIONS[kind][0]):
+            part = {key: own.pop(key) for key in values if key in group.names}
+            features.append(msgspec.convert(part, group.kind, strict=False, dec_hook=_path))
+        config = msgspec.convert(own, kind, strict=False, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return msgspec.structs.replace(config, features=tuple(each for each in features if each != type(each)()))
+
+
+def structs_of(kind: type[ServerSettings]) -> list[type[msgspec.Struct]]:
+    """The structs that declare a server's settings: its own, and those of features."""
+    return [kind, *(group.kind for group in settings_groups(_SECTIONS[kind][0]))]
+
+
+def _hints(kind: type[ConfigT]) -> dict[str, Any]:
+    """The types of a server's settings, by name."""
+    return {
+        field.encode_name: typing.get_type_hints(struct)[field.name]
+        for struct in structs_of(kind)
+        for field in msgspec.structs.fields(struct)
+    }
+
+
+def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
+    """Say what there is to choose from; msgspec says only that it is none of these.
+
+    Raises:
+        ConfigError: naming the key, what it can be and what it was.
+    """
+    for key, hint in _hints(kind).items():
+        if typing.get_origin(hint) is Literal and key in values and values[key] not in typing.get_args(hint):
+            choices = ", ".join(typing.get_args(hint))
+            raise ConfigError(f"{where}: Expected one of {choices}, got {values[key]!r} - at `$.{key}`")
+
+
+def _check_policy(config: EdgeConfig) -> None:
+    """Refuse a policy that no installed package provides.
+
+    Raises:
+        ConfigError: naming those that there are.
+    """
+    known = policy_names()
+    if config.policy not in known:
+        raise ConfigError(
+            f"edge.policy: expected one of {', '.join(known)}, got {config.policy!r}; a package with an entry point of "
+            f"{POLICY_ENTRY_POINTS} provides another, and none that is installed has this one"
+        )
+
+
+def _path(kind: type, value: object) -> Path:
+    """Paths, the one type among the settings that msgspec does not read by itself; `~` is a home directory.
+
+    An empty one is an error: a variable left unset in a template must not mean the working directory.
+    """
+    # msgspec adds the key to a ValueError, and to none of its own.
+    if kind is not Path or not isinstance(value, str | Path):
+        raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+    if value == "":
+        raise ValueError("Expected a path, got an empty text")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:  # ~somebody who has no home here
+        raise ValueError(f"{value}: {error}") from None
+
+
+def _check_origin(key: str, url: str) -> None:
+    """Found out at the start, not by a node that degrades for ever.
+
+    Raises:
+        ConfigError: if the URL is not `http://HOST[:PORT]` or https.
+    """
+    expected = f"{key}: expected http://HOST[:PORT] or https://HOST[:PORT], got {url!r}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:  # an unclosed bracket, a port that is none
+        raise ConfigError(f"{expected} ({error})") from None
+    named = parts.scheme in ("http", "https") and parts.hostname and port != 0
+    # urlsplit drops tabs and newlines and lets blanks pass.
+    clean = not any(character.isspace() for character in url) and parts.username is None
+    if not named or not clean or parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ConfigError(expected)
+
+
+def _listed(text: str) -> list[str]:
+    """Comma-separated words; blanks around them mean nothing, and an empty text is an empty list."""
+    return [word.strip() for word in text.split(",")] if text.strip() else []
+
+
+def _is_tuple(kind: type[ConfigT], key: str) -> bool:
+    hint = _hints(kind).get(key)
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return any(typing.get_origin(option) is tuple for option in options)

@@ -1,0 +1,81 @@
+"""Deploys the tier to an existing Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import Final
+
+from hawkvision.core.errors import BackendError, ConfigError
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.deployment.ray_settings import CONNECTION_RETRIES, TUNING
+from hawkvision.datacenter.deployment.ray_version import check_ray
+
+log = logging.getLogger("hawkvision.datacenter")
+
+_CONNECT_S: Final = 5.0
+
+
+def deploy(config: DatacenterConfig, address: str) -> None:
+    """Deploy or update the application `hawkvision` on the Ray cluster at `address`, and wait until it runs.
+
+    Each node that may run a replica needs the same version of `hawkvision[datacenter]` as this machine, and the model
+    files under `config.cache_dir`; nothing is uploaded. A cluster with a key needs `RAY_AUTH_MODE` and
+    `RAY_AUTH_TOKEN` here. Serve listens on `config.host` and `config.port` of each node, unless it already listens
+    elsewhere. `TUNING` takes effect only if the cluster's own processes were started with it, which
+    `manifests.rayservice` does.
+
+    Args:
+        config: the tier's settings.
+        address: as `ray.init` takes it: `auto`, `HOST:6379` on a node of the cluster, `ray://HOST:10001` elsewhere.
+
+    Raises:
+        ConfigError: if the stages are unknown, or the cluster cannot be reached, refuses the key or runs another Ray.
+        BackendError: if the application does not start on the cluster; gives Serve's message.
+    """
+    check_ray()
+    _check_address(address)
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        log.warning(
+            "RAY_AUTH_MODE is not 'token': a Ray that takes this deployment runs the code of anybody who reaches its "
+            "ports"
+        )
+    for name, value in {**TUNING, **CONNECTION_RETRIES}.items():
+        os.environ.setdefault(name, value)
+    import ray
+    from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.config import HTTPOptions
+
+    from hawkvision.datacenter.app import APP_NAME, application
+
+    app = application(config)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        raise ConfigError(f"dc.address: cannot use the Ray at {address!r}: {_one_line(error)}") from None
+    try:
+        serve.start(http_options=HTTPOptions(host=config.host, port=config.port, location="EveryNode"))
+        serve.run(app, name=APP_NAME, route_prefix="/")
+    except (RuntimeError, RayError) as error:
+        raise BackendError(f"the cluster at {address!r} did not start the application: {_one_line(error)}") from None
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address where nothing listens; `ray.init` would try for two minutes and then end the process."""
+    if address == "auto":
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(f"dc.address = {address!r}: expected auto, HOST:PORT or ray://HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise ConfigError(f"dc.address: no Ray cluster answers at {address!r}: {error}") from None
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,20 @@
+"""Environment variables of Ray. Ray reads them when it is imported; a variable that is already set keeps its value."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hawkvision.system.telemetry import SILENCED
+
+TUNING: Final = {
+    # Handle calls by gRPC: faster for images, and no object store for large ones.
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    # Replicas and the server never block their event loops (models and decoders have threads), so one loop suffices.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    **SILENCED,
+}
+CONNECTION_RETRIES: Final = {"RAY_NUM_REDIS_GET_RETRIES": "5"}
+"""A second apart, instead of twenty: an address that listens and refuses five times most likely got a wrong key."""

@@ -1,0 +1,109 @@
+"""What a replica needs to know, and the models that it loads."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+from hawkvision.core.logs import LogFormat, LogLevel
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.execution.model import Model
+from hawkvision.datacenter.local_socket.protocol import Address
+from hawkvision.datacenter.stages.catalog import Catalog, Group
+from hawkvision.inference.adaptive_parallelism import divides, open_wide
+from hawkvision.inference.backend_registry import BackendKind, backend_name, execution_of, open_backend
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.models.artifacts import load_variant
+from hawkvision.models.fingerprints import BETWEEN, VariantRun
+from hawkvision.models.manifest import Variant, cache_dir
+from hawkvision.system.files import sha256_of
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """A replica's settings; they travel to it in Ray's deployment record."""
+
+    task: str
+    variants: tuple[Variant, ...]
+    classes: int
+    backend: BackendKind
+    providers: tuple[str, ...]
+    cache_dir: Path | None
+    max_batch_size: int
+    batch_wait_ms: float
+    max_pixels: int
+    max_pixels_whole: int
+    memory_bytes: int | None
+    request_memory_bytes: int | None
+    replicas: int
+    """The most replicas of all groups that may share a machine's memory."""
+    intra_op_threads: int
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+    group: str = ""
+    server: Address | None = None
+    """Where to register, if the server is on this machine."""
+
+
+def settings_of(
+    group: Group, catalog: Catalog, config: DatacenterConfig, server: Address | None = None
+) -> GroupSettings:
+    """A group's part of the tier's settings."""
+    return GroupSettings(
+        task=catalog.task,
+        variants=group.variants,
+        classes=catalog.classes,
+        backend=config.backend,
+        providers=config.onnx_providers,
+        cache_dir=config.cache_dir,
+        max_batch_size=config.max_batch_size,
+        batch_wait_ms=config.batch_wait_ms,
+        max_pixels=config.max_pixels,
+        max_pixels_whole=config.max_pixels_whole,
+        memory_bytes=config.memory_bytes,
+        request_memory_bytes=config.request_memory_bytes,
+        replicas=config.max_replicas * len(catalog.groups),
+        intra_op_threads=config.intra_op_threads,
+        log_level=config.log_level,
+        log_format=config.log_format,
+        group=group.name,
+        server=server,
+    )
+
+
+def load_model(variant: Variant, settings: GroupSettings, threads: Executor) -> Model:
+    """A variant, loaded and verified; it infers on `threads`.
+
+    Raises:
+        ArtifactError: if the model file is missing or is not the one that the manifest names.
+        BackendError: if the backend cannot load it.
+    """
+    cache = cache_dir(settings.cache_dir)
+    data = b"" if settings.backend == "noop" else load_variant(cache, settings.task, variant)
+
+    def opened(intra_op: int) -> Backend:
+        return open_backend(
+            settings.backend, data, variant.input, settings.classes, settings.providers, threads=intra_op
+        )
+
+    narrow, wide = opened(1), None
+    if divides(settings.backend, settings.providers):
+        # `known`: replicas load at the same time, so a measurement of threads would include the other replicas.
+        wide = open_wide(narrow, opened, settings.intra_op_threads, known=True)
+    return Model(
+        narrow,
+        wide,
+        variant.temperature,
+        threads,
+        max_batch_size=settings.max_batch_size,
+        batch_wait_s=settings.batch_wait_ms / 1e3,
+        backend=backend_name(settings.backend, narrow),
+        run=VariantRun(
+            variant.name,
+            sha256_of(data) if data else None,
+            variant.input,
+            variant.temperature,
+            BETWEEN.join(dict.fromkeys(execution_of(settings.backend, each) for each in (narrow, wide) if each)),
+        ),
+    )

@@ -1,0 +1,186 @@
+"""A private Ray on this machine: its start, the deployment of the groups, its supervision and its stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import math
+import os
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from hawkvision.core import logs
+from hawkvision.core.errors import BackendError
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.deployment.ray_settings import TUNING
+from hawkvision.datacenter.local_socket.registry import ReplicaRegistry
+from hawkvision.datacenter.stages.catalog import Catalog
+
+if TYPE_CHECKING:
+    from hawkvision.datacenter.deployment.handles import HandleVariants
+
+log = logging.getLogger("hawkvision.datacenter")
+
+_OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
+"""Images travel by gRPC, so the store holds only Ray's own small objects. 78 MB is the least that Ray accepts."""
+_LOOPBACK: Final = "127.0.0.1"
+_VITAL: Final = ("gcs_server", "raylet")
+_STOP_S: Final = 5.0
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+def set_environment() -> None:
+    """Set the variables that Ray reads when it is imported."""
+    for name, value in TUNING.items():
+        os.environ.setdefault(name, value)
+    # A call that finds Ray stopped must fail; by default it would start another Ray.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+    # Each of Ray's ports asks for a key of this process's own, whatever was set before.
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # Keeps Ray's address and most of its ports on loopback. By default Ray asks a public name server for its address.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+
+def start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None:
+    """Start Ray with its sockets and logs in `folder`. The kernel ends it with the thread that calls this."""
+    import ray
+
+    # Before the start: Ray would warn that it did not get SIGTERM, which is intended.
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # The API server would only report usage. Even disabled, these reports ask name servers and the metadata services
+    # of clouds where this machine is.
+    ray._private.services.start_api_server = lambda *_, **__: ("", None)
+    # Saves two interpreters: one asks for more machines, of which there are none, and one passes on logs, which
+    # replicas send themselves.
+    ray._private.node.Node.start_monitor = lambda _: None
+    ray._private.node.Node.start_log_monitor = lambda _: None
+    replicas = len(catalog.groups) * config.max_replicas
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        # Ray starts this many workers ahead, in parallel: at least one per replica and one for Serve's controller.
+        num_cpus=max(replicas + 1, math.ceil(replicas * config.num_cpus)),
+        object_store_memory=_OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level="error",
+        _node_ip_address=_LOOPBACK,
+        _temp_dir=str(folder),
+    )
+
+
+def deploy_groups(config: DatacenterConfig, catalog: Catalog, registry: ReplicaRegistry) -> HandleVariants:
+    """Make Serve start each group of variants; returns before they run."""
+    from ray import serve
+    from ray.serve.config import HTTPOptions
+    from ray.serve.schema import LoggingConfig
+
+    from hawkvision.datacenter.deployment.group_deployments import group_apps
+    from hawkvision.datacenter.deployment.handles import HandleVariants
+
+    quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
+    logs.adopt("ray", logging.ERROR)
+    logs.adopt("ray.serve")
+    serve.start(http_options=HTTPOptions(location="NoServer"), logging_config=quiet)
+    logs.adopt("ray.serve")  # again, because the start has replaced the handlers
+    apps = group_apps(config, catalog, registry.address)
+    handles = serve.run_many(
+        [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],
+        wait_for_applications_running=False,
+    )
+    presence = registry if config.min_replicas > 0 else None
+    local = registry if presence is not None and is_fixed(config) else None
+    return HandleVariants(catalog.groups, handles, presence, local)
+
+
+def is_fixed(config: DatacenterConfig) -> bool:
+    """Whether the number of replicas never changes; otherwise Serve must count their requests."""
+    return config.min_replicas == config.max_replicas
+
+
+def all_running(catalog: Catalog) -> bool:
+    """Whether Serve calls each group running.
+
+    Raises:
+        BackendError: if one of them failed to start.
+    """
+    from ray import serve
+    from ray.serve.schema import ApplicationStatus
+
+    applications = serve.status().applications
+    for name, state in applications.items():
+        if state.status == ApplicationStatus.DEPLOY_FAILED:
+            raise BackendError(f"{name!r} did not start: {' '.join(state.message.split())}")
+    running = [name for name, state in applications.items() if state.status == ApplicationStatus.RUNNING]
+    return set(running) >= {group.name for group in catalog.groups}
+
+
+class RayWatcher:
+    """Notices the death of a process without which Ray cannot go on."""
+
+    def __init__(self) -> None:
+        self.lost = asyncio.Event()
+        self._pidfds: list[int] = []
+
+    def start(self) -> None:
+        """Watch the vital processes that run now; they are this process's children."""
+        loop = asyncio.get_running_loop()
+        for pid in children():
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            if name in _VITAL:
+                pidfd = os.pidfd_open(pid)
+                self._pidfds.append(pidfd)
+                loop.add_reader(pidfd, self._on_exit, name, pid)
+
+    def stop(self) -> None:
+        """Watch no more, because Ray is about to be stopped."""
+        while self._pidfds:
+            pidfd = self._pidfds.pop()
+            asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)
+
+    def _on_exit(self, name: str, pid: int) -> None:
+        log.error("Ray's %s (process %d) died: all of Ray is started again", name, pid)
+        self.stop()
+        self.lost.set()
+
+
+def adopt_orphans() -> None:
+    """Make descendants whose parent dies children of this process, so that `stop_ray` finds them (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def stop_ray(*, ask: bool) -> None:
+    """Stop all of Ray's processes: by Ray's own shutdown if `ask`, and after five seconds by force.
+
+    Serve's shutdown is left out: it drains replica by replica for 5 to 50 s, and the server has drained already.
+    """
+    ray = sys.modules.get("ray")
+    if ray is not None and ask:
+        ray.shutdown()
+    kill_at = time.monotonic() + (_STOP_S if ask else 0.0)
+    while left := children():
+        if time.monotonic() > kill_at:
+            kill(left)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        time.sleep(0.02)
+
+
+def kill(pids: list[int]) -> None:
+    """Kill these processes, as far as they live."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def children() -> list[int]:
+    """This process's living children, from Linux's /proc; empty elsewhere."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for path in lists for pid in path.read_text().split()]

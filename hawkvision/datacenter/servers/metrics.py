@@ -1,0 +1,122 @@
+"""The metrics at `GET /metrics`: Prometheus' conventions, prefix `hawkvision_datacenter_`.
+
+`process_*` describe the server's own process. All else comes from the replies, so nothing is gathered from Ray's
+processes. Labels are stages and variants of the catalog, paths that exist and status codes; a caller's text never
+becomes a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+
+from hawkvision.core.metrics import (
+    LATENCY_BUCKETS_S,
+    Instrumented,
+    KeyRequestsCollector,
+    TlsCollector,
+    TlsState,
+    describe_process,
+)
+
+BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
+
+
+class DatacenterMetrics:
+    """The metrics of one server, in a registry of their own."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+
+        def histogram(name: str, text: str, label: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_S) -> Histogram:
+            return Histogram(f"hawkvision_datacenter_{name}", text, (label,), registry=self.registry, buckets=buckets)
+
+        self.requests = Counter(
+            "hawkvision_datacenter_requests",
+            "Requests, by the stage asked for",
+            ("path", "stage", "code"),
+            registry=self.registry,
+        )
+        self.answers = Counter(
+            "hawkvision_datacenter_answers", "Answers, by the stage that gave them", ("stage",), registry=self.registry
+        )
+        self.ensemble_runs = Counter(
+            "hawkvision_datacenter_ensemble_runs",
+            "Images of which this stage was not confident enough, so that another answered",
+            ("stage",),
+            registry=self.registry,
+        )
+        self.incomplete = Counter(
+            "hawkvision_datacenter_incomplete_answers",
+            "Answers of some of a stage's members, given because the others missed the deadline",
+            ("stage",),
+            registry=self.registry,
+        )
+        self.decided = Counter(
+            "hawkvision_datacenter_settled_answers",
+            "Answers given before all of a stage's members had answered, because these could not change the class",
+            ("stage",),
+            registry=self.registry,
+        )
+        self.replicas = Gauge(
+            "hawkvision_datacenter_live_replicas",
+            "Live replicas, by the group of variants that they run; in a cluster 1 or 0",
+            ("group",),
+            registry=self.registry,
+        )
+        self.restarts = Gauge(
+            "hawkvision_datacenter_restarts",
+            "Tier processes that died and were replaced by this tier's launcher within the last ten minutes",
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            "hawkvision_datacenter_requests_in_flight",
+            "Images inside the tier, queued ones included",
+            registry=self.registry,
+        )
+        self.received_bytes = Counter(
+            "hawkvision_datacenter_received_bytes", "Bytes of bodies received over HTTP", registry=self.registry
+        )
+        self.duration = histogram(
+            "request_duration_seconds",
+            "From the request's headers to the answer, with status 200, by the stage asked for",
+            "stage",
+        )
+        self.decode_duration = histogram("decode_duration_seconds", "Decoding an image", "variant")
+        self.queue_duration = histogram("queue_duration_seconds", "Wait for the model", "variant")
+        self.inference_duration = histogram("inference_duration_seconds", "Time in the model", "variant")
+        self.batch_size = histogram("batch_size", "Images inferred together", "variant", BATCH_BUCKETS)
+
+    def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        """Add the requests of each key."""
+        self.registry.register(KeyRequestsCollector("hawkvision_datacenter_key_requests", read))
+
+    def watch(self, part: Instrumented) -> None:
+        """Add the metrics of a part of the tier."""
+        for collector in part.collectors():
+            self.registry.register(collector)
+
+    def watch_tls(self, read: Callable[[], TlsState]) -> None:
+        """Add the state of the server's TLS."""
+        self.registry.register(TlsCollector("hawkvision_datacenter", read))
+
+    def describe(self, task: str, backend: str) -> None:
+        """Add the task and the backend, once they are known."""
+        describe_process(self.registry, "hawkvision_datacenter", "The tier's version, task and backend", task, backend)
+
+    def exposition(self) -> bytes:
+        """The page for Prometheus."""
+        return generate_latest(self.registry)

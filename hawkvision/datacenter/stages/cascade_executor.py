@@ -1,0 +1,137 @@
+"""Runs one stage on an image, or a second one if the first is not confident enough.
+
+    first stage ── score ≥ accept_score ──► its answer
+        └─────── less ──► second stage ──► its answer, whatever its score
+
+Both stages are requested at once, under the same deadline. The second runs only after the first has scored below the
+threshold, in the same replica call if that replica holds the models of both. The second stage requests only the views
+that the first has not evaluated.
+
+A stage ends as soon as its class is *decided*: the lead of the most probable class exceeds what the missing views could
+make up, at most 1 each. The label is then the whole stage's; the probabilities are those of the evaluated views.
+
+A caller that cannot wait for a whole stage can have partial results: the same average over the views evaluated so far,
+an anytime answer (Dean and Boddy, "An Analysis of Time-Dependent Planning", AAAI 1988).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from hawkvision.core.types import Score
+from hawkvision.datacenter.stages.catalog import ServedStage
+from hawkvision.datacenter.stages.ensemble import (
+    AcceptThreshold,
+    EvaluationRequest,
+    StageResult,
+    VariantAnswer,
+    ViewProbabilities,
+    evaluation_requests,
+    stage_result,
+    usable_views,
+    view_count,
+)
+
+Parts: TypeAlias = AsyncGenerator[tuple[VariantAnswer, ...]]
+
+
+class Variants(Protocol):
+    """Access to the variants' replicas."""
+
+    def ask(
+        self, evaluations: Sequence[EvaluationRequest], image: bytes, expires_at: float, *, streaming: bool
+    ) -> Parts:
+        """The variants' answers to an image, one evaluation after the other; closing the generator ends the work.
+
+        A part never belongs to two evaluations, and the two views of a variant may come in separate parts. Answers
+        that are no longer needed may still come.
+
+        Args:
+            evaluations: what to run, in order.
+            image: encoded.
+            expires_at: the deadline, on the clock of `time.time()`.
+            streaming: whether parts come as soon as each is useful.
+
+        Raises:
+            RequestError: for an image that cannot be read.
+            Overloaded, DeadlineMissed, NotReady: as their names say.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SecondStage:
+    """The stage that answers if the first stage's score of this kind is below `accept_score`."""
+
+    stage: ServedStage
+    score: Score
+    accept_score: float
+
+
+OnPartialResult: TypeAlias = Callable[[tuple[StageResult, ...]], None]
+"""Takes the results so far; the last is not decided yet."""
+
+
+async def run_two_stages(
+    variants: Variants,
+    first: ServedStage,
+    second: SecondStage | None,
+    image: bytes,
+    expires_at: float,
+    on_partial: OnPartialResult | None = None,
+) -> tuple[StageResult, ...]:
+    """The results of one stage or two; the last one counts.
+
+    `on_partial` gets the results so far in between.
+
+    Raises:
+        HawkVisionError: as `Variants.ask`. If the second stage fails, so does the request, because the first was not
+            confident enough.
+    """
+    threshold = None if second is None else AcceptThreshold(second.score, second.accept_score)
+    evaluations = evaluation_requests(first, None if second is None else second.stage, threshold)
+    async with aclosing(variants.ask(evaluations, image, expires_at, streaming=on_partial is not None)) as parts:
+        if second is None or threshold is None:
+            return (await _run_stage(parts, first, None, on_partial),)
+        # All views: the first stage's score is compared, and a decided class has no score.
+        result = await _run_stage(parts, first, None, None, all_views=True)
+        if result.reaches(threshold):
+            return (result,)
+        known = usable_views(second.stage, result.members)
+        so_far = stage_result(second.stage, known) if known else _borrowed(second.stage, result)
+        if so_far.decided:
+            return (result, so_far)
+        if on_partial is not None:
+            on_partial((result, so_far))
+        return (result, await _run_stage(parts, second.stage, result, on_partial))
+
+
+async def _run_stage(
+    parts: Parts,
+    stage: ServedStage,
+    before: StageResult | None,
+    on_partial: OnPartialResult | None,
+    *,
+    all_views: bool = False,
+) -> StageResult:
+    """The stage's result from these parts; `all_views` waits for all of them even if the class is decided."""
+    known: dict[str, ViewProbabilities] = {} if before is None else usable_views(stage, before.members)
+    answers: list[VariantAnswer] = []
+    async for part in parts:
+        answers.extend(part)
+        for answer in part:
+            known.setdefault(answer.variant, {})[answer.augmentation] = answer.probabilities
+        result = stage_result(stage, known, answers)
+        if not result.missing or (result.decided and not all_views):
+            return result
+        if on_partial is not None:
+            on_partial((result,) if before is None else (before, result))
+    raise AssertionError(f"{stage.name}: the {len(answers)} answers that came do not decide its class")
+
+
+def _borrowed(stage: ServedStage, other: StageResult) -> StageResult:
+    """Another stage's probabilities, until a member of this stage has answered."""
+    return StageResult(stage, other.probabilities, {}, (), view_count(stage), decided=False)

@@ -1,0 +1,216 @@
+"""The production backend: a variant's ONNX graph in ONNX Runtime, one intra-op thread per inference unless told more.
+
+Throughput on a small machine comes from several worker threads that each run one image, so a session gets one thread
+and runs its graph in sequence. One with several threads is for an image that is alone
+(`inference.adaptive_parallelism`); these help one another (`inference.intra_op_threads`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from hawkvision.core.errors import BackendError
+from hawkvision.core.types import Logits, Pixels
+from hawkvision.inference.backends.devices import processor_of
+from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.inference.backends.intra_op_threads import HelperThreads, can_step_aside, helpers_started
+from hawkvision.models.fingerprints import Execution
+from hawkvision.system.onnx_runtime import ort
+
+Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
+"""An execution provider's name, alone or with its options as ONNX Runtime documents them."""
+
+SPIN_US: Final = 100
+"""How long a helper waits for more work before it sleeps: longer than most layers that it has no part in."""
+
+
+class OnnxRuntimeBackend:
+    """A graph of one input, uint8 (n, height, width, 3), and one output, float32 (n, classes).
+
+    Args:
+        model: the file, or its bytes.
+        providers: in order of preference, e.g. `("TensorrtExecutionProvider", "CPUExecutionProvider")` or
+            `(("CUDAExecutionProvider", {"device_id": 1}),)`.
+        threads: intra-op threads of each inference.
+
+    Raises:
+        BackendError: if the file is missing or no such graph, or a provider is not installed or did not start.
+            There is no silent fallback: a node that was told to use a GPU does not quietly run on the CPU.
+    """
+
+    def __init__(
+        self, model: Path | bytes, providers: Sequence[Provider] = ("CPUExecutionProvider",), threads: int = 1
+    ) -> None:
+        self._where = "model" if isinstance(model, bytes) else str(model)
+        self._session: Any
+        self._session, self._helpers = _open_session(model, self._where, providers, threads)
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        if len(inputs) != 1 or len(outputs) != 1:
+            raise BackendError(f"{self._where}: {len(inputs)} inputs and {len(outputs)} outputs; expected one of each")
+        self._input, self._output = inputs[0].name, outputs[0].name
+        self._shape, self._batch = _input_contract(inputs[0], self._where)
+        self._classes = _output_contract(outputs[0], self._where)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """See `Backend.input_shape`."""
+        return self._shape
+
+    @property
+    def classes(self) -> int:
+        """See `Backend.classes`."""
+        return self._classes
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The execution providers in use, in order of preference."""
+        session = self._session
+        check_open("ONNX Runtime", session is None)
+        return tuple(session.get_providers())
+
+    @property
+    def execution(self) -> Execution:
+        """What runs the network, and in which precision if a provider does not keep to the model file's."""
+        providers = self.providers
+        if providers == (_CPU,):
+            return Execution("onnxruntime", _CPU)
+        options = self._session.get_provider_options()
+        faster = sorted(
+            precision
+            for (provider, option), precision in _PRECISIONS.items()
+            if options.get(provider, {}).get(option, "0").lower() in ("1", "true")
+        )
+        return Execution("onnxruntime", ",".join(providers), ",".join(faster), ort.__version__, processor_of(providers))
+
+    def infer(self, batch: Pixels) -> Logits:
+        """See `Backend.infer`. A graph of fixed batch size 1 is run once per image."""
+        session = self._session  # held here, so that `close` in another thread waits for this run
+        check_open("ONNX Runtime", session is None)
+        check_batch(batch, self._shape)
+        if self._batch is not None and self._batch != len(batch):
+            if self._batch != 1:
+                raise BackendError(f"{self._where}: batches of exactly {self._batch} are taken, got {len(batch)}")
+            return np.concatenate([self._run(session, batch[i : i + 1]) for i in range(len(batch))])
+        return self._run(session, batch)
+
+    def warm_up(self, batch_sizes: Sequence[int] = (1,)) -> None:
+        """Run on black images, so that kernels are chosen and memory is mapped before the first request."""
+        for size in batch_sizes:
+            self.infer(np.zeros((size, *self._shape), np.uint8))
+
+    def close(self) -> None:
+        """See `Backend.close`. Runs that have begun in other threads end well."""
+        self._session = None
+
+    def _run(self, session: Any, batch: Pixels) -> Logits:
+        self._helpers.step_aside()
+        try:
+            (logits,) = session.run([self._output], {self._input: np.ascontiguousarray(batch)})
+        except Exception as error:  # the runtime's own exceptions derive from nothing narrower
+            raise BackendError(f"{self._where}: ONNX Runtime failed: {error}") from error
+        if logits.shape != (len(batch), self._classes):
+            raise BackendError(
+                f"{self._where}: the graph gave logits of shape {logits.shape}; expected {(len(batch), self._classes)}"
+            )
+        result: Logits = logits
+        return result
+
+
+_CPU: Final = "CPUExecutionProvider"
+_PRECISIONS: Final = {
+    ("CUDAExecutionProvider", "use_tf32"): "tf32",
+    ("TensorrtExecutionProvider", "trt_fp16_enable"): "fp16",
+    ("TensorrtExecutionProvider", "trt_bf16_enable"): "bf16",
+    ("TensorrtExecutionProvider", "trt_int8_enable"): "int8",
+}
+"""Options with which a provider computes less exactly than the model file says."""
+
+_loading = threading.Lock()
+"""Two sessions loading at once would double the peak of memory, which on an edge node is the peak of the process."""
+
+
+def _open_session(
+    model: Path | bytes, where: str, providers: Sequence[Provider], threads: int
+) -> tuple[Any, HelperThreads]:
+    wanted = [(p, {}) if isinstance(p, str) else (p[0], dict(p[1])) for p in providers]
+    available = ort.get_available_providers()
+    missing = [name for name, _ in wanted if name not in available]
+    if missing or not wanted:
+        raise BackendError(
+            f"{where}: execution provider {missing[0] if missing else '(none given)'} is not installed; "
+            f"this ONNX Runtime {ort.__version__} has {', '.join(available)}"
+        )
+    if isinstance(model, Path) and not model.is_file():
+        raise BackendError(f"{where}: no such model file; build the cascade first")
+    spins = can_step_aside(threads)
+    try:
+        session, helpers = _load(model, wanted, threads, spins=spins)
+        if spins and not helpers.threads:
+            session, helpers = _load(model, wanted, threads, spins=False)
+    except Exception as error:  # as above
+        raise BackendError(f"{where}: ONNX Runtime cannot load the model: {error}") from error
+    lost = [name for name, _ in wanted if name not in session.get_providers()]
+    if lost:
+        raise BackendError(f"{where}: execution provider {lost[0]} is installed but did not start; see the log")
+    return session, helpers
+
+
+def _load(
+    model: Path | bytes, providers: Sequence[tuple[str, Mapping[str, Any]]], threads: int, *, spins: bool
+) -> tuple[Any, HelperThreads]:
+    with _loading, helpers_started(threads) as helpers:
+        session = ort.InferenceSession(
+            model if isinstance(model, bytes) else str(model),
+            sess_options=_session_options(threads, spins=spins),
+            providers=providers,
+        )
+        session.disable_fallback()
+    return session, helpers
+
+
+def _session_options(threads: int, *, spins: bool) -> Any:
+    # Measured with mobilenet_v2_int8, one thread of a shared Xeon, median of 60 runs (RSS of the whole process):
+    #   all optimisations       3.05 ms, 27 ms to load, 67 MiB    (fp32: 6.80 ms, 49 ms, 95 MiB)
+    #   "extended" / "basic"    4.00 / 15.2 ms, loading no faster: basic leaves the QDQ pairs unfused
+    #   without prepacking      6.19 ms, 23 ms to load, 69 MiB
+    #   without arena, pattern  3.07 ms, 25 ms to load, 68 MiB    (fp32 without arena: 6.84 ms, 100 MiB)
+    # So memory settings stay at their defaults, which gain nothing here but cost nothing either.
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3  # errors: what is wrong is raised, and warnings are for those who build graphs
+    # A spinning thread takes the core from the next request's decoding, so none does between inferences (which is how
+    # older versions of ONNX Runtime, which know no duration, understand it) or where it may be on its caller's core.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    return options
+
+
+def _input_contract(value: Any, where: str) -> tuple[tuple[int, int, int], int | None]:
+    """(height, width, 3) and the batch size, None where it is free."""
+    shape = value.shape
+    fixed = len(shape) == 4 and all(isinstance(size, int) and size > 0 for size in shape[1:])
+    if value.type != "tensor(uint8)" or not fixed or shape[3] != 3:
+        raise BackendError(
+            f"{where}: input {value.name!r} is {value.type} of shape {shape}; "
+            "expected tensor(uint8) of (n, height, width, 3)"
+        )
+    return (shape[1], shape[2], 3), shape[0] if isinstance(shape[0], int) else None
+
+
+def _output_contract(value: Any, where: str) -> int:
+    shape = value.shape
+    if value.type != "tensor(float)" or len(shape) != 2 or not isinstance(shape[1], int):
+        raise BackendError(
+            f"{where}: output {value.name!r} is {value.type} of shape {shape}; expected tensor(float) of (n, classes)"
+        )
+    return int(shape[1])

@@ -1,0 +1,202 @@
+"""The kernel as a shared library: compiled for this machine once, by whatever C++ compiler the system has.
+
+It lies beside its source if `python -m hawkvision.native` put it there, as when an image is built, else in
+`<cache>/int8` (`hawkvision.system.native_build` says under which name). A process asks once: where the kernel cannot be
+had, it is not asked for again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from hawkvision.core.errors import BackendError, CompileError, HawkVisionError
+from hawkvision.models.manifest import cache_dir
+from hawkvision.system.native_build import LibraryRecipe, find_kept, make_library, open_library
+
+log = logging.getLogger("hawkvision.inference")
+
+FOLDER: Final = Path(__file__).parent
+SOURCES: Final = ("network.cpp", "amx.h", "bicubic.h", "layers.h", "program.h", "ranking.h")
+NEEDS: Final = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
+"""Of the processor, as compilers call it."""
+TILES: Final = ("amx_tile", "amx_int8")
+"""What more it has where convolutions are computed by tiles, as Linux calls it."""
+FLAGS: Final = (
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=off",  # a product that is rounded before it is added must stay so
+    *(f"-m{feature}" for feature in NEEDS),
+    "-fPIC",
+    "-shared",
+    "-pthread",
+)
+WITHOUT_TILES: Final = "-DWITHOUT_TILES"
+"""For assemblers that do not know AMX: binutils before 2.36."""
+KEPT: Final = 4
+"""Libraries in the cache: this version's, and those of others that run beside it."""
+
+
+def unsupported_reason() -> str | None:
+    """What this machine's processor lacks; None if nothing."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"its processor is {platform.machine() or 'unknown'}, not x86-64"
+    has = set(cpuinfo("flags").split())
+    if not has:
+        return "what its processor can do is not told in /proc/cpuinfo"
+    lacks = [feature for feature in NEEDS if feature.replace("vnni", "_vnni") not in has]
+    return f"its processor has no {', '.join(lacks)}" if lacks else None
+
+
+@functools.cache
+def has_tiles() -> bool:
+    """Whether processor and system have tiles for this process (Intel AMX).
+
+    Raises:
+        BackendError: as `library`.
+    """
+    if not set(TILES) <= set(cpuinfo("flags").split()):
+        return False
+    refused = library().network_tiles()
+    if refused:
+        log.info("int8: the processor has tiles, which cannot be used: %s", os.strerror(refused))
+    return not refused
+
+
+def cpuinfo(field: str) -> str:
+    """What Linux tells of the first processor, such as its `flags` or `model name`; empty where it does not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "")
+
+
+RECIPE: Final = LibraryRecipe(
+    name="kernel",
+    language="C++",
+    source=FOLDER / SOURCES[0],
+    included=tuple(FOLDER / name for name in SOURCES[1:]),
+    flags=FLAGS,
+    instead=(WITHOUT_TILES,),
+)
+
+
+def packaged() -> Path | None:
+    """The sound kernel that a package or an image brings; None if it brings none.
+
+    Raises:
+        BackendError: if another user may have written it.
+    """
+    return find_kept(RECIPE, FOLDER, by_anyone=True)
+
+
+def library() -> ctypes.CDLL:
+    """The library, compiled if it has not been.
+
+    Raises:
+        BackendError: if the processor cannot run it, there is no compiler that can make it, or nowhere to put it; or if
+            another user may have written what is there. The first time the log says so; the process does not try again.
+    """
+    loaded = _library()
+    if isinstance(loaded, BackendError):
+        raise loaded
+    return loaded
+
+
+_opening: Final = threading.Lock()
+
+
+def _library() -> ctypes.CDLL | BackendError:
+    with _opening:
+        return _opened()
+
+
+@functools.cache
+def _opened() -> ctypes.CDLL | BackendError:
+    lacking = unsupported_reason()
+    if lacking:
+        return BackendError(f"int8: this machine cannot: {lacking}")
+    try:
+        loaded = _loaded()
+    except HawkVisionError as error:
+        log.warning("int8: the kernels cannot be used: %s", error.message)
+        return BackendError(f"int8: {error.message}")
+    except OSError as error:  # a folder that may not even be looked into
+        log.warning("int8: the kernels cannot be used: %s", error)
+        return BackendError(f"int8: the kernel cannot be loaded: {error}")
+    loaded.network_open.restype = ctypes.c_void_p
+    loaded.network_open.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+    loaded.network_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
+    loaded.network_helper.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+    loaded.network_expect.restype = None
+    loaded.network_expect.argtypes = [ctypes.c_void_p]
+    loaded.network_close.restype = None
+    loaded.network_close.argtypes = [ctypes.c_void_p]
+    loaded.most_probable.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_float, ctypes.c_double, ctypes.c_int32),
+        *(ctypes.c_void_p, ctypes.c_void_p),
+    ]
+    return loaded
+
+
+def _loaded() -> ctypes.CDLL:
+    beside = packaged()
+    if beside is not None:
+        with suppress(OSError):  # one that was made on another system
+            return ctypes.CDLL(str(beside))
+    return open_library(RECIPE, cache_dir() / "int8", make_room=make_room)
+
+
+def digest(loaded: ctypes.CDLL) -> str:
+    """Tells the library from others, by its code.
+
+    Raises:
+        BackendError: if its file is gone.
+    """
+    try:
+        return hashlib.sha256(Path(loaded._name).read_bytes()).hexdigest()
+    except OSError as error:
+        raise BackendError(f"int8: {loaded._name}: {error.strerror}") from None
+
+
+def unavailable_reason() -> str | None:
+    """Why this machine cannot run the kernels, which are compiled if they have not been; None if it can."""
+    try:
+        library()
+    except BackendError as error:
+        return error.message
+    return None
+
+
+def build(folder: Path) -> Path:
+    """Compile the library into that folder, in which it is whole or not there.
+
+    Raises:
+        BackendError: saying why it cannot be.
+    """
+    try:
+        return make_library(RECIPE, folder)
+    except CompileError as error:
+        raise BackendError(f"int8: {error.message}") from None
+
+
+def make_room(folder: Path) -> None:
+    """Leave a place for one more library among those that are kept."""
+    tidy(folder, "kernel-*.so", KEPT - 1)
+
+
+def tidy(folder: Path, pattern: str, kept: int) -> None:
+    """Remove all but the newest files of that name. Another process that has one loaded keeps it in its memory."""
+    with suppress(OSError):
+        found = sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime, reverse=True)
+        for file in found[kept:]:
+            file.unlink(missing_ok=True)

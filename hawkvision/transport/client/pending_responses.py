@@ -1,0 +1,88 @@
+"""The images that wait for their response on a client's connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hawkvision.core.errors import HawkVisionError
+from hawkvision.transport.client.sender import Sender
+from hawkvision.transport.protocol.status import Status
+
+log = logging.getLogger("hawkvision.transport")
+
+
+def ignore_interim(_: bytes) -> None:
+    """Does nothing with an interim response."""
+
+
+class ConnectionLost(HawkVisionError):
+    """The connection ended; the message says why. The caller may connect again."""
+
+    code = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    future: asyncio.Future[tuple[Status, bytes]]
+    on_interim: Callable[[bytes], None]
+
+
+class PendingResponses:
+    """The pending responses; the sender bounds their number."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, _Pending] = {}
+        self._fewer = asyncio.Event()
+
+    def add(self, number: int, on_interim: Callable[[bytes], None]) -> asyncio.Future[tuple[Status, bytes]]:
+        """The future response to an image; `on_interim` takes what comes before it."""
+        future: asyncio.Future[tuple[Status, bytes]] = asyncio.get_running_loop().create_future()
+        self._pending[number] = _Pending(future, on_interim)
+        return future
+
+    def remove(self, number: int) -> bool:
+        """Drop a pending response; whether it was still pending."""
+        self._fewer.set()
+        return self._pending.pop(number, None) is not None
+
+    async def wait_for_one(self) -> None:
+        """Return when a pending response has ended."""
+        self._fewer.clear()
+        await self._fewer.wait()
+
+    async def all_ended(self) -> None:
+        """Return when none is pending."""
+        while self._pending:
+            await self.wait_for_one()
+
+    def deliver(self, sender: Sender) -> None:
+        """Deliver the responses that a sender has received."""
+        while sender.interims:
+            interim = sender.interims.popleft()
+            pending = self._pending.get(interim.image)
+            if pending is not None:
+                try:
+                    pending.on_interim(interim.body)
+                except Exception:  # it must not hold up the next image's response
+                    log.exception("an interim response could not be handled")
+        while sender.answered:
+            answer = sender.answered.popleft()
+            pending = self._pending.pop(answer.image, None)
+            if pending is not None and not pending.future.done():
+                try:
+                    pending.future.set_result((Status(answer.status), answer.body))
+                except ValueError:
+                    pending.future.set_exception(ConnectionLost(f"answer status {answer.status} is not known"))
+            self._fewer.set()
+
+    def fail(self, why: str) -> None:
+        """Fail all pending responses, because the connection has ended."""
+        for pending in self._pending.values():
+            if not pending.future.done():
+                pending.future.set_exception(ConnectionLost(why))
+                pending.future.exception()  # taken, in case that nobody waits
+        self._pending.clear()
+        self._fewer.set()

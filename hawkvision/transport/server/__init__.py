@@ -1,0 +1,1 @@
+"""The receiving end: images in, responses out."""

@@ -1,0 +1,246 @@
+"""QUIC at the server's port: which datagrams are its affair, and what a client must say before it has a session.
+
+datagram ─► Demultiplexer ─┬─ sealed ─► its `Session`, if there is one
+└─ QUIC ──► ServerProtocol ── Hello ─► version, key, room ─► a `Session`
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any, Final, Protocol
+
+from aioquic.asyncio.server import QuicServer
+from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # its stub does not re-export it
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataReceived
+from aioquic.quic.packet import QuicPacketType, pull_quic_header
+
+from hawkvision.servers.keys import INFER, Caller, Keys
+from hawkvision.transport.endpoint.quic import ControlProtocol
+from hawkvision.transport.protocol.control import (
+    MAX_HELLO,
+    MAX_MESSAGE,
+    SENT_KEY_VERSION,
+    VERSION,
+    CloseCode,
+    Hello,
+    Message,
+    Tables,
+    Template,
+    Welcome,
+)
+from hawkvision.transport.protocol.exporter import KEY_PROOF
+from hawkvision.transport.protocol.handshake_limits import HandshakeLimits, network_of
+from hawkvision.transport.protocol.packet_protection import is_sealed, peek
+from hawkvision.transport.protocol.wire import Drop, WireError
+from hawkvision.transport.server.session import Session
+
+HELLO_TIMEOUT_S: Final = 5.0
+SMALLEST_INITIAL: Final = 1200
+"""Bytes of a datagram that begins a connection (RFC 9000 §14.1)."""
+SHORTEST_QUIC: Final = 21
+"""Bytes of a packet (RFC 9000 §10.3, RFC 9001 §5.4.2)."""
+REASONS: Final = {
+    CloseCode.PROTOCOL: "protocol",
+    CloseCode.UNAUTHORIZED: "unauthorized",
+    CloseCode.VERSION: "version",
+    CloseCode.TOO_MANY: "too_many",
+}
+"""What metrics call the refusal of a caller."""
+LONG_HEADER: Final = 0x80
+FIXED_BIT: Final = 0x40
+MAX_SESSIONS: Final = 1024
+
+
+class HandshakeHost(Protocol):
+    """What these need of the server they belong to."""
+
+    keys: Keys
+    accept_sent_keys: bool
+    useful_side: int
+    sessions: dict[int, Session]
+    received_bytes: int
+    drops: Counter[Drop]
+    refused_callers: dict[str, int]
+
+    def open(self, protocol: ServerProtocol, caller: Caller) -> Session | None:
+        """A session for a client that said hello; None if there are too many."""
+
+    def forget(self, session: Session) -> None:
+        """The client is gone."""
+
+    def is_full(self, network: str) -> bool:
+        """Whether nobody else from there may connect before others have said hello."""
+
+
+class ServerProtocol(ControlProtocol):
+    """The QUIC connection of one client: hello, templates, and answers that datagrams could not deliver."""
+
+    def __init__(self, quic: QuicConnection, server: HandshakeHost, network: str) -> None:
+        super().__init__(quic)
+        self._reader.most = MAX_HELLO
+        self._server = server
+        self.network = network
+        """Where it comes from, see `network_of`."""
+        self.session: Session | None = None
+        self.half_open = True
+        self._refused = False
+        self._hello = asyncio.get_running_loop().call_later(
+            HELLO_TIMEOUT_S, self._refuse, CloseCode.PROTOCOL, "no hello came"
+        )
+
+    def quic_event_received(self, event: QuicEvent) -> None:
+        """Only the control stream and the end are of interest."""
+        match event:
+            case StreamDataReceived(data=data, stream_id=0):
+                try:
+                    for message in self._reader.feed(data):
+                        if self._refused:  # a second key in the same breath is no second try
+                            return
+                        self._take(message)
+                except WireError as error:
+                    self._refuse(CloseCode.PROTOCOL, str(error)[:200])
+            case ConnectionTerminated():
+                self._ended()
+
+    def datagram_received(self, data: bytes | str, addr: Any) -> None:
+        """A client that says goodbye takes its session along; QUIC itself listens for three timeouts more."""
+        super().datagram_received(data, addr)
+        if self._quic._close_event is not None:  # aioquic tells of it at the end of those
+            self._ended()
+
+    def _ended(self) -> None:
+        self._hello.cancel()
+        if self.session is not None:
+            self._server.forget(self.session)
+            self.session = None
+
+    def _refuse(self, code: int, why: str) -> None:
+        self._refused = True
+        if self.session is None:
+            self._server.refused_callers[REASONS[code]] += 1
+        self.close(code, why)
+
+    def _take(self, message: Message) -> None:
+        match message, self.session:
+            case Hello() as hello, None:
+                self._welcome(hello)
+            case Template(number, request), Session() as session:
+                session.receiver.register_template(number, request)
+                session.schedule_flush()
+            case Tables(number, header), Session() as session:
+                session.receiver.register_tables(number, header)
+                session.schedule_flush()
+            case _:
+                raise WireError(f"a {type(message).__name__} message is out of place here")
+
+    def _welcome(self, hello: Hello) -> None:
+        keys = self._server.keys
+        if hello.version == VERSION:
+            caller = keys.by_proof(hello.proof or b"", self.exporter.export(KEY_PROOF))
+        elif hello.version == SENT_KEY_VERSION and (self._server.accept_sent_keys or not keys.required):
+            caller = keys.identify(None if hello.api_key is None else hello.api_key.encode())
+        else:
+            self._refuse(CloseCode.VERSION, _version_refusal(hello.version))
+            return
+        if caller is None:
+            keys.refused()  # counted
+            self._refuse(CloseCode.UNAUTHORIZED, "missing or wrong API key")
+            return
+        if not caller.scopes & INFER:
+            self._refuse(CloseCode.UNAUTHORIZED, f"the API key {caller.name!r} lacks the scope 'infer'")
+            return
+        session = self._server.open(self, caller)
+        if session is None:
+            self._refuse(CloseCode.TOO_MANY, f"{MAX_SESSIONS} sessions are open")
+            return
+        self._hello.cancel()
+        self._reader.most = MAX_MESSAGE
+        self.session = session
+        client, server = session.secrets
+        self.send_message(
+            Welcome(session.number, client.key + client.iv, server.key + server.iv, self._server.useful_side)
+        )
+
+
+def _version_refusal(version: int) -> str:
+    if version != SENT_KEY_VERSION:
+        return f"this end speaks version {VERSION}, not {version}"
+    return (
+        f"version {version} sends the API key itself to whoever answers; expected version {VERSION}: "
+        "the client needs an update, or this end datagram_accept_sent_keys meanwhile"
+    )
+
+
+class Demultiplexer(QuicServer):
+    """Gives sealed datagrams to their sessions and all others to QUIC."""
+
+    server: HandshakeHost
+    network = ""
+    """Where the datagram comes from that is being taken in."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._handshakes = HandshakeLimits(self._loop.time())
+
+    def datagram_received(self, data: bytes | str, addr: Any) -> None:
+        """Route one datagram; what cannot be is dropped and counted, for its sender may be forged."""
+        assert isinstance(data, bytes)
+        self.server.received_bytes += len(data)
+        if not is_sealed(data):
+            drop = self._stranger(data, addr)
+            if drop is None:
+                super().datagram_received(data, addr)
+            else:
+                self.server.drops[drop] += 1
+            return
+        try:
+            header = peek(data)
+        except WireError:
+            self.server.drops[Drop.MALFORMED] += 1
+            return
+        session = self.server.sessions.get(header.session)
+        if session is None:
+            self.server.drops[Drop.NO_SESSION] += 1
+        else:
+            session.datagram(header, data, addr)
+
+    def _stranger(self, data: bytes, addr: Any) -> Drop | None:
+        """Why QUIC is not given a datagram; None for those of its connections, and of whoever may begin one."""
+        if len(data) < SHORTEST_QUIC or not data[0] & FIXED_BIT:
+            return Drop.MALFORMED
+        long = bool(data[0] & LONG_HEADER)
+        # Long headers carry connection ids with their length; short ones have ours, which are of one length.
+        length = data[5] if long else self._configuration.connection_id_length
+        begin = 6 if long else 1
+        if data[begin : begin + length] in self._protocols:
+            return None
+        if not long:
+            return Drop.NO_CONNECTION
+        try:
+            header = pull_quic_header(Buffer(data=data))
+        except ValueError:  # a buffer that ends too soon is one as well
+            return Drop.MALFORMED
+        if not header.version:  # an answer to a version of ours that was none; we ask nothing
+            return Drop.MALFORMED
+        known = header.version in self._configuration.supported_versions
+        if known and header.packet_type != QuicPacketType.INITIAL:
+            return Drop.NO_CONNECTION
+        if len(data) < SMALLEST_INITIAL:  # no answer may be larger than what asks for it (RFC 9000 §14.1, §6.1)
+            return Drop.MALFORMED
+        now = self._loop.time()
+        if known and header.token:
+            assert self._retry is not None, "tokens are what was asked for"
+            try:
+                self._retry.validate_token(
+                    address=addr, destination_cid=header.destination_cid, token=header.token, now=now
+                )
+            except ValueError:
+                self.server.drops[Drop.BAD_TOKEN] += 1  # which QUIC says to him, lest he wait
+                return None if self._handshakes.may_retry(now) else Drop.CROWDED
+            self.network = network_of(addr[0])
+            may = not self.server.is_full(self.network) and self._handshakes.may_begin(self.network, now)
+        else:
+            may = self._handshakes.may_retry(now)
+        return None if may else Drop.CROWDED

@@ -1,0 +1,252 @@
+"""Settings: where they come from, which wins, and how mistakes are named."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.settings.access import is_loopback
+from hawkvision.core.settings.arguments import DC_UP, EDGE_UP, parse_arguments
+from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
+from hawkvision.core.settings.descriptions import settings_of, topics_of
+from hawkvision.core.settings.load import RENAMED, load_config, structs_of
+from hawkvision.core.settings.service_links import without_service_links
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "hawkvision.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_listen_on_loopback_only() -> None:
+    assert load_config(EdgeConfig, environ={}).host == "127.0.0.1"
+    assert load_config(DatacenterConfig, environ={}).host == "127.0.0.1"
+
+
+def test_file_then_environment_then_command_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "[edge]\nport = 1\nworkers = 1\nmax_queue = 1\n[dc]\nport = 9\n")
+    config = load_config(
+        EdgeConfig,
+        path,
+        overrides={"port": 3, "task": None},
+        environ={"HAWKVISION_EDGE_PORT": "2", "HAWKVISION_EDGE_WORKERS": "2", "HAWKVISION_DC_PORT": "7"},
+    )
+    assert (config.port, config.workers, config.max_queue, config.task) == (3, 2, 1, "imagenet")
+
+
+def test_lists_are_comma_separated_outside_files() -> None:
+    config = load_config(
+        EdgeConfig, environ={"HAWKVISION_EDGE_ONNX_PROVIDERS": "CUDAExecutionProvider,CPUExecutionProvider"}
+    )
+    assert config.onnx_providers == ("CUDAExecutionProvider", "CPUExecutionProvider")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[edge]\nprot = 1\n", r"hawkvision.toml: \[edge\].*unknown field `prot`"),
+        ("[edge]\nport = 99999\n", r"\$.port"),
+        ('[edge]\nbackend = "tensorflow"\n', "tensorflow"),
+        ("[egde]\nport = 1\n", r"unknown section \[egde\]; expected one of \['dc', 'edge'\]"),
+        ("edge = 3\n", "must be a table"),
+        ("[edge\n", "hawkvision.toml"),
+    ],
+)
+def test_mistakes_in_files_are_named(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(EdgeConfig, write(tmp_path, text), environ={})
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: no such configuration file"):
+        load_config(EdgeConfig, tmp_path / "none.toml", environ={})
+
+
+def test_unknown_variables_are_mistakes_too() -> None:
+    with pytest.raises(ConfigError, match=r"environment HAWKVISION_EDGE_\*.*prot"):
+        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PROT": "1"})
+
+
+@pytest.mark.parametrize(("written", "read"), [("A, B", ("A", "B")), (" A ,B ", ("A", "B")), ("A", ("A",))])
+def test_blanks_around_the_words_of_a_list_mean_nothing(written: str, read: tuple[str, ...]) -> None:
+    assert load_config(EdgeConfig, environ={"HAWKVISION_EDGE_ONNX_PROVIDERS": written}).onnx_providers == read
+    assert parse_arguments(EdgeConfig, "hawkvision edge up", "", ["--onnx-providers", written]).onnx_providers == read
+
+
+def test_empty_list_is_the_default_of_variants_and_an_empty_word_is_a_mistake() -> None:
+    assert load_config(DatacenterConfig, environ={"HAWKVISION_DC_VARIANTS": ""}).variants == ()
+    with pytest.raises(ConfigError, match=r"length >= 1.*\$\.variants\[1\]"):
+        load_config(DatacenterConfig, environ={"HAWKVISION_DC_VARIANTS": "committee,"})
+
+
+def test_paths_begin_at_home_where_they_say_so(tmp_path: Path) -> None:
+    config = load_config(EdgeConfig, write(tmp_path, '[edge]\ncache_dir = "~/models"\n'), environ={})
+    assert config.cache_dir == Path.home() / "models"
+    with pytest.raises(ConfigError, match=r"~nobody-of-that-name/x.*\$\.profile"):
+        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PROFILE": "~nobody-of-that-name/x"})
+
+
+@pytest.mark.parametrize(
+    "key", ["cache_dir", "models_dir", "profile", "variant", "datacenter_url", "datacenter_api_key"]
+)
+def test_a_setting_left_empty_in_a_template_is_a_mistake_not_a_value(key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{key.upper()}": ""})
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8090", "localhost", "http://[::1", "http://h:99999", "http://h:0", "http://", "ftp://h", "http://a b",
+     "http://h/path", "http://h?x=1", "http://h#f", "http://h:port", "http://me:secret@h", "http://h\n"],
+)  # fmt: skip
+def test_datacenter_url_that_can_never_work_is_refused_at_the_start(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"edge\.datacenter_url: expected http://HOST"):
+        load_config(EdgeConfig, overrides={"datacenter_url": url}, environ={})
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8090", "https://dc.example/", "http://[::1]:80", "HTTP://h"])
+def test_datacenter_url_that_can_work_is_taken(url: str) -> None:
+    assert load_config(EdgeConfig, overrides={"datacenter_url": url}, environ={}).datacenter_url == url
+
+
+@pytest.mark.parametrize("key", ["grpc_port", "profile"])
+def test_settings_that_nothing_reads_are_unknown(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown field `{key}`"):
+        load_config(DatacenterConfig, environ={f"HAWKVISION_DC_{key.upper()}": "1"})
+
+
+@pytest.mark.parametrize("kind", [EdgeConfig, DatacenterConfig])
+def test_nothing_listens_beyond_loopback_without_a_key(kind: type) -> None:
+    with pytest.raises(ConfigError, match="api_key must be set"):
+        load_config(kind, overrides={"host": "0.0.0.0"}, environ={})
+    keyed = {"host": "0.0.0.0", "api_key": "a-secret-of-ours"}
+    with pytest.raises(ConfigError, match=r"tls_certificate and .*tls_key, or .*allow_plain_http = true"):
+        load_config(kind, overrides=keyed, environ={})
+    assert load_config(kind, overrides=keyed | {"allow_plain_http": True}, environ={}).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
+     ("edge.example", False)],
+)  # fmt: skip
+def test_loopback_is_recognised(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+def test_every_setting_is_an_option(tmp_path: Path) -> None:
+    words = ["--port", "0", "--onnx-providers", "A,B", "--config", str(write(tmp_path, "[edge]\nworkers = 3\n"))]
+    config = parse_arguments(EdgeConfig, "hawkvision edge up", "Start.", words)
+    assert (config.port, config.onnx_providers, config.workers) == (0, ("A", "B"), 3)
+
+
+@pytest.mark.parametrize(
+    ("key", "written"), [("audit_share", "0.3"), ("audit_share", "-0.1"), ("max_streams", "0"), ("state_file", "")]
+)
+def test_settings_of_online_control_have_bounds(key: str, written: str) -> None:
+    with pytest.raises(ConfigError, match=rf"\$\.{key}"):
+        load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{key.upper()}": written})
+
+
+def test_audits_can_be_turned_off_and_state_kept(tmp_path: Path) -> None:
+    words = ["--audit-share", "0", "--state-file", str(tmp_path / "state"), "--certificates", "site.json"]
+    config = parse_arguments(EdgeConfig, "hawkvision edge up", "", words)
+    assert (config.audit_share, config.state_file, config.certificates) == (0.0, tmp_path / "state", Path("site.json"))
+
+
+def test_a_transport_to_nowhere_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"edge\.datacenter_transport = 'auto': missing edge\.datacenter_url"):
+        load_config(EdgeConfig, overrides={"datacenter_transport": "auto"}, environ={})
+
+
+def test_transports_are_tcp_datagram_or_auto() -> None:
+    there = {"datacenter_url": "http://127.0.0.1:8090"}
+    for transport in ("tcp", "datagram", "auto"):
+        config = load_config(EdgeConfig, overrides={**there, "datacenter_transport": transport}, environ={})
+        assert config.datacenter_transport == transport
+    with pytest.raises(ConfigError, match=r"\$\.datacenter_transport"):
+        load_config(EdgeConfig, overrides={**there, "datacenter_transport": "pigeon"}, environ={})
+
+
+KUBERNETES = {
+    "HAWKVISION_EDGE_PORT": "tcp://10.43.7.8:80",
+    "HAWKVISION_EDGE_SERVICE_HOST": "10.43.7.8",
+    "HAWKVISION_EDGE_SERVICE_PORT": "80",
+    "HAWKVISION_EDGE_SERVICE_PORT_HTTP": "80",
+    "HAWKVISION_EDGE_PORT_80_TCP": "tcp://10.43.7.8:80",
+    "HAWKVISION_EDGE_PORT_80_TCP_PROTO": "tcp",
+    "HAWKVISION_EDGE_PORT_80_TCP_PORT": "80",
+    "HAWKVISION_EDGE_PORT_80_TCP_ADDR": "10.43.7.8",
+    "HAWKVISION_EDGE_DATAGRAM_PORT": "udp://[fd00::7]:8081",  # of a service called hawkvision-edge-lossy
+    "HAWKVISION_EDGE_DATAGRAM_SERVICE_HOST": "fd00::7",
+    "HAWKVISION_EDGE_DATAGRAM_PORT_8081_UDP_ADDR": "fd00::7",
+}
+
+
+def test_what_kubernetes_sets_for_a_service_is_passed_over_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(EdgeConfig, environ={**KUBERNETES, "HAWKVISION_EDGE_MAX_QUEUE": "7"})
+    assert config == EdgeConfig(max_queue=7)
+    assert f"{', '.join(sorted(KUBERNETES))}: passed over, Kubernetes sets them for a service" in caplog.text
+
+
+def test_what_only_looks_like_a_service_is_a_setting_still() -> None:
+    assert load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PORT": "81"}).port == 81
+    with pytest.raises(ConfigError, match=r"\$\.port"):
+        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PORT": "tcp"})
+    with pytest.raises(ConfigError, match="service"):
+        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_SERVICE": "1"})
+
+
+@pytest.mark.parametrize("kind", [EdgeConfig, DatacenterConfig])
+def test_no_setting_has_a_name_that_kubernetes_uses(kind: type) -> None:
+    named = {f"P_{field.name.upper()}": "1" for field in msgspec.structs.fields(kind)}
+    assert without_service_links(named, "P_")[1] == []
+
+
+def test_a_setting_of_another_release_is_refused_by_what_took_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"give_up_below is not a setting any more; use min_on_time_prob"):
+        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_GIVE_UP_BELOW": "0.25"})
+    with pytest.raises(ConfigError, match=r"--give-up-below is not an option any more; use --min-on-time-prob"):
+        parse_arguments(EdgeConfig, "edge", "a node", ["--give-up-below", "0.25"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--allow-plain-http"], True),
+        (["--allow-plain-http", "--port", "0"], True),
+        (["--allow-plain-http", "false"], False),
+        (["--allow-plain-http=true"], True),
+    ],
+)
+def test_a_switch_may_be_given_without_a_value(words: list[str], expected: bool) -> None:
+    assert parse_arguments(EdgeConfig, "hawkvision edge up", "", words).allow_plain_http is expected
+
+
+@pytest.mark.parametrize(("kind", "command"), [(EdgeConfig, EDGE_UP), (DatacenterConfig, DC_UP)])
+def test_help_names_every_setting_under_its_topic(
+    kind: type, command: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(kind, *command, ["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    for topic, settings in topics_of(settings_of(*structs_of(kind))).items():
+        assert f"─ {topic} ─" in said
+        assert all(f"{setting.option} " in said for setting in settings)
+
+
+def test_an_unknown_option_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(EdgeConfig, *EDGE_UP, ["--prot", "1"])
+    assert ended.value.code == 2
+    assert "No such option: --prot" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_settings_of_releases_before_name_their_successors(old: str, new: str) -> None:
+    with pytest.raises(ConfigError, match=f"{old} is not a setting any more; use {new}"):
+        load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{old.upper()}": "1"})

@@ -1,0 +1,114 @@
+"""`hawkvision dc deploy` as an operator meets it: the real command line against a real Ray cluster of one node."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hawkvision.core.escalation_api import EscalationReply, StageList
+from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, free_port, image, marked_processes
+from tests.hawkvision.datacenter.servers.test_service import ask
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray of its own temporary directory; `environment` holds its key and the mark of its processes."""
+
+    address: str
+    environment: Mapping[str, str]
+
+
+def deploy(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hawkvision.cli", "dc", "deploy", "--backend", "noop", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def cluster(models: Path) -> Iterator[Cluster]:
+    """`ray start --head --block`, bounded and keyed. Ray turns a loopback node address into the machine's own."""
+    mark, port = uuid.uuid4().hex, free_port()
+    environment = {
+        **os.environ,
+        MARK: mark,
+        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "HAWKVISION_DC_MODELS_DIR": str(models),
+        "HAWKVISION_DC_TASK": "shapes",
+        "HAWKVISION_DC_API_KEY": KEY,
+    }
+    bounds = ["--num-cpus=2", "--object-store-memory=83886080", "--include-dashboard=false"]
+    ports = [f"--port={port}", f"--ray-client-server-port={free_port()}", "--dashboard-agent-listen-port=0"]
+    # A short directory of its own: the paths of Ray's sockets may have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="hawkvision", ignore_cleanup_errors=True) as folder:
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--temp-dir={folder}"]
+        head = subprocess.Popen(
+            [*command, *bounds, *ports], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert head.stdout is not None
+        try:
+            assert any(b"Ray runtime started" in line for line in head.stdout)
+            yield Cluster(f"127.0.0.1:{port}", environment)
+        finally:
+            head.send_signal(signal.SIGTERM)
+            head.communicate(timeout=60)
+        until_none(mark)
+
+
+def until_none(mark: str) -> None:
+    ends = time.monotonic() + 60.0
+    while (left := marked_processes(mark)) and time.monotonic() < ends:
+        selectors.DefaultSelector().select(0.05)
+    assert left == []
+
+
+@pytest.mark.slow
+def test_the_deployed_application_answers_and_an_update_replaces_it(cluster: Cluster) -> None:
+    port = str(free_port())
+    service = f"http://127.0.0.1:{port}"
+    for stages in ("medium", "medium,committee"):
+        done = deploy(cluster.environment, "--address", cluster.address, "--port", port, "--variants", stages)
+        assert done.returncode == 0, done.stderr
+        assert ask(service, path="/readyz", Authorization="").status == 200
+        listed = msgspec.json.decode(ask(service, path="/v1/stages").body, type=StageList)
+        answer = msgspec.json.decode(ask(service, image()).body, type=EscalationReply)
+        assert [stage.name for stage in listed.stages] == stages.split(",")
+        assert answer.model == listed.best
+        assert ask(service, path="/v1/stages", Authorization="").status == 401
+
+
+@pytest.mark.slow
+def test_a_wrong_cluster_key_is_explained_in_one_line(cluster: Cluster) -> None:
+    environment = {**cluster.environment, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    done = deploy(environment, "--address", cluster.address, "--port", str(free_port()))
+    assert done.returncode == 1
+    assert explanation(done).startswith("error: dc.address: ")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "somewhere", "local"])
+def test_an_address_without_a_cluster_is_explained_in_one_line(models: Path, address: str) -> None:
+    environment = {**os.environ, "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASK": "shapes"}
+    done = deploy(environment, "--address", address.format(port=free_port()))
+    assert done.returncode == 1
+    assert explanation(done).startswith("error: dc.address")
+
+
+def explanation(done: subprocess.CompletedProcess[str]) -> str:
+    """What the command itself said, Ray's own log lines (`[2026-…`) left out; exactly one line."""
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("[20")]
+    return line

@@ -1,0 +1,282 @@
+"""The datacenter tier as its callers meet it: one real process, Ray and all, on the no-op backend."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, StageList, Transports
+from hawkvision.core.trace import start_trace
+from hawkvision.transport.client.connection import ClientConnection
+from hawkvision.transport.coding.image_coding import opaque
+from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.protocol.frames import fragment_room
+from hawkvision.transport.protocol.status import Status
+from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, image, marked_processes
+
+pytestmark = pytest.mark.slow
+INTERMEDIATE = {"variant": "medium", "accept_score": "1", "score": "top1", "otherwise": "committee"}
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(service: Running | str, body: bytes | None = None, path: str = "/v1/infer", **headers: str) -> Reply:
+    """One request on a connection of its own; `variant="x"` is the header X-HawkVision-Variant."""
+    short = {"variant", "task", "deadline_ms", "top_k", "accept_score", "score", "otherwise", "progressive"}
+    named = {(f"X-HawkVision-{k}" if k in short else k).replace("_", "-"): v for k, v in headers.items()}
+    url = service if isinstance(service, str) else service.url
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    try:
+        sent = {"Authorization": f"Bearer {KEY}", **named}
+        connection.request("GET" if body is None else "POST", path, body, sent)
+        response = connection.getresponse()
+        return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+    finally:
+        connection.close()
+
+
+def test_the_best_stage_answers_when_none_is_named(service: Running) -> None:
+    reply = ask(service, image(), top_k="3")
+    answer = msgspec.json.decode(reply.body, type=EscalationReply)
+    assert (reply.status, answer.model, len(answer.top_k)) == (200, "committee", 3)
+    assert answer.timing_ms.total >= answer.timing_ms.infer
+    assert answer.batch_size >= 1
+
+
+@pytest.mark.parametrize("headers", [{}, {**INTERMEDIATE, "accept_score": "inf"}])
+def test_a_progressive_reply_ends_with_the_answer_that_a_plain_one_is(
+    service: Running, headers: dict[str, str]
+) -> None:
+    body = image()
+    plain = msgspec.json.decode(ask(service, body, **headers).body, type=EscalationReply)
+    reply = ask(service, body, progressive="1", **headers)
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/jsonl")
+    lines = [msgspec.json.decode(line, type=EscalationReply) for line in reply.body.splitlines()]
+    assert [line.complete for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert len(lines) >= 2
+    for each in (plain, *lines):
+        timing = each.timing_ms
+        assert timing.decode + timing.queue + timing.infer <= timing.total
+    assert lines[-1].model == plain.model
+    assert [c.index for c in lines[-1].top_k] == [c.index for c in plain.top_k]
+    assert [c.confidence for c in lines[-1].top_k] == pytest.approx([c.confidence for c in plain.top_k], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (image()[:600], {}, 400),
+        (image(), {"progressive": "perhaps"}, 400),
+        (image(), {"deadline_ms": "0.001"}, 504),
+        (b"x" * 200_001, {}, 413),
+    ],
+)
+def test_what_is_wrong_with_a_progressive_request_has_its_status(
+    service: Running, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    assert ask(service, body, **{"progressive": "1", **headers}).status == status
+    assert ask(service, image(), progressive="1").status == 200
+
+
+def test_a_named_stage_answers(service: Running) -> None:
+    assert ask(service, image(), variant="medium").json["model"] == "medium"
+
+
+def test_the_stages_are_listed_with_their_members(service: Running) -> None:
+    stages = msgspec.json.decode(ask(service, path="/v1/stages").body, type=StageList)
+    assert (stages.task, stages.best) == ("shapes", "committee")
+    assert [m.name for m in stages.stages[-1].members] == ["small", "medium"]
+
+
+def test_health_and_readiness_need_no_key(service: Running) -> None:
+    assert [ask(service, path=p, Authorization="").status for p in ("/healthz", "/readyz")] == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        (image()[:600], {}, 400, "bad_image"),
+        (b"not an image", {}, 415, "unsupported_media"),
+        (image(), {"top_k": "many"}, 400, "bad_field"),
+        (image(), {"deadline_ms": "soon"}, 400, "bad_field"),
+        (image(), {"Authorization": "Bearer wrong"}, 401, "unauthorized"),
+        (image(), {"variant": "huge"}, 404, "not_found"),
+        (image(), {"task": "letters"}, 404, "not_found"),
+        (image(), {**INTERMEDIATE, "otherwise": "huge"}, 404, "not_found"),
+        (image(), {**INTERMEDIATE, "variant": "huge"}, 404, "not_found"),
+        (image(), {**INTERMEDIATE, "accept_score": "1.5"}, 400, "bad_field"),
+        (image(), {"variant": "medium", "accept_score": "0.5"}, 400, "bad_field"),
+        (image(), {"path": "/v1/elsewhere"}, 404, "not_found"),
+        (None, {}, 405, "method_not_allowed"),
+        (b"x" * 200_001, {}, 413, "too_large"),
+        (image(), {"Content-Type": "text/html"}, 415, "unsupported_media"),
+        (image(), {"deadline_ms": "0"}, 504, "deadline_missed"),
+        (image(), {"deadline_ms": "0.001"}, 504, "deadline_missed"),
+    ],
+)
+def test_each_documented_error_has_its_status_and_code(
+    service: Running, body: bytes | None, headers: dict[str, str], status: int, code: str
+) -> None:
+    reply = ask(service, body, **headers)
+    assert (reply.status, reply.json["code"]) == (status, code)
+    assert reply.json["error"]
+
+
+def test_a_body_without_a_length_is_cut_off_at_the_limit(service: Running) -> None:
+    connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=30)
+    chunks = iter([b"x" * 150_000, b"x" * 150_000])
+    connection.request("POST", "/v1/infer", chunks, {"Authorization": f"Bearer {KEY}"}, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_full_queue_is_answered_with_429_and_when_to_come_back(service: Running) -> None:
+    with ThreadPoolExecutor(96) as crowd:
+        replies = list(crowd.map(lambda _: ask(service, image(400), variant="medium"), range(192)))
+    shed = [r for r in replies if r.status == 429]
+    assert {r.status for r in replies} == {200, 429}
+    assert all(r.json["code"] == "overloaded" and int(r.headers["retry-after"]) >= 1 for r in shed)
+
+
+def test_the_trace_goes_on_in_a_new_span(service: Running) -> None:
+    returned = ask(service, image(), traceparent=TRACE).headers["traceparent"].split("-")
+    assert returned[1] == TRACE.split("-")[1]
+    assert returned[2] != TRACE.split("-")[2]
+
+
+def test_bad_images_do_not_hurt_their_neighbours(service: Running) -> None:
+    with ThreadPoolExecutor(4) as crowd:
+        bodies = [image(), image()[:600]] * 8
+        statuses = list(crowd.map(lambda b: ask(service, b, variant="medium").status, bodies))
+    assert statuses == [200, 400] * 8
+
+
+def test_a_caller_that_hangs_up_leaves_the_service_whole(service: Running) -> None:
+    for _ in range(8):
+        connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=30)
+        connection.request("POST", "/v1/infer", image(400), {"Authorization": f"Bearer {KEY}"})
+        connection.close()
+    assert ask(service, image()).status == 200
+
+
+def series(service: Running) -> dict[str, float]:
+    """The metrics page by series name."""
+    page = ask(service, path="/metrics").body.decode()
+    lines = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_metrics_count_an_answer_by_stage_and_its_members_by_variant(service: Running) -> None:
+    before = series(service)
+    ask(service, image())
+    after = series(service)
+    grown = {name for name, value in after.items() if value > before.get(name, 0.0)}
+    assert {
+        'hawkvision_datacenter_requests_total{code="200",path="/v1/infer",stage="committee"}',
+        'hawkvision_datacenter_request_duration_seconds_count{stage="committee"}',
+        *(
+            f'hawkvision_datacenter_{name}_count{{variant="{variant}"}}'
+            for name in ("batch_size", "queue_duration_seconds", "inference_duration_seconds")
+            for variant in ("small", "medium")
+        ),
+    } <= grown
+    assert after["hawkvision_datacenter_requests_in_flight"] == 0.0
+
+
+def test_metrics_count_second_looks_and_answers_by_the_stage_that_gave_them(service: Running) -> None:
+    before = series(service)
+    for accept_score in ("0", "1", "1"):
+        ask(service, image(), **{**INTERMEDIATE, "accept_score": accept_score})
+    after = series(service)
+    names = ['answers_total{stage="medium"}', 'answers_total{stage="committee"}', 'ensemble_runs_total{stage="medium"}']
+    grown = [after[f"hawkvision_datacenter_{n}"] - before.get(f"hawkvision_datacenter_{n}", 0.0) for n in names]
+    assert grown == [1.0, 2.0, 2.0]
+
+
+def test_no_callers_text_becomes_a_label(service: Running) -> None:
+    ask(service, image(), variant="invented")
+    ask(service, path="/invented")
+    ask(service, path="/v1/infer")
+    after = series(service)
+    assert not [name for name in after if "invented" in name]
+    assert after['hawkvision_datacenter_requests_total{code="404",path="/v1/infer",stage="none"}'] >= 1.0
+    assert after['hawkvision_datacenter_requests_total{code="404",path="other",stage="none"}'] >= 1.0
+
+
+def test_metrics_need_the_key(service: Running) -> None:
+    assert ask(service, path="/metrics", Authorization="").status == 401
+
+
+def test_images_are_taken_as_datagrams_where_the_tier_says(service: Running) -> None:
+    offer = msgspec.json.decode(ask(service, path="/v1/transport").body, type=Transports).datagram
+    assert offer is not None
+    request, trace = EscalationRequest(variant="medium"), start_trace()
+
+    async def scenario() -> tuple[Status, bytes]:
+        to = [Route(None, "127.0.0.1")]
+        client = await ClientConnection.connect(offer.port, offer.certificate, offer.name, routes=to, api_key=KEY)
+        coded = opaque(image(), 0.5, fragment_room(request.meta(trace)))
+        assert coded is not None
+        try:
+            return await client.ask(request.template(), coded, meta=request.meta(trace), timeout_s=20.0)
+        finally:
+            await client.close()
+
+    status, body = asyncio.run(scenario())
+    assert (status, msgspec.json.decode(body, type=EscalationReply).model) == (Status.OK, "medium")
+    assert series(service)['hawkvision_datacenter_requests_total{code="200",path="datagram",stage="medium"}'] >= 1.0
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_dead_parent_takes_the_tier_with_it(models: Path) -> None:
+    command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", "noop", "--port", "0", "--with-parent"]
+    environment = {MARK: "orphan", "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASK": "shapes"}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *command, "--variants", "medium"],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline().startswith("ready: ")
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    ends = time.monotonic() + 60.0
+    while marked_processes("orphan") and time.monotonic() < ends:
+        selectors.DefaultSelector().select(0.1)
+    assert marked_processes("orphan") == []

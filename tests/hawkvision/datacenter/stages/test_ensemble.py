@@ -1,0 +1,89 @@
+"""When there is enough, as seen by whoever looks and by whoever asked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hawkvision.cascade.confidence.scores import Probabilities
+from hawkvision.core.types import Score
+from hawkvision.datacenter.stages.catalog import ServedStage
+from hawkvision.datacenter.stages.ensemble import (
+    AcceptThreshold,
+    Augmentation,
+    EvaluationRequest,
+    ViewProbabilities,
+    enough,
+    evaluation_requests,
+    likely_enough,
+    stage_result,
+    usable_views,
+)
+
+PAIR = ServedStage("pair", ("a", "b"), mirrored=True)
+
+
+def leaning(lead: float) -> Probabilities:
+    """Probabilities (1, 3) of which the first is larger than the second by so much."""
+    return np.array([[(1.0 + lead) / 2, (1.0 - lead) / 2, 0.0]], np.float32)
+
+
+@pytest.mark.parametrize("lead", np.linspace(0.3330, 0.3337, 71).tolist())
+def test_whoever_stops_looking_is_never_contradicted_by_who_checks(lead: float) -> None:
+    seen = {
+        "a": {Augmentation.BOTH: leaning(lead)},
+        "b": {Augmentation.UPRIGHT: leaning(lead)},
+    }  # of four views, one is missing
+    if enough(EvaluationRequest(PAIR, {"b": Augmentation.MIRROR}), seen):
+        assert stage_result(PAIR, seen).decided
+
+
+def test_a_lead_that_no_missing_view_can_make_up_is_enough_and_a_smaller_one_is_not() -> None:
+    evaluation = EvaluationRequest(PAIR, {"b": Augmentation.MIRROR})
+
+    def after_three_views(lead: float) -> dict[str, ViewProbabilities]:
+        return {"a": {Augmentation.BOTH: leaning(lead)}, "b": {Augmentation.UPRIGHT: leaning(lead)}}
+
+    assert not enough(evaluation, {})
+    assert not enough(evaluation, after_three_views(0.333))
+    assert enough(evaluation, after_three_views(0.334))
+
+
+def test_more_views_are_likely_enough_if_all_that_speak_so_would_settle_it() -> None:
+    evaluation, more = (
+        EvaluationRequest(PAIR, {"a": Augmentation.MIRROR, "b": Augmentation.BOTH}),
+        {"a": Augmentation.MIRROR, "b": Augmentation.UPRIGHT},
+    )
+    assert likely_enough(evaluation, {}, more), "nothing is known"
+    for lead in (0.2, 0.3333, 0.3334, 0.9):  # after three views of four, each must lead by a third
+        seen: dict[str, ViewProbabilities] = {"a": {Augmentation.UPRIGHT: leaning(lead)}}
+        then: dict[str, ViewProbabilities] = {
+            "a": {Augmentation.BOTH: leaning(lead)},
+            "b": {Augmentation.UPRIGHT: leaning(lead)},
+        }
+        assert likely_enough(evaluation, seen, more) == stage_result(PAIR, then, rounding=0.0).decided
+    assert likely_enough(evaluation, {"a": {Augmentation.UPRIGHT: leaning(0.0)}}, evaluation.wanted) is False, (
+        "it would be a tie"
+    )
+
+
+def test_a_bar_asks_for_all_views_and_for_a_score_that_reaches_it() -> None:
+    pair = evaluation_requests(PAIR, None, AcceptThreshold(Score.MARGIN, 0.5))[0]
+    sure, unsure = leaning(0.6), leaning(0.4)
+    assert not enough(pair, {"a": {Augmentation.BOTH: leaning(1.0)}, "b": {Augmentation.UPRIGHT: leaning(1.0)}})
+    assert enough(pair, {"a": {Augmentation.BOTH: sure}, "b": {Augmentation.BOTH: sure}})
+    assert not enough(pair, {"a": {Augmentation.BOTH: unsure}, "b": {Augmentation.BOTH: unsure}})
+
+
+def test_a_second_errand_wants_what_the_first_does_not_see_and_there_is_none_if_that_is_all() -> None:
+    upright, bar = ServedStage("upright", ("a", "b")), AcceptThreshold(Score.TOP1, 0.5)
+    first, second = evaluation_requests(upright, PAIR, bar)
+    assert (first.wanted, first.threshold) == ({"a": Augmentation.UPRIGHT, "b": Augmentation.UPRIGHT}, bar)
+    assert (second.wanted, second.threshold) == ({"a": Augmentation.MIRROR, "b": Augmentation.MIRROR}, None)
+    assert len(evaluation_requests(PAIR, ServedStage("sharper", ("b", "a"), mirrored=True, temperature=0.5), bar)) == 1
+
+
+def test_an_average_of_both_views_counts_for_no_stage_that_wants_the_upright_one() -> None:
+    both: dict[str, ViewProbabilities] = {"a": {Augmentation.BOTH: leaning(0.5)}}
+    assert usable_views(ServedStage("plain", ("a", "b")), both) == {}
+    assert usable_views(PAIR, both).keys() == {"a"}

@@ -1,0 +1,200 @@
+"""An intermediate stage in the real tier, on a cascade of ten classes and 32 x 32 pixels whose answers depend on the
+image."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+import pytest
+
+from hawkvision.cascade.confidence.scores import Floats, Probabilities, average, score, softmax
+from hawkvision.core.escalation_api import (
+    INFER_PATH,
+    STAGES_PATH,
+    EscalationReply,
+    EscalationRequest,
+    IntermediateOffer,
+    StageList,
+)
+from hawkvision.core.types import Logits, Score
+from hawkvision.imaging.preprocessing import load_input
+from hawkvision.inference.backend_registry import open_backend
+from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_manifest
+from tests.hawkvision.datacenter.conftest import Running, start, stop
+from tests.hawkvision.inference.graphs import tiny_classifier
+from tests.images import encoded
+
+pytestmark = pytest.mark.slow
+EXECUTION = "onnxruntime:CPUExecutionProvider"
+IMAGES = [encoded(height=32, width=32, seed=seed) for seed in range(40)]
+VARIANTS = {"small": 0.5, "medium": 0.125}
+"""Their temperatures."""
+ENSEMBLE_TEMPERATURE = 0.9
+
+
+@dataclass(frozen=True)
+class Tier:
+    """The running tier with what an offline computation needs."""
+
+    running: Running
+    manifest: Manifest
+    cache: Path
+
+    def get(self, path: str) -> bytes:
+        return self._send("GET", path, None, {})
+
+    def infer(self, body: bytes, request: EscalationRequest) -> EscalationReply:
+        return msgspec.json.decode(self._send("POST", INFER_PATH, body, request.headers()), type=EscalationReply)
+
+    def _send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
+        connection = http.client.HTTPConnection(urlsplit(self.running.url).netloc, timeout=30)
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        payload = response.read()
+        connection.close()
+        assert response.status == 200, payload
+        return payload
+
+
+def write_cascade(root: Path) -> None:
+    """A manifest below models/ and its two models below cache/."""
+    entries = []
+    for seed, (name, temperature) in enumerate(VARIANTS.items()):
+        model = tiny_classifier(32, 32, classes=10, seed=seed)
+        path = artifact_path(root / "cache", "tiny", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(model)
+        entries.append(
+            f"""
+[[variants]]
+name = "{name}"
+architecture = "tiny"
+precision = "fp32"
+license = "MIT"
+source = {{ package = "none", version = "1", member = "none", sha256 = "{"0" * 64}" }}
+input = {{ height = 32, width = 32, mean = [0.0, 0.0, 0.0], std = [1.0, 1.0, 1.0] }}
+sha256 = "{hashlib.sha256(model).hexdigest()}"
+temperature = {temperature}
+"""
+        )
+    head = 'format = 1\ntask = "tiny"\nlabels = "labels.txt"\nclasses = 10\n[cascade]\nedge = ["small"]\n'
+    head += 'dc = ["medium", "committee"]\ndefault_edge = "small"\n'
+    tail = '[[ensembles]]\nname = "committee"\nmembers = ["small", "medium"]\nhorizontal_flip = true\n'
+    tail += f"temperature = {ENSEMBLE_TEMPERATURE}\n"
+    (root / "models" / "tiny").mkdir(parents=True)
+    (root / "models" / "tiny" / "manifest.toml").write_text(head + "".join(entries) + tail)
+
+
+@pytest.fixture(scope="module")
+def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tier]:
+    root = tmp_path_factory.mktemp("tiny")
+    write_cascade(root)
+    models = root / "models"
+    running = start(models, "--task", "tiny", "--backend", "onnxruntime", cache_dir=str(root / "cache"))
+    yield Tier(running, load_manifest("tiny", models), root / "cache")
+    stop(running)
+
+
+def views(tier: Tier, variant: Variant) -> list[tuple[Logits, Logits]]:
+    """Logits (1, 10) of every image and of its mirror image."""
+    backend = open_backend("onnxruntime", artifact_path(tier.cache, "tiny", variant.name), variant.input, 10)
+    inputs = [load_input(body, variant.input, max_pixels=10**6)[0][None] for body in IMAGES]
+    seen = [(backend.infer(i), backend.infer(np.ascontiguousarray(i[:, :, ::-1]))) for i in inputs]
+    backend.close()
+    return seen
+
+
+def offline(tier: Tier) -> tuple[Probabilities, Probabilities]:
+    """Calibrated probabilities (n, 10) of the intermediate stage and of the committee, without the tier."""
+    upright: dict[str, Probabilities] = {}
+    mean: dict[str, Probabilities] = {}
+    for name, temperature in VARIANTS.items():
+        seen = views(tier, tier.manifest.variant(name))
+        upright[name], mirror = (softmax(np.concatenate(v), temperature) for v in zip(*seen, strict=True))
+        mean[name] = average((upright[name], mirror))
+    return upright["medium"], average(list(mean.values()), ENSEMBLE_TEMPERATURE)
+
+
+def scores(probabilities: Probabilities, kind: Score) -> Floats:
+    """As certificates use them: float32, widened."""
+    return score(probabilities, kind).astype(np.float64)
+
+
+def asked(kind: Score, accept_score: float) -> EscalationRequest:
+    return EscalationRequest(
+        task="tiny", variant="medium", top_k=10, intermediate=IntermediateOffer(kind, accept_score, "committee")
+    )
+
+
+def test_a_threshold_of_zero_always_ends_at_the_intermediate_stage_and_one_above_all_scores_never(tier: Tier) -> None:
+    intermediate, _ = offline(tier)
+    assert scores(intermediate, Score.TOP1).max() < 1.0
+    for accept_score, model in ((0.0, "medium"), (1.0, "committee")):
+        replies = [tier.infer(body, asked(Score.TOP1, accept_score)) for body in IMAGES]
+        assert {r.model for r in replies} == {model}
+
+
+@pytest.mark.parametrize("kind", Score)
+def test_the_images_accepted_and_every_score_are_those_of_an_offline_computation(tier: Tier, kind: Score) -> None:
+    expected = [scores(stage, kind) for stage in offline(tier)]
+    threshold = float(np.sort(expected[0])[len(IMAGES) // 2])  # the score of one of them, so equality is met too
+    accepted = expected[0] >= threshold
+    replies = [tier.infer(body, asked(kind, threshold)) for body in IMAGES]
+    assert [r.model == "medium" for r in replies] == accepted.tolist()
+    assert 0 < accepted.sum() < len(IMAGES)
+    assert [r.score for r in replies] == np.where(accepted, *expected).tolist()
+    assert [r.passed_over.score for r in replies if r.passed_over] == expected[0][~accepted].tolist()
+
+
+def test_a_second_look_answers_what_the_ensemble_answers_alone(tier: Tier) -> None:
+    alone = [tier.infer(body, EscalationRequest(variant="committee", top_k=10)) for body in IMAGES]
+    second = [tier.infer(body, asked(Score.MARGIN, 1.0)) for body in IMAGES]
+    assert [r.top_k for r in second] == [r.top_k for r in alone]
+    assert {r.model for r in second} == {"committee"}
+
+
+def test_a_crowd_changes_no_score_by_more_than_rounding(tier: Tier) -> None:
+    expected = scores(offline(tier)[0], Score.TOP1)
+    with ThreadPoolExecutor(16) as crowd:
+        replies = list(crowd.map(lambda body: tier.infer(body, asked(Score.TOP1, 0.0)), IMAGES))
+    # Of float32 models only: kernels differ by batch size. The zoo's int8 models gave the same bits in any batch.
+    np.testing.assert_allclose([r.score or 0.0 for r in replies], expected, rtol=1e-5)
+
+
+def test_both_stages_are_listed_with_the_fingerprints_of_the_manifest(tier: Tier) -> None:
+    listed = msgspec.json.decode(tier.get(STAGES_PATH), type=StageList)
+    expected = {name: tier.manifest.fingerprint(name) for name in ("medium", "committee")}
+    assert {r.name: r.fingerprint for r in listed.stages} == expected
+    assert (listed.task, listed.best) == ("tiny", "committee")
+
+
+def test_replies_and_the_listing_say_what_the_replicas_have_loaded_and_run(tier: Tier) -> None:
+    expected = {name: f"{tier.manifest.fingerprint(name)}/{EXECUTION}" for name in ("medium", "committee")}
+    listed = msgspec.json.decode(tier.get(STAGES_PATH), type=StageList)
+    assert {r.name: r.ran for r in listed.stages} == expected
+    for body in IMAGES:
+        best = tier.infer(body, EscalationRequest(variant="committee"))
+        accepted, passed = tier.infer(body, asked(Score.TOP1, 0.0)), tier.infer(body, asked(Score.TOP1, 1.0))
+        assert (best.fingerprint, accepted.fingerprint) == (expected["committee"], expected["medium"])
+        assert passed.passed_over is not None
+        assert (passed.fingerprint, passed.passed_over.fingerprint) == (expected["committee"], expected["medium"])
+
+
+def test_ensemble_runs_are_counted(tier: Tier) -> None:
+    def count() -> float:
+        lines = tier.get("/metrics").decode().splitlines()
+        name = 'hawkvision_datacenter_ensemble_runs_total{stage="medium"} '
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    before = count()
+    for accept_score in (0.0, 1.0):
+        tier.infer(IMAGES[0], asked(Score.TOP1, accept_score))
+    assert count() == before + 1.0

@@ -1,0 +1,228 @@
+"""The int8 kernels' library: where it comes from, when it serves, and what takes its place where it cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hawkvision.core.errors import BackendError
+from hawkvision.core.types import Logits, Pixels
+from hawkvision.inference.backend_registry import open_backend
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.inference.int8.backend import Int8Backend
+from hawkvision.inference.int8.equivalence_check import agrees
+from hawkvision.models.manifest import InputSpec
+from hawkvision.native import library
+from hawkvision.system.native_build import is_sound
+from tests.hawkvision.inference.graphs import tiny_classifier
+from tests.hawkvision.inference.quantised import residual_network
+from tests.hawkvision.system.mounts import mounted
+
+runs = pytest.mark.skipif(
+    library.unsupported_reason() is not None, reason=f"this machine cannot: {library.unsupported_reason()}"
+)
+SPEC = InputSpec(height=36, width=30, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+@runs
+def test_what_these_kernels_can_run_they_run() -> None:
+    with closing(open_backend("auto", residual_network(), SPEC, 11)) as backend:
+        assert isinstance(backend, Int8Backend)
+
+
+def test_what_they_cannot_run_onnx_runtime_runs() -> None:
+    spec = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    with closing(open_backend("auto", tiny_classifier(), spec, 7)) as backend:
+        assert isinstance(backend, OnnxRuntimeBackend)
+
+
+@runs
+def test_what_was_asked_for_by_name_is_not_replaced() -> None:
+    spec = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    with pytest.raises(BackendError, match=r"int8: node .*\(Cast\): no layer of an integer network"):
+        open_backend("int8", tiny_classifier(), spec, 7)
+
+
+@pytest.fixture
+def new_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "hawkvision" / "int8"
+
+
+class OffByOne:
+    """A backend whose last logit is not what the model says."""
+
+    def __init__(self, right: Backend) -> None:
+        self._right = right
+        self.input_shape, self.classes, self.close = right.input_shape, right.classes, right.close
+
+    def infer(self, batch: Pixels) -> Logits:
+        logits = self._right.infer(batch)
+        logits[:, -1] = np.nextafter(logits[:, -1], np.float32(np.inf))
+        return logits
+
+
+@runs
+def test_other_logits_than_onnx_runtimes_are_found_out_and_not_noted(new_cache: Path) -> None:
+    with closing(OnnxRuntimeBackend(residual_network())) as right:
+        assert not agrees(residual_network(), OffByOne(right), "one way")
+    assert not list(new_cache.glob("*.same"))
+
+
+@runs
+def test_agreement_is_noted_for_this_model_and_this_way_of_running_it_alone(new_cache: Path) -> None:
+    with closing(OnnxRuntimeBackend(residual_network())) as right:
+        assert agrees(residual_network(), right, "one way")
+        assert len(list(new_cache.glob("*.same"))) == 1
+        assert agrees(residual_network(), OffByOne(right), "one way")  # it is not looked at again
+        assert not agrees(residual_network(), OffByOne(right), "another way")
+        assert not agrees(residual_network(seed=1), OffByOne(right), "one way")
+
+
+OPEN = """
+import logging, sys
+from pathlib import Path
+from hawkvision.models.manifest import InputSpec
+from hawkvision.inference.backend_registry import open_backend
+logging.basicConfig(level=logging.INFO)
+spec = InputSpec(height=36, width=30, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+print(type(open_backend(sys.argv[1], Path(sys.argv[2]), spec, 11)).__name__, "onnxruntime" in sys.modules)
+"""
+
+
+def opened_in_a_new_process(
+    kind: str, cache: Path, *, model: Path | None = None, prefix: Sequence[str] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The backend that a process with that cache opens, and whether it has loaded ONNX Runtime."""
+    if model is None:
+        model = cache / "model.onnx"
+        model.write_bytes(residual_network())
+    return subprocess.run(
+        [*prefix, sys.executable, "-c", OPEN, kind, str(model)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), **environment},
+    )
+
+
+@runs
+def test_without_a_compiler_onnx_runtime_takes_over_and_the_log_says_what_is_missing(tmp_path: Path) -> None:
+    done = opened_in_a_new_process("auto", tmp_path, PATH=str(tmp_path))
+    assert done.stdout.split()[0] == "OnnxRuntimeBackend", done.stderr
+    assert "no C++ compiler (c++, g++, clang++); install one, on Debian the package g++" in done.stderr
+
+
+@runs
+def test_without_a_compiler_the_kernels_asked_for_by_name_are_an_error(tmp_path: Path) -> None:
+    done = opened_in_a_new_process("int8", tmp_path, PATH=str(tmp_path))
+    assert done.returncode != 0
+    assert "BackendError: int8: no C++ compiler" in done.stderr
+
+
+@runs
+def test_an_assembler_that_knows_no_tiles_makes_a_kernel_without_them(tmp_path: Path) -> None:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    assert compiler is not None
+    refusing = 'echo "Error: no such instruction"; exit 1'
+    (tmp_path / "c++").write_text(f'#!/bin/sh\ncase "$*" in *WITHOUT_TILES*) exec {compiler} "$@";; esac\n{refusing}\n')
+    (tmp_path / "c++").chmod(0o755)
+    done = opened_in_a_new_process("auto", tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.stdout.split()[0] == "Int8Backend", done.stderr
+    assert "network.cpp: once more, with -DWITHOUT_TILES: " in done.stderr
+    assert "cannot compile network.cpp: Error: no such instruction" in done.stderr
+
+
+@runs
+def test_a_cache_that_cannot_even_be_looked_into_leaves_the_model_to_onnx_runtime(tmp_path: Path) -> None:
+    done = opened_in_a_new_process("auto", tmp_path, XDG_CACHE_HOME=str(tmp_path / ("x" * 300)))
+    assert done.stdout.split()[0] == "OnnxRuntimeBackend", done.stderr
+    assert "cannot be looked into: File name too long" in done.stderr
+
+
+@runs
+def test_the_kernel_is_compiled_once_and_onnx_runtime_is_not_even_loaded_afterwards(tmp_path: Path) -> None:
+    first = opened_in_a_new_process("auto", tmp_path)
+    second = opened_in_a_new_process("auto", tmp_path, PATH=str(tmp_path))
+    assert first.stdout.split() == ["Int8Backend", "True"], first.stderr
+    assert second.stdout.split() == ["Int8Backend", "False"], second.stderr
+    assert "compiling network.cpp" in first.stderr
+    assert "compiling network.cpp" not in second.stderr
+
+
+def test_an_images_builder_compiles_it_beside_its_source(tmp_path: Path) -> None:
+    package = tmp_path / "hawkvision"
+    shutil.copytree(Path(library.__file__).parents[1], package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-m", "hawkvision.native"], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    made = Path(done.stdout.strip())
+    assert made.parent == package / "native"
+    assert is_sound(made)
+
+
+def test_a_builder_without_a_compiler_is_told(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hawkvision.native"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert "no C++ compiler" in done.stderr
+
+
+@runs
+def test_a_kernel_that_a_power_cut_has_damaged_is_compiled_anew_and_not_run(tmp_path: Path) -> None:
+    kept = Path(library.library()._name)
+    (tmp_path / "hawkvision" / "int8").mkdir(parents=True)
+    kernel, whole = tmp_path / "hawkvision" / "int8" / kept.name, kept.read_bytes()
+    kernel.write_bytes(whole[:16_384] + bytes(12_288) + whole[28_672:])
+    done = opened_in_a_new_process("auto", tmp_path)
+    assert done.stdout.split()[0] == "Int8Backend", done.stderr
+    assert f"WARNING:hawkvision.system.native_build:{kernel}: is damaged; it is made anew" in done.stderr
+    (made,) = (tmp_path / "hawkvision" / "int8").glob("kernel-*.so")
+    assert is_sound(made)
+
+
+@runs
+def test_where_no_code_may_run_nothing_is_compiled_and_the_log_says_why_once(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(residual_network())
+    (tmp_path / "cache").mkdir()
+    done = opened_in_a_new_process(
+        "auto", tmp_path / "cache", model=tmp_path / "model.onnx", prefix=mounted(tmp_path / "cache", "noexec")
+    )
+    assert done.stdout.split()[0] == "OnnxRuntimeBackend", done.stderr
+    assert done.stderr.count("WARNING:hawkvision.inference:int8: the kernels cannot be used: ") == 1
+    assert "its file system is mounted noexec" in done.stderr
+    assert "compiling" not in done.stderr
+
+
+@runs
+def test_without_a_home_the_kernels_are_done_without(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(residual_network())
+    nobody = ["unshare", "--user", "--map-user=12345", "--map-group=0", "env", "-u", "HOME", "-u", "XDG_CACHE_HOME"]
+    if subprocess.run([*nobody, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine lets nobody have a namespace of users")
+    done = opened_in_a_new_process("auto", tmp_path, model=tmp_path / "model.onnx", prefix=nobody)
+    assert done.stdout.split()[0] == "OnnxRuntimeBackend", done.stderr
+    assert "user 12345 has no HOME and no entry in /etc/passwd; set XDG_CACHE_HOME" in done.stderr
+
+
+def test_only_the_newest_kernels_are_kept(tmp_path: Path) -> None:
+    for age in range(6):
+        path = tmp_path / f"kernel-{age}.so"
+        path.write_bytes(b"")
+        os.utime(path, (1000 - age, 1000 - age))
+    library.tidy(tmp_path, "kernel-*.so", 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"kernel-{age}.so" for age in range(4)]
