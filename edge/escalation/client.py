@@ -121,7 +121,7 @@ class DatacenterClient:
 
     @property
     def link(self) -> CircuitBreaker:
-        """The circuit breaker of the HTTP connections; whoever polls the datacenter over HTTP updates it."""
+        """The circuit breaker of the HTTP connections; polling the datacenter updates it."""
         return self._selector.http.breaker
 
     @property

@@ -184,7 +184,7 @@ class Exchanges:
         if status in KEY_REFUSED:
             self.key_refused = said
         if status == errors.DeadlineMissed.status:
-            # It is alive but too busy. A refusal at once (429) made nobody wait and is not recorded.
+            # It is alive but too busy. A refusal at once (429) is not recorded: it caused no wait.
             now = self._clock.now()
             carrier.breaker.times.given_up(sent, (now - sent.sent) * 1e3, now, probe=pending.probe)
         elif status not in (errors.Overloaded.status, errors.TooLarge.status):

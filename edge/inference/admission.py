@@ -1,10 +1,10 @@
 """Admission control: bounds the memory and time of images, estimated from their headers before decoding.
 
     header ─ DecodingScales.cost ─┬─ too many pixels, or more memory than one request may have ──► 413
-                          ├─ heavy ─ admit ─┬─ more work than a request may bring ───────► 413
-                          │                 ├─ cannot be decoded before its deadline ────► 504
-                          │                 └─ more work than waits at most ─────────────► 429
-                          └─ worker pool: starts when its bytes are free (`edge.inference.worker_pool`)
+                                  ├─ heavy ─ admit ─┬─ more work than a request may bring ───────► 413
+                                  │                 ├─ cannot be decoded before its deadline ────► 504
+                                  │                 └─ more work than waits at most ─────────────► 429
+                                  └─ worker pool: starts when its bytes are free (`edge.inference.worker_pool`)
 
 A request is admitted as a whole, with all of its images. They enter the queue in turns (`Turns`): images of other
 requests go between them, and two heavy images of one request are never decoded at once.

@@ -1,6 +1,6 @@
 """The edge stage: a loaded model or conditional ensemble, and its prediction for an image.
 
-In a conditional ensemble the other members run only on images of which the first is not confident enough, and their
+In a conditional ensemble the other members run only if the first is not confident enough of an image, and their
 probabilities are averaged (`manifest.Ensemble.accept_confidence`). Which images these are depends on the image alone,
 so certificates treat the stage as one model. If a deadline leaves no time for the other members, the first one's
 prediction is `truncated`, and no certificate covers it.
@@ -180,7 +180,7 @@ class EdgeStage:
         return [each.error or self._scored(each, decoded) for each in runs]
 
     def _run_models(self, whole: Sequence[_Run], alone: Callable[[], bool]) -> None:
-        """Run the first model, and the others on images of which it is not confident."""
+        """Run the first model, and the others if it is not confident of an image."""
         for each, logits in zip(whole, self.first.infer([each.pixels for each in whole], alone), strict=True):
             each.logits = logits
         if self.others is not None:

@@ -118,7 +118,7 @@ def _targets() -> dict[str, Any]:
         "url": text,
         "up": flag,
         "transport": {"type": "string", "enum": ["tcp", "datagram"], "description": "What images go over now."},
-        "loss": _nullable(_FRACTION | {"description": "Share of datagrams lost; null where nobody counts."}),
+        "loss": _nullable(_FRACTION | {"description": "Share of datagrams lost; null while it is not measured."}),
         "rtt_ms": _nullable(_MILLIS | {"description": "Of datagrams, without the datacenter's work."}),
     }
     return _object(

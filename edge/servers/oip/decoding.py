@@ -35,7 +35,7 @@ OUTPUTS: Final = {"label": "BYTES", "index": "INT64", "confidence": "FP32"}
 """The outputs and their datatypes; each has one element per image."""
 MAX_IMAGES: Final = 32
 """Images in one request: an eighth of the node's queue, so that no request fills it."""
-MAX_IDLENGTH: Final = 1024
+MAX_ID_LENGTH: Final = 1024
 MAX_JSON_VALUES: Final = 10_000
 """Values in a request's JSON, counted by its commas before parsing: 32 images and their parameters need about a
 hundred. Base64 has no commas, and 10 MiB of small values would take some 500 MB once parsed."""
@@ -117,8 +117,8 @@ def parse_infer(task: str, body: bytes, json_bytes: str | None, elsewhere: Seque
         return InferRequest("", (body,), parse_request([path, *elsewhere]), _all_outputs(binary=False))
     head = _read_head(body[:split])
     name = head.id or ""
-    if len(name) > MAX_IDLENGTH:
-        raise BadField(f"id: expected at most {MAX_IDLENGTH} characters, got {len(name)}")
+    if len(name) > MAX_ID_LENGTH:
+        raise BadField(f"id: expected at most {MAX_ID_LENGTH} characters, got {len(name)}")
     if len(head.inputs) != 1 or head.inputs[0].name != INPUT:
         given = ", ".join(repr(tensor.name[:40]) for tensor in head.inputs[:4]) or "none"
         raise BadField(f"inputs: expected one input, {INPUT!r}; got {given}")
