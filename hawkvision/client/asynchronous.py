@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Unpack
 from urllib.parse import urlsplit
 
 from hawkvision.client.batch import Outcome, in_order
-from hawkvision.client.http import HttpTransport
+from hawkvision.client.http import HttpConnections
 from hawkvision.client.request import (
     ClassifyFields,
     Color,
@@ -40,7 +40,7 @@ from hawkvision.core.key_text import clean_key
 from hawkvision.core.types import Answer, Pixels
 
 if TYPE_CHECKING:
-    from hawkvision.client.datagram import DatagramTransport
+    from hawkvision.client.datagram import DatagramConnection
 
 Transport: TypeAlias = Literal["http", "datagram"]
 
@@ -123,7 +123,7 @@ class AsyncClient:
             self._tls = caller_context(ca, certificate, certificate_key)
         api_key = clean_key(api_key, "api_key") if api_key else None
         self._api_key = api_key
-        self._link: DatagramTransport | None = None
+        self._link: DatagramConnection | None = None
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
         self._late_s = late_s
@@ -316,21 +316,21 @@ class AsyncClient:
         """One attempt over datagrams, returned as an HTTP reply."""
         return self._open_link().exchange(image, datagram_request(limit.applied(query)), limit)
 
-    def _open_link(self) -> DatagramTransport:
+    def _open_link(self) -> DatagramConnection:
         """The link, made on first use because it belongs to the running loop."""
         # Imported here because callers over HTTP need neither QUIC nor OpenCV, which load slowly.
-        from hawkvision.client.datagram import DatagramTransport
+        from hawkvision.client.datagram import DatagramConnection
 
         self._settle()
         if self._link is None:
             offered = partial(self._http.exchange, "GET", TRANSPORT_PATH, {}, None, TimeLimit(self._timeout_s))
-            self._link = DatagramTransport(
+            self._link = DatagramConnection(
                 self.url, offered, paths=self._paths, api_key=self._api_key, timeout_s=self._timeout_s
             )
         return self._link
 
-    def _new_http(self) -> HttpTransport:
-        return HttpTransport(self.url, self._headers, self._tls, self._connections)
+    def _new_http(self) -> HttpConnections:
+        return HttpConnections(self.url, self._headers, self._tls, self._connections)
 
     def _settle(self) -> None:
         """Ensure that the connections belong to this process and the running loop.

@@ -29,7 +29,7 @@ ANSWER_S: Final = 0.02
 """Part of the deadline for the edge node's inference and the wait for late fragments."""
 
 
-class DatagramTransport:
+class DatagramConnection:
     """Datagrams to one node. It belongs to the running loop; close it."""
 
     def __init__(

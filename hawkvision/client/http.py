@@ -21,7 +21,7 @@ KEEPALIVE_S: Final = 60.0
 """The client closes idle connections before the node does (75 s), so that it sends no image into a closing one."""
 
 
-class HttpTransport:
+class HttpConnections:
     """Kept-alive connections to one node. It belongs to the loop that first uses it."""
 
     def __init__(

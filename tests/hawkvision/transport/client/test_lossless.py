@@ -9,7 +9,7 @@ import cv2
 import msgspec
 import numpy as np
 
-from hawkvision.client.datagram import DatagramTransport
+from hawkvision.client.datagram import DatagramConnection
 from hawkvision.client.request import TimeLimit, datagram_request, query_fields
 from hawkvision.client.response import Reply
 from hawkvision.core.escalation_api import Transports
@@ -50,7 +50,7 @@ async def arrivals(
         async def offered() -> Reply:
             return 200, None, msgspec.json.encode(Transports(await server.discover()))
 
-        way = DatagramTransport("http://127.0.0.1", offered, paths=(), api_key=None, timeout_s=30.0)
+        way = DatagramConnection("http://127.0.0.1", offered, paths=(), api_key=None, timeout_s=30.0)
         for _ in range(n):
             await way.exchange(
                 body, datagram_request(query_fields(deadline_ms=deadline_ms, quality=quality)), TimeLimit(30.0)
