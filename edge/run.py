@@ -25,8 +25,8 @@ from edge.inference.loading import Loading
 from edge.monitoring.certification import CertificationReload, files_of
 from edge.servers.datagram import DatagramServer
 from edge.servers.fast_path import fast_path_protocol
-from edge.servers.frontend import Frontend
 from edge.servers.http import HttpApp
+from edge.servers.shared.frontend import Frontend
 from edge.serving.node import EdgeNode
 from hawkvision.core import logs
 from hawkvision.core.clock import MonotonicClock

@@ -22,8 +22,8 @@ from typing import Final
 import msgspec
 from prometheus_client.registry import Collector
 
-from edge.servers.frontend import Frontend
-from edge.servers.request_fields import with_stream
+from edge.servers.shared.frontend import Frontend
+from edge.servers.shared.request_fields import with_stream
 from edge.serving.node import EdgeNode
 from hawkvision.core.errors import NotReady, Overloaded, TooLarge
 from hawkvision.core.escalation_api import DatagramEndpoint

@@ -14,7 +14,7 @@ from typing import Final
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser
 
-from edge.servers.request_fields import MAX_FIELDS, Source
+from edge.servers.shared.request_fields import MAX_FIELDS, Source
 from hawkvision.core.errors import BadField
 
 MAX_PARTS: Final = MAX_FIELDS + 1

@@ -15,8 +15,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edge.servers.fast_path import LOCAL, Headers, Reply, WholeBody
 from edge.servers.forms import read_form
-from edge.servers.frontend import Frontend
-from edge.servers.http_messages import (
+from edge.servers.oip import routes as oip_routes
+from edge.servers.routes import CALLER, pages
+from edge.servers.shared.frontend import Frontend
+from edge.servers.shared.http_messages import (
     Answered,
     Handler,
     encode,
@@ -28,9 +30,7 @@ from edge.servers.http_messages import (
     send_reply,
     server_timing,
 )
-from edge.servers.oip import routes as oip_routes
-from edge.servers.request_fields import parse_request, read_headers, read_query, read_request
-from edge.servers.routes import CALLER, pages
+from edge.servers.shared.request_fields import parse_request, read_headers, read_query, read_request
 from edge.serving.node import EdgeNode
 from hawkvision.core.errors import (
     HawkVisionError,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from edge.servers.oip.decoding import INPUT, MAX_IMAGES, OUTPUTS
-from edge.servers.request_fields import FIELDS, TARGET_FIELDS
+from edge.servers.shared.request_fields import FIELDS, TARGET_FIELDS
 from hawkvision.core.types import (
     AccuracyGuarantee,
     AccuracyStatus,

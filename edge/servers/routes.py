@@ -15,9 +15,9 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from edge.servers import openapi
-from edge.servers.frontend import Frontend, internal_error
 from edge.servers.oip import routes as oip_routes
 from edge.servers.oip.extensions import extension_routes
+from edge.servers.shared.frontend import Frontend, internal_error
 from edge.serving.targets import describe_targets
 from hawkvision.core.errors import BadField, HawkVisionError, MethodNotAllowed, NotFound
 from hawkvision.core.escalation_api import TRANSPORT_PATH

@@ -28,7 +28,7 @@ from hawkvision.integer.ir import IntegerGraph
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReceivedImage:
+class DeviceImage:
     """A complete image to compute."""
 
     session: int
@@ -64,7 +64,7 @@ class DeviceSession:
         self._images: dict[int, _IncomingImage] = {}
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
-    def receive(self, frame: DeviceFrame) -> tuple[list[bytes], ReceivedImage | None]:
+    def receive(self, frame: DeviceFrame) -> tuple[list[bytes], DeviceImage | None]:
         """Handle a frame; return the frames to send back, and the image that it completed."""
         match frame.message:
             case HostHello(model):
@@ -75,7 +75,7 @@ class DeviceSession:
                 return [self._trouble(frame, RefusalReason.SESSION, "no such session")], None
         return [], None
 
-    def finish(self, work: ReceivedImage, cycles: int, logits: NDArray[np.int32]) -> bytes | None:
+    def finish(self, work: DeviceImage, cycles: int, logits: NDArray[np.int32]) -> bytes | None:
         """The reply to an image; None if the host no longer waits for it."""
         if work.session != self.session or self._images.pop(work.sequence, None) is None:
             return None
@@ -94,7 +94,7 @@ class DeviceSession:
             self._answers.clear()
         return encode(DeviceFrame(session, 0, self._device))
 
-    def _fill(self, frame: DeviceFrame, run: PixelRun) -> tuple[list[bytes], ReceivedImage | None]:
+    def _fill(self, frame: DeviceFrame, run: PixelRun) -> tuple[list[bytes], DeviceImage | None]:
         sequence, device = frame.sequence, self._device
         if (answer := self._answers.get(sequence)) is not None:
             return [answer], None
@@ -120,7 +120,7 @@ class DeviceSession:
             return [], None
         image.working = True
         pixels = image.pixels.reshape(device.height, device.width, device.channels)
-        return [], ReceivedImage(frame.session, sequence, pixels, image.mask.reshape(device.height, device.width))
+        return [], DeviceImage(frame.session, sequence, pixels, image.mask.reshape(device.height, device.width))
 
     def _forget(self, oldest: int) -> None:
         """Forget images below that number, which the host no longer waits for."""

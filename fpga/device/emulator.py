@@ -21,7 +21,7 @@ from typing import Final
 
 from fpga.device.device_link import DeviceLink, SerialLink, UdpLink, open_link
 from fpga.device.device_protocol import MAX_WINDOW
-from fpga.device.device_session import DeviceSession, ReceivedImage
+from fpga.device.device_session import DeviceImage, DeviceSession
 from fpga.device.framing import DeviceFrame, DeviceWelcome, encode
 from fpga.reports.design_info import DesignFiles, read_design
 from fpga.simulation.integer_kernel import IntegerKernel
@@ -59,7 +59,7 @@ class Emulator:
         encode(DeviceFrame(0, 0, welcome))  # fails now, not at the first greeting
         self._session = DeviceSession(graph, welcome)
         self._kernel, self._cycles, self._service_s = kernel, cycles, cycles / clock_hz
-        self._queue: deque[ReceivedImage] = deque()
+        self._queue: deque[DeviceImage] = deque()
         """At most `window`, bounded by the session, and one that an earlier session left in work."""
         self._done_at = 0.0
 

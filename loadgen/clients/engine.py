@@ -51,7 +51,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
     timeout_s: float = 10.0
 
 
-class Job(msgspec.Struct, frozen=True):
+class LoadJob(msgspec.Struct, frozen=True):
     """What one process sends. The n-th request is of class `target[n]` with image `image[n]`."""
 
     server: ServerAddress
@@ -104,7 +104,7 @@ def client_for(server: ServerAddress, connections: int) -> RequestClient:
 class Engine:
     """Runs one job. `stop` may be called any time, from the loop."""
 
-    def __init__(self, job: Job, loaded: SharedImages, asker: RequestClient, grace_s: float = GRACE_S) -> None:
+    def __init__(self, job: LoadJob, loaded: SharedImages, asker: RequestClient, grace_s: float = GRACE_S) -> None:
         self.tally = Tally()
         self.interrupted = False
         self._job = job

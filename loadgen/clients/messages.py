@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from loadgen.clients.engine import Job
+from loadgen.clients.engine import LoadJob
 from loadgen.workload.record import RequestOutcome
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class LoadImages(msgspec.Struct, frozen=True, tag=True):
 class ConnectClients(msgspec.Struct, frozen=True, tag=True):
     """The next job: connect to its server, and say `WorkerReady`."""
 
-    job: Job
+    job: LoadJob
 
 
 class BeginSending(msgspec.Struct, frozen=True, tag=True):

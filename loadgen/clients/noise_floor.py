@@ -24,7 +24,7 @@ from hawkvision.transport.protocol.identity import own_identity
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import Incoming
-from loadgen.clients.engine import Job
+from loadgen.clients.engine import LoadJob
 from loadgen.clients.processes import WorkerProcesses
 from loadgen.workload.arrivals import PoissonArrivals
 from loadgen.workload.record import NoiseFloor, RequestOutcome
@@ -63,7 +63,12 @@ OIP_ANSWER: Final = msgspec.json.encode(
 
 
 async def measure(
-    workers: WorkerProcesses, job: Job, rate: float | None, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S
+    workers: WorkerProcesses,
+    job: LoadJob,
+    rate: float | None,
+    *,
+    floor_s: float = FLOOR_S,
+    ceiling_s: float = CEILING_S,
 ) -> NoiseFloor:
     """What this workers measures where there is nothing to measure.
 
@@ -93,7 +98,7 @@ async def measure(
     return NoiseFloor(float(p50), float(p99), max_rate)
 
 
-async def _ask_null(workers: WorkerProcesses, job: Job) -> list[RequestOutcome]:
+async def _ask_null(workers: WorkerProcesses, job: LoadJob) -> list[RequestOutcome]:
     """The job, sent to a null server of its own: one that was just overwhelmed may still be busy with that."""
     with running("loadgen.clients.noise_floor", title="the null server") as null:
         server = msgspec.structs.replace(job.server, url=null.url, path=CLASSIFY_PATH, api_key=None)

@@ -1,6 +1,6 @@
 """Worker processes that send one schedule together.
 
-    WorkerProcesses ── LoadImages, Job, BeginSending, StopSending ──► python -m loadgen.clients.worker (one or more)
+    WorkerProcesses ── LoadImages, LoadJob, BeginSending, StopSending ──► python -m loadgen.clients.worker (one or more)
                    ◄── WorkerReady, WorkerProgress, WorkerDone, WorkerFailed ──┘
 
 A frame of either pipe is a length (8 bytes, big-endian) and a MessagePack message. Each of N processes sends every N-th
@@ -22,7 +22,7 @@ import msgspec
 
 from hawkvision.client.response import Unreachable
 from hawkvision.core.errors import ConfigError, InternalError
-from loadgen.clients.engine import GRACE_S, Job, Tally
+from loadgen.clients.engine import GRACE_S, LoadJob, Tally
 from loadgen.clients.messages import (
     REALTIME,
     REPORTS,
@@ -110,7 +110,7 @@ class WorkerProcesses:
 
     async def run(
         self,
-        job: Job,
+        job: LoadJob,
         *,
         stop: asyncio.Event | None = None,
         show: Callable[[Tally], None] | None = None,
@@ -178,7 +178,7 @@ class WorkerProcesses:
                 await _send(client, StopSending())
 
 
-def parts(job: Job, size: int) -> list[Job]:
+def parts(job: LoadJob, size: int) -> list[LoadJob]:
     """Every process's share: each N-th request, or each N-th caller with the requests it would take."""
     if size == 1:
         return [job]
@@ -189,7 +189,7 @@ def parts(job: Job, size: int) -> list[Job]:
     return [_share(job, part, size, 0) for part in range(size)]
 
 
-def _share(job: Job, part: int, size: int, callers: int) -> Job:
+def _share(job: LoadJob, part: int, size: int, callers: int) -> LoadJob:
     return msgspec.structs.replace(
         job,
         target=job.target[part::size],

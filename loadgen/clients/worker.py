@@ -16,7 +16,7 @@ import msgspec
 import uvloop
 
 from hawkvision.core.errors import ConfigError, HawkVisionError
-from loadgen.clients.engine import Engine, Job, SharedImages, client_for
+from loadgen.clients.engine import Engine, LoadJob, SharedImages, client_for
 from loadgen.clients.messages import (
     ORDERS,
     REALTIME,
@@ -57,7 +57,7 @@ async def _serve(orders: asyncio.StreamReader, out: int) -> None:
                     pass  # of a job that failed, or was over already
 
 
-async def _work(job: Job, loaded: SharedImages, orders: asyncio.StreamReader, out: int) -> None:
+async def _work(job: LoadJob, loaded: SharedImages, orders: asyncio.StreamReader, out: int) -> None:
     """One job, from connecting to its outcomes."""
     try:
         asker = client_for(job.server, max(job.max_in_flight, job.callers))

@@ -38,7 +38,7 @@ from loadgen.analysis.capacity import (
 )
 from loadgen.analysis.rate_search import LEAST_RATE, STEPS_DOWN, RateSearch, RateTrial
 from loadgen.clients import noise_floor
-from loadgen.clients.engine import Job
+from loadgen.clients.engine import LoadJob
 from loadgen.clients.processes import WorkerProcesses
 from loadgen.commands import options
 from loadgen.commands.command_line import option
@@ -62,7 +62,7 @@ GENERATOR_SHARE: Final = 0.7
 LATE_MS: Final = 1.0
 """Of the generator, which is worth saying."""
 
-Ask: TypeAlias = Callable[[Job], Awaitable[tuple[list[RequestOutcome], bool]]]
+Ask: TypeAlias = Callable[[LoadJob], Awaitable[tuple[list[RequestOutcome], bool]]]
 """What comes of a job, and whether it was interrupted."""
 
 
@@ -82,7 +82,7 @@ class ProbePlan:
             return min(self.confirm_s, max(self.confirm_requests / tried.rate, CONFIRM_PROBES * self.probe_s))
         return max(self.probe_s, min(self.probe_requests / tried.rate, MOST_PROBE_S))
 
-    def job(self, tried: RateTrial) -> Job:
+    def job(self, tried: RateTrial) -> LoadJob:
         """Every request of a run: so many at uniform moments, which is what Poisson arrivals are once it is known how
         many there are. So the rate is what it says, without its own chance.
         """
@@ -94,7 +94,7 @@ class ProbePlan:
         # The counted ones first, so that the length of the warm-up does not decide which images count.
         image = of.dataset.order(n, of.seed + 2), of.dataset.order(warming, of.seed + 3)
         target = [list(itertools.islice(target_mix.draws(of.classes, of.seed + 1), count)) for count in (n, warming)]
-        return Job(
+        return LoadJob(
             server=of.server,
             fields=[each.fields for each in of.classes],
             target=[*target[1], *target[0]],
@@ -203,7 +203,7 @@ async def run(given: CapacityOptions) -> int:
     with first_interrupt() as stop:
         async with WorkerProcesses(setup_.processes) as workers:
 
-            async def ask(job: Job) -> tuple[list[RequestOutcome], bool]:
+            async def ask(job: LoadJob) -> tuple[list[RequestOutcome], bool]:
                 return await workers.run(job, stop=stop), stop.is_set()
 
             await workers.load(setup_.dataset)

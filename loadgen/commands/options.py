@@ -16,7 +16,7 @@ from hawkvision.core.types import OnMiss
 from hawkvision.core.version import __version__
 from hawkvision.models.manifest import models_dir
 from loadgen.clients.connections import check_server
-from loadgen.clients.engine import Job, Protocol, ServerAddress
+from loadgen.clients.engine import LoadJob, Protocol, ServerAddress
 from loadgen.commands import command_line
 from loadgen.commands.command_line import MeasurementOptions, option
 from loadgen.host import idle_prevention
@@ -107,7 +107,7 @@ class Setup:
     max_in_flight: int
     seed: int
 
-    def job(self, arrivals: Arrivals, duration_s: float) -> Job:
+    def job(self, arrivals: Arrivals, duration_s: float) -> LoadJob:
         """Every request of a run: when, of which class, with which image.
 
         One seed gives the same requests whatever server is asked, so that runs can be compared in pairs.
@@ -118,7 +118,7 @@ class Setup:
         else:
             due = arrivals.due_times(duration_s, self.seed).tolist()
             n = len(due)
-        return Job(
+        return LoadJob(
             server=self.server,
             fields=[each.fields for each in self.classes],
             target=target_mix.deal(self.classes, n, self.seed + 1).tolist(),

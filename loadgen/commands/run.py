@@ -21,7 +21,7 @@ from rich.console import Console
 from hawkvision.core.errors import ArtifactError, ConfigError
 from loadgen.analysis.steady_state import is_steady
 from loadgen.clients import noise_floor
-from loadgen.clients.engine import Job, client_for
+from loadgen.clients.engine import LoadJob, client_for
 from loadgen.clients.processes import WorkerProcesses
 from loadgen.clients.reference import ask_reference
 from loadgen.clients.server_info import identify
@@ -117,7 +117,7 @@ class LoadTest:
     arrivals: Arrivals
     duration_s: float
     profile: LinkProfile | None
-    job: Job
+    job: LoadJob
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ def assemble(given: RunOptions, test: LoadTest, started: Origin, measured: LoadT
     )
 
 
-async def _reference(setup_: Setup, job: Job) -> dict[int, bool]:
+async def _reference(setup_: Setup, job: LoadJob) -> dict[int, bool]:
     positions = sorted(set(job.image))
     with progress_bar("reference", len(positions)) as show:
         return await ask_reference(setup_.dataset, setup_.server, positions, show)
@@ -314,7 +314,7 @@ async def _link_proxy(setup_: Setup, profile: LinkProfile | None) -> AsyncIterat
 
 
 async def _interruptible(
-    workers: WorkerProcesses, job: Job, begun: Callable[[], None] | None
+    workers: WorkerProcesses, job: LoadJob, begun: Callable[[], None] | None
 ) -> tuple[list[RequestOutcome], float | None]:
     """The outcomes, and the seconds after which an interrupt stopped the sending, or None."""
     loop = asyncio.get_running_loop()

@@ -33,11 +33,11 @@ from hawkvision.transport.protocol.frames import (
     decode,
     encode,
 )
-from hawkvision.transport.protocol.image_format import ImageFormat, Kind
+from hawkvision.transport.protocol.image_format import Kind, WireImageFormat
 from hawkvision.transport.protocol.packet_protection import Opener, Sealer, Secret, peek
 
-SEGMENTS = ImageFormat(Kind.SEGMENTS, 320, 240, 80, 4, 3, 5, 2)
-OPAQUE = ImageFormat(Kind.OPAQUE, 0, 2000, 0, 1, 2, 3)
+SEGMENTS = WireImageFormat(Kind.SEGMENTS, 320, 240, 80, 4, 3, 5, 2)
+OPAQUE = WireImageFormat(Kind.OPAQUE, 0, 2000, 0, 1, 2, 3)
 FRAMES: dict[str, Frame] = {
     "fragment": Fragment(7, 2, SEGMENTS, 1, 150, 12, b"", b"symbol"),
     "fragment_meta": Fragment(7, 2, SEGMENTS, 1, 150, 12, b"meta", b"symbol"),

@@ -54,6 +54,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("edge.escalation",),
     ("edge.monitoring",),
     ("edge.serving",),
+    ("edge.servers.shared",),
     ("edge.servers.oip",),
     ("edge.servers",),
     ("edge", "edge.factory"),

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from edge.servers.request_fields import FIELDS, MAX_TOP_K, Source, parse_request
+from edge.servers.shared.request_fields import FIELDS, MAX_TOP_K, Source, parse_request
 from hawkvision.core.errors import MALFORMED, BadField
 from hawkvision.core.types import ClassifyRequest
 

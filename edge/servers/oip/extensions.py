@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from edge.servers.frontend import Frontend
 from edge.servers.oip import decoding, encoding
 from edge.servers.oip.routes import known
+from edge.servers.shared.frontend import Frontend
 from hawkvision.core.errors import MALFORMED, BadField, NotFound
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.servers.bodies import Bodies, Body

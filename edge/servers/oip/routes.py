@@ -19,9 +19,9 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
 from edge.inference.admission import Turns
-from edge.servers.http_messages import Answered, header
 from edge.servers.oip import decoding, encoding
-from edge.servers.request_fields import Source, read_headers, read_query
+from edge.servers.shared.http_messages import Answered, header
+from edge.servers.shared.request_fields import Source, read_headers, read_query
 from edge.serving.node import EdgeNode
 from hawkvision.core.errors import BadField, BadImage, NotFound, TooLarge, UnsupportedMedia
 from hawkvision.core.trace import TraceContext

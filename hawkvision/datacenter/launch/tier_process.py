@@ -28,9 +28,9 @@ from hawkvision.datacenter.launch import local_ray
 from hawkvision.datacenter.launch.messages import ALIVE, BEAT_S, LEAVING, LISTENING, RAY_DIED, READY
 from hawkvision.datacenter.launch.sockets import PublicSockets
 from hawkvision.datacenter.local_socket.registry import QueueBounds, ReplicaRegistry
-from hawkvision.datacenter.servers.datagram_server import DatagramServer
+from hawkvision.datacenter.servers.datagram_server import TierDatagramServer
 from hawkvision.datacenter.servers.http_server import HttpServer, make_http_server
-from hawkvision.datacenter.servers.service import Tier
+from hawkvision.datacenter.servers.service import TierService
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
 from hawkvision.datacenter.stages.ensemble import evaluation_requests
 from hawkvision.models.artifacts import load_variant
@@ -156,17 +156,17 @@ class _TierProcess:
                 local_ray.stop_ray(ask=not lost.done())
                 lost.cancel()
 
-    async def _open_datagram_server(self) -> DatagramServer | None:
+    async def _open_datagram_server(self) -> TierDatagramServer | None:
         port = self._config.feature(DatagramSettings).port
         if port is None:
             return None
-        server = await DatagramServer.open(
+        server = await TierDatagramServer.open(
             self._config, port, self._tier, self._http_server.keys, self._sockets.datagrams
         )
         self._http_server.transports = server.offered.transports
         return server
 
-    def _start_reloads(self, datagram: DatagramServer | None) -> FileWatcher:
+    def _start_reloads(self, datagram: TierDatagramServer | None) -> FileWatcher:
         reloads = FileWatcher.of(self._http_server.keys, self._certificates)
         if datagram is not None:
             reloads.add("dc.datagram_certificate", datagram.offered.files, datagram.offered.reload)
@@ -273,7 +273,7 @@ class _TierProcess:
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
 
 
-async def _open_registry(config: DatacenterConfig, catalog: Catalog, tier: Tier) -> ReplicaRegistry:
+async def _open_registry(config: DatacenterConfig, catalog: Catalog, tier: TierService) -> ReplicaRegistry:
     """Where replicas register. While a group that should have a live replica has none, the tier is not ready."""
     registry = ReplicaRegistry(
         [group.name for group in catalog.groups],

@@ -43,7 +43,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Ping:
+class SocketPing:
     """Sent to a replica, which sends it back."""
 
 

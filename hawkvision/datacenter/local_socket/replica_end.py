@@ -17,9 +17,9 @@ from hawkvision.datacenter.local_socket.protocol import (
     Failure,
     FrameProtocol,
     Part,
-    Ping,
     RegistrationFrame,
     ReplicaRequest,
+    SocketPing,
 )
 
 log = logging.getLogger("hawkvision.datacenter")
@@ -83,7 +83,7 @@ class _ReplicaEnd(FrameProtocol):
         if isinstance(body, ReplicaRequest):
             self._tasks[number] = asyncio.create_task(self._answer(number, body))
             self._tasks[number].add_done_callback(lambda _: self._tasks.pop(number))
-        elif isinstance(body, Ping):
+        elif isinstance(body, SocketPing):
             self.send(number, body)
         elif number in self._tasks:
             self._tasks[number].cancel()

@@ -15,9 +15,9 @@ from hawkvision.datacenter.local_socket.protocol import (
     FrameProtocol,
     Part,
     PeerClosed,
-    Ping,
     RegistrationFrame,
     ReplicaRequest,
+    SocketPing,
 )
 
 PING_S: Final = 0.5
@@ -98,7 +98,7 @@ class ServerEnd(FrameProtocol):
             self._restart_timer(PING_S)
             return
         answers = self._pending.get(number)
-        if answers is None or isinstance(body, Ping):  # a cancelled request's
+        if answers is None or isinstance(body, SocketPing):  # a cancelled request's
             return
         answers.put_nowait(body)
         if not isinstance(body, tuple):
@@ -145,7 +145,7 @@ class ServerEnd(FrameProtocol):
 
     def _ping(self) -> None:
         self._pinged_at = asyncio.get_running_loop().time()
-        self.send(PING_NUMBER, Ping())
+        self.send(PING_NUMBER, SocketPing())
         self._check_in(SILENT_S)
 
     def _check_in(self, seconds: float) -> None:

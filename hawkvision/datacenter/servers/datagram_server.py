@@ -23,7 +23,7 @@ from hawkvision.core.escalation_api import (
 )
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.servers.front_end import FrontEnd
-from hawkvision.datacenter.servers.service import DATAGRAM_PATH, Tier
+from hawkvision.datacenter.servers.service import DATAGRAM_PATH, TierService
 from hawkvision.datacenter.stages.catalog import Catalog
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
@@ -45,18 +45,18 @@ CONFIRM_S: Final = 0.5
 """How long the last replies are repeated to callers that have not confirmed them, before connections end."""
 
 
-class DatagramServer:
+class TierDatagramServer:
     """The tier's end of the datagram transport. Made by `open`; close it."""
 
-    def __init__(self, tier: Tier, max_body_bytes: int, keys: Keys) -> None:
+    def __init__(self, tier: TierService, max_body_bytes: int, keys: Keys) -> None:
         self._front_end = FrontEnd(tier, keys, max_body_bytes)
         self._server: DatagramListener | None = None
         self.offered: OfferedEndpoint
 
     @classmethod
     async def open(
-        cls, config: DatacenterConfig, port: int, tier: Tier, keys: Keys, bound: socket.socket | None = None
-    ) -> DatagramServer:
+        cls, config: DatacenterConfig, port: int, tier: TierService, keys: Keys, bound: socket.socket | None = None
+    ) -> TierDatagramServer:
         """Listen on a UDP port of `config.host`, where 0 takes a free one, or at the socket `bound`.
 
         Raises:

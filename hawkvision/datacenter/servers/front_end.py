@@ -19,7 +19,7 @@ from typing import Final
 from hawkvision.core.errors import HawkVisionError, InternalError, TooLarge
 from hawkvision.core.logs import bind_request
 from hawkvision.core.trace import TraceContext, start_trace
-from hawkvision.datacenter.servers.service import Tier
+from hawkvision.datacenter.servers.service import TierService
 from hawkvision.servers.keys import Keys
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class ObservedRequest:
 class FrontEnd:
     """A tier, the keys of its callers and the limits of their requests."""
 
-    def __init__(self, tier: Tier, keys: Keys, max_body_bytes: int) -> None:
+    def __init__(self, tier: TierService, keys: Keys, max_body_bytes: int) -> None:
         self.tier = tier
         self.keys = keys
         self.max_body_bytes = max_body_bytes

@@ -46,7 +46,7 @@ from hawkvision.core.logs import REQUEST_ID_HEADER
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.trace import parse_traceparent
 from hawkvision.datacenter.servers.front_end import CALLER_GONE, FrontEnd
-from hawkvision.datacenter.servers.service import AdmittedRequest, Tier
+from hawkvision.datacenter.servers.service import AdmittedRequest, TierService
 from hawkvision.datacenter.stages.catalog import Catalog
 from hawkvision.servers.bodies import Bodies, Body, CallerGone
 from hawkvision.servers.keys import Keys, needed_scopes
@@ -68,7 +68,7 @@ class HttpServer:
     """Routes requests, reads images, and writes replies."""
 
     def __init__(self, catalog: Catalog, limits: ServerLimits, keys: Keys) -> None:
-        self.tier = Tier(catalog, limits.max_in_flight)
+        self.tier = TierService(catalog, limits.max_in_flight)
         self.keys = keys
         self.tier.metrics.watch_keys(keys.counts)
         self.transports: Callable[[], Transports] = Transports

@@ -46,7 +46,7 @@ log = logging.getLogger("hawkvision.datacenter")
 ResultT = TypeVar("ResultT")
 
 
-class Tier:
+class TierService:
     """The stages of one task. Not ready until `variants` is set."""
 
     def __init__(self, catalog: Catalog, max_in_flight: int) -> None:
@@ -167,7 +167,7 @@ class Tier:
 
 
 class AdmittedRequest:
-    """One request to the tier, under its deadline. Made by `Tier.admit`."""
+    """One request to the tier, under its deadline. Made by `TierService.admit`."""
 
     def __init__(
         self,

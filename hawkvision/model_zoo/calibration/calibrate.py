@@ -35,7 +35,7 @@ from hawkvision.model_zoo.calibration.certification import (
     write_profile,
 )
 from hawkvision.model_zoo.calibration.loss_simulation import condition_of, received_images
-from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, Execution, run_stages
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
@@ -137,7 +137,7 @@ class _Measuring:
             self.manifest,
             stages,
             self.images,
-            execution=Execution(self.backend),
+            execution=ModelExecution(self.backend),
             cache=self.cache,
             chosen=self.split.used(),
         )
@@ -171,7 +171,7 @@ class _Measuring:
                 self.manifest,
                 stages,
                 arrived.images,
-                execution=Execution(self.backend),
+                execution=ModelExecution(self.backend),
                 cache=self.cache,
                 chosen=arrived.reached,
                 name=f"quality {arrived.quality}, from {arrived.band.low:.0%} on",

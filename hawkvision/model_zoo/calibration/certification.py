@@ -46,7 +46,7 @@ from hawkvision.core.types import Score
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.building.manifest_writer import with_profile
 from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, received_images
-from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, Execution, run_stages
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
@@ -182,7 +182,7 @@ def certified_anew(
         manifest,
         [stage.name for stage in design.stages],
         images,
-        execution=Execution(backend),
+        execution=ModelExecution(backend),
         cache=cache,
         chosen=chosen,
     )
@@ -275,7 +275,8 @@ class _LabelledCertification:
             name = f"quality {each.quality}, from {each.band.low:.0%} on"
             stages = tuple(dict.fromkeys([*(pair.edge for pair in pairs), *(pair.best for pair in pairs)]))
             received_predictions = run_stages(
-                manifest, stages, each.images, execution=Execution(backend), cache=cache, chosen=each.reached, name=name
+                manifest, stages, each.images, execution=ModelExecution(backend), cache=cache, chosen=each.reached,
+                name=name
             )  # fmt: skip
             for pair in pairs:
                 for condition in pair.received:

@@ -32,7 +32,7 @@ from hawkvision.cascade.confidence.scores import Probabilities, softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Score
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, execution_of, open_backend
-from hawkvision.model_zoo.calibration.model_runner import AnyImages, Execution, run_stages
+from hawkvision.model_zoo.calibration.model_runner import AnyImages, ModelExecution, run_stages
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images, read_unlabelled
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, is_exact, stage_fingerprint, statement
@@ -180,7 +180,7 @@ def _probabilities(
 ) -> Probabilities:
     """Of all images, at the temperature at which the stage serves."""
     batch, threads = way
-    execution = Execution(backend, providers, batch, threads)
+    execution = ModelExecution(backend, providers, batch, threads)
     predictions = run_stages(manifest, [judged.stage], images, execution=execution, cache=cache)
     if judged.stage in manifest.cascade.dc:
         return predictions.served(judged.stage).probabilities

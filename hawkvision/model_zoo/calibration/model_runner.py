@@ -45,7 +45,7 @@ Corruption: TypeAlias = Callable[[Pixels, int], Pixels]
 
 
 @dataclass(frozen=True, slots=True)
-class Execution:
+class ModelExecution:
     """How models run: backend, providers of ONNX Runtime, images per inference, and threads per inference."""
 
     backend: BackendKind = "onnxruntime"
@@ -63,7 +63,7 @@ class Execution:
         return open_backend(self.backend, model, variant.input, manifest.classes, self.providers, threads=self.threads)
 
 
-CERTIFIED_EXECUTION: Final = Execution()
+CERTIFIED_EXECUTION: Final = ModelExecution()
 """The execution with which certificates are made."""
 
 
@@ -159,7 +159,7 @@ def run_stages(
     stages: Sequence[str],
     images: AnyImages,
     *,
-    execution: Execution = CERTIFIED_EXECUTION,
+    execution: ModelExecution = CERTIFIED_EXECUTION,
     cache: Path,
     chosen: Chosen | None = None,
     corruption: Corruption | None = None,

@@ -21,7 +21,7 @@ from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.corruption import mixed, mixture_name
 from hawkvision.model_zoo.calibration.drift import LabelledPredictions, subset
-from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, Execution, run_stages
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.model_zoo.reports.metrics import Drift, pair_findings, reliability, replay_drift
 from hawkvision.model_zoo.reports.page import Findings, render
@@ -75,7 +75,9 @@ def report_calibration(
             f"{FEWEST_HELD_OUT} to measure anything on"
         )
     names = tuple(stage.name for stage in known.stages)
-    predictions = run_stages(manifest, names, images, execution=Execution(backend), cache=cache, chosen=split.used())
+    predictions = run_stages(
+        manifest, names, images, execution=ModelExecution(backend), cache=cache, chosen=split.used()
+    )
     clean = LabelledPredictions({name: _calibrated(known, predictions, name) for name in names}, images.labels)
     order = sorted(known.pairs, key=lambda pair: pair.edge != manifest.cascade.default_edge)
     fresh = np.sort(np.concatenate([split.certify, split.held_out]))
@@ -123,7 +125,7 @@ def _drift(
     some = subset(images, chosen)
     stages = (edge, best) if pair.intermediate is None else (edge, best, pair.intermediate.name)
     predictions = run_stages(
-        manifest, stages, some, execution=Execution(backend), cache=cache, corruption=mixed(), name=mixture_name()
+        manifest, stages, some, execution=ModelExecution(backend), cache=cache, corruption=mixed(), name=mixture_name()
     )
     shifted = LabelledPredictions({stage: _calibrated(profile, predictions, stage) for stage in stages}, some.labels)
     return replay_drift(profile, pair, clean.sample(pair, chosen), shifted.sample(pair, np.arange(len(some))))

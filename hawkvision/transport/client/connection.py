@@ -29,7 +29,7 @@ from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.quic import ClientProtocol, QuicWay, client_configuration
-from hawkvision.transport.endpoint.udp import TICK_S, PathSocket, Route, bursts, open_path
+from hawkvision.transport.endpoint.udp import TICK_S, PathSocket, UdpRoute, bursts, open_path
 from hawkvision.transport.protocol.control import (
     MAX_TEMPLATE,
     VERSION,
@@ -88,7 +88,7 @@ class ClientConnection(PathEstimates):
         certificate: str,
         name: str,
         *,
-        routes: Sequence[Route],
+        routes: Sequence[UdpRoute],
         api_key: str | None = None,
         congestion: CongestionFactory = LossTolerant,
         timeout_s: float = 5.0,
@@ -123,7 +123,9 @@ class ClientConnection(PathEstimates):
             raise
         return client
 
-    async def _open(self, port: int, certificate: str, name: str, routes: Sequence[Route], api_key: str | None) -> None:
+    async def _open(
+        self, port: int, certificate: str, name: str, routes: Sequence[UdpRoute], api_key: str | None
+    ) -> None:
         for route in routes:
             self._sockets.append(await open_path(self._loop, route, port, self.datagram))
         try:

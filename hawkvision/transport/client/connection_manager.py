@@ -21,7 +21,7 @@ from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.congestion.controller import CongestionFactory
-from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.control import VERSION
 
 Discover: TypeAlias = Callable[[], Awaitable[DatagramEndpoint]]
@@ -75,7 +75,7 @@ class ConnectionManager:
         self, host: str, discover: Discover, local: Sequence[str], api_key: str | None, congestion: CongestionFactory
     ) -> None:
         """Prepare; nothing is sent yet. Arguments as for `DatagramLink`."""
-        self._routes = [Route(address, host) for address in local] or [Route(None, host)]
+        self._routes = [UdpRoute(address, host) for address in local] or [UdpRoute(None, host)]
         self._host = host
         self._discover = discover
         self._api_key = api_key

@@ -19,7 +19,7 @@ from hawkvision.core.errors import BadField, TooLarge
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import decode, probe
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque, reframe
-from hawkvision.transport.coding.rate_fec_control import FINE, FINE_SIZE, LinkState, choose
+from hawkvision.transport.coding.rate_fec_control import FINE, FINE_SIZE, FecLinkState, choose
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
 from hawkvision.transport.protocol.status import MAX_NACKS, REPAIR_GROWTH
 
@@ -181,11 +181,11 @@ class Planner:
         self._loss: _PeakHold | None = None
         self._burst: _PeakHold | None = None
 
-    def plan(self, measured: LinkState, spare: float, now: float) -> Plan:
+    def plan(self, measured: FecLinkState, spare: float, now: float) -> Plan:
         """The plan for a link with this loss at `now`."""
         return choose(self.held(measured, now), spare)
 
-    def held(self, measured: LinkState, now: float) -> LinkState:
+    def held(self, measured: FecLinkState, now: float) -> FecLinkState:
         """The loss that plans assume; unknown before the first measurement."""
         if self._loss is None or self._burst is None:
             if not measured.known:
@@ -194,7 +194,7 @@ class Planner:
         elif measured.known:
             self._loss.update(measured.loss, now)
             self._burst.update(measured.burst, now)
-        return LinkState(self._loss.value, self._burst.value, known=True)
+        return FecLinkState(self._loss.value, self._burst.value, known=True)
 
 
 class _PeakHold:

@@ -11,7 +11,7 @@ from hawkvision.transport.client.encoding_plan import SMALL_FRAGMENTS, repairs
 from hawkvision.transport.client.sender import BURSTY, PARITY_SPREAD_S
 from hawkvision.transport.coding.fec import parity_count
 from hawkvision.transport.coding.image_coding import Plan
-from hawkvision.transport.coding.rate_fec_control import FINE, SELDOM, LinkState, incomplete_probability
+from hawkvision.transport.coding.rate_fec_control import FINE, SELDOM, FecLinkState, incomplete_probability
 from hawkvision.transport.protocol.frames import MAX_META, fragment_room
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
 
@@ -78,7 +78,7 @@ class LosslessPlanner:
         return self.connection.spare_s(math.ceil(size * (1.0 + parity)) + self.connection.queued_bytes)
 
 
-def link_state(connection: ClientConnection) -> LinkState:
+def link_state(connection: ClientConnection) -> FecLinkState:
     """The measured loss of a connection."""
     estimate = connection.loss()
-    return LinkState(estimate.ratio, estimate.burst, estimate.known)
+    return FecLinkState(estimate.ratio, estimate.burst, estimate.known)

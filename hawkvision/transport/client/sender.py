@@ -1,6 +1,6 @@
 """The sending end: images out as fragments, responses in. Sans-I/O.
 
-    submit ─► queue of fragments ─► paths, each at its own rate ─► … ─► response parts ─► `Answered`
+    submit ─► queue of fragments ─► paths, each at its own rate ─► … ─► response parts ─► `ImageResponse`
                     ▲                                     │
                     └── repair: the receiver's NACK, or reports that leave fewer than k fragments alive
 
@@ -57,7 +57,7 @@ PARITY_SPREAD_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ImageResponse:
     """The response to an image: a status number of `WIRE.md` §6, and its body."""
 
     image: int
@@ -87,7 +87,7 @@ class Sender:
 
     def __init__(self, channel: Channel[FragmentId]) -> None:
         self.channel = channel
-        self.answered: deque[Answered] = deque()
+        self.answered: deque[ImageResponse] = deque()
         self.interims: deque[InterimReceived] = deque(maxlen=MAX_IMAGES)
         """If nobody takes them, the oldest are dropped."""
         self._images: dict[int, OutgoingImage] = {}
@@ -177,7 +177,7 @@ class Sender:
     def answer(self, number: int, status: int, body: bytes) -> None:
         """Take a response that came by the stream; the first one counts."""
         if self._images.pop(number, None) is not None:
-            self.answered.append(Answered(number, status, body))
+            self.answered.append(ImageResponse(number, status, body))
 
     def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
         """The datagrams to send now, each with its path."""

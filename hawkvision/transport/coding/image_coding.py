@@ -38,8 +38,8 @@ from hawkvision.transport.protocol.image_format import (
     MAX_REDRAWN_PIXELS,
     MAX_SIDE,
     MAX_SYMBOLS,
-    ImageFormat,
     Kind,
+    WireImageFormat,
 )
 from hawkvision.transport.protocol.wire import MAX_DATAGRAM, WireError
 
@@ -71,7 +71,7 @@ class Plan:
 class Coded:
     """An image ready to be sent: n symbols, none longer than the room that was given. The first k are data."""
 
-    format: ImageFormat
+    format: WireImageFormat
     symbols: tuple[bytes, ...]
 
 
@@ -140,7 +140,7 @@ def encode(pixels: Pixels, plan: Plan, room: int) -> Coded:
     if base:
         shares = [*base, *protect(base, n - base_k)]
         symbols = [_SHARE.pack(len(share)) + share + symbol for share, symbol in zip(shares, symbols, strict=True)]
-    return Coded(ImageFormat(Kind.SEGMENTS, width, height, plan.quality, interval, k, n, base_k), tuple(symbols))
+    return Coded(WireImageFormat(Kind.SEGMENTS, width, height, plan.quality, interval, k, n, base_k), tuple(symbols))
 
 
 def reframe(jpeg: bytes, parity: float, room: int) -> tuple[Coded, bytes] | None:
@@ -160,7 +160,7 @@ def reframe(jpeg: bytes, parity: float, room: int) -> tuple[Coded, bytes] | None
     if data is None:
         return None
     n = len(data) + parity_count(len(data), parity)
-    format_ = ImageFormat(
+    format_ = WireImageFormat(
         Kind.SEGMENTS, layout.width, layout.height, found.quality, layout.interval, len(data), n,
         tables=int(bool(found.header)),
     )  # fmt: skip
@@ -176,17 +176,17 @@ def opaque(body: bytes, parity: float, room: int) -> Coded | None:
     data = [body[start : start + size] for start in range(0, len(body), size)]
     k = len(data)
     n = k + parity_count(k, parity)
-    format_ = ImageFormat(Kind.OPAQUE, *divmod(len(body), 65536), quality=0, interval=1, k=k, n=n)
+    format_ = WireImageFormat(Kind.OPAQUE, *divmod(len(body), 65536), quality=0, interval=1, k=k, n=n)
     return Coded(format_, tuple(data + protect(data, n - k)))
 
 
-def missing(format: ImageFormat, have: Collection[int]) -> tuple[int, ...]:  # noqa: A002
+def missing(format: WireImageFormat, have: Collection[int]) -> tuple[int, ...]:  # noqa: A002
     """The fewest fragments that complete the image, data symbols first."""
     wanted = (index for index in range(format.n) if index not in have)
     return tuple(itertools.islice(wanted, max(0, format.k - len(have))))
 
 
-def decode(format: ImageFormat, symbols: Mapping[int, bytes], tables: bytes = b"") -> Arrived:  # noqa: A002
+def decode(format: WireImageFormat, symbols: Mapping[int, bytes], tables: bytes = b"") -> Arrived:  # noqa: A002
     """The image as far as the received symbols give it.
 
     Args:
@@ -238,7 +238,7 @@ def _intervals(width: int) -> list[int]:
     return [first, *shorter] if shorter else [first, 1]
 
 
-def _header_of(format_: ImageFormat, tables: bytes) -> tuple[bytes, Layout]:
+def _header_of(format_: WireImageFormat, tables: bytes) -> tuple[bytes, Layout]:
     if format_.tables:
         layout = parse_header(tables)
         if (layout.width, layout.height, layout.interval) != (format_.width, format_.height, format_.interval):
@@ -255,7 +255,7 @@ def _header_of(format_: ImageFormat, tables: bytes) -> tuple[bytes, Layout]:
     return header, layout
 
 
-def _decode_opaque(format_: ImageFormat, symbols: Mapping[int, bytes]) -> Complete | Expired:
+def _decode_opaque(format_: WireImageFormat, symbols: Mapping[int, bytes]) -> Complete | Expired:
     size = -(-format_.body_bytes // format_.k)
     last = format_.body_bytes - (format_.k - 1) * size
     if last <= 0:
@@ -307,7 +307,7 @@ def _unshared(symbols: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int,
     return shares, rest
 
 
-def _enlarged_base(format_: ImageFormat, shares: Mapping[int, bytes]) -> list[bytes] | None:
+def _enlarged_base(format_: WireImageFormat, shares: Mapping[int, bytes]) -> list[bytes] | None:
     """Segments of the base image, enlarged and coded as the image is; None if it is damaged."""
     pieces = recover(shares, format_.base_k, format_.n)
     body = b"".join(pieces[index] for index in range(format_.base_k))

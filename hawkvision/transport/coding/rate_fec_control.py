@@ -67,7 +67,7 @@ _PRIOR: Final = ((0.5, 0.01, 1.0), (0.2, 0.1, 1.5), (0.15, 0.2, 4.0), (0.1, 0.35
 
 
 @dataclass(frozen=True, slots=True)
-class LinkState:
+class FecLinkState:
     """The loss of a link.
 
     Attributes:
@@ -81,7 +81,7 @@ class LinkState:
     known: bool
 
 
-def choose(state: LinkState, spare_ratio: float | None, plain_fragments: int = PLAIN_FRAGMENTS) -> Plan:
+def choose(state: FecLinkState, spare_ratio: float | None, plain_fragments: int = PLAIN_FRAGMENTS) -> Plan:
     """How to send the next image over this link.
 
     Args:
@@ -149,7 +149,7 @@ def _cost(shares: NDArray[np.float64], table: tuple[tuple[float, ...], tuple[flo
     return np.asarray(np.interp(shares, *table))
 
 
-def incomplete_probability(k: int, n: int, state: LinkState) -> float:
+def incomplete_probability(k: int, n: int, state: FecLinkState) -> float:
     """Probability that fewer than k of n datagrams arrive, n ≤ `MAX_SYMBOLS`; no link counts as better than 1 %."""
     lost = _lost(MAX_SYMBOLS, *_rounded(state.loss, state.burst))
     return float(lost[n, n - k + 1 : n + 1].sum())

@@ -38,7 +38,7 @@ TICK_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class UdpRoute:
     """A pair of addresses: the local one (None: any) and the server's host."""
 
     local: str | None
@@ -132,7 +132,7 @@ class PathSocket(asyncio.DatagramProtocol):
 
 
 async def open_path(
-    loop: asyncio.AbstractEventLoop, route: Route, port: int, take: Callable[[bytes], None]
+    loop: asyncio.AbstractEventLoop, route: UdpRoute, port: int, take: Callable[[bytes], None]
 ) -> PathSocket:
     """A socket on a route to a server's port; `take` gets the datagrams from there.
 

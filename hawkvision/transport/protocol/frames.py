@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
 
-from hawkvision.transport.protocol.image_format import ImageFormat, Kind
+from hawkvision.transport.protocol.image_format import Kind, WireImageFormat
 from hawkvision.transport.protocol.wire import FRAGMENT_HEADER_BYTES, FRAGMENT_ROOM, WireError
 
 MAX_META: Final = 64
@@ -48,7 +48,7 @@ class Fragment:
     image: int
     template: int
     """Which registered request this image asks, 0..255."""
-    format: ImageFormat
+    format: WireImageFormat
     index: int
     left_ms: int
     """Time left before the deadline when this was sent; 0 for none. Clipped to 65,535."""
@@ -253,10 +253,10 @@ def _decode_fragment(data: bytes, at: int) -> Fragment:
 @functools.lru_cache(maxsize=256)
 def _format(
     kind: int, width: int, height: int, quality: int, interval: int, k: int, n: int, base_k: int, tables: int
-) -> ImageFormat:
+) -> WireImageFormat:
     """Checked once for all fragments of an image, of as many as eight full sessions are sending."""
     try:
-        return ImageFormat(Kind(kind), width, height, quality, interval, k, n, base_k, tables)
+        return WireImageFormat(Kind(kind), width, height, quality, interval, k, n, base_k, tables)
     except ValueError:
         raise WireError(f"image kind {kind} is not known") from None
 

@@ -27,7 +27,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageFormat:
+class WireImageFormat:
     """The format of one image.
 
     Attributes:

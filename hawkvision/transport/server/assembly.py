@@ -9,7 +9,7 @@ from typing import Final
 
 from hawkvision.core.clock import Deadline
 from hawkvision.transport.coding.image_coding import Arrived
-from hawkvision.transport.protocol.image_format import ImageFormat, Kind
+from hawkvision.transport.protocol.image_format import Kind, WireImageFormat
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.server.response_delivery import Interims
 
@@ -73,7 +73,7 @@ class ReceivedImage:
 class Assembly:
     """The fragments of one image."""
 
-    format: ImageFormat
+    format: WireImageFormat
     template: int
     meta: bytes
     started: float

@@ -47,7 +47,7 @@ from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.transport.coding.image_coding import Coded, Plan
-from hawkvision.transport.coding.rate_fec_control import LinkState, choose
+from hawkvision.transport.coding.rate_fec_control import FecLinkState, choose
 
 RATES: Final = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 BURST: Final = 4.0
@@ -191,11 +191,13 @@ def main() -> int:
 
 def links(spare: float | None = None) -> list[CertificateLink]:
     """Every loss rate, one by one and in bursts, planned for and not; `spare` as `choose` takes it."""
-    clean = choose(LinkState(0.0, 1.0, known=True), spare)
+    clean = choose(FecLinkState(0.0, 1.0, known=True), spare)
     found = []
     for loss in RATES:
         for burst in (1.0, BURST) if loss else (1.0,):
-            found.append(CertificateLink(loss, burst, choose(LinkState(loss, burst, known=True), spare), planned=True))
+            found.append(
+                CertificateLink(loss, burst, choose(FecLinkState(loss, burst, known=True), spare), planned=True)
+            )
             if loss:
                 found.append(CertificateLink(loss, burst, clean, planned=False))
     return found

@@ -46,7 +46,7 @@ from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.system.files import write_atomic
 from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Plan, decode, encode
-from hawkvision.transport.coding.rate_fec_control import LinkState, choose
+from hawkvision.transport.coding.rate_fec_control import FecLinkState, choose
 from hawkvision.transport.protocol.wire import FRAGMENT_ROOM, MAX_DATAGRAM, OVERHEAD
 
 LOSSES: Final = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
@@ -72,9 +72,9 @@ class DatagramLink:
     bursty: bool
 
     @property
-    def state(self) -> LinkState:
+    def state(self) -> FecLinkState:
         """What a sender would know of it after long observation."""
-        return LinkState(self.loss, BURST if self.bursty else 1 / (1 - self.loss), known=True)
+        return FecLinkState(self.loss, BURST if self.bursty else 1 / (1 - self.loss), known=True)
 
     def pattern(self, image: int, n: int = 1024) -> NDArray[np.bool_]:
         """Which of the datagrams of one image are lost; the same for every scheme."""
@@ -234,7 +234,7 @@ def send(body: bytes, image: int) -> Iterator[tuple[tuple[str, DatagramLink], Se
     room = MAX_DATAGRAM - PLAIN_HEADER
     slices = [plain[start : start + room] for start in range(0, len(plain), room)]
     sender = Sender(pixels, len(plain) + PLAIN_HEADER * len(slices))
-    blind = choose(LinkState(0.0, 1.0, known=False), 1.0)
+    blind = choose(FecLinkState(0.0, 1.0, known=False), 1.0)
     for link in LINKS:
         lost = link.pattern(image)
         known = choose(link.state, 1.0)

@@ -40,7 +40,7 @@ from hawkvision.system.files import write_atomic
 from loadgen.analysis.steady_state import is_steady
 from loadgen.analysis.summary import summarise
 from loadgen.clients import noise_floor
-from loadgen.clients.engine import Job, Protocol, ServerAddress
+from loadgen.clients.engine import LoadJob, Protocol, ServerAddress
 from loadgen.clients.processes import WorkerProcesses
 from loadgen.commands import command_line, options
 from loadgen.commands.link_proxy import link_samples
@@ -226,7 +226,7 @@ class _Bench:
             for _ in range(REFERENCE_TRIES):
                 due = [n / REFERENCE_RATE for n in range(len(missing))]
                 outcomes = await self._workers.run(
-                    Job(setup_.server, [{"quality": "best"}], [0] * len(due), missing, len(due), MAX_IN_FLIGHT, due)
+                    LoadJob(setup_.server, [{"quality": "best"}], [0] * len(due), missing, len(due), MAX_IN_FLIGHT, due)
                 )
                 best = [each for each in outcomes if each.tier == "datacenter" and not each.degraded]
                 self._reference |= {each.image: bool(each.right) for each in best}
@@ -303,7 +303,7 @@ class _Bench:
         for attempt in range(SETTLE_TRIES):
             # Other images each time: with a low threshold few are uncertain enough for the datacenter.
             images = [(attempt * n + number) % len(self._dataset) for number in range(n)]
-            job = Job(setup_.server, fields, targets, images, n / SETTLE_RATE, MAX_IN_FLIGHT, due)
+            job = LoadJob(setup_.server, fields, targets, images, n / SETTLE_RATE, MAX_IN_FLIGHT, due)
             outcomes = await self._workers.run(job)
             reached = any(each.tier == "datacenter" for each in outcomes) or contender.policy == "all-edge"
             if reached and all(each.answered and each.latency_s < WARM_ANSWER_S for each in outcomes):

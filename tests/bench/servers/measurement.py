@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.system.process import running
 from loadgen.clients.base import RequestTimes
-from loadgen.clients.engine import Engine, Job, ServerAddress, SharedImages
+from loadgen.clients.engine import Engine, LoadJob, ServerAddress, SharedImages
 from loadgen.workload.arrivals import PoissonArrivals
 from loadgen.workload.record import RequestOutcome
 from tests.bench.servers.catalogue import Handler, HandlerWork, ReferenceServer
@@ -230,7 +230,7 @@ class ServerMeasurement:
         ms = np.array([each.latency_s * 1e3 if _is_good(each) else np.inf for each in outcomes])
         return WaitTimes(rate, ms)
 
-    async def _drive(self, served: RunningServer, job: Job) -> tuple[list[RequestOutcome], float]:
+    async def _drive(self, served: RunningServer, job: LoadJob) -> tuple[list[RequestOutcome], float]:
         """What came of a job, and the seconds until its last answer."""
         field = self._field
         loaded = SharedImages(field.bodies, range(len(field.bodies)), field.expected[served.peer.handler])
@@ -315,8 +315,8 @@ def _job(
     connections: int,
     callers: int = 0,
     due: Sequence[float] = (),
-) -> Job:
-    return Job(
+) -> LoadJob:
+    return LoadJob(
         server=ServerAddress(served.url),
         fields=[{}],
         target=[0] * len(order),

@@ -29,7 +29,7 @@ from rich.table import Table
 from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Plan, encode
-from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.identity import own_identity
 from hawkvision.transport.protocol.status import Status
@@ -80,7 +80,7 @@ async def _send_images(host: str, seconds: float, per_s: float, pem: str, name: 
     pixels = np.kron(rng.integers(0, 255, (32, 32, 3)), np.ones((8, 8, 1))).astype(np.uint8)
     coded = encode(pixels, Plan(80, 0.5), fragment_room(b""))
     size = sum(map(len, coded.symbols)) + OVERHEAD * coded.format.n
-    client = await ClientConnection.connect(UDP_PORT, pem, name, routes=[Route(None, host)])
+    client = await ClientConnection.connect(UDP_PORT, pem, name, routes=[UdpRoute(None, host)])
     begun = time.monotonic() + SETTLE_S
     latencies: list[float] = []
     failed = total = 0

@@ -22,7 +22,7 @@ import uvloop
 from hawkvision.core.types import Pixels
 from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode
-from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.status import Status
 from loadgen.network.link_spec import LinkSpec
@@ -129,7 +129,7 @@ async def bench(link: LinkSpec, every_s: float, seconds: float) -> int:
         serving() as server,
         UdpRelay(("127.0.0.1", server.port), link) as first,
         UdpRelay(("127.0.0.1", server.port), link, listen=("127.0.0.2", first.address[1])) as second,
-        connected(first.address[1], routes=[Route(None, "127.0.0.1"), Route(None, "127.0.0.2")]) as client,
+        connected(first.address[1], routes=[UdpRoute(None, "127.0.0.1"), UdpRoute(None, "127.0.0.2")]) as client,
     ):
         for number, relay in enumerate((first, second)):
             run = await one(client, relay, number, every_s, seconds)

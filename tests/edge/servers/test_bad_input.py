@@ -10,7 +10,7 @@ from urllib.parse import quote
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.servers.request_fields import FIELDS
+from edge.servers.shared.request_fields import FIELDS
 from tests.edge.conftest import Caller
 from tests.images import encoded
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edge.servers.datagram import DatagramServer
-from edge.servers.frontend import Frontend
+from edge.servers.shared.frontend import Frontend
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.escalation_api import DatagramEndpoint

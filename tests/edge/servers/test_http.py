@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from edge.servers import openapi
-from edge.servers.request_fields import FIELDS
+from edge.servers.shared.request_fields import FIELDS
 from hawkvision.client.response import answer_from_json
 from hawkvision.system.process import ServerProcess
 from tests.edge.conftest import Caller

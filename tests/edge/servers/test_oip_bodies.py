@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edge.servers.oip.decoding import MAX_IMAGES, MAX_JSON_VALUES, InferRequest, parse_infer
 from edge.servers.oip.encoding import encode_answers
-from edge.servers.request_fields import FIELDS
+from edge.servers.shared.request_fields import FIELDS
 from hawkvision.core.errors import BadField
 from hawkvision.core.types import (
     AccuracyGuarantee,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.servers.request_fields import FIELDS, MAX_FIELDS, parse_request, read_headers, read_query
+from edge.servers.shared.request_fields import FIELDS, MAX_FIELDS, parse_request, read_headers, read_query
 from hawkvision.core.errors import BadField
 from hawkvision.core.types import ClassifyRequest, MaxAccuracyDrop, MinAccuracy, MinConfidence, OnMiss, Quality
 

@@ -13,8 +13,8 @@ import pytest
 
 from edge.monitoring.stream_keys import caller_of
 from edge.run import _listen, _uvicorn_server
-from edge.servers.frontend import Frontend
 from edge.servers.http import HttpApp
+from edge.servers.shared.frontend import Frontend
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.servers.connections import Limits
 from hawkvision.servers.keyfile import ANYBODY, SINGLE

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fpga.device.device_protocol import SPAN
-from fpga.device.device_session import DeviceSession, ReceivedImage
+from fpga.device.device_session import DeviceImage, DeviceSession
 from fpga.device.emulator import Emulator, main
 from fpga.device.framing import (
     DeviceFrame,
@@ -383,7 +383,7 @@ def test_the_device_computes_an_image_once_and_answers_again() -> None:
     session, (first, second) = device(), whole(1)
     session.receive(second)
     work = session.receive(first)[1]
-    assert isinstance(work, ReceivedImage)
+    assert isinstance(work, DeviceImage)
     assert session.receive(first) == ([], None)
     answer = session.finish(work, CYCLES, np.arange(5, dtype=np.int32))
     assert answer is not None

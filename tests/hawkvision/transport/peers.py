@@ -9,14 +9,14 @@ from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
-from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.identity import Identity, own_identity
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import Handler, Incoming
 
 IDENTITY = own_identity()
-LOOPBACK = Route(None, "127.0.0.1")
+LOOPBACK = UdpRoute(None, "127.0.0.1")
 
 
 async def echo(incoming: Incoming) -> tuple[Status, bytes]:
@@ -51,7 +51,7 @@ async def connected(
     api_key: str | None = None,
     certificate: str = IDENTITY.pem,
     name: str = IDENTITY.name,
-    routes: Sequence[Route] = (LOOPBACK,),
+    routes: Sequence[UdpRoute] = (LOOPBACK,),
     congestion: CongestionFactory = LossTolerant,
     timeout_s: float = 10.0,
 ) -> AsyncIterator[ClientConnection]:

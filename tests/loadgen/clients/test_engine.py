@@ -12,7 +12,7 @@ import pytest
 
 from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.datagram import DatagramLoadClient
-from loadgen.clients.engine import GENERATOR_FULL, Engine, Job, ServerAddress, SharedImages, client_for
+from loadgen.clients.engine import GENERATOR_FULL, Engine, LoadJob, ServerAddress, SharedImages, client_for
 from loadgen.clients.http import HttpClient
 from loadgen.clients.oip import OipClient
 from loadgen.host.timer import PreciseTimer
@@ -53,16 +53,16 @@ class Clerk:
         return self.reply
 
 
-def job(due: list[float], callers: int = 0, duration_s: float = 1.0, in_flight: int = 100) -> Job:
+def job(due: list[float], callers: int = 0, duration_s: float = 1.0, in_flight: int = 100) -> LoadJob:
     n = max(len(due), 6 if callers else 0)
-    return Job(
+    return LoadJob(
         ServerAddress("http://127.0.0.1:1"),
         [{"quality": "fast"}, {}], [i % 2 for i in range(n)], [i % 3 for i in range(n)],
         duration_s, in_flight, due, callers,
     )  # fmt: skip
 
 
-def run(given: Job, clerk: Clerk, loaded: SharedImages = LOADED, began_ago_s: float = 0.0) -> list[RequestOutcome]:
+def run(given: LoadJob, clerk: Clerk, loaded: SharedImages = LOADED, began_ago_s: float = 0.0) -> list[RequestOutcome]:
     clerk.gate.set()
     return asyncio.run(Engine(given, loaded, clerk).run(time.monotonic() - began_ago_s))
 
@@ -180,7 +180,7 @@ def test_refusals_are_noted_as_such() -> None:
 
 def test_job_survives_the_pipe() -> None:
     given = job([0.5, 0.75], in_flight=3)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(given), type=Job) == given
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(given), type=LoadJob) == given
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hawkvision.client.response import Unreachable
 from hawkvision.core.errors import ConfigError, InternalError
 from hawkvision.system.process import ServerProcess
 from loadgen.__main__ import main
-from loadgen.clients.engine import Job, ServerAddress, Tally
+from loadgen.clients.engine import LoadJob, ServerAddress, Tally
 from loadgen.clients.processes import WorkerProcesses, parts
 from loadgen.workload.dataset import read_dataset
 from loadgen.workload.record import NoiseFloor, RequestOutcome
@@ -26,9 +26,9 @@ from loadgen.workload.record import NoiseFloor, RequestOutcome
 IMAGES = read_dataset(None, "imagenet", Path(), limit=3)
 
 
-def job(url: str, due: list[float], callers: int = 0, duration_s: float = 1.0) -> Job:
+def job(url: str, due: list[float], callers: int = 0, duration_s: float = 1.0) -> LoadJob:
     n = len(due) or 60
-    return Job(ServerAddress(url), [{}], [0] * n, [i % 3 for i in range(n)], duration_s, 64, due, callers)
+    return LoadJob(ServerAddress(url), [{}], [0] * n, [i % 3 for i in range(n)], duration_s, 64, due, callers)
 
 
 @given(st.lists(st.floats(0, 10), max_size=40).map(sorted), st.integers(1, 8))

@@ -29,7 +29,7 @@ from loadgen.analysis.capacity import (
     judge,
 )
 from loadgen.analysis.rate_search import STEP_DOWN, STEPS_DOWN, RateSearch, RateTrial
-from loadgen.clients.engine import Job, ServerAddress
+from loadgen.clients.engine import LoadJob, ServerAddress
 from loadgen.commands.find_capacity import WARM_UP_S, Ask, CapacityFindings, ProbePlan, find
 from loadgen.commands.options import Setup
 from loadgen.workload.dataset import Dataset
@@ -218,7 +218,7 @@ def queue(
     """
     runs = iter(range(1000))
 
-    async def ask(job: Job) -> tuple[list[RequestOutcome], bool]:
+    async def ask(job: LoadJob) -> tuple[list[RequestOutcome], bool]:
         rate = len(job.due) / job.duration_s
         free_s = 2.0 if next(runs) in stalls else 0.0
         found = []
@@ -355,7 +355,7 @@ def test_interrupt_ends_the_search_and_what_is_known_stays() -> None:
     whole = queue()
     runs = iter(range(1000))
 
-    async def ask(job: Job) -> tuple[list[RequestOutcome], bool]:
+    async def ask(job: LoadJob) -> tuple[list[RequestOutcome], bool]:
         found, _ = await whole(job)
         return (found, False) if next(runs) < 2 else (found[:200], True)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.servers.request_fields import FIELDS
+from edge.servers.shared.request_fields import FIELDS
 from hawkvision.core.errors import ConfigError
 from loadgen.workload.record import TargetClass
 from loadgen.workload.target_mix import deal, draws, parse

@@ -21,8 +21,8 @@ from hawkvision.core.settings.load import load_config
 from hawkvision.core.trace import start_trace
 from hawkvision.core.types import Score
 from hawkvision.datacenter.app import application
-from hawkvision.datacenter.servers.datagram_server import DatagramServer, useful_side
-from hawkvision.datacenter.servers.service import Tier
+from hawkvision.datacenter.servers.datagram_server import TierDatagramServer, useful_side
+from hawkvision.datacenter.servers.service import TierService
 from hawkvision.datacenter.stages.catalog import load_catalog
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest, VariantAnswer
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
@@ -30,7 +30,7 @@ from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque
 from hawkvision.transport.congestion.bbr import Bbr
-from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.settings import DatagramSettings
@@ -83,10 +83,10 @@ class Sure:
 @asynccontextmanager
 async def mark_ready(
     config: DatacenterConfig, keys: Keys | None = None
-) -> AsyncIterator[tuple[DatagramServer, Tier, Sure]]:
-    tier, variants = Tier(load_catalog(config), 4), Sure()
+) -> AsyncIterator[tuple[TierDatagramServer, TierService, Sure]]:
+    tier, variants = TierService(load_catalog(config), 4), Sure()
     tier.variants = variants
-    server = await DatagramServer.open(config, 0, tier, keys or Keys(config.api_key))
+    server = await TierDatagramServer.open(config, 0, tier, keys or Keys(config.api_key))
     try:
         yield server, tier, variants
     finally:
@@ -95,11 +95,11 @@ async def mark_ready(
 
 @asynccontextmanager
 async def connected(
-    server: DatagramServer, port: int | None = None, api_key: str | None = None
+    server: TierDatagramServer, port: int | None = None, api_key: str | None = None
 ) -> AsyncIterator[ClientConnection]:
     offer = server.offer
     client = await ClientConnection.connect(
-        port or offer.port, offer.certificate, offer.name, routes=[Route(None, "127.0.0.1")], api_key=api_key
+        port or offer.port, offer.certificate, offer.name, routes=[UdpRoute(None, "127.0.0.1")], api_key=api_key
     )
     try:
         yield client

@@ -25,7 +25,7 @@ from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, S
 from hawkvision.core.trace import start_trace
 from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import opaque
-from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.status import Status
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, image, marked_processes
@@ -239,7 +239,7 @@ def test_the_tier_accepts_images_as_datagrams_at_its_advertised_port(service: Ru
     request, trace = EscalationRequest(variant="medium"), start_trace()
 
     async def scenario() -> tuple[Status, bytes]:
-        to = [Route(None, "127.0.0.1")]
+        to = [UdpRoute(None, "127.0.0.1")]
         client = await ClientConnection.connect(offer.port, offer.certificate, offer.name, routes=to, api_key=KEY)
         coded = opaque(image(), 0.5, fragment_room(request.meta(trace)))
         assert coded is not None

@@ -11,7 +11,7 @@ from hawkvision.transport.client.sender import (
     MAX_IMAGES,
     MAX_RESENDS,
     MAX_ROUNDS,
-    Answered,
+    ImageResponse,
     InterimReceived,
     Sender,
 )
@@ -28,7 +28,7 @@ from hawkvision.transport.protocol.frames import (
     Report,
     fragment_room,
 )
-from hawkvision.transport.protocol.image_format import ImageFormat
+from hawkvision.transport.protocol.image_format import WireImageFormat
 from hawkvision.transport.protocol.wire import WireError
 from tests.hawkvision.transport.protocol.test_frames import answer_parts, reports
 from tests.hawkvision.transport.session import BEGIN, CLIENT, SERVER, Peer, client, coded
@@ -74,7 +74,7 @@ def test_parts_of_an_answer_become_one_event_however_often_they_come() -> None:
     parts = [AnswerPart(0, 1, 1, 2, b"at"), AnswerPart(0, 1, 0, 2, b"c")]
     for part in (*parts, *parts):
         end.receive(*peer.seal(part), BEGIN)
-    assert list(end.answered) == [Answered(0, 1, b"cat")]
+    assert list(end.answered) == [ImageResponse(0, 1, b"cat")]
 
 
 def test_an_answer_by_the_stream_and_by_datagrams_counts_once() -> None:
@@ -93,7 +93,7 @@ def test_parts_that_contradict_the_first_are_ignored() -> None:
         end.receive(*peer.seal(part), BEGIN)
     assert not end.answered
     end.receive(*peer.seal(AnswerPart(0, 0, 1, 2, b"at")), BEGIN)
-    assert list(end.answered) == [Answered(0, 0, b"cat")]
+    assert list(end.answered) == [ImageResponse(0, 0, b"cat")]
 
 
 def test_interim_responses_arrive_once_and_in_order() -> None:
@@ -103,7 +103,7 @@ def test_interim_responses_arrive_once_and_in_order() -> None:
         end.receive(*peer.seal(interim), BEGIN)
     end.receive(*peer.seal(AnswerPart(0, 0, 0, 1, b"cat")), BEGIN)
     end.receive(*peer.seal(Interim(0, 2, b"dog?")), BEGIN)
-    assert (list(end.interims), list(end.answered)) == ([InterimReceived(0, b"cat?")], [Answered(0, 0, b"cat")])
+    assert (list(end.interims), list(end.answered)) == ([InterimReceived(0, b"cat?")], [ImageResponse(0, 0, b"cat")])
 
 
 def test_a_nack_brings_the_fragments_again_but_not_at_once_twice() -> None:
@@ -182,7 +182,7 @@ def test_so_many_images_may_wait_and_no_more() -> None:
 
 @pytest.mark.parametrize(("meta", "size"), [(bytes(MAX_META + 1), 10), (b"m", fragment_room(b"")), (b"", 1200)])
 def test_what_does_not_fit_a_datagram_is_refused_at_once(meta: bytes, size: int) -> None:
-    whole = ImageFormat(IMAGE.format.kind, 0, size, 0, 1, 1, 1)
+    whole = WireImageFormat(IMAGE.format.kind, 0, size, 0, 1, 1, 1)
     with pytest.raises(WireError, match="expected at most"):
         client().submit(0, Coded(whole, (bytes(size),)), None, meta, BEGIN)
 

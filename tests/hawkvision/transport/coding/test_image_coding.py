@@ -29,7 +29,7 @@ from hawkvision.transport.coding.image_coding import (
     opaque,
     reframe,
 )
-from hawkvision.transport.protocol.image_format import MAX_PIXELS, MAX_REDRAWN_PIXELS, ImageFormat, Kind
+from hawkvision.transport.protocol.image_format import MAX_PIXELS, MAX_REDRAWN_PIXELS, Kind, WireImageFormat
 from hawkvision.transport.protocol.wire import MAX_DATAGRAM, WireError
 
 ROOM = 1150
@@ -249,7 +249,7 @@ def test_missing_asks_for_the_fewest_and_data_first() -> None:
     assert missing(coded.format, ()) == (0, 1, 2, 3, 4)
 
 
-GOOD = ImageFormat(Kind.SEGMENTS, 227, 227, 80, 5, 10, 15)
+GOOD = WireImageFormat(Kind.SEGMENTS, 227, 227, 80, 5, 10, 15)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_segments_that_lie_are_not_used() -> None:
         assert decode(coded.format, {1: symbol}) == Expired()
 
 
-def well_formed(arrived: Arrived, format_: ImageFormat) -> None:
+def well_formed(arrived: Arrived, format_: WireImageFormat) -> None:
     if isinstance(arrived, Expired):
         return
     columns, rows = -(-format_.width // 16), -(-format_.height // 16)
@@ -326,7 +326,7 @@ def test_damaged_symbols_never_break_the_structure(data: st.DataObject) -> None:
 )  # fmt: skip
 def test_garbage_is_an_error_or_nothing(fields: dict[str, int], symbols: dict[int, bytes]) -> None:
     try:
-        format_ = ImageFormat(**fields)  # type: ignore[arg-type]
+        format_ = WireImageFormat(**fields)  # type: ignore[arg-type]
         arrived = decode(format_, symbols)
     except WireError:
         return
@@ -335,7 +335,7 @@ def test_garbage_is_an_error_or_nothing(fields: dict[str, int], symbols: dict[in
 
 
 def test_one_long_segment_does_not_fill_memory() -> None:
-    format_ = ImageFormat(Kind.SEGMENTS, 4096, 4064, 80, 1, 255, 255)
+    format_ = WireImageFormat(Kind.SEGMENTS, 4096, 4064, 80, 1, 255, 255)
     segment = b"\x01" * 1100
     arrived = partial(decode(format_, {0: len(segment).to_bytes(2, "big") + b"\0\0\x01" + segment}))
     assert len(arrived.body) < MAX_FILLED_BYTES

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from hawkvision.transport.client.connection import ClientConnection
-from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.server.listener import DatagramListener
 from loadgen.network.link_spec import LinkSpec
@@ -27,7 +27,7 @@ async def two_paths(link: LinkSpec = DELAY) -> AsyncIterator[tuple[DatagramListe
         serving() as server,
         UdpRelay(("127.0.0.1", server.port), link) as first,
         UdpRelay(("127.0.0.1", server.port), link, listen=("127.0.0.2", first.address[1])) as second,
-        connected(first.address[1], routes=[Route(None, "127.0.0.1"), Route(None, "127.0.0.2")]) as client,
+        connected(first.address[1], routes=[UdpRoute(None, "127.0.0.1"), UdpRoute(None, "127.0.0.2")]) as client,
     ):
         yield server, client, [first, second]
 

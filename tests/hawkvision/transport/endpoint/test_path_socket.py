@@ -14,7 +14,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.transport.endpoint.udp import MAX_SEGMENTS, PathSocket, Route, bind, bursts, open_path, runs
+from hawkvision.transport.endpoint.udp import MAX_SEGMENTS, PathSocket, UdpRoute, bind, bursts, open_path, runs
 from tests.waiting import until
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ def descriptors() -> int:
 
 async def opened(receiver: socket.socket) -> PathSocket:
     host, port = receiver.getsockname()[:2]
-    return await open_path(asyncio.get_running_loop(), Route(None, host), port, lambda _: None)
+    return await open_path(asyncio.get_running_loop(), UdpRoute(None, host), port, lambda _: None)
 
 
 def run_on_both(scenario: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:

@@ -21,7 +21,7 @@ from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.congestion.controller import CongestionController
 from hawkvision.transport.congestion.registry import CONTROLLERS
-from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.frames import Fragment, Ping, encode
 from hawkvision.transport.protocol.handshake_limits import network_of
 from hawkvision.transport.protocol.packet_protection import MAX_SEALED, Sealer, peek
@@ -421,7 +421,7 @@ def test_handshakes_of_one_network_beyond_its_share_wait_and_others_do_not() -> 
             gate, loop = server._endpoint._handshakes, asyncio.get_running_loop()
             while gate.may_begin("127.0.0.1", loop.time() + 0.5):
                 pass
-            async with connected(server.port, routes=[Route("127.0.0.3", "127.0.0.1")]) as other:
+            async with connected(server.port, routes=[UdpRoute("127.0.0.3", "127.0.0.1")]) as other:
                 assert (await other.ask(b"cats", IMAGE))[0] is Status.OK
             while gate.may_begin("127.0.0.1", loop.time() + 0.5):
                 pass

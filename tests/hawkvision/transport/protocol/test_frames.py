@@ -30,7 +30,7 @@ from hawkvision.transport.protocol.frames import (
     encode,
     fragment_room,
 )
-from hawkvision.transport.protocol.image_format import ImageFormat, Kind
+from hawkvision.transport.protocol.image_format import Kind, WireImageFormat
 from hawkvision.transport.protocol.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, WireError
 
 u8, u16, u32 = st.integers(0, 255), st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1)
@@ -38,14 +38,14 @@ ROOM = MAX_DATAGRAM - HEADER_BYTES - TAG_BYTES
 
 
 @st.composite
-def formats(draw: st.DrawFn) -> ImageFormat:
+def formats(draw: st.DrawFn) -> WireImageFormat:
     n = draw(st.integers(1, 255))
     k = draw(st.integers(1, n))
     if draw(st.booleans()):
         body = draw(st.integers(k, k * MAX_DATAGRAM))
-        return ImageFormat(Kind.OPAQUE, *divmod(body, 65536), quality=0, interval=1, k=k, n=n)
+        return WireImageFormat(Kind.OPAQUE, *divmod(body, 65536), quality=0, interval=1, k=k, n=n)
     tables = draw(u8)
-    return ImageFormat(
+    return WireImageFormat(
         Kind.SEGMENTS, draw(st.integers(1, 1024)), draw(st.integers(1, 1024)), quality=draw(st.integers(1, 100)),
         interval=draw(st.integers(1, 255)), k=k, n=n, base_k=0 if tables else draw(st.integers(0, n)), tables=tables,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from hawkvision.transport.protocol.frames import (
     Report,
     fragment_room,
 )
-from hawkvision.transport.protocol.image_format import ImageFormat, Kind
+from hawkvision.transport.protocol.image_format import Kind, WireImageFormat
 from hawkvision.transport.protocol.status import MAX_NACKS, Status
 from hawkvision.transport.protocol.wire import Drop, WireError
 from hawkvision.transport.server.assembly import Budget, ReceivedImage, ReceiveTimeouts
@@ -363,7 +363,7 @@ def test_one_symbol_that_holds_all_segments_is_handed_over_once() -> None:
     end, peer = server(), Peer()
     whole = encode(scene(32, 64), Plan(30, 0.0), 1100)
     assert whole.format.k == 1
-    two = ImageFormat(Kind.SEGMENTS, 64, 32, 30, whole.format.interval, k=2, n=2)
+    two = WireImageFormat(Kind.SEGMENTS, 64, 32, 30, whole.format.interval, k=2, n=2)
     frames = [Fragment(0, 0, two, index, 0, 0, b"", whole.symbols[0]) for index in (0, 1)]
     give(end, peer, frames[0])
     (event,) = handed(end, peer, BEGIN + 0.1)
@@ -383,7 +383,7 @@ hostile = st.one_of(
     any_fragments(),
     st.builds(
         Fragment, st.integers(0, 3), st.just(0),
-        st.builds(ImageFormat, st.just(Kind.SEGMENTS), st.just(64), st.just(48), st.just(50), st.just(4), st.just(3),
+        st.builds(WireImageFormat, st.just(Kind.SEGMENTS), st.just(64), st.just(48), st.just(50), st.just(4), st.just(3),
                   st.integers(3, 6), st.integers(0, 2)),
         st.integers(0, 2), st.integers(0, 99), st.just(0), st.just(b""),
         st.binary(min_size=1, max_size=fragment_room(b"")),
