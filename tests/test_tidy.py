@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The quantised IR, which the zoo writes and `fpga` compiles.
     "hawkvision.integer": L0 | L1,
     "hawkvision.datacenter": L0 | L1 | L2,
-    "hawkvision.zoo": L0 | L1 | L2 | {"hawkvision.integer"},
+    "hawkvision.model_zoo": L0 | L1 | L2 | {"hawkvision.integer"},
     "fpga": FPGA,
     "fpga.compiler": L0 | L1 | {"hawkvision.integer"},
     "fpga.simulation": FPGA | {"fpga.compiler"},
@@ -100,19 +100,19 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision.testing": L0 | L1 | {"hawkvision.inference.backends.interface"},
     "hawkvision.cli.answer_table": L0,
     "hawkvision.models.sample_images": L0 | L1,
-    "hawkvision.cli.up": L0 | L1 | CLIENT | {"hawkvision.models.sample_images", "hawkvision.zoo"},
+    "hawkvision.cli.up": L0 | L1 | CLIENT | {"hawkvision.models.sample_images", "hawkvision.model_zoo"},
     "hawkvision.cli.demo": L0
     | L1
     | CLIENT
-    | {"hawkvision.cli.answer_table", "hawkvision.models.sample_images", "hawkvision.cli.up", "hawkvision.zoo"},
+    | {"hawkvision.cli.answer_table", "hawkvision.models.sample_images", "hawkvision.cli.up", "hawkvision.model_zoo"},
     "hawkvision.doctor": L0 | L1 | L2 | {"edge", "hawkvision.datacenter"},
     "hawkvision.cli": frozenset({*PACKAGES}),
     "hawkvision": L0 | CLIENT | {"hawkvision.renamed"},
 }
 ONLY_IMPORTERS_OF = {
     "ray": ("hawkvision.datacenter",),
-    "torch": ("hawkvision.zoo",),
-    "torchvision": ("hawkvision.zoo",),
+    "torch": ("hawkvision.model_zoo",),
+    "torchvision": ("hawkvision.model_zoo",),
     # The first forbids reports before it imports; the second does the same in other servers' environments.
     "onnxruntime": ("hawkvision.system.onnx_runtime", "tests.bench.servers.handlers.work"),
     # It keeps the reports out that the package would make.
