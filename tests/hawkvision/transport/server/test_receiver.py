@@ -383,7 +383,8 @@ hostile = st.one_of(
     any_fragments(),
     st.builds(
         Fragment, st.integers(0, 3), st.just(0),
-        st.builds(WireImageFormat, st.just(Kind.SEGMENTS), st.just(64), st.just(48), st.just(50), st.just(4), st.just(3),
+        st.builds(
+            WireImageFormat, st.just(Kind.SEGMENTS), st.just(64), st.just(48), st.just(50), st.just(4), st.just(3),
                   st.integers(3, 6), st.integers(0, 2)),
         st.integers(0, 2), st.integers(0, 99), st.just(0), st.just(b""),
         st.binary(min_size=1, max_size=fragment_room(b"")),
