@@ -18,18 +18,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from edge.servers.shared.http_messages import Headers, Reply
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.servers.bodies import Bodies, Body, CallerGone, nonempty
 from hawkvision.servers.connections import ConnectionRegistry, Limits
 from hawkvision.servers.protocol import BoundedProtocol
-
-Headers = list[tuple[bytes, bytes]]
-"""Names in lower case."""
 
 LOCAL: Final = "127.0.0.1"
 """The address of callers without one, which connect over a Unix socket."""
@@ -38,14 +36,6 @@ HOLD_S: Final = 0.005
 separately. A client on a slow network gains nothing from the fast path."""
 MAX_HELD_BYTES: Final = 64 * 1024
 """Largest part of an incomplete body that is held; uvicorn buffers as much before the application reads."""
-
-
-class Reply(NamedTuple):
-    """A complete response; `headers` contain no line breaks."""
-
-    status: int
-    headers: Headers
-    body: bytes
 
 
 class FastPathApp(Protocol):

@@ -13,7 +13,7 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
-from edge.servers.fast_path import LOCAL, Headers, Reply, WholeBody
+from edge.servers.fast_path import LOCAL, WholeBody
 from edge.servers.forms import read_form
 from edge.servers.oip import routes as oip_routes
 from edge.servers.routes import CALLER, pages
@@ -21,6 +21,8 @@ from edge.servers.shared.frontend import Frontend
 from edge.servers.shared.http_messages import (
     Answered,
     Handler,
+    Headers,
+    Reply,
     encode,
     error_headers,
     error_reply,

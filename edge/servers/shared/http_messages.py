@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from starlette.types import Scope, Send
 
-from edge.servers.fast_path import Headers, Reply
 from edge.serving.node import EdgeNode
 from hawkvision.core.errors import (
     BackendUnavailable,
@@ -25,6 +24,17 @@ from hawkvision.core.types import Answer, Timing
 from hawkvision.servers.bodies import Body
 
 encode = msgspec.json.encode
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case."""
+
+
+class Reply(NamedTuple):
+    """A complete response; `headers` contain no line breaks."""
+
+    status: int
+    headers: Headers
+    body: bytes
 
 
 class Answered(NamedTuple):
