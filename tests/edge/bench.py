@@ -191,7 +191,7 @@ async def bench(
 
 
 def misses(times: ResponseTimes, waited_ms: float, now: float, number: int = 3) -> None:
-    """So many escalations, two seconds apart and the last of them at `now`, were waited for in vain."""
+    """So many escalations, two seconds apart and the last of them at `now`, got no reply in time."""
     for each in range(number):
         at = now - 2.0 * (number - 1 - each)
         times.given_up(times.sent(at - waited_ms * 1e-3), waited_ms, at)

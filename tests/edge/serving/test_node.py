@@ -200,7 +200,7 @@ LATE_MS = 2_000.0
 
 
 async def doubted(it: Bench) -> DatacenterClient:
-    """Ten seconds ago, three escalations one after the other were waited for in vain."""
+    """Ten seconds ago, three escalations in a row got no reply in time."""
     datacenter = it.node.datacenter
     assert datacenter is not None
     misses(datacenter.link.times, LATE_MS, it.clock.now() - 10.0)
@@ -241,7 +241,7 @@ def test_who_could_have_both_accuracy_and_deadline_gets_both_however_little_is_l
     }
 
 
-def test_three_callers_wait_in_vain_for_a_link_that_is_always_late_and_none_after_them(large: Peer) -> None:
+def test_three_requests_wait_for_a_link_that_is_always_late_and_none_after_them(large: Peer) -> None:
     large.delay_s = 30.0
 
     async def scenario() -> tuple[list[Answer], float]:
@@ -271,7 +271,7 @@ def test_tries_in_time_end_the_doubt(large: Peer) -> None:
     assert run(scenario).tier is Tier.DATACENTER
 
 
-def test_who_has_more_time_than_was_waited_in_vain_is_not_put_off(large: Peer) -> None:
+def test_a_request_with_more_time_than_the_missed_waits_is_still_escalated(large: Peer) -> None:
     async def scenario() -> Answer:
         async with bench(large, UNSURE) as it:
             await doubted(it)

@@ -20,7 +20,7 @@ from tests.waiting import until
 
 PART_CLASS = 4
 DEADLINE_MS = 2_000.0
-PATIENT_MS = 20_000.0
+LONG_DEADLINE_MS = 20_000.0
 
 
 def uplink_of(it: Bench) -> DatacenterClient:
@@ -58,14 +58,14 @@ def test_the_latest_part_is_the_answer_where_the_whole_is_late(slow: Peer) -> No
 
 def test_the_whole_is_the_answer_where_it_is_in_time(large: Peer) -> None:
     large.parts = [PART_CLASS]
-    answer = asked(large, PATIENT_MS)
+    answer = asked(large, LONG_DEADLINE_MS)
     assert (answer.index, answer.degraded, answer.accuracy.status) == (ANSWER_CLASS, False, AccuracyStatus.CERTIFIED)
 
 
 @pytest.mark.parametrize("on_miss", [OnMiss.FAIL, OnMiss.WAIT])
 def test_who_wants_the_target_met_is_not_offered_parts(large: Peer, on_miss: OnMiss) -> None:
     large.parts = [PART_CLASS]
-    assert asked(large, PATIENT_MS, on_miss).index == ANSWER_CLASS
+    assert asked(large, LONG_DEADLINE_MS, on_miss).index == ANSWER_CLASS
     assert "x-hawkvision-progressive" not in large.headers[-1]
 
 
@@ -80,7 +80,7 @@ def test_without_a_deadline_nobody_asks_for_parts(large: Peer) -> None:
 
 def test_a_connection_that_breaks_after_a_part_leaves_the_part(large: Peer) -> None:
     large.parts, large.breaks_off = [PART_CLASS], True
-    answer = asked(large, PATIENT_MS)
+    answer = asked(large, LONG_DEADLINE_MS)
     assert (answer.index, answer.degraded) == (PART_CLASS, True)
 
 
@@ -107,17 +107,17 @@ def test_where_the_whole_is_hardly_ever_in_time_a_part_is_the_answer_as_soon_as_
         async with bench(slow, UNSURE) as it:
             datacenter = uplink_of(it)
             misses(datacenter._selector.carrier.rest, 60_000.0, it.clock.now())
-            answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
+            answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=LONG_DEADLINE_MS)
             assert counted(it) == (1, 1)
             return answer, datacenter._pending
 
     answer, pending = run(scenario)
     assert answer.tier is Tier.DATACENTER
-    assert answer.timing_ms.total < PATIENT_MS / 2
+    assert answer.timing_ms.total < LONG_DEADLINE_MS / 2
     assert pending == 1, "the escalation goes on, to learn whether waiting pays again"
 
 
-@pytest.mark.parametrize(("deadline_ms", "index"), [(DEADLINE_MS, PART_CLASS), (PATIENT_MS, ANSWER_CLASS)])
+@pytest.mark.parametrize(("deadline_ms", "index"), [(DEADLINE_MS, PART_CLASS), (LONG_DEADLINE_MS, ANSWER_CLASS)])
 def test_the_rest_is_waited_for_where_it_usually_takes_less_than_there_is_time(
     large: Peer, deadline_ms: float, index: int
 ) -> None:
@@ -142,7 +142,7 @@ def test_what_was_given_up_for_a_part_is_learned_from(large: Peer) -> None:
             datacenter = uplink_of(it)
             rest = datacenter._selector.carrier.rest
             misses(rest, 60_000.0, it.clock.now())
-            await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
+            await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=LONG_DEADLINE_MS)
             await until(lambda: datacenter._pending == 0)
             return sum(each.answered for each in rest._observations)
 
@@ -154,7 +154,7 @@ def test_lines_are_read_however_they_are_cut(lines: list[bytes], data: st.DataOb
     ended = data.draw(st.booleans())
     body = b"\n".join(lines) + (b"\n" if ended else b"")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)))))
-    heard: list[bytes] = []
+    arrived: list[bytes] = []
 
     async def read() -> bytes:
         loop = asyncio.get_running_loop()
@@ -169,12 +169,12 @@ def test_lines_are_read_however_they_are_cut(lines: list[bytes], data: st.DataOb
             stream.feed_eof()
 
         feeding = asyncio.create_task(feed())
-        last = await read_lines(stream, heard.append)
+        last = await read_lines(stream, arrived.append)
         await feeding
         return last
 
     assert asyncio.run(read()) == lines[-1]
-    assert heard == (lines if ended else lines[:-1])
+    assert arrived == (lines if ended else lines[:-1])
 
 
 def test_the_answer_is_read_from_the_last_line_over_a_real_connection(large: Peer) -> None:
@@ -184,8 +184,8 @@ def test_the_answer_is_read_from_the_last_line_over_a_real_connection(large: Pee
         async with aiohttp.ClientSession() as session:
             headers = {"X-HawkVision-Progressive": "1"}
             async with session.post(f"{large.url}/v1/infer", data=b"image", headers=headers) as response:
-                heard: list[bytes] = []
-                assert await read_lines(response.content, heard.append) == heard[-1]
-                return len(heard)
+                arrived: list[bytes] = []
+                assert await read_lines(response.content, arrived.append) == arrived[-1]
+                return len(arrived)
 
     assert asyncio.run(lines()) == 3

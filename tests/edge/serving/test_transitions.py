@@ -64,14 +64,14 @@ def test_a_datacenter_that_ends_is_missed_at_once_by_a_node_without_traffic_and_
 
 
 def test_a_tier_that_is_still_loading_when_the_node_starts_answers_as_soon_as_it_can(large: Peer) -> None:
-    """Nobody has to ask in vain for that, and the node asks often enough to find it at once."""
+    """No request has to fail for that, and the node asks often enough to find it at once."""
     large.stages_status = 503
 
     async def scenario() -> list[Answer]:
         async with bench(large, UNSURE) as it:
             await until(lambda: gauge(it, "datacenter_up") == 0.0)
             asked = large.asked_for_stages
-            await until(lambda: large.asked_for_stages >= asked + 25)  # more than `until` has patience for 5 s apart
+            await until(lambda: large.asked_for_stages >= asked + 25)  # at 5 s apart, `until` would time out
             large.stages_status = 200
             await until(lambda: gauge(it, "datacenter_up") == 1.0)
             return [await it.ask(target=Quality.BEST) for _ in range(3)]

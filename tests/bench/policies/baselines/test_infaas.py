@@ -291,14 +291,14 @@ def test_variants_that_are_built_and_fit_are_registered_and_unloaded_again(tmp_p
     assert all(each.infer_ms > 0.0 and each.load_ms > 0.0 for each in found.variants.values())
 
 
-def test_a_stepwise_ensemble_is_a_variant_among_others(tmp_path: Path) -> None:
+def test_a_conditional_ensemble_is_a_variant_among_others(tmp_path: Path) -> None:
     store = Store()
     cache = built(tmp_path, {LITE0: 1000, "efficientnet_lite1_int8": 900})
     found = register(infaas(resident_memory_mb=0.003), IMAGENET, cache, "edge_committee", store.load)
     assert {name: each.size for name, each in found.variants.items()} == {
         LITE0: 1000,
         "efficientnet_lite1_int8": 900,
-        "edge_committee": 1900,
+        IMAGENET.cascade.default_edge: 1900,
     }
     assert found.variants["edge_committee"].accuracy == max(each.accuracy for each in found.variants.values())
     with pytest.raises(ArtifactError, match=r"edge_committee: the model file is missing.* efficientnet_lite1_int8"):
@@ -307,7 +307,7 @@ def test_a_stepwise_ensemble_is_a_variant_among_others(tmp_path: Path) -> None:
 
 def test_a_missing_registered_accuracy_is_an_error(tmp_path: Path) -> None:
     ensembles = tuple(replace(each, accuracy=None) for each in IMAGENET.ensembles)
-    with pytest.raises(ManifestError, match=r"'infaas' needs registered accuracies of .* and committee"):
+    with pytest.raises(ManifestError, match=f"'infaas' needs registered accuracies of .* and {IMAGENET.best}"):
         register(INFAAS, replace(IMAGENET, ensembles=ensembles), tmp_path, LITE0, Store().load)
 
 
