@@ -182,9 +182,9 @@ def _weights(before: int, after: int) -> tuple[NDArray[np.int64], _Floats]:
     asked = np.zeros((_PERIOD, 3 * before), np.float32)
     columns = np.arange(3 * before)
     asked[columns % _PERIOD, columns] = 1.0
-    told = cv2.resize(asked, (3 * after, _PERIOD), interpolation=cv2.INTER_CUBIC)
+    reported = cv2.resize(asked, (3 * after, _PERIOD), interpolation=cv2.INTER_CUBIC)
     pixel = np.arange(after)
     # The middle of pixel p lies at (p + 1/2) * before / after - 1/2; the second of the four is at or before it.
     first = ((2 * pixel + 1) * before - after) // (2 * after) - 1
     taps = first[:, None] + np.arange(TAPS)
-    return first, told[(taps + before) % _PERIOD, after + pixel[:, None]]
+    return first, reported[(taps + before) % _PERIOD, after + pixel[:, None]]

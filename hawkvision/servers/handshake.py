@@ -35,7 +35,7 @@ class HandshakeFailures:
 
     def __init__(self, certificates: Certificates) -> None:
         self._certificates = certificates
-        self._untold = 0
+        self._unreported = 0
         self._next = 0.0
         self.leaving = 0
         """Refused connections that are open until their callers have read the alert."""
@@ -50,12 +50,12 @@ class HandshakeFailures:
         self._certificates.handshakes_failed += 1
         now = time.monotonic()
         if now < self._next:
-            self._untold += 1
+            self._unreported += 1
             return
         address = peer[0] if isinstance(peer, tuple) else "a caller"
         why = str(error) or type(error).__name__  # the error of a caller that hangs up has no text
-        log.info("TLS handshake with %s failed: %s (and %d before it)", address, why, self._untold)
-        self._untold, self._next = 0, now + LOG_EVERY_S
+        log.info("TLS handshake with %s failed: %s (and %d before it)", address, why, self._unreported)
+        self._unreported, self._next = 0, now + LOG_EVERY_S
 
 
 class Handshake(asyncio.Protocol):
@@ -156,10 +156,10 @@ def _feed(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
 
 def behind_tls(protocol: type[asyncio.Protocol], certificates: Certificates) -> type[asyncio.Protocol]:
     """The protocol class for `uvicorn.Config(http=…)` that runs `protocol`, a `BoundedProtocol`, behind TLS."""
-    told = HandshakeFailures(certificates)
+    reported = HandshakeFailures(certificates)
 
     class Gate(Handshake):
-        failures = told
+        failures = reported
 
         def __init__(self, **kwargs: Any) -> None:
             super().__init__()

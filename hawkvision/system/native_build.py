@@ -233,9 +233,9 @@ def _identity(compiler: str) -> str:
         CompileError: if it cannot be run.
     """
     try:
-        told = run(
+        reported = run(
             compiler, ["--version"], cpu_limit_s=COMPILE_CPU_S, wall_limit_s=VERSION_WALL_S, env={"LC_ALL": "C"}
         ).output
     except OSError as error:
         raise CompileError(f"{compiler} cannot be run: {error}") from None
-    return hashlib.sha256(f"{os.path.realpath(compiler)}\0{told}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{os.path.realpath(compiler)}\0{reported}".encode()).hexdigest()[:16]

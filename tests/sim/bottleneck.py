@@ -144,9 +144,9 @@ class Camera:
         self._numbers, self._images = itertools.count(), itertools.count()
         self._wake: float | None = None
         self._received: dict[int, float] = {}
-        self._untold = 0
+        self._unreported = 0
         self._report_due = self._expiring = False
-        self._heard_at = self._silent_at = self.sim.now
+        self._received_at = self._silent_at = self.sim.now
         self._lost: set[int] = set()
         self.sim.at(self.sim.now, self._take_image)
 
@@ -189,8 +189,8 @@ class Camera:
         self._received[number] = self.sim.now + self._offset
         if len(self._received) > REPORT_REACH:
             del self._received[min(self._received)]
-        self._untold += 1
-        if self._untold >= REPORT_AFTER:
+        self._unreported += 1
+        if self._unreported >= REPORT_AFTER:
             self._report()
         elif not self._report_due:
             self._report_due = True
@@ -198,22 +198,22 @@ class Camera:
 
     def _report(self) -> None:
         self._report_due = False
-        if self._untold and self.reachable:
-            self._untold = 0
-            told, at = dict(self._received), self.sim.now
-            self.link.send_back(lambda: self._reported(told, at))
+        if self._unreported and self.reachable:
+            self._unreported = 0
+            reported, at = dict(self._received), self.sim.now
+            self.link.send_back(lambda: self._reported(reported, at))
 
-    def _reported(self, told: dict[int, float], at: float) -> None:
+    def _reported(self, reported: dict[int, float], at: float) -> None:
         now = self.sim.now
-        self._heard_at = now
-        newest = max(told, key=lambda number: told[number])
+        self._received_at = now
+        newest = max(reported, key=lambda number: reported[number])
         rtt = None
         if newest in self.out:
-            rtt = now - self.out[newest].at - (at + self._offset - told[newest])
-        pairs = [(told[number], self.out.pop(number)) for number in sorted(told) if number in self.out]
+            rtt = now - self.out[newest].at - (at + self._offset - reported[newest])
+        pairs = [(reported[number], self.out.pop(number)) for number in sorted(reported) if number in self.out]
         pairs.sort(key=lambda pair: pair[0])
         arrivals = [Arrival(sent.size, sent.at, round(time / 64e-6) * 64e-6) for time, sent in pairs]
-        self._lose([number for number in self.out if number <= max(told) - REORDERING], arrivals, rtt)
+        self._lose([number for number in self.out if number <= max(reported) - REORDERING], arrivals, rtt)
         self._send()
 
     def _expire(self) -> None:
@@ -221,7 +221,7 @@ class Camera:
         late = [number for number, sent in self.out.items() if sent.at + timeout <= now]
         if late:
             self._lose(late, [], None)
-            if self._heard_at < now - timeout and self._silent_at < now - timeout:
+            if self._received_at < now - timeout and self._silent_at < now - timeout:
                 self._silent_at = now
                 self.rate.on_silence(now)
         if self.out:

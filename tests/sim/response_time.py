@@ -24,7 +24,7 @@ class Outcome:
     """Callers for whom the reply would have been on time."""
     both: int = 0
     """Callers who got it."""
-    vain: int = 0
+    missed: int = 0
     """Callers who waited, and got none."""
     missed_in_a_row: int = 0
     """The most of them without one in between whose reply would have been on time."""
@@ -79,7 +79,7 @@ def simulate(
             worth_ms = breaker.times.worth_ms(within_ms, now)
             took_ms = send(now, within_ms, probe=False)
             outcome.both += took_ms <= worth_ms
-            outcome.vain += took_ms > worth_ms
+            outcome.missed += took_ms > worth_ms
             row = row + 1 if took_ms > worth_ms else row
         else:
             took_ms = round_trip(now, rng)

@@ -21,10 +21,10 @@ IMAGE = small_image()
 SEGMENTS = encode(scene(64, 128), Plan(50, 0.5), 300)
 
 
-def run(world: World, images: int = 30, every_s: float = 0.05, patience_s: float = 15.0) -> World:
+def run(world: World, images: int = 30, every_s: float = 0.05, timeout_s: float = 15.0) -> World:
     """Ask that often, and wait for the last answers. What was answered twice has failed in the world itself."""
     world.stream(IMAGE, images, every_s)
-    world.run(world.now + images * every_s + patience_s)
+    world.run(world.now + images * every_s + timeout_s)
     assert len(world.asked) == images
     return world
 

@@ -106,10 +106,10 @@ def test_a_load_test_asks_for_no_name_and_writes_only_its_record(null: ServerPro
     with traced() as (trace, prefix):
         command = ["-m", "loadgen", "run", "--url", null.url, "--arrivals", "constant:50", "--duration-s", "1"]
         record = str(trace.folder / "r.json")
-        told = subprocess.run(
+        reported = subprocess.run(
             [*prefix, sys.executable, *command, "--warm-up-s", "0", "--no-noise", "--json", record],
             cwd=ROOT, env={**trace.environment, "PATH": "/usr/bin:/bin"}, capture_output=True, text=True,
         )  # fmt: skip
-        assert told.returncode == 0, told.stdout + told.stderr
+        assert reported.returncode == 0, reported.stdout + reported.stderr
     assert not trace.sent()
     assert not foreign(trace, "r.json", ".r.json", "tmp/hawkvision")

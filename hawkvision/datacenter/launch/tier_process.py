@@ -123,7 +123,7 @@ class _TierProcess:
         server = self._uvicorn()
         serving = asyncio.create_task(server.serve(sockets=[self._sockets.http]))
         registry = await _open_registry(self._config, self._catalog, self._tier)
-        self._tell(LISTENING)
+        self._report(LISTENING)
         heartbeat = asyncio.create_task(self._beat())
         watcher = local_ray.RayWatcher()
         # Ray starts outside the main thread, where it would take SIGTERM for itself and block the server. One thread
@@ -134,7 +134,7 @@ class _TierProcess:
             try:
                 await asyncio.wait((opening, lost), return_when=asyncio.FIRST_COMPLETED)
                 if opening.done() and await opening:
-                    self._tell(READY)
+                    self._report(READY)
                     stopped = asyncio.create_task(self._stop.wait())
                     await asyncio.wait((stopped, lost), return_when=asyncio.FIRST_COMPLETED)
                 if lost.done() and not self._stop.is_set():
@@ -250,11 +250,11 @@ class _TierProcess:
 
     async def _leave(self) -> None:
         """Leave new callers to the launcher, and give recent ones the time to send their requests."""
-        self._tell(LEAVING)
+        self._report(LEAVING)
         asyncio.get_running_loop().remove_reader(self._sockets.http.fileno())
         await asyncio.sleep(_LEAVE_S)
 
-    def _tell(self, word: bytes) -> None:
+    def _report(self, word: bytes) -> None:
         """Send the launcher a word; if the launcher is gone, the kernel ends this process as well.
 
         A suspended launcher with a full socket misses words; some hundred fit.
@@ -265,7 +265,7 @@ class _TierProcess:
     async def _beat(self) -> None:
         """Show the launcher that this event loop runs."""
         while True:
-            self._tell(ALIVE)
+            self._report(ALIVE)
             await asyncio.sleep(BEAT_S)
 
     def _stop_on_signal(self) -> None:

@@ -339,8 +339,8 @@ class ClientConnection(PathEstimates):
         while self.lost is None:
             await asyncio.sleep(WATCH_S)
             now, channel = monotonic(), self.sender.channel
-            heard = max(opened_at, *(path.heard_at for path in channel.paths.values()))
-            if all(path.dead(now) for path in channel.paths.values()) and heard < now - SILENT_S:
+            received = max(opened_at, *(path.received_at for path in channel.paths.values()))
+            if all(path.dead(now) for path in channel.paths.values()) and received < now - SILENT_S:
                 self._close(CloseCode.NONE, f"the server was silent for {SILENT_S:g} s")
             elif now >= greet_at:
                 greet_at = now + KEEPALIVE_S

@@ -60,7 +60,7 @@ class RateController:
         self._tokens = self._burst
         self._filled_at = now
         self._silences = 0
-        self._heard_at = now
+        self._received_at = now
         self._broken = False
         """Whether the circuit breaker is open."""
         self._gathering = False
@@ -147,8 +147,8 @@ class RateController:
         """
         self._fill(now)
         if arrivals:
-            self._on_heard(now)
-        elif lost and now - self._heard_at > self.timeout_s():
+            self._on_received(now)
+        elif lost and now - self._received_at > self.timeout_s():
             self._trip.back_off()
         self.path.observe(arrivals, lost, rtt_s, now, loss_runs)
         if lost:
@@ -169,18 +169,18 @@ class RateController:
         """Note a probe timeout without a report while datagrams are in flight."""
         self._fill(now)
         self._silences += 1
-        if self._silences >= BREAKER_SILENCES and now - self._heard_at >= BREAKER_S:
+        if self._silences >= BREAKER_SILENCES and now - self._received_at >= BREAKER_S:
             self._broken = True
         self._limit()
 
-    def _on_heard(self, now: float) -> None:
+    def _on_received(self, now: float) -> None:
         if self._broken:
             self._broken = False
             self._trains.forget()
             self.congestion.on_outage_end(now)
         self._trip.reset_back_off()
         self._silences = 0
-        self._heard_at = now
+        self._received_at = now
 
     def _limit(self) -> None:
         """Set rate and window: the controller's, reduced by silence."""

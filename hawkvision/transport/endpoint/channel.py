@@ -104,7 +104,7 @@ class Channel(Generic[Token]):
             used.bytes_in += len(datagram)
         else:
             place = path.where.on_datagram(address, len(datagram), now, newest=header.sequence > path.largest)
-        path.heard_at, path.waiting_since = now, None
+        path.received_at, path.waiting_since = now, None
         path.probes, path.probe_at = 0, None
         frames: list[Frame] = []
         eliciting = False
@@ -247,7 +247,7 @@ class Channel(Generic[Token]):
             if path.dead(now) or path.suspect(now):
                 yield path.probe_at if path.probe_at is not None else now
                 timeout_s = path.rate.timeout_s()
-                yield max(now, path.suspect_at, path.silent_at + timeout_s, path.heard_at + timeout_s)
+                yield max(now, path.suspect_at, path.silent_at + timeout_s, path.received_at + timeout_s)
             elif path.waiting_since is not None:
                 yield min(path.dies_at, path.suspect_at)
 
@@ -264,7 +264,7 @@ class Channel(Generic[Token]):
                 late.append(sequence)
             if late:
                 self._lose(path, late, now)
-            if path.suspect(now) and path.heard_at < now - timeout_s and path.silent_at < now - timeout_s:
+            if path.suspect(now) and path.received_at < now - timeout_s and path.silent_at < now - timeout_s:
                 path.silent_at = now
                 path.rate.on_silence(now)
 

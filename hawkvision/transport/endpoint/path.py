@@ -74,7 +74,7 @@ class Path(Generic[Token]):
     next_sequence: int = 0
     waiting_since: float | None = None
     """When the first datagram that asks for a report left after the last report came."""
-    heard_at: float = -math.inf
+    received_at: float = -math.inf
     received: dict[int, float] = field(default_factory=dict)
     """Arrival times of the latest sequences."""
     largest: int = -1
@@ -187,7 +187,7 @@ class Path(Generic[Token]):
 
         Later if nothing was heard since it left, because then all reports are late (RFC 9002 §6.2).
         """
-        timeouts = 1.0 if self.heard_at > sent.at else SILENT_TIMEOUTS
+        timeouts = 1.0 if self.received_at > sent.at else SILENT_TIMEOUTS
         return sent.at + timeouts * self.rate.timeout_s()
 
     def lose(self, sequences: list[int], tokens: list[Token]) -> tuple[int, list[float]]:

@@ -66,7 +66,7 @@ from hawkvision.system.files import write_atomic
 
 DELTA: Final = 0.05
 MOST_AUDITS: Final = 0.02
-SETTLED: Final = "shifted, rest"
+DECIDED: Final = "shifted, rest"
 
 
 class StrictControl(DriftController):
@@ -127,7 +127,7 @@ class DriftCell:
         """What this cell owes and does not keep."""
         if CONTROLS[self.control] is None:
             return []
-        decided = next(s for s in self.summaries if s.name == SETTLED)
+        decided = next(s for s in self.summaries if s.name == DECIDED)
         everything = self.summaries[-1]
         found = []
         if decided.drop > self.max_drop:

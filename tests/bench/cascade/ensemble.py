@@ -91,9 +91,9 @@ class EnsembleCell:
 
 def ways(best: str, intermediate: tuple[str, float] | None, task: str) -> dict[str, EscalationRequest]:
     """How tiers are asked, by name."""
-    patient = EscalationRequest(task=task, variant=best)
-    hurried = msgspec.structs.replace(patient, deadline_ms=10_000.0, progressive=True)
-    found = {"whole": patient, "parts": hurried}
+    waiting = EscalationRequest(task=task, variant=best)
+    hurried = msgspec.structs.replace(waiting, deadline_ms=10_000.0, progressive=True)
+    found = {"whole": waiting, "parts": hurried}
     if intermediate is not None:
         stage, score = intermediate
         terms = IntermediateOffer(Score.TOP1, score, best)

@@ -13,7 +13,7 @@ import pytest
 from hawkvision.cascade.certification.predictions import split_indices
 from hawkvision.cascade.certification.profiling import profile_stage
 from hawkvision.model_zoo.calibration.drift import PHASES, LabelledPredictions, Replay, summarise
-from tests.bench.cascade.drift import CONTROLS, SETTLED, Cascade, DriftCell, certified_route, study, write
+from tests.bench.cascade.drift import CONTROLS, DECIDED, Cascade, DriftCell, certified_route, study, write
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 
 
@@ -65,7 +65,7 @@ def test_a_fixed_threshold_owes_nothing() -> None:
 def test_study_replays_every_target_under_every_control() -> None:
     cells = study(cascade(), (0.06,), certify=1_000, seeds=2)
     assert [found.control for found in cells] == list(CONTROLS)
-    decided = {found.control: next(s for s in found.summaries if s.name == SETTLED) for found in cells}
+    decided = {found.control: next(s for s in found.summaries if s.name == DECIDED) for found in cells}
     assert decided["written"].drop < decided["static"].drop
     assert decided["written"].drop <= 0.06
     assert decided["static"].audits == 0.0 < decided["written"].audits

@@ -96,9 +96,9 @@ class Attacker:
                         connection.send(drips)
                 time.sleep(0.2)
             for connection in held:
-                self.hear(connection, 0.0)
+                self.receive(connection, 0.0)
 
-    def hear(self, connection: socket.socket, within_s: float = 10.0) -> bytes:
+    def receive(self, connection: socket.socket, within_s: float = 10.0) -> bytes:
         """Note the statuses that came, until the server closes, says nothing more, or the time is over."""
         said = b""
         connection.settimeout(max(0.001, within_s))
@@ -121,7 +121,7 @@ class Attacker:
         with connection:
             with suppress(OSError):  # refused while it was being sent: what it says is there all the same
                 connection.sendall(sends)
-            return self.hear(connection, within_s)
+            return self.receive(connection, within_s)
 
     # ------------------------------------------------------------------------------------------------- each attack
 
@@ -132,7 +132,7 @@ class Attacker:
             with suppress(OSError):
                 for _ in range(108):
                     connection.sendall(b"a" * MIB)
-            self.hear(connection)
+            self.receive(connection)
 
     def slow_heads(self) -> None:
         self.hold(200, self.post + b"X-A: b", drips=b"c")
@@ -183,7 +183,7 @@ class Attacker:
             with connection, suppress(OSError):
                 if number % 3:
                     connection.shutdown(socket.SHUT_WR)
-                    self.hear(connection, 1.0)
+                    self.receive(connection, 1.0)
                 else:  # a reset
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -233,7 +233,7 @@ class Attacker:
             held = [stack.enter_context(c) for c in (self.connect(sends) for _ in range(32)) if c is not None]
             until = time.monotonic() + ATTACK_LIMIT_S / 2
             for connection in held:
-                self.hear(connection, until - time.monotonic())
+                self.receive(connection, until - time.monotonic())
 
     def connection_flood(self) -> None:
         self.hold(5000, b"")

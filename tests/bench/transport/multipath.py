@@ -103,7 +103,7 @@ async def one(client: ClientConnection, relay: UdpRelay, number: int, every_s: f
     return run
 
 
-def told(run: MultipathRun, number: int, rtt_s: float) -> int:
+def reported(run: MultipathRun, number: int, rtt_s: float) -> int:
     """Print a run; how many were not answered."""
     spans = {
         "before the cut": (run.begun, run.cut_at),
@@ -133,7 +133,7 @@ async def bench(link: LinkSpec, every_s: float, seconds: float) -> int:
     ):
         for number, relay in enumerate((first, second)):
             run = await one(client, relay, number, every_s, seconds)
-            lost += told(run, number, client.rtt_s() or 0.001)
+            lost += reported(run, number, client.rtt_s() or 0.001)
     return lost
 
 

@@ -52,13 +52,13 @@ LINKS: Final[dict[str, RoundTrip]] = {
 
 def _row(name: str, deadline_ms: float, outcomes: list[Outcome]) -> str:
     callers = sum(each.callers for each in outcomes)
-    possible, both, vain = (sum(getattr(each, what) for each in outcomes) for what in ("possible", "both", "vain"))
+    possible, both, missed = (sum(getattr(each, what) for each in outcomes) for what in ("possible", "both", "vain"))
     shares = [each.both / each.possible for each in outcomes if each.possible]
     span = f"{min(shares):.3f} to {max(shares):.3f}" if shares else "-"
     return (
         f"| {name} | {deadline_ms:g} | {possible / callers:.1%} | {both / callers:.1%} | 0 | "
         f"{both / possible if possible else 1.0:.3f} | {span} | {100 * (possible - both) / callers:.1f} | "
-        f"{vain / callers:.1%} | {1 - possible / callers:.1%} | {max(each.missed_in_a_row for each in outcomes)} |"
+        f"{missed / callers:.1%} | {1 - possible / callers:.1%} | {max(each.missed_in_a_row for each in outcomes)} |"
     )
 
 

@@ -34,25 +34,25 @@ class Foresighted(GatedBackend):
 
     def __init__(self) -> None:
         super().__init__(SURE)
-        self.told: list[int] = []
+        self.reported: list[int] = []
 
     def expect(self) -> None:
-        self.told.append(self.inferred)
+        self.reported.append(self.inferred)
 
 
 @pytest.mark.parametrize(("alone", "images", "told"), [(True, 1, [0]), (False, 1, []), (True, 2, [])])
 def test_a_wide_backend_prepares_for_a_lone_image_before_it_is_decoded(
-    alone: bool, images: int, told: list[int]
+    alone: bool, images: int, reported: list[int]
 ) -> None:
     wide = Foresighted()
     stage = EdgeStage("small", LoadedModel("small", GatedBackend(SURE), SPEC, wide), 1.0, Score.TOP1)
     look = InferenceJob(stage, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
     stage.infer_batch([look] * images)
-    assert wide.told == told
+    assert wide.reported == reported
     broken = InferenceJob(stage, encoded()[:300], probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: True)
     with pytest.raises(BadImage):
         broken()
-    assert wide.told[len(told) :] == [wide.inferred], "an image that turns out to be none was expected as well"
+    assert wide.reported[len(reported) :] == [wide.inferred], "an image that turns out to be none was expected as well"
 
 
 def test_a_node_runs_wide_until_images_compete_and_closes_both_models() -> None:

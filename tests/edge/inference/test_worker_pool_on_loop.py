@@ -83,12 +83,12 @@ def test_jobs_that_arrived_while_the_loop_ran_one_are_queued_before_the_next() -
 
     async def scenario() -> None:
         pool, soon = here(), asyncio.get_running_loop().time() + 100.0
-        patient: list[asyncio.Future[Any]] = []
+        waiting: list[asyncio.Future[Any]] = []
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readexactly(6)
             blocks = pool.submit(block, soon)
-            patient.append(pool.submit(lambda: order.append("patient"), soon + 2))
+            waiting.append(pool.submit(lambda: order.append("patient"), soon + 2))
             urgent = (await reader.readexactly(6)).decode()
             await pool.submit(lambda: order.append(urgent), soon + 1)
             await blocks
@@ -96,7 +96,7 @@ def test_jobs_that_arrived_while_the_loop_ran_one_are_queued_before_the_next() -
 
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             await asyncio.to_thread(call, server.sockets[0].getsockname()[1])
-            await asyncio.gather(*patient)
+            await asyncio.gather(*waiting)
         pool.close()
 
     uvloop.run(scenario())
@@ -108,12 +108,12 @@ def test_the_thread_runs_jobs_that_the_loop_may_not_and_the_loop_the_next() -> N
         allowed = [False]
         pool, begun, gate = here(lambda: allowed[0]), threading.Event(), threading.Event()
 
-        def patient() -> bool:
+        def waiting() -> bool:
             begun.set()
             assert gate.wait(30)
             return on_the_loop()
 
-        first, second = pool.submit(patient), pool.submit(on_the_loop)
+        first, second = pool.submit(waiting), pool.submit(on_the_loop)
         assert await asyncio.to_thread(begun.wait, 30)
         allowed[0] = True
         gate.set()

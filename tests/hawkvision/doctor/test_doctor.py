@@ -41,7 +41,7 @@ def only(findings: Iterator[Finding]) -> Finding:
     return finding
 
 
-def told(finding: Finding, level: Level, *words: str) -> None:
+def reported(finding: Finding, level: Level, *words: str) -> None:
     """It is so bad, says that, and what to do unless all is well."""
     assert finding.level is level, finding
     assert all(word in f"{finding.found} {finding.advice}" for word in words), finding
@@ -62,7 +62,7 @@ def told(finding: Finding, level: Level, *words: str) -> None:
     ],
 )
 def test_processors_are_told_by_what_they_have(of: str, flags: str, level: Level, says: str) -> None:
-    told(machine.processor(of, flags), level, says)
+    reported(machine.processor(of, flags), level, says)
 
 
 @pytest.mark.parametrize(
@@ -75,24 +75,24 @@ def test_processors_are_told_by_what_they_have(of: str, flags: str, level: Level
     ],
 )
 def test_old_and_other_systems_are_warned_of(name: str, release: str, level: Level) -> None:
-    told(machine.system(name, release), level, name)
+    reported(machine.system(name, release), level, name)
 
 
 @pytest.mark.parametrize(("hard", "level"), [(100, Level.PROBLEM), (512, Level.WARNING), (4096, Level.OK)])
 def test_too_few_open_files(hard: int, level: Level) -> None:
-    told(machine.open_files((64, hard)), level, str(hard))
+    reported(machine.open_files((64, hard)), level, str(hard))
 
 
 def test_no_limit_of_open_files_is_no_problem() -> None:
-    told(machine.open_files((1024, resource.RLIM_INFINITY)), Level.OK)
+    reported(machine.open_files((1024, resource.RLIM_INFINITY)), Level.OK)
 
 
 def test_too_little_memory_is_told_with_what_limits_it(tmp_path: Path) -> None:
     """Of a machine that has a tenth of what a node takes up, as the kernel would tell it."""
     (tmp_path / "meminfo").write_text("MemTotal: 131072 kB\nMemAvailable: 51200 kB\n")
-    told(machine.memory(machine.EDGE_BYTES, room(tmp_path)), Level.WARNING, "50 MiB free", "the machine's")
+    reported(machine.memory(machine.EDGE_BYTES, room(tmp_path)), Level.WARNING, "50 MiB free", "the machine's")
     (tmp_path / "meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
-    told(machine.memory(machine.EDGE_BYTES, room(tmp_path)), Level.OK, "4096 MiB free")
+    reported(machine.memory(machine.EDGE_BYTES, room(tmp_path)), Level.OK, "4096 MiB free")
 
 
 def test_this_machine_is_understood() -> None:
@@ -119,11 +119,13 @@ def built(tmp_path: Path) -> Path:
 
 def test_models_that_are_as_the_manifest_says(built: Path) -> None:
     for finding in files.models("imagenet", MANIFEST.members(EDGE), built):
-        told(finding, Level.OK)
+        reported(finding, Level.OK)
 
 
 def test_a_missing_model(tmp_path: Path) -> None:
-    told(only(files.models("imagenet", [SMALL], tmp_path)), Level.PROBLEM, "is missing", "models build", str(tmp_path))
+    reported(
+        only(files.models("imagenet", [SMALL], tmp_path)), Level.PROBLEM, "is missing", "models build", str(tmp_path)
+    )
 
 
 def test_a_model_of_which_one_bit_is_different(built: Path) -> None:
@@ -131,39 +133,39 @@ def test_a_model_of_which_one_bit_is_different(built: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    told(only(files.models("imagenet", [SMALL], built)), Level.PROBLEM, "is corrupt", "models build")
+    reported(only(files.models("imagenet", [SMALL], built)), Level.PROBLEM, "is corrupt", "models build")
 
 
 def test_a_profile_of_other_models(tmp_path: Path) -> None:
     text = (MODELS / "imagenet" / "profile.json").read_text()
-    told(files.profile(EdgeConfig(), MANIFEST, EDGE, MODELS), Level.OK)
+    reported(files.profile(EdgeConfig(), MANIFEST, EDGE, MODELS), Level.OK)
     assert SMALL.sha256 is not None
     altered = tmp_path / "profile.json"
     altered.write_text(text.replace(SMALL.sha256, "0" * 64))
     config = EdgeConfig(profile=altered)
-    told(files.profile(config, MANIFEST, EDGE, MODELS), Level.PROBLEM, "was altered")
+    reported(files.profile(config, MANIFEST, EDGE, MODELS), Level.PROBLEM, "was altered")
     altered.write_bytes(seal(altered))
-    told(files.profile(config, MANIFEST, EDGE, MODELS), Level.PROBLEM, "0" * 64, "hawkvision calibrate")
+    reported(files.profile(config, MANIFEST, EDGE, MODELS), Level.PROBLEM, "0" * 64, "hawkvision calibrate")
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    told(files.cache(tmp_path), Level.OK)
-    told(files.cache(tmp_path / "file" / "cache"), Level.WARNING, "Not a directory")
+    reported(files.cache(tmp_path), Level.OK)
+    reported(files.cache(tmp_path / "file" / "cache"), Level.WARNING, "Not a directory")
 
 
 def test_state_files_that_are_sound_new_damaged_and_something_elses(tmp_path: Path) -> None:
-    told(files.state_file(None), Level.WARNING, "edge.state_file")
+    reported(files.state_file(None), Level.WARNING, "edge.state_file")
     path = tmp_path / "state.sqlite3"
-    told(files.state_file(path), Level.OK, "can be made")
+    reported(files.state_file(path), Level.OK, "can be made")
     assert not path.exists(), "a look changes nothing"
     StateFile(path, 10, b"").close()
-    told(files.state_file(path), Level.OK, "is sound")
+    reported(files.state_file(path), Level.OK, "is sound")
     path.write_bytes(path.read_bytes()[:200] + bytes(4000))
-    told(files.state_file(path), Level.PROBLEM, "move it away")
+    reported(files.state_file(path), Level.PROBLEM, "move it away")
     path.write_bytes(b"no database at all, and long enough to be looked at" * 100)
-    told(files.state_file(path), Level.PROBLEM, "not a database")
-    told(files.state_file(tmp_path / "no" / "such" / "folder"), Level.PROBLEM, "no such folder")
+    reported(files.state_file(path), Level.PROBLEM, "not a database")
+    reported(files.state_file(tmp_path / "no" / "such" / "folder"), Level.PROBLEM, "no such folder")
 
 
 # ----------------------------------------------------------------------------------------------------- access
@@ -174,8 +176,8 @@ def test_a_certificate_is_told_by_how_long_it_is_good(tmp_path: Path, days: int,
     pair = Authority(tmp_path).certify("node", days=days)
     config = EdgeConfig(tls_certificate=pair.certificate, tls_key=pair.key)
     keys, tls = access.access(config, "edge", datetime.datetime.now(datetime.UTC))
-    told(keys, Level.OK, "none")
-    told(tls, level, "certificate")
+    reported(keys, Level.OK, "none")
+    reported(tls, level, "certificate")
 
 
 def test_a_certificate_with_another_ones_key_and_a_server_in_clear_text(tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_a_certificate_with_another_ones_key_and_a_server_in_clear_text(tmp_path
     assert levels(examine_edge(tmp_path / "edge.toml"))["keys and TLS"] is Level.PROBLEM
     config = EdgeConfig(host="0.0.0.0", api_key="a-key-of-sixteen-or-more", allow_plain_http=True)
     _, tls = access.access(config, "edge", datetime.datetime.now(datetime.UTC))
-    told(tls, Level.WARNING, "clear text", "edge.tls_certificate")
+    reported(tls, Level.WARNING, "clear text", "edge.tls_certificate")
 
 
 # ---------------------------------------------------------------------------------------------------- network
@@ -205,8 +207,8 @@ def test_an_occupied_port(kind: socket.SocketKind) -> None:
                 found = network.port("127.0.0.1", number, kind, "edge.port")
         else:
             found = network.port("127.0.0.1", number, kind, "edge.port")
-        told(found, Level.PROBLEM, "Address already in use", "edge.port")
-    told(network.port("127.0.0.1", number, kind, "edge.port"), Level.OK)
+        reported(found, Level.PROBLEM, "Address already in use", "edge.port")
+    reported(network.port("127.0.0.1", number, kind, "edge.port"), Level.OK)
 
 
 @contextlib.contextmanager
@@ -220,8 +222,8 @@ def _hangs_up(listener: socket.socket) -> Iterator[None]:
 
 
 def test_an_address_that_is_not_this_machines() -> None:
-    told(network.port("192.0.2.77", 8080, socket.SOCK_STREAM, "edge.port"), Level.PROBLEM, "192.0.2.77")
-    told(network.port("no.such.host.invalid", 8080, socket.SOCK_STREAM, "edge.port"), Level.PROBLEM, "no address")
+    reported(network.port("192.0.2.77", 8080, socket.SOCK_STREAM, "edge.port"), Level.PROBLEM, "192.0.2.77")
+    reported(network.port("no.such.host.invalid", 8080, socket.SOCK_STREAM, "edge.port"), Level.PROBLEM, "no address")
 
 
 EXPECTED = {"committee": "f" * 64}
@@ -237,41 +239,45 @@ def test_a_datacenter_that_serves_what_is_certified(peer: Peer) -> None:
     found = list(network.datacenter(peer.url, None, EXPECTED))
     assert [f.check for f in found] == ["datacenter", "certificates", "clock"]
     for finding in found:
-        told(finding, Level.OK)
+        reported(finding, Level.OK)
 
 
 def test_a_key_that_may_see_what_is_served_and_not_ask_for_answers(peer: Peer) -> None:
     assert "takes the key" in next(network.datacenter(peer.url, "some-key-of-the-datacenter", EXPECTED)).found
     peer.status, peer.error_code = 403, "forbidden"
     first, *_ = network.datacenter(peer.url, "some-key-of-the-datacenter", EXPECTED)
-    told(first, Level.PROBLEM, "HTTP 403", "scope infer")
+    reported(first, Level.PROBLEM, "HTTP 403", "scope infer")
 
 
 def test_a_datacenter_with_other_models_and_without_a_stage(peer: Peer) -> None:
     _, other, _ = network.datacenter(peer.url, None, {"committee": "0" * 64})
-    told(other, Level.PROBLEM, "another committee", "models build")
+    reported(other, Level.PROBLEM, "another committee", "models build")
     _, missing, _ = network.datacenter(peer.url, None, {"medium": "0" * 64})
-    told(missing, Level.PROBLEM, "does not serve medium")
+    reported(missing, Level.PROBLEM, "does not serve medium")
 
 
 def test_a_datacenter_that_is_not_there_or_something_else(peer: Peer) -> None:
-    told(
+    reported(
         only(network.datacenter("http://127.0.0.1:1", None, {})),
         Level.PROBLEM,
         "cannot be reached",
         "edge.datacenter_url",
     )
-    told(only(network.datacenter(f"{peer.url}/no", None, {})), Level.PROBLEM, "HTTP 404")
-    told(only(network.datacenter(peer.url.replace("http:", "https:"), None, {})), Level.PROBLEM, "cannot be reached")
+    reported(only(network.datacenter(f"{peer.url}/no", None, {})), Level.PROBLEM, "HTTP 404")
+    reported(
+        only(network.datacenter(peer.url.replace("http:", "https:"), None, {})), Level.PROBLEM, "cannot be reached"
+    )
 
 
 def test_a_wrong_key_and_a_right_one() -> None:
     """Of a real server that asks for one; an edge node does as the tier does, and lists no stages."""
     with running("edge", "--port", "0", "--backend", "noop", "--api-key", "the-key-of-the-datacenter") as node:
-        told(only(network.datacenter(node.url, "another-key-than-the-one", {})), Level.PROBLEM, "HTTP 401", "API_KEY")
-        told(only(network.datacenter(node.url, "the-key-of-the-datacenter", {})), Level.PROBLEM, "HTTP 404")
+        reported(
+            only(network.datacenter(node.url, "another-key-than-the-one", {})), Level.PROBLEM, "HTTP 401", "API_KEY"
+        )
+        reported(only(network.datacenter(node.url, "the-key-of-the-datacenter", {})), Level.PROBLEM, "HTTP 404")
         found = network.port("127.0.0.1", node.port, socket.SOCK_STREAM, "edge.port")
-        told(found, Level.OK, "a HawkVision server's")
+        reported(found, Level.OK, "a HawkVision server's")
 
 
 def test_a_datacenter_whose_authority_is_known_and_one_whose_is_not(tmp_path: Path) -> None:
@@ -279,10 +285,10 @@ def test_a_datacenter_whose_authority_is_known_and_one_whose_is_not(tmp_path: Pa
     pair = authority.certify("node")
     words = ("--tls-certificate", str(pair.certificate), "--tls-key", str(pair.key))
     with running("edge", "--port", "0", "--backend", "noop", *words) as node:
-        told(only(network.datacenter(node.url, None, {})), Level.PROBLEM, "cannot be reached", "edge.datacenter_ca")
-        told(only(network.datacenter(node.url, None, {}, authority.client())), Level.PROBLEM, "HTTP 404")
+        reported(only(network.datacenter(node.url, None, {})), Level.PROBLEM, "cannot be reached", "edge.datacenter_ca")
+        reported(only(network.datacenter(node.url, None, {}, authority.client())), Level.PROBLEM, "HTTP 404")
         found = network.port("127.0.0.1", node.port, socket.SOCK_STREAM, "edge.port")
-        told(found, Level.OK, "a HawkVision server's")
+        reported(found, Level.OK, "a HawkVision server's")
 
 
 NOW = datetime.datetime(2026, 11, 27, 12, 0, 0, tzinfo=datetime.UTC)
@@ -299,7 +305,7 @@ NOW = datetime.datetime(2026, 11, 27, 12, 0, 0, tzinfo=datetime.UTC)
     ],
 )
 def test_clocks_that_differ(date: str | None, level: Level, says: str) -> None:
-    told(network.clock("http://dc", date, NOW), level, says)
+    reported(network.clock("http://dc", date, NOW), level, says)
 
 
 @given(st.text())
@@ -317,8 +323,8 @@ def levels(findings: Iterator[Finding]) -> dict[str, Level]:
 def test_settings_that_cannot_be_read_are_the_only_finding(tmp_path: Path) -> None:
     (tmp_path / "edge.toml").write_text("[edge]\nprot = 1\n")
     for examine in (examine_edge, examine_datacenter):
-        told(only(examine(tmp_path / "none.toml")), Level.PROBLEM, "no such configuration file")
-    told(only(examine_edge(tmp_path / "edge.toml")), Level.PROBLEM, "prot")
+        reported(only(examine(tmp_path / "none.toml")), Level.PROBLEM, "no such configuration file")
+    reported(only(examine_edge(tmp_path / "edge.toml")), Level.PROBLEM, "prot")
 
 
 def test_a_broken_profile_does_not_keep_the_rest_from_being_looked_at(tmp_path: Path, peer: Peer) -> None:

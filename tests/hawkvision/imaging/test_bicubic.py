@@ -112,9 +112,9 @@ def test_nothing_before_or_behind_an_image_is_touched() -> None:
 
 @runs
 def test_an_opencv_that_has_other_pixels_scales_itself() -> None:
-    told = "import logging; logging.basicConfig(level=logging.INFO)\nfrom hawkvision.imaging import bicubic"
+    reported = "import logging; logging.basicConfig(level=logging.INFO)\nfrom hawkvision.imaging import bicubic"
     ran = subprocess.run(
-        [sys.executable, "-c", f"{told}\nprint(bicubic.prepare())"],
+        [sys.executable, "-c", f"{reported}\nprint(bicubic.prepare())"],
         env={**os.environ, "OPENCV_IPP": "disabled"},
         capture_output=True,
         text=True,

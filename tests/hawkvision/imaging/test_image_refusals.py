@@ -276,8 +276,8 @@ def test_what_is_told_of_a_beginning_holds_for_the_whole_however_damaged(
     for where, mask in flips:
         damaged[int(where * where * len(damaged))] ^= mask
     for keep in (first, second * second):  # squared: headers end early
-        told = probe_begun(bytes(damaged[: int(keep * len(damaged))]))
-        assert told is None or told == probe(damaged)
+        reported = probe_begun(bytes(damaged[: int(keep * len(damaged))]))
+        assert reported is None or reported == probe(damaged)
 
 
 @settings(max_examples=200, deadline=None)

@@ -43,8 +43,8 @@ DATA = Path(__file__).resolve().parents[4] / "shared/data/imagenet_eval.npz"
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: probe(body).format.value)
 def test_a_jpeg_is_told_by_its_beginning_and_nothing_else_is(body: bytes) -> None:
-    told = {probe_begun(body[:end]) for end in range(len(body))}
-    assert told == ({None, probe(body)} if probe(body).format is ImageFormat.JPEG else {None})
+    reported = {probe_begun(body[:end]) for end in range(len(body))}
+    assert reported == ({None, probe(body)} if probe(body).format is ImageFormat.JPEG else {None})
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])

@@ -127,7 +127,7 @@ def over(link: RoundTrip, deadline_ms: float, rate_hz: float, seeds: int = 2) ->
         callers=sum(each.callers for each in found),
         possible=sum(each.possible for each in found),
         both=sum(each.both for each in found),
-        vain=sum(each.vain for each in found),
+        missed=sum(each.missed for each in found),
         missed_in_a_row=max(each.missed_in_a_row for each in found),
         probes=min(each.probes for each in found),
     )
@@ -167,7 +167,7 @@ def test_three_callers_miss_on_a_link_that_is_never_on_time_and_probes_go_on(
     for link in (share(0.0), steady(1.1 * d, 4.0 * d)):
         found = over(link, deadline_ms, rate_hz)
         assert found.missed_in_a_row <= 3
-        assert found.vain <= 6
+        assert found.missed <= 6
         assert found.probes >= 5
 
 

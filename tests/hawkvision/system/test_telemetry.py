@@ -54,9 +54,11 @@ def test_an_operator_who_allows_it_by_name_is_obeyed_and_the_log_says_so(
     ],
 )
 def test_every_entry_point_and_every_replica_forbids_it_before_onnx_runtime_is_there(module: str) -> None:
-    told = "import importlib, os, sys; importlib.import_module(sys.argv[1]); print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    reported = (
+        "import importlib, os, sys; importlib.import_module(sys.argv[1]); print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    )
     environment = {name: value for name, value in os.environ.items() if name not in SILENCED}
-    ran = subprocess.run([sys.executable, "-c", told, module], env=environment, capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", reported, module], env=environment, capture_output=True, text=True)
     assert ran.stdout == "1\n", ran.stderr
 
 

@@ -117,10 +117,10 @@ def test_the_largest_variant_runs_first_and_the_others_together_unless_some_are_
 
     async def parts(of: Manifest) -> list[list[tuple[str, Augmentation]]]:
         loaded = replica(of, config)
-        heard = [
+        received = [
             part async for part in loaded.classify_streaming(image(), (EvaluationRequest(ENSEMBLE, wanted),), math.inf)
         ]
-        return [asked([part]) for part in heard]
+        return [asked([part]) for part in received]
 
     assert asyncio.run(parts(opinionated(sized))) == sure
     assert asyncio.run(parts(sized)) == unsure
@@ -149,13 +149,13 @@ def test_a_replica_stops_once_the_evaluations_have_enough(
 
 
 def test_two_evaluations_are_one_call_and_no_part_belongs_to_both(manifest: Manifest, config: DatacenterConfig) -> None:
-    async def heard() -> list[list[tuple[str, Augmentation]]]:
+    async def received() -> list[list[tuple[str, Augmentation]]]:
         loaded = replica(manifest, config)
         evaluations = evaluation_requests(ServedStage("upright", ("small", "medium")), ENSEMBLE, NEVER)
         parts = [part async for part in loaded.classify_streaming(image(), evaluations, math.inf)]
         return [asked([part]) for part in parts]
 
-    first, *second = asyncio.run(heard())
+    first, *second = asyncio.run(received())
     assert sorted(first) == [("medium", U), ("small", U)]
     assert sorted(each for part in second for each in part) == [("medium", M), ("small", M)]
 
@@ -263,10 +263,10 @@ def test_an_image_that_cannot_be_decoded_in_time_is_not_begun(manifest: Manifest
         slow = await loaded.classify(body, UPRIGHT, time.time() + 0.02)
         return slow, await loaded.classify(body, UPRIGHT, math.inf), loaded.memory.in_use
 
-    slow, patient, in_use = asyncio.run(late())
+    slow, waiting, in_use = asyncio.run(late())
     assert isinstance(slow, DeadlineMissed)
     assert "not begun" in str(slow)
-    assert (type(patient), in_use) == (tuple, 0)
+    assert (type(waiting), in_use) == (tuple, 0)
 
 
 def test_rasters_of_all_images_together_stay_within_the_memory_there_is(

@@ -24,7 +24,7 @@ def until(happened: Callable[[], bool], limit_s: float = START_LIMIT_S) -> None:
         selectors.DefaultSelector().select(0.01)
 
 
-def hears(process: subprocess.Popen[str]) -> bool:
+def receives(process: subprocess.Popen[str]) -> bool:
     """Whether the process has a handler for SIGTERM, by the kernel's account."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
@@ -44,7 +44,7 @@ def runs(running: Running, title: str) -> bool:
 
 
 STAGES: dict[str, Callable[[Running], object]] = {
-    "signals are heard": lambda running: until(lambda: hears(running.process)),
+    "signals are heard": lambda running: until(lambda: receives(running.process)),
     "the socket listens": lambda running: until(lambda: listens(running)),
     "Ray begins to start": lambda running: until(lambda: runs(running, "gcs_server")),
     "replicas are deployed": lambda running: until(lambda: runs(running, "ServeController")),

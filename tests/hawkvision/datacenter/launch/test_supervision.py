@@ -30,23 +30,23 @@ class Callers(threading.Thread):
     def __init__(self, running: Running) -> None:
         super().__init__()
         self._running = running
-        self._told = threading.Event()
+        self._reported = threading.Event()
         self.statuses: set[int] = set()
         self.failures: list[str] = []
 
     def run(self) -> None:
         body = image()
-        while not self._told.wait(0.02):  # else it takes the processor from what it waits for
+        while not self._reported.wait(0.02):  # else it takes the processor from what it waits for
             try:
                 self.statuses.add(ask(self._running, body).status)
             except OSError as error:
                 self.failures.append(repr(error))
 
     def stop(self) -> None:
-        self._told.set()
+        self._reported.set()
         self.join()
 
-    def were_told(self) -> None:
+    def were_reported(self) -> None:
         """Nobody was left waiting for what died: some were told so, and all were answered."""
         assert self.failures == []
         assert 503 in self.statuses
@@ -75,7 +75,7 @@ def test_after_a_death_in_ray_the_tier_replies_503_at_once_and_returns_at_the_sa
             os.kill(vital(medium.process.pid)[victim], signal.SIGKILL)
             until(lambda: status(medium, "/readyz") == 503)
             until(lambda: status(medium, "/readyz") == 200)
-        callers.were_told()
+        callers.were_reported()
     assert ask(medium, image()).status == 200
     assert restarts(medium) - before == 2
 
@@ -100,7 +100,7 @@ def test_a_stage_without_a_replica_makes_the_tier_unready_and_a_new_replica_read
         stages, metrics = ask(medium, path="/v1/stages"), ask(medium, path="/metrics").body
         until(lambda: status(medium, "/readyz") == 200)
     assert_gone(stages, metrics)
-    callers.were_told()
+    callers.were_reported()
     assert b'hawkvision_datacenter_live_replicas{group="medium"} 1.0' in ask(medium, path="/metrics").body
 
 

@@ -287,9 +287,9 @@ def test_a_process_without_the_key_is_disconnected_before_anything_is_unpickled(
         reader, writer = await asyncio.open_unix_connection(server.address.name)
         body = pickle.dumps(Harmful())
         writer.write(given_key + struct.pack(">II", len(body), 0) + body + bytes(32))
-        heard = await asyncio.wait_for(reader.read(), LIMIT_S)
+        received = await asyncio.wait_for(reader.read(), LIMIT_S)
         writer.close()
-        return heard, await answer(server, replica_request(b"ab"))
+        return received, await answer(server, replica_request(b"ab"))
 
     assert asyncio.run(scenario()) == (b"", [0, 1])
     assert not harm.exists()

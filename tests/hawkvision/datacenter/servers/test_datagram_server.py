@@ -207,21 +207,21 @@ def test_a_progressive_request_gets_the_partial_result_just_before_its_deadline(
 
 @pytest.mark.parametrize("progressive", [True, False])
 def test_a_progressive_request_gets_partial_results_at_once(config: DatacenterConfig, progressive: bool) -> None:
-    heard = list[bytes]()
+    received = list[bytes]()
     request = EscalationRequest(variant="committee", progressive=progressive)
 
     async def scenario() -> tuple[Status, bytes]:
         async with mark_ready(config) as (server, _, variants), connected(server) as client:
             variants.gate.clear()
             meta = request.meta(TRACE)
-            asking = client.ask(request.template(), WHOLE, meta=meta, timeout_s=60.0, on_interim=heard.append)
+            asking = client.ask(request.template(), WHOLE, meta=meta, timeout_s=60.0, on_interim=received.append)
             answer = asyncio.create_task(asking)
-            await until(lambda: bool(heard) if progressive else bool(variants.images))
+            await until(lambda: bool(received) if progressive else bool(variants.images))
             variants.gate.set()
             return await answer
 
     assert replied(asyncio.run(scenario())).complete
-    so_far = [msgspec.json.decode(body, type=EscalationReply) for body in heard]
+    so_far = [msgspec.json.decode(body, type=EscalationReply) for body in received]
     assert [(part.model, part.complete) for part in so_far[:1]] == [("committee", False)] * progressive
 
 

@@ -91,10 +91,10 @@ def test_stages_end_where_the_replica_stops_with_the_class_of_all_views(
         async def look(
             first: ServedStage, second: SecondStage | None, image: bytes, *, parts: bool
         ) -> tuple[StageResult, ...]:
-            hear = (lambda looks: told.append(looks[-1])) if parts else None
-            told: list[StageResult] = []
-            looks = await run_two_stages(variants, first, second, image, math.inf, hear)
-            assert not any(look.decided for look in told)
+            receive = (lambda looks: reported.append(looks[-1])) if parts else None
+            reported: list[StageResult] = []
+            looks = await run_two_stages(variants, first, second, image, math.inf, receive)
+            assert not any(look.decided for look in reported)
             return looks
 
         async def whole(stage: ServedStage, image: bytes) -> StageResult:

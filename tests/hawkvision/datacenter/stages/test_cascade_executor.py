@@ -116,8 +116,8 @@ def test_the_second_stage_requests_only_missing_views(
     results = run_stages(variants, first, SecondStage(second, Score.TOP1, math.inf))
     assert variants.asked[len(first.members) :] == added
     single = {Augmentation.BOTH: (Augmentation.UPRIGHT, Augmentation.MIRROR)}
-    heard_of = [(variant, each) for variant, views in added for each in single.get(views, (views,))]
-    assert [(answer.variant, answer.augmentation) for answer in results[1].answers] in (added, heard_of)
+    received_of = [(variant, each) for variant, views in added for each in single.get(views, (views,))]
+    assert [(answer.variant, answer.augmentation) for answer in results[1].answers] in (added, received_of)
 
 
 def test_an_accepted_image_runs_one_stage() -> None:

@@ -235,7 +235,7 @@ def test_cascade_that_certifies_nothing_still_has_a_page() -> None:
     assert "nothing to control" in html
 
 
-def told(drops: dict[float, float], *, uncertified: float | None = None) -> str:
+def reported(drops: dict[float, float], *, uncertified: float | None = None) -> str:
     """The page where targets (keys) were found to give up so much (values, ± 0.002), and all others nothing."""
     profile, _, _ = synthetic(False)
     found, stage, drift = findings(False)
@@ -272,7 +272,7 @@ def claim(html: str) -> str:
     ],
 )
 def test_headline_says_what_the_table_below_it_says(drops: dict[float, float], expected: str) -> None:
-    html = told(drops)
+    html = reported(drops)
     found = statuses(html)
     certified = [status for status in found if status not in ("reference stage only", "not certified")]
     exceeded = sum(status in ("exceeded by chance", "broken here") for status in certified)
@@ -288,13 +288,13 @@ def test_figure_of_half_the_gap_does_not_say_that_an_exceeded_target_is_kept() -
     half = findings(False)[0].half
     assert half is not None
     target = half.certificate.max_drop
-    assert "keeps the drop within" in told({})
-    assert "keeps the drop within" not in told({target: target + 0.001})
+    assert "keeps the drop within" in reported({})
+    assert "keeps the drop within" not in reported({target: target + 0.001})
 
 
 def test_target_without_a_certificate_is_not_counted_among_the_certified() -> None:
-    certified = statuses(told({})).count("kept")
-    html = told({0.05: 0.3}, uncertified=0.05)
+    certified = statuses(reported({})).count("kept")
+    html = reported({0.05: 0.3}, uncertified=0.05)
     assert statuses(html).count("not certified") == 1
     assert f"all {certified - 1} certified targets are kept" in claim(html)
     assert f"<dd>0 of {certified - 1}</dd>" in html

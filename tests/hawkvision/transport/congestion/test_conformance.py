@@ -159,7 +159,7 @@ class Step:
     size: int
     after_s: float
     count: int
-    told: float
+    reported: float
     rtt_s: float | None
 
 
@@ -197,7 +197,7 @@ def test_no_history_breaks_the_bounds(controller: Controller, history: list[Step
                 rate.on_spurious_loss(step.count, 1)
             case kind:
                 named = [sent[-1 - n % len(sent)] for n in range(step.count)]
-                arrivals = [Arrival(step.size, at, step.told + n * 1e-3) for n, at in enumerate(named)]
+                arrivals = [Arrival(step.size, at, step.reported + n * 1e-3) for n, at in enumerate(named)]
                 lost = named if kind != "received" else []
                 rate.on_report(arrivals if kind != "lost" else [], lost, step.rtt_s, now, int(kind != "received"))
         assert 0.0 < rate.pacing_rate <= MAX_RATE

@@ -66,7 +66,7 @@ class Wire:
         self._order = itertools.count()
         self._flying: list[tuple[float, int, bytes, QuicConnection]] = []
         self._busy = {CLIENT: 0.0, SERVER: 0.0}
-        self._datagram = self._heard = False
+        self._datagram = self._received = False
         self.run(lambda: self.now >= 1.0, limit_s=1.0)
         self._datagram = True
 
@@ -75,14 +75,14 @@ class Wire:
         end = self.now + limit_s
         while not until() and self.now < end:
             self._flush(self.client, self.server, CLIENT)
-            if self._heard:
+            if self._received:
                 self._flush(self.server, self.client, SERVER)
             timers = [timer for c in (self.client, self.server) if (timer := c.get_timer()) is not None]
             # A microsecond at least: rounding can leave a timer due at the very instant it was handled.
             self.now = max(self.now + 1e-6, min([*timers, end, *([self._flying[0][0]] if self._flying else [])]))
             while self._flying and self._flying[0][0] <= self.now:
                 _, _, datagram, to = heapq.heappop(self._flying)
-                self._heard |= to is self.server
+                self._received |= to is self.server
                 to.receive_datagram(datagram, CLIENT if to is self.server else SERVER, now=self.now)
             for connection in (self.client, self.server):
                 timer = connection.get_timer()

@@ -23,7 +23,7 @@ class Addresses(RuleBasedStateMachine):
         self.now = 100.0
         self.got: Counter[object] = Counter()
         self.gave: Counter[object] = Counter()
-        self.told: dict[object, set[bytes]] = {}
+        self.reported: dict[object, set[bytes]] = {}
         self.proven: set[object] = set()
 
     @rule(address=ADDRESSES, size=st.integers(40, 1200), newest=st.booleans())
@@ -42,20 +42,20 @@ class Addresses(RuleBasedStateMachine):
         if token is not None:
             place.bytes_out += SMALL
             self.got[place.address] += SMALL
-            self.told.setdefault(place.address, set()).add(token)
+            self.reported.setdefault(place.address, set()).add(token)
 
     @rule(address=ADDRESSES, teller=ADDRESSES)
     def responded(self, address: object, teller: object) -> None:
         place = self.where.on_datagram(address, SMALL, self.now, newest=True)
         self.gave[address] += SMALL
-        for token in (*self.told.get(teller, ()), b"guessed!"):
+        for token in (*self.reported.get(teller, ()), b"guessed!"):
             before = self.where.used
             moved = self.where.on_response(token, place)
             assert moved == (self.where.used is not before)
-            if token not in self.told.get(address, set()):
+            if token not in self.reported.get(address, set()):
                 assert not moved, "a token proves the address only that it was sent to"
             if place is not None and place.proven:
-                assert token in self.told[address] or place.address in self.proven
+                assert token in self.reported[address] or place.address in self.proven
                 self.proven.add(place.address)
 
     @rule(size=st.integers(SMALL, 1200), times=st.integers(1, 5))

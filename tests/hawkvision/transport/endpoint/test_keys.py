@@ -111,10 +111,10 @@ class Believing(Keys):
 
     def __init__(self) -> None:
         super().__init__("a-key-that-nobody-has")
-        self.heard = list[bytes]()
+        self.received = list[bytes]()
 
     def by_proof(self, proof: bytes, exporter: bytes) -> Caller:
-        self.heard.append(proof)
+        self.received.append(proof)
         return NOBODY_ASKED
 
 
@@ -125,7 +125,7 @@ def test_a_man_in_the_middle_learns_no_key_and_cannot_pass_the_proof_on() -> Non
     async def scenario() -> tuple[bytes, str]:
         async with serving(keys=Keys(KEY)) as true, serving(identity=swapped, keys=between) as false:
             async with connected(false.port, certificate=swapped.pem, api_key=KEY):
-                (proof,) = between.heard
+                (proof,) = between.received
             refused = await answer_to(true.port, Hello(2, proof))
             assert not true.sessions
             return proof, refused

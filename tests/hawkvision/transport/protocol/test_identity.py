@@ -85,9 +85,9 @@ def test_another_certificate_of_the_same_authority_and_name_is_refused() -> None
     root = issued(authority, key.public_key(), ca=True)
     node = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node")])
     one, other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    told = Identity((issued(node, one.public_key(), ca=False), root), one, "edge.example")
+    reported = Identity((issued(node, one.public_key(), ca=False), root), one, "edge.example")
     shown = Identity((issued(node, other.public_key(), ca=False), root), other, "edge.example")
-    assert "another certificate" in asyncio.run(refused(shown, told))
+    assert "another certificate" in asyncio.run(refused(shown, reported))
     assert "another certificate" in asyncio.run(refused(shown, Identity((root,), key, "edge.example")))
 
 
@@ -96,11 +96,11 @@ def test_a_server_with_the_right_certificate_but_not_its_key_is_refused() -> Non
 
 
 @pytest.mark.parametrize("told", ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "\0"])
-def test_an_advertised_certificate_that_is_not_pem_is_named_in_the_error(told: str) -> None:
+def test_an_advertised_certificate_that_is_not_pem_is_named_in_the_error(reported: str) -> None:
     async def scenario() -> None:
         async with serving() as server:
             with pytest.raises(ConnectionLost, match="is not PEM"):
-                async with connected(server.port, certificate=told):
+                async with connected(server.port, certificate=reported):
                     pass
 
     asyncio.run(scenario())
