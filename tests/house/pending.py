@@ -23,17 +23,18 @@ PENDING_FILE_LINES: Final = 0
 """The 95th percentile of the lines of a file, where the limit is lower."""
 
 PENDING_WORDS: Final[tuple[str, ...]] = (
-    "README.md",
-    "docs/",
-    "edge/",
-    "hawkvision/",
+    "docs/benchmarks/",
+    "docs/operations/datacenter.md",
+    "docs/reference/metrics.md",
+    "edge/monitoring/state_store.py",
+    "hawkvision/datacenter/servers/",
+    "hawkvision/model_zoo/reports/",
+    "hawkvision/transport/WIRE.md",
+    "hawkvision/transport/protocol/",
     "models/",
-    "tests/bench/cascade/",
-    "tests/bench/robustness/",
-    "tests/bench/transport/",
+    "tests/bench/",
     "tests/edge/",
     "tests/hawkvision/",
     "tests/sim/",
-    "tests/system/",
 )
 """Beginnings of paths whose files may still have old words."""
