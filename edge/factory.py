@@ -24,19 +24,19 @@ from edge.inference.stage_loader import StageLoader
 from edge.inference.warm_up import look_at_samples, warm_up
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
-from edge.monitoring.certification import Certification, load_certification, stage_of
+from edge.monitoring.certificate_reload import Certification, load_certification, stage_of
 from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.state_opening import open_state
 from edge.monitoring.streams import Streams
-from edge.serving.baseline import LoadedBaseline, find_baseline
 from edge.serving.context import ServingContext
 from edge.serving.edge_execution import EdgeExecutor
 from edge.serving.guarantees import Guarantees
 from edge.serving.node import EdgeNode
+from edge.serving.policy_plugin import LoadedBaseline, find_baseline
 from hawkvision.core.clock import Clock
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.settings.features import HAWKVISION
+from hawkvision.core.settings.package_settings import HAWKVISION
 from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.inference.adaptive_parallelism import divides, usable_cores

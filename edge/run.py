@@ -21,8 +21,8 @@ from typing import Final
 import uvicorn
 
 from edge.factory import NodeComponents, load_components, open_node
-from edge.inference.loading import Loading
-from edge.monitoring.certification import CertificationReload, files_of
+from edge.inference.startup_thread import Loading
+from edge.monitoring.certificate_reload import CertificationReload, files_of
 from edge.servers.datagram import DatagramServer
 from edge.servers.fast_path import fast_path_protocol
 from edge.servers.http import HttpApp
@@ -36,13 +36,13 @@ from hawkvision.core.settings.access import is_loopback
 from hawkvision.core.settings.arguments import EDGE_UP, parse_arguments
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.servers.bodies import bodies_limit
-from hawkvision.servers.certificates import datacenter_certificates, server_certificates
 from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys
 from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls import Certificates
+from hawkvision.servers.tls_from_settings import datacenter_certificates, server_certificates
 from hawkvision.system.telemetry import warn_if_allowed
 from hawkvision.transport.settings import DatagramSettings
 

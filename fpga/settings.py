@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import EdgeConfig, Millis, Word
-from hawkvision.core.settings.features import SettingsGroup
+from hawkvision.core.settings.package_settings import SettingsGroup
 
 
 class FpgaSettings(

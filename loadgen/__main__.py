@@ -11,7 +11,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from hawkvision.system.terminal import write_anything
+from hawkvision.system.unicode_fallback import write_anything
 from loadgen.commands import command_line
 
 

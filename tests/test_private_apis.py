@@ -147,7 +147,7 @@ def test_aioquic_keeps_its_state_where_the_transport_looks_for_it() -> None:
     from aioquic.tls import Direction, Epoch
 
     from hawkvision.transport.endpoint.quic import server_configuration
-    from hawkvision.transport.protocol.identity import own_identity
+    from hawkvision.transport.protocol.server_certificate import own_identity
 
     given = server_configuration(own_identity())
     client: Any = QuicConnection(configuration=QuicConfiguration(is_client=True, alpn_protocols=given.alpn_protocols))

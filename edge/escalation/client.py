@@ -32,7 +32,7 @@ from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest, StageList
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.core.trace import TraceContext
+from hawkvision.core.trace_context import TraceContext
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.network.circuit_breaker import BreakerState, CircuitBreaker

@@ -25,7 +25,7 @@ from hawkvision.core.errors import (
     UnsupportedMedia,
 )
 from hawkvision.core.escalation_api import DatagramEndpoint, EscalationRequest
-from hawkvision.core.trace import TraceContext
+from hawkvision.core.trace_context import TraceContext
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.transport.client.datagram_client import DatagramLink, LinkView

@@ -32,7 +32,7 @@ from hawkvision.core.escalation_api import (
     Transports,
 )
 from hawkvision.core.logs import REQUEST_ID_HEADER
-from hawkvision.core.trace import TraceContext
+from hawkvision.core.trace_context import TraceContext
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.transport.client.pending_responses import ignore_interim

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edge.escalation.reply_validation import Escalated
 from hawkvision.core.escalation_api import EscalationRequest
-from hawkvision.core.trace import TraceContext
+from hawkvision.core.trace_context import TraceContext
 
 
 @dataclass(slots=True)

@@ -25,12 +25,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from edge.escalation.client import DatacenterClient
+from edge.monitoring.request_streams import StreamController, StreamControllers
 from edge.monitoring.stream import StageScore
-from edge.monitoring.stream_controllers import StreamController, StreamControllers
 from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.core.trace import TraceContext
+from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import WHOLE, Reason, Received
 from hawkvision.imaging.preprocessing import probe
 

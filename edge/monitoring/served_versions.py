@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from hawkvision.cascade.versions import CertifiedVersions
+from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.core.escalation_api import EscalationReply, ListedStage, StageList
 from hawkvision.core.logs import Transitions
 from hawkvision.core.types import WHOLE, Received

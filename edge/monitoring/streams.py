@@ -21,10 +21,10 @@ from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Final
 
+from edge.monitoring.request_streams import UNMONITORED, StreamControllers
 from edge.monitoring.state_keeper import StateKeeper
 from edge.monitoring.state_store import StateFile
 from edge.monitoring.stream import Stream
-from edge.monitoring.stream_controllers import UNMONITORED, StreamControllers
 from edge.monitoring.stream_keys import DEFAULT_STREAM, stream_key
 from hawkvision.cascade.drift.monitor import Claims, Coverage
 from hawkvision.cascade.route import Controls

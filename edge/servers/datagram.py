@@ -29,12 +29,12 @@ from hawkvision.core.errors import NotReady, Overloaded, TooLarge
 from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.core.logs import bind_request
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.trace import TraceContext, start_trace
+from hawkvision.core.trace_context import TraceContext, start_trace
 from hawkvision.core.types import Answer, ClassifyRequest, Received
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
 from hawkvision.transport.offer import OfferedEndpoint
-from hawkvision.transport.protocol.identity import identity_for
+from hawkvision.transport.protocol.server_certificate import identity_for
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.server.assembly import ReceiveTimeouts
 from hawkvision.transport.server.listener import DatagramListener

@@ -1,8 +1,8 @@
 """The HTTP server as an ASGI application.
 
 `POST /v1/infer`, its typed form `/v1/classify`, and inference by the Open Inference Protocol are plain ASGI. Everything
-else is Starlette (`edge.servers.routes`). Every error leaves as `{"error", "code"}` with its status. Bounds: bodies as
-in `hawkvision.servers.bodies`, and at most `max_queue` waiting images.
+else is Starlette (`edge.servers.info_routes`). Every error leaves as `{"error", "code"}` with its status. Bounds:
+bodies as in `hawkvision.servers.bodies`, and at most `max_queue` waiting images.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edge.servers.fast_path import LOCAL, WholeBody
 from edge.servers.forms import read_form
+from edge.servers.info_routes import CALLER, pages
 from edge.servers.oip import routes as oip_routes
-from edge.servers.routes import CALLER, pages
 from edge.servers.shared.frontend import Frontend
 from edge.servers.shared.http_messages import (
     Answered,
@@ -40,7 +40,7 @@ from hawkvision.core.errors import (
     NotReady,
     UnsupportedMedia,
 )
-from hawkvision.core.trace import TraceContext
+from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import ClassifyRequest
 from hawkvision.imaging.image_header import ImageHeader, probe_begun
 from hawkvision.servers.bodies import Body, CallerGone

@@ -12,8 +12,8 @@ from edge.escalation.reply_validation import Escalated
 from edge.escalation.wait_cutoff import WaitAbandoned
 from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
-from edge.serving.evidence import score_of, update_controllers
 from edge.serving.image_request import ImageRequest
+from edge.serving.monitoring_evidence import score_of, update_controllers
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest, IntermediateOffer

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edge.inference.edge_stage import EdgeStage
-from edge.monitoring.certification import Certification, Source
+from edge.monitoring.certificate_reload import Certification, Source
+from edge.monitoring.request_streams import StreamControllers
 from edge.monitoring.served_versions import ServedVersions
-from edge.monitoring.stream_controllers import StreamControllers
 from edge.monitoring.streams import Streams
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route, uncertified, unmonitored, without_guarantee

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from edge.inference.admission import Admitted, Turns
 from edge.inference.edge_stage import EdgeStage
-from edge.monitoring.stream_controllers import StreamControllers
+from edge.monitoring.request_streams import StreamControllers
+from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.route import Route
-from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import Deadline
-from hawkvision.core.trace import TraceContext
+from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import ClassifyRequest, OnMiss, Received
 from hawkvision.imaging.decoding_cost import DecodingCost
 from hawkvision.imaging.image_header import ImageHeader

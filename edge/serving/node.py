@@ -19,15 +19,15 @@ from edge.inference.edge_stage import EdgeStage, StagePrediction
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.datacenter_watch import DatacenterWatch
 from edge.monitoring.streams import Streams
-from edge.serving.baseline import BaselinePolicy
 from edge.serving.context import ServingContext
 from edge.serving.image_request import ImageRequest
+from edge.serving.policy_plugin import BaselinePolicy
 from edge.serving.request_handler import RequestHandler
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed, NotFound
-from hawkvision.core.trace import TraceContext
+from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import (
     WHOLE,
     AccuracyStatus,

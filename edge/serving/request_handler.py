@@ -19,8 +19,8 @@ from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
 from edge.serving.escalation import circuit_open, escalate, probe_in_background
-from edge.serving.evidence import below_target, record_edge_answer, record_unanswered, score_of
 from edge.serving.image_request import ImageRequest
+from edge.serving.monitoring_evidence import below_target, record_edge_answer, record_unanswered, score_of
 from edge.serving.response import datacenter_answer, edge_answer
 from hawkvision.cascade.decision import Accept, Decision, Escalate, Miss, cutoff_before, decide
 from hawkvision.core.clock import Deadline

@@ -8,7 +8,7 @@ from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
 from edge.serving.image_request import ImageRequest
-from hawkvision.core.trace import random_hex
+from hawkvision.core.trace_context import random_hex
 from hawkvision.core.types import Answer, Prediction, Reason, Received, Tier, Timing
 
 

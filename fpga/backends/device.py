@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fpga.backends.base import FpgaBackend
 from fpga.backends.metrics import CycleBasis, TimeBasis
-from fpga.device.device_connection import DeviceConnection, PendingImage, Piece
-from fpga.device.device_link import open_link
+from fpga.device.device_client import DeviceConnection, PendingImage, Piece
+from fpga.device.frame_transport import open_link
 from fpga.device.host_session import MAX_ATTEMPTS, HostSession, ImageAnswered
 from fpga.reports.design_info import UNKNOWN_DESIGN, DesignInfo
 from hawkvision.core.errors import BackendError, BackendUnavailable
@@ -32,7 +32,7 @@ MAX_WAITING: Final = 1024
 
 
 class DeviceBackend(FpgaBackend):
-    """The device at `address` (`fpga.device.device_link.open_link`), which must hold exactly this graph.
+    """The device at `address` (`fpga.device.frame_transport.open_link`), which must hold exactly this graph.
 
     A broken connection fails the images on it; the next image opens a new one.
 

@@ -32,7 +32,7 @@ def open_fpga(
     Args:
         kind: which backend.
         model: the variant, as a file or its bytes.
-        address: of the device (`fpga.device.device_link.open_link`), for `fpga-device`.
+        address: of the device (`fpga.device.frame_transport.open_link`), for `fpga-device`.
         files: what is known of its design.
         cache: the cache folder for compiled code; None takes the default.
         given_up: ends the wait for a device when it is done.

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.core.errors import CompileError
-from hawkvision.core.text import decode_text
+from hawkvision.core.text_files import decode_text
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import ConvStage
 

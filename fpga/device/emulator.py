@@ -19,9 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from fpga.device.device_link import DeviceLink, SerialLink, UdpLink, open_link
 from fpga.device.device_protocol import MAX_WINDOW
 from fpga.device.device_session import DeviceImage, DeviceSession
+from fpga.device.frame_transport import DeviceLink, SerialLink, UdpLink, open_link
 from fpga.device.framing import DeviceFrame, DeviceWelcome, encode
 from fpga.reports.design_info import DesignFiles, read_design
 from fpga.simulation.integer_kernel import IntegerKernel

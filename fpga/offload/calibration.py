@@ -21,7 +21,7 @@ from msgspec import Meta
 from fpga.offload.cost_model import CpuWork, LinkModel
 from fpga.offload.queueing import ServiceTime
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.text import decode_text
+from hawkvision.core.text_files import decode_text
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.system.files import write_atomic
 

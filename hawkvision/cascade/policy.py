@@ -26,7 +26,7 @@ from hawkvision.cascade.route import (
 from hawkvision.cascade.route import uncertified as uncertified
 from hawkvision.cascade.route import unmonitored as unmonitored
 from hawkvision.cascade.route import without_guarantee as without_guarantee
-from hawkvision.cascade.site_conditions import site_conditions
+from hawkvision.cascade.site_certificate_check import site_conditions
 from hawkvision.core.errors import TargetUnreachable
 from hawkvision.core.types import (
     WHOLE,

@@ -16,8 +16,8 @@ from hawkvision.core import logs
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.core.version import __version__
-from hawkvision.system.process import exit_on_sigterm
-from hawkvision.system.terminal import write_anything
+from hawkvision.system.child_server import exit_on_sigterm
+from hawkvision.system.unicode_fallback import write_anything
 
 app = typer.Typer(
     no_args_is_help=True,

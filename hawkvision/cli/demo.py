@@ -16,7 +16,7 @@ from hawkvision.core.errors import HawkVisionError, NotReady
 from hawkvision.model_zoo.building import build
 from hawkvision.models.manifest import load_manifest, models_dir
 from hawkvision.models.sample_images import photographs
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 
 
 def show_error(console: Console, error: HawkVisionError) -> None:

@@ -80,7 +80,7 @@ def dc_config(context: typer.Context) -> None:
     """Print a Ray Serve config file; with `--rayservice IMAGE`, a KubeRay manifest."""
     from hawkvision.core.settings.arguments import configured
     from hawkvision.core.settings.config import DatacenterConfig
-    from hawkvision.datacenter.manifests import rayservice, serve_config
+    from hawkvision.datacenter.cluster_manifests import rayservice, serve_config
 
     parsed = config_command().parse(context.args)
     config = configured(DatacenterConfig, parsed)

@@ -22,7 +22,7 @@ from hawkvision.core.types import Answer, Tier
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
 from hawkvision.models.sample_images import sample_image
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 
 WHOLE_S: Final = 60.0
 """Time for the first answer that is not degraded, once both tiers are ready."""

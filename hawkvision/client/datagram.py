@@ -18,7 +18,7 @@ from hawkvision.core.types import Pixels
 from hawkvision.transport.client.connection_manager import NotConnectedInTime
 from hawkvision.transport.client.datagram_client import DatagramLink
 from hawkvision.transport.client.pending_responses import ConnectionLost
-from hawkvision.transport.coding.jpeg_header import cut
+from hawkvision.transport.coding.jpeg_splitting import cut
 from hawkvision.transport.protocol.status import Status
 
 MAY_MISS: Final = 0.05

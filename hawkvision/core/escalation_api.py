@@ -79,7 +79,7 @@ from typing import Final
 import msgspec
 
 from hawkvision.core.errors import MALFORMED, BadField
-from hawkvision.core.trace import TraceContext
+from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import Score
 
 INFER_PATH: Final = "/v1/infer"

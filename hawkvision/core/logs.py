@@ -23,7 +23,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from hawkvision.core.trace import TraceContext
+from hawkvision.core.trace_context import TraceContext
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["text", "json"]

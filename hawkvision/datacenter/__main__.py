@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from hawkvision.core.settings.arguments import DC_UP, parse_arguments
     from hawkvision.core.settings.config import DatacenterConfig
     from hawkvision.datacenter.launch.supervisor import launch
-    from hawkvision.system.process import stop_with_parent
+    from hawkvision.system.child_server import stop_with_parent
     from hawkvision.system.telemetry import warn_if_allowed
 
     words = list(sys.argv[1:] if argv is None else argv)

@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from edge.monitoring.certification import stage_of
+from edge.monitoring.certificate_reload import stage_of
 from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig, default_state_file
 from hawkvision.core.settings.load import ConfigT, load_config
 from hawkvision.datacenter.deployment.ray_version import check_ray
-from hawkvision.datacenter.launch.network import why_not_private
+from hawkvision.datacenter.launch.private_network import why_not_private
 from hawkvision.datacenter.stages.catalog import load_catalog
 from hawkvision.doctor import access, files, machine, network
 from hawkvision.doctor.findings import Check, Finding, examine, ok, problem, warning
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
-from hawkvision.servers.certificates import datacenter_certificates
+from hawkvision.servers.tls_from_settings import datacenter_certificates
 from hawkvision.transport.settings import DatagramSettings
 
 

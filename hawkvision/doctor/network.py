@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.cascade.versions import CertifiedVersions
+from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.core.advice import advise
 from hawkvision.core.escalation_api import INFER_PATH, STAGES_PATH, StageList
 from hawkvision.doctor.findings import Finding, ok, problem, warning

@@ -75,7 +75,7 @@ _MAX_BRANDS = 16
 
 
 class ImageFormat(StrEnum):
-    """The formats that are read: three always, the others by `imaging.formats`."""
+    """The formats that are read: three always, the others by `imaging.pillow_formats`."""
 
     JPEG = "jpeg"
     PNG = "png"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import BadImage, TooLarge, UnsupportedMedia
 from hawkvision.core.types import Pixels
-from hawkvision.imaging import bicubic, formats
+from hawkvision.imaging import bicubic, pillow_formats
 from hawkvision.imaging.image_header import Encoded, ImageFormat, ImageHeader, other_format
 from hawkvision.imaging.image_header import probe as probe_native
 from hawkvision.imaging.jpeg_decoding import decode_jpeg
@@ -72,7 +72,8 @@ _INTERPOLATION = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "are
 
 
 def probe(body: Encoded) -> ImageHeader:
-    """Read the header of an image: JPEG, PNG, WebP, and with the extra `formats` those that `imaging.formats` reads.
+    """Read the header of an image: JPEG, PNG, WebP, and with the extra `formats` those that `imaging.pillow_formats`
+    reads.
 
     Raises:
         BadImage: if the body is empty, or its header is cut off or breaks its format.
@@ -82,9 +83,9 @@ def probe(body: Encoded) -> ImageHeader:
         return probe_native(body)
     except UnsupportedMedia:
         kind = other_format(body)
-        if kind is None or not formats.readable(kind):
+        if kind is None or not pillow_formats.readable(kind):
             raise
-    return formats.probe(body, kind)
+    return pillow_formats.probe(body, kind)
 
 
 def load_input(
@@ -169,7 +170,7 @@ def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int
         case ImageFormat.WEBP:
             pixels = _decode_opencv(sound_webp(data), header)
         case _:
-            raster = formats.decode(data, header)
+            raster = pillow_formats.decode(data, header)
             pixels = _on_white(raster) if raster.shape[2] == 4 else raster
     return _upright(pixels, header.orientation)
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.core.errors import ConfigError, ManifestError, NotFound
-from hawkvision.core.text import read_text
+from hawkvision.core.text_files import read_text
 
 Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]

@@ -6,7 +6,7 @@ import sys
 
 from hawkvision.core.errors import BackendError
 from hawkvision.native.library import FOLDER, build
-from hawkvision.system.process import exit_on_sigterm
+from hawkvision.system.child_server import exit_on_sigterm
 
 
 def main() -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hawkvision.reports.pages import Markup, render
+from hawkvision.reports.pages import render
+from hawkvision.reports.pages import Markup
 
 
 @dataclass(frozen=True, slots=True)

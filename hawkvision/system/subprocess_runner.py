@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from hawkvision.core.errors import CompileError
-from hawkvision.system.process import stop_with_parent
+from hawkvision.system.child_server import stop_with_parent
 
 WALL_PER_CPU: Final = 20
 """Default wall limit, as a multiple of the CPU limit; one minute is added."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hawkvision.core.escalation_api import DatagramEndpoint, Transports
 from hawkvision.transport.protocol.control import VERSION
-from hawkvision.transport.protocol.identity import Identity, identity_for
+from hawkvision.transport.protocol.server_certificate import Identity, identity_for
 from hawkvision.transport.server.listener import DatagramListener
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from hawkvision.core.settings.access import check_both_or_neither
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig, Port, Word
-from hawkvision.core.settings.features import Section, SettingsGroup
+from hawkvision.core.settings.package_settings import Section, SettingsGroup
 
 
 class DatagramSettings(

@@ -18,9 +18,9 @@ import uvloop
 
 from hawkvision.client.asynchronous import CLASSIFY_PATH
 from hawkvision.core.escalation_api import TRANSPORT_PATH, DatagramEndpoint, Transports
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from hawkvision.transport.protocol.control import VERSION
-from hawkvision.transport.protocol.identity import own_identity
+from hawkvision.transport.protocol.server_certificate import own_identity
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import Incoming

@@ -23,7 +23,7 @@ from loadgen.analysis.steady_state import is_steady
 from loadgen.clients import noise_floor
 from loadgen.clients.engine import LoadJob, client_for
 from loadgen.clients.processes import WorkerProcesses
-from loadgen.clients.reference import ask_reference
+from loadgen.clients.reference_answers import ask_reference
 from loadgen.clients.server_info import identify
 from loadgen.commands import options
 from loadgen.commands.command_line import option

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.system.process import ended, stop_with_parent
+from hawkvision.system.child_server import ended, stop_with_parent
 from loadgen.host.cpu_slowdown import SpinnerBoard, SpinnerLap, SpinnerProgress, board_bytes
 
 STOP_LIMIT_S: Final = 5.0

@@ -32,7 +32,7 @@ import msgspec
 import typer
 
 from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady
-from hawkvision.system.process import ended, stop_with_parent
+from hawkvision.system.child_server import ended, stop_with_parent
 from loadgen.network.link_model import PacketCounts
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import (

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.reports.pages import Markup, joined, render, script_hash, source
+from hawkvision.reports.pages import joined, render, script_hash, source
+from hawkvision.reports.pages import Markup
 from hawkvision.reports.svg import DASHES, marker
 from hawkvision.reports.tables import Cell, Table, table
 from hawkvision.system.files import write_atomic
@@ -30,7 +31,7 @@ from loadgen.reports.charts import (
     latency_chart,
     percentile_chart,
 )
-from loadgen.reports.text import (
+from loadgen.reports.page_text import (
     headline,
     interval_text,
     milliseconds,

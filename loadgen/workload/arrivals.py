@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.text import read_text
+from hawkvision.core.text_files import read_text
 
 MAX_REQUESTS: Final = 5_000_000
 """Of one run: five hours at 250 per second, and some 2 GB of outcomes."""

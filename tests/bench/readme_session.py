@@ -26,7 +26,7 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 from hawkvision.models.sample_images import photographs
-from hawkvision.system.process import ended, stop_with_parent
+from hawkvision.system.child_server import ended, stop_with_parent
 
 FIGURE: Final = Path(__file__).resolve().parents[2] / "docs" / "images" / "session.svg"
 COLUMNS: Final = 88

@@ -19,19 +19,19 @@ from edge.factory import NodeComponents, make_context
 from edge.inference.admission import Admission
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel, StagePrediction
 from edge.inference.worker_pool import WorkerPool
-from edge.monitoring.certification import Certification, MakePolicy
+from edge.monitoring.certificate_reload import Certification, MakePolicy
 from edge.monitoring.state_store import StateFile
 from edge.monitoring.stream_keys import DEFAULT_STREAM
 from edge.monitoring.streams import ROWS_PER_STREAM, Streams
-from edge.serving.baseline import LoadedBaseline
 from edge.serving.edge_execution import EdgeExecutor
 from edge.serving.node import EdgeNode
+from edge.serving.policy_plugin import LoadedBaseline
+from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.trace import start_trace
+from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
 from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer

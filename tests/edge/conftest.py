@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.peer import Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA
 

@@ -32,7 +32,7 @@ from hawkvision.core.escalation_api import (
 )
 from hawkvision.transport.coding.image_coding import Expired, Partial
 from hawkvision.transport.protocol.control import VERSION
-from hawkvision.transport.protocol.identity import own_identity
+from hawkvision.transport.protocol.server_certificate import own_identity
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import Incoming

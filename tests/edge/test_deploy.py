@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.load import load_config
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.authority import Authority
 
 KEY = "a-key-of-more-than-sixteen-characters"

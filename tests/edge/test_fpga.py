@@ -28,7 +28,7 @@ from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.calibrate import calibrate
 from hawkvision.models.idx_reader import grey_png
 from hawkvision.models.manifest import artifact_path
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from tests.edge.conftest import Caller
 from tests.edge.peer import running_peer
 from tests.hawkvision.model_zoo.synthetic_task import LABELS, write_cascade

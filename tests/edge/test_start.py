@@ -18,7 +18,7 @@ from hawkvision.core.errors import ArtifactError
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
 from hawkvision.native import library
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from tests.edge.conftest import Caller
 from tests.images import encoded
 from tests.waiting import until

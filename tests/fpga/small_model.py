@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hawkvision.integer import reference
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.fpga.designs import CASES
 
 FIRST = next(iter(CASES.values()))

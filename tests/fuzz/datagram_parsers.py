@@ -23,14 +23,14 @@ with atheris.instrument_imports(include=["hawkvision.transport", "hawkvision.cor
     from hawkvision.core.errors import HawkVisionError
     from hawkvision.core.escalation_api import EscalationRequest, parse_escalation_datagram
     from hawkvision.transport.coding.image_coding import Plan, decode, encode, reframe
-    from hawkvision.transport.coding.jpeg_header import cut, parse_header
+    from hawkvision.transport.coding.jpeg_splitting import cut, parse_header
     from hawkvision.transport.protocol import frames
     from hawkvision.transport.protocol.control import Hello, MessageReader, encode_message
     from hawkvision.transport.protocol.frames import Fragment, fragment_room
     from hawkvision.transport.protocol.packet_protection import peek
     from hawkvision.transport.protocol.wire import WireError
 
-from hawkvision.core.trace import start_trace
+from hawkvision.core.trace_context import start_trace
 
 
 def _frames(data: bytes) -> None:

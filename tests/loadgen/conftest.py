@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 
 
 @pytest.fixture(scope="session")

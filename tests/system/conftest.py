@@ -10,7 +10,7 @@ from hawkvision.client.blocking import Client
 from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.building.build import verify
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 
 
 @pytest.fixture(scope="session")

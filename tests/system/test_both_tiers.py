@@ -19,7 +19,7 @@ from hawkvision.cascade.certification.profile_files import seal
 from hawkvision.client.blocking import Client
 from hawkvision.core.errors import BadImage, TargetUnreachable
 from hawkvision.core.types import AccuracyStatus, Reason, Tier
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.processors import confined_to_one
 
 pytestmark = pytest.mark.slow

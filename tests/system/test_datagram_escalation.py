@@ -13,7 +13,7 @@ import pytest
 
 from hawkvision.client.blocking import Client
 from hawkvision.core.types import Tier
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.peer import running_peer
 from tests.images import encoded
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from hawkvision.models.sample_images import photographs
-from hawkvision.system.process import ended, running
+from hawkvision.system.child_server import ended, running
 from tests.system import pages
 from tests.system.pages import Block
 

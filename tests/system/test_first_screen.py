@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hawkvision.models.sample_images import photographs
-from hawkvision.system.process import ended
+from hawkvision.system.child_server import ended
 from tests.system import pages
 
 README = pages.ROOT / "README.md"

@@ -37,7 +37,7 @@ from hawkvision.core.errors import (
     UnsupportedMedia,
 )
 from hawkvision.core.types import AccuracyStatus, Answer, Tier
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.protocol.test_identity import files

@@ -13,7 +13,7 @@ import pytest
 
 from hawkvision.client.blocking import Client
 from hawkvision.models.manifest import cache_dir
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.images import encoded
 from tests.tracing import Trace, traced
 from tests.waiting import until

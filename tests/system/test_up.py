@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.system.process import ended
+from hawkvision.system.child_server import ended
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow

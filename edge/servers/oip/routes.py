@@ -24,7 +24,7 @@ from edge.servers.shared.http_messages import Answered, header
 from edge.servers.shared.request_fields import Source, read_headers, read_query
 from edge.serving.node import EdgeNode
 from hawkvision.core.errors import BadField, BadImage, NotFound, TooLarge, UnsupportedMedia
-from hawkvision.core.trace import TraceContext
+from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import Answer
 from hawkvision.imaging.decoding_cost import DecodingCost
 from hawkvision.imaging.image_header import ImageHeader

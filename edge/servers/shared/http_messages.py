@@ -19,7 +19,7 @@ from hawkvision.core.errors import (
     Unauthorized,
 )
 from hawkvision.core.logs import bind_request
-from hawkvision.core.trace import TraceContext, parse_traceparent, start_trace
+from hawkvision.core.trace_context import TraceContext, parse_traceparent, start_trace
 from hawkvision.core.types import Answer, Timing
 from hawkvision.servers.bodies import Body
 

@@ -16,7 +16,7 @@ from hawkvision.cascade.certification.profile import Profile
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import MALFORMED, ManifestError
-from hawkvision.core.text import decode_text
+from hawkvision.core.text_files import decode_text
 from hawkvision.models.manifest import Manifest
 from hawkvision.system.files import sha256_of
 

@@ -23,7 +23,7 @@ from hawkvision.cascade.certification.certificate import (
     threshold_grid,
     two_levels,
 )
-from hawkvision.cascade.certification.certificate_writer import path_step, write_certificate, written, written_curve
+from hawkvision.cascade.certification.certificate_rounding import path_step, write_certificate, written, written_curve
 from hawkvision.cascade.certification.predictions import Split, StagePredictions, make_sample, measure_accuracy
 from hawkvision.cascade.certification.profile import (
     CERTIFIED_DROPS,
@@ -35,7 +35,7 @@ from hawkvision.cascade.certification.profile import (
     StageProfile,
     threshold_value,
 )
-from hawkvision.cascade.certification.threshold_search import (
+from hawkvision.cascade.certification.threshold_order import (
     Costs,
     Path,
     expected_cost,

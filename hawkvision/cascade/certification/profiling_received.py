@@ -34,11 +34,11 @@ from hawkvision.cascade.certification.certificate import (
     threshold_grid,
     two_levels,
 )
-from hawkvision.cascade.certification.certificate_writer import write_certificate, written_curve
+from hawkvision.cascade.certification.certificate_rounding import write_certificate, written_curve
 from hawkvision.cascade.certification.predictions import measure_accuracy
 from hawkvision.cascade.certification.profile import Certificate, ReceivedCondition
 from hawkvision.cascade.certification.profiling import rounded_path
-from hawkvision.cascade.certification.threshold_search import Path, measure_curve
+from hawkvision.cascade.certification.threshold_order import Path, measure_curve
 from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.cascade.confidence.scores import score, softmax
 from hawkvision.core.types import Logits, Score

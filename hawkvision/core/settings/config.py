@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.core.settings.access import MinimumVersion
-from hawkvision.core.settings.features import HAWKVISION, ServerSettings
+from hawkvision.core.settings.package_settings import HAWKVISION, ServerSettings
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]

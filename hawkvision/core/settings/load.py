@@ -22,15 +22,15 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.key_text import clean_key, own_key
 from hawkvision.core.settings.access import check_access, check_both_or_neither, is_loopback
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
-from hawkvision.core.settings.features import (
+from hawkvision.core.settings.kubernetes_variables import without_service_links
+from hawkvision.core.settings.package_settings import (
     POLICY_ENTRY_POINTS,
     Section,
     ServerSettings,
     policy_names,
     settings_groups,
 )
-from hawkvision.core.settings.service_links import without_service_links
-from hawkvision.core.text import read_text
+from hawkvision.core.text_files import read_text
 
 log = logging.getLogger("hawkvision.core.settings.load")
 

@@ -15,8 +15,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from hawkvision.datacenter.launch.listening import family
-from hawkvision.datacenter.launch.network import enter_private_network
+from hawkvision.datacenter.launch.open_ports import family
+from hawkvision.datacenter.launch.private_network import enter_private_network
 from hawkvision.datacenter.launch.sockets import take_over
 
 if TYPE_CHECKING:

@@ -35,12 +35,12 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_version import check_ray
 from hawkvision.datacenter.launch.child import LAUNCHER_DIED
 from hawkvision.datacenter.launch.folder import private_folder
-from hawkvision.datacenter.launch.listening import family, listeners, network_of, uninvited
 from hawkvision.datacenter.launch.messages import LEAVING, LISTENING, RAY_DIED, READY
-from hawkvision.datacenter.launch.network import why_not_private
+from hawkvision.datacenter.launch.open_ports import family, listeners, network_of, uninvited
+from hawkvision.datacenter.launch.private_network import why_not_private
 from hawkvision.datacenter.launch.sockets import PublicSockets, hand_over, open_sockets
 from hawkvision.datacenter.launch.standby_listener import StandbyListener
-from hawkvision.system.process import stop_with_parent
+from hawkvision.system.child_server import stop_with_parent
 
 log = logging.getLogger("hawkvision.datacenter")
 

@@ -35,12 +35,12 @@ from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
 from hawkvision.datacenter.stages.ensemble import evaluation_requests
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir
-from hawkvision.servers.certificates import server_certificates
 from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.protocol import bounded
 from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls import Certificates
+from hawkvision.servers.tls_from_settings import server_certificates
 from hawkvision.system.log_relay import relaying
 from hawkvision.transport.settings import DatagramSettings
 

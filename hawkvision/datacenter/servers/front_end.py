@@ -18,7 +18,7 @@ from typing import Final
 
 from hawkvision.core.errors import HawkVisionError, InternalError, TooLarge
 from hawkvision.core.logs import bind_request
-from hawkvision.core.trace import TraceContext, start_trace
+from hawkvision.core.trace_context import TraceContext, start_trace
 from hawkvision.datacenter.servers.service import TierService
 from hawkvision.servers.keys import Keys
 

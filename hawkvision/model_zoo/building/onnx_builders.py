@@ -22,7 +22,7 @@ from onnx import TensorProto
 from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.building.checkpoint import StateDict
 from hawkvision.models.manifest import InputSpec
-from hawkvision.models.onnx_graph import GraphWriter
+from hawkvision.models.onnx_graph_writer import GraphWriter
 
 F32: TypeAlias = NDArray[np.float32]
 Pads: TypeAlias = tuple[int, int, int, int]

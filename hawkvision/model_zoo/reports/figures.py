@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from hawkvision.cascade.confidence.scores import Floats
-from hawkvision.model_zoo.calibration.drift import Replay
+from hawkvision.model_zoo.calibration.drift_replay import Replay
 from hawkvision.model_zoo.reports.metrics import Drift, LevelCost, PairFindings, Reliability, ReliabilityBins
 from hawkvision.reports.svg import (
     TEXT,

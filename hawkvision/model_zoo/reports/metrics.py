@@ -27,12 +27,12 @@ from hawkvision.cascade.certification.certificate import (
 from hawkvision.cascade.certification.predictions import Split, StagePredictions
 from hawkvision.cascade.certification.profile import Certificate, Pair, Profile, threshold_value
 from hawkvision.cascade.certification.profiling import costs_of, paths_of
-from hawkvision.cascade.certification.threshold_search import expected_cost
+from hawkvision.cascade.certification.threshold_order import expected_cost
 from hawkvision.cascade.confidence.calibration import expected_calibration_error
 from hawkvision.cascade.confidence.scores import Floats
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.types import MaxAccuracyDrop, Quality, Score
-from hawkvision.model_zoo.calibration.drift import PHASES, LabelledPredictions, Phase, Replay, replay
+from hawkvision.model_zoo.calibration.drift_replay import PHASES, LabelledPredictions, Phase, Replay, replay
 
 BINS: Final = 10
 INTERVAL_SIGMAS: Final = 1.96

@@ -14,7 +14,7 @@ from typing import Final
 
 from hawkvision.cascade.certification.profile import Profile
 from hawkvision.model_zoo.reports.metrics import Drift, PairFindings, Reliability, TargetResult
-from hawkvision.model_zoo.reports.numbers import count, number, percent, points, threshold
+from hawkvision.model_zoo.reports.number_format import count, number, percent, points, threshold
 from hawkvision.model_zoo.reports.sections import (
     costs_section,
     decided,
@@ -24,7 +24,8 @@ from hawkvision.model_zoo.reports.sections import (
     reliability_section,
     share,
 )
-from hawkvision.reports.pages import Markup, joined, source
+from hawkvision.reports.pages import joined, source
+from hawkvision.reports.pages import Markup
 from hawkvision.reports.pages import render as render_page
 
 NARROW: Final = "\u202f"

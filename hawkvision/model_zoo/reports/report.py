@@ -20,7 +20,7 @@ from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.corruption import mixed, mixture_name
-from hawkvision.model_zoo.calibration.drift import LabelledPredictions, subset
+from hawkvision.model_zoo.calibration.drift_replay import LabelledPredictions, subset
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.model_zoo.reports.metrics import Drift, pair_findings, reliability, replay_drift

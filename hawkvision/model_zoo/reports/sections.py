@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from hawkvision.model_zoo.calibration.drift import SETTLING, Replay, Summary, alarm_delays, summarise
+from hawkvision.model_zoo.calibration.drift_replay import SETTLING, Replay, Summary, alarm_delays, summarise
 from hawkvision.model_zoo.reports.figures import (
     cost_figure,
     drift_figure,
@@ -17,7 +17,7 @@ from hawkvision.model_zoo.reports.figures import (
     reliability_figure,
 )
 from hawkvision.model_zoo.reports.metrics import Drift, PairFindings, Reliability
-from hawkvision.model_zoo.reports.numbers import count, number, percent, points
+from hawkvision.model_zoo.reports.number_format import count, number, percent, points
 
 WELL_CALIBRATED: Final = 0.03
 """Expected calibration error up to which a stage's probabilities are called about right."""

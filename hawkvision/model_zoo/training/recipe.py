@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.core.errors import ManifestError, NotFound
-from hawkvision.core.text import read_text
+from hawkvision.core.text_files import read_text
 from hawkvision.model_zoo.building.convnet import CONVNETS
 from hawkvision.models.manifest import Cascade, Ensemble, Name
 

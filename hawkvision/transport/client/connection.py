@@ -40,8 +40,8 @@ from hawkvision.transport.protocol.control import (
     Welcome,
 )
 from hawkvision.transport.protocol.exporter import KEY_PROOF
-from hawkvision.transport.protocol.identity import pin_of
 from hawkvision.transport.protocol.packet_protection import Secret, is_sealed, peek
+from hawkvision.transport.protocol.server_certificate import pin_of
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.protocol.wire import WireError
 

@@ -32,7 +32,7 @@ from hawkvision.transport.coding.concealment import blocks, copied, decoded, red
 from hawkvision.transport.coding.fec import parity_count, protect, recover
 from hawkvision.transport.coding.interleaving import MAX_COUNT, deinterleave, interleave
 from hawkvision.transport.coding.jpeg import Layout, assemble, compress, standard_header, standard_layout
-from hawkvision.transport.coding.jpeg_header import MAX_HEADER_BYTES, cut, parse_header
+from hawkvision.transport.coding.jpeg_splitting import MAX_HEADER_BYTES, cut, parse_header
 from hawkvision.transport.protocol.image_format import (
     MAX_PIXELS,
     MAX_REDRAWN_PIXELS,

@@ -35,7 +35,7 @@ from hawkvision.transport.protocol.control import (
     encode_message,
 )
 from hawkvision.transport.protocol.exporter import Exporter
-from hawkvision.transport.protocol.identity import Identity, fingerprint
+from hawkvision.transport.protocol.server_certificate import Identity, fingerprint
 from hawkvision.transport.protocol.wire import WireError
 
 IDLE_S: Final = 30.0

@@ -29,7 +29,7 @@ from hawkvision.transport.endpoint.udp import bind
 from hawkvision.transport.protocol.control import (
     CloseCode,
 )
-from hawkvision.transport.protocol.identity import Identity
+from hawkvision.transport.protocol.server_certificate import Identity
 from hawkvision.transport.protocol.wire import Drop
 from hawkvision.transport.server.assembly import STRICT, Budget, ReceiveTimeouts
 from hawkvision.transport.server.metrics import DatagramCounts

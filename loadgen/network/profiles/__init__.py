@@ -39,7 +39,7 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.text import read_text
+from hawkvision.core.text_files import read_text
 from loadgen.network.link_spec import IidLoss, LinkSpec, LinkTrace, Loss, NoLoss, Outages, TraceStep
 from loadgen.workload.record import LinkSample
 

@@ -47,7 +47,7 @@ from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Quality
 from hawkvision.model_zoo.calibration.calibrate import intermediate_stage
 from hawkvision.model_zoo.calibration.corruption import SHIFT_SEVERITY, mixed, mixture_name
-from hawkvision.model_zoo.calibration.drift import (
+from hawkvision.model_zoo.calibration.drift_replay import (
     SETTLING,
     LabelledPredictions,
     MakeControl,

@@ -37,7 +37,7 @@ from hawkvision.core.escalation_api import (
     IntermediateOffer,
     StageList,
 )
-from hawkvision.core.trace import start_trace
+from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import Score
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir

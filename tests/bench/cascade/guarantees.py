@@ -38,10 +38,10 @@ import numpy as np
 from scipy.stats import poisson
 
 from edge.monitoring.audits import MOST_UNDER_WAY
+from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.drift.monitor import ALTERNATIVES, BLOCK, LEAST_COMPLETED, LOG, Claims, Monitor
 from hawkvision.cascade.drift.online import AUDIT_SHARE
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.types import AccuracyStatus, Answer, Basis, MaxAccuracyDrop, MinAccuracy, Quality, Target
 from tests.edge.bench import SURE, Bench, bench, known
 from tests.edge.peer import ANSWER_CLASS, AS_LISTED, Peer, running_peer

@@ -12,7 +12,7 @@ import pytest
 
 from hawkvision.cascade.certification.predictions import split_indices
 from hawkvision.cascade.certification.profiling import profile_stage
-from hawkvision.model_zoo.calibration.drift import PHASES, LabelledPredictions, Replay, summarise
+from hawkvision.model_zoo.calibration.drift_replay import PHASES, LabelledPredictions, Replay, summarise
 from tests.bench.cascade.drift import CONTROLS, DECIDED, Cascade, DriftCell, certified_route, study, write
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from loadgen.__main__ import main as loadgen
 from loadgen.analysis.evaluation import TargetRow
 from loadgen.commands.evaluate import EvaluationReport

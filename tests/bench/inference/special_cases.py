@@ -33,7 +33,7 @@ from rich.table import Table
 from hawkvision.models.sample_images import sample_image
 from hawkvision.servers.connections import Limits
 from hawkvision.servers.protocol import bounded
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 
 THIS: Final = "tests.bench.inference.special_cases"
 SHIPPED: Final = "as shipped"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import Side
 from loadgen.network.profiles import LinkProfile, trace_number

@@ -11,7 +11,7 @@ from loadgen.analysis.compare import RunComparison
 from loadgen.analysis.summary import RunSummary
 from loadgen.reports.charts import ChartSeries
 from loadgen.reports.page import Headline, page
-from loadgen.reports.text import (
+from loadgen.reports.page_text import (
     difference_words,
     headline,
     join_words,

@@ -34,9 +34,9 @@ from typing import Any, Final
 
 import grpc
 
-from hawkvision.datacenter.launch.listening import Listener, family, listeners, network_of
-from hawkvision.datacenter.launch.network import enter_private_network
-from hawkvision.system.process import running, stop_with_parent
+from hawkvision.datacenter.launch.open_ports import Listener, family, listeners, network_of
+from hawkvision.datacenter.launch.private_network import enter_private_network
+from hawkvision.system.child_server import running, stop_with_parent
 
 CALL_S: Final = 5.0
 JOIN_S: Final = 20.0

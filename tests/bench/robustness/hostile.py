@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 
 MIB: Final = 1 << 20
 GOOD_TIMEOUT_S: Final = 60.0

@@ -37,7 +37,7 @@ from rich.table import Table
 from hawkvision.core.errors import RequestError, TooLarge, UnsupportedMedia
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import decode, probe
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from tests.odd_images import bad_chunk, chunk, odd_jpegs, odd_pngs, profile, scan_start, segment
 
 MAX_PIXELS: Final = 50_000_000

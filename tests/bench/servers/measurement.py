@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from loadgen.clients.base import RequestTimes
 from loadgen.clients.engine import Engine, LoadJob, ServerAddress, SharedImages
 from loadgen.workload.arrivals import PoissonArrivals

@@ -20,7 +20,7 @@ import msgspec
 
 from hawkvision.core.errors import NotReady
 from hawkvision.models.manifest import InputSpec
-from hawkvision.system.process import ended
+from hawkvision.system.child_server import ended
 from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionBroken, ConnectionPool
 from loadgen.workload.record import UNANSWERED

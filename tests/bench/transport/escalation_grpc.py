@@ -38,7 +38,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.datacenter.stages.catalog import load_catalog
-from hawkvision.system.process import running, stop_with_parent
+from hawkvision.system.child_server import running, stop_with_parent
 
 METHOD: Final = "/hawkvision.bench.EscalationTransport/infer"
 APPLICATION: Final = "escalation"

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from hawkvision.core.escalation_api import INFER_PATH, VARIANT_HEADER, EscalationReply
-from hawkvision.system.process import ended
+from hawkvision.system.child_server import ended
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 60.0

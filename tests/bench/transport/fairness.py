@@ -31,7 +31,7 @@ from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Plan, encode
 from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.frames import fragment_room
-from hawkvision.transport.protocol.identity import own_identity
+from hawkvision.transport.protocol.server_certificate import own_identity
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.protocol.wire import OVERHEAD
 from hawkvision.transport.server.listener import DatagramListener

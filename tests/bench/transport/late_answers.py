@@ -24,7 +24,7 @@ from aiohttp import web
 
 from edge.escalation.http_transport import DRAIN_S, HttpTransport, ReplyLate, TransportBroken
 from hawkvision.core.escalation_api import INFER_PATH, EscalationRequest
-from hawkvision.core.trace import start_trace
+from hawkvision.core.trace_context import start_trace
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.profiles import LinkProfile, load_profile
 from loadgen.network.tun_link import TunLink

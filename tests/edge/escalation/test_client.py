@@ -13,7 +13,7 @@ from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest, IntermediateOffer, IntermediateResult
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.trace import start_trace
+from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import Score
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
 from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer, running_peer

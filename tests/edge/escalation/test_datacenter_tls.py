@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.authority import Authority, replace
 from tests.edge.conftest import Caller, Reply
 from tests.edge.peer import Peer, running_peer

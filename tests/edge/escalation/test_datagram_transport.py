@@ -16,7 +16,7 @@ from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import BadImage, EscalationFailed, HawkVisionError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.core.trace import start_trace
+from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, Score, Tier
 from hawkvision.network.transport_choice import Transport
 from hawkvision.transport.congestion.bbr import Bbr

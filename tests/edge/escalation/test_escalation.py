@@ -6,7 +6,7 @@ from time import monotonic
 
 import pytest
 
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller
 from tests.edge.peer import ANSWER_CLASS, Peer, running_peer
 from tests.images import encoded

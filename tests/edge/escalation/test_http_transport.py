@@ -13,7 +13,7 @@ from edge.escalation.http_transport import DRAIN_BYTES, HttpTransport, ReplyLate
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest
-from hawkvision.core.trace import start_trace
+from hawkvision.core.trace_context import start_trace
 from tests.edge.peer import Peer, running_peer
 from tests.waiting import until
 

@@ -12,7 +12,7 @@ from edge.factory import BRIEF_PIXELS, on_loop
 from edge.inference.edge_stage import InferenceJob
 from hawkvision.core.escalation_api import EscalationRequest
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.trace import start_trace
+from hawkvision.core.trace_context import start_trace
 from hawkvision.imaging.image_header import probe
 from hawkvision.transport.settings import DatagramSettings
 from tests.edge.bench import bench

@@ -15,8 +15,8 @@ import pytest
 
 from hawkvision.cascade.certification.profile_files import dump, load_profile
 from hawkvision.models.manifest import artifact_path, cache_dir, models_dir
+from hawkvision.system.child_server import ServerProcess, running
 from hawkvision.system.files import sha256_of, write_atomic
-from hawkvision.system.process import ServerProcess, running
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer, running_peer
 from tests.images import encoded

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from edge.monitoring.request_streams import StreamController, StreamControllers
 from edge.monitoring.state_store import StateFile
 from edge.monitoring.stream import StageScore
-from edge.monitoring.stream_controllers import StreamController, StreamControllers
 from edge.monitoring.stream_keys import DEFAULT_STREAM, stream_key
 from edge.monitoring.streams import ROWS_PER_STREAM, Streams
 from hawkvision.cascade.drift.monitor import Claim, Claims

@@ -8,7 +8,7 @@ import pytest
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.servers.cors import check_origins
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.images import encoded
 

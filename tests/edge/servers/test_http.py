@@ -11,7 +11,7 @@ import pytest
 from edge.servers import openapi
 from edge.servers.shared.request_fields import FIELDS
 from hawkvision.client.response import answer_from_json
-from hawkvision.system.process import ServerProcess
+from hawkvision.system.child_server import ServerProcess
 from tests.edge.conftest import Caller
 from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.images import encoded

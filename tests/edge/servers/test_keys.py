@@ -16,7 +16,7 @@ from hawkvision.client.blocking import Client
 from hawkvision.core.errors import ConfigError, Forbidden, Overloaded, Unauthorized
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.load import load_config
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.images import encoded
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from edge.servers.oip.routes import inflate
 from hawkvision.core.errors import BadField, TooLarge
-from hawkvision.system.process import ServerProcess
+from hawkvision.system.child_server import ServerProcess
 from tests.edge.conftest import Caller, Reply
 from tests.edge.peer import Peer
 from tests.images import encoded

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from hawkvision.servers.keys import OPEN_PATHS
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer, running_peer
 from tests.images import encoded

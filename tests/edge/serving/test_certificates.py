@@ -16,7 +16,7 @@ from edge.servers import openapi
 from hawkvision.cascade.certification.profile_files import dump, load_profile
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.core.errors import NotReady
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from tests.edge.conftest import Caller
 from tests.hawkvision.system.mounts import mounted
 from tests.images import encoded

@@ -22,12 +22,12 @@ from edge.inference.worker_pool import WorkerPool
 from edge.servers.oip.decoding import InferRequest, Output
 from edge.servers.oip.routes import classify_all
 from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded, TooLarge
-from hawkvision.core.trace import start_trace
+from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import Answer, ClassifyRequest, OnMiss, Quality
 from hawkvision.imaging.decoding_cost import DecoderKind, DecodingCost
 from hawkvision.imaging.image_header import probe
+from hawkvision.system.child_server import ServerProcess, running
 from hawkvision.system.memory import OVERTAKEN_MOST, MemoryBudget
-from hawkvision.system.process import ServerProcess, running
 from tests.edge.bench import SURE, Bench, bench, run
 from tests.edge.conftest import Caller, Reply
 from tests.images import encoded, flat_png

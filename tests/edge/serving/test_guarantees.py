@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edge.monitoring.audits import MOST_AT_ONCE, MOST_UNDER_WAY
-from edge.monitoring.stream_controllers import StreamController
-from edge.serving.targets import describe_targets
+from edge.monitoring.request_streams import StreamController
+from edge.serving.targets_listing import describe_targets
 from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.escalation_api import parse_escalation_headers

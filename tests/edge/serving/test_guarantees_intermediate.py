@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from edge.serving.targets import describe_targets
+from edge.serving.targets_listing import describe_targets
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.types import AccuracyStatus, Answer, Basis, MaxAccuracyDrop, Quality, Reason, Tier, target_fields

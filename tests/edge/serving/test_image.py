@@ -12,7 +12,7 @@ import pytest
 
 from hawkvision.models.manifest import cache_dir
 from hawkvision.native.library import unsupported_reason
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from tests.edge.conftest import Caller
 from tests.edge.image import Stage, build, words
 from tests.images import encoded

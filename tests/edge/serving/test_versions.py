@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge.monitoring.certification import Certification
+from edge.monitoring.certificate_reload import Certification
 from edge.monitoring.state_store import StateFile
 from edge.monitoring.stream_keys import DEFAULT_STREAM
+from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import (
     WHOLE,

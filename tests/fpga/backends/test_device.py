@@ -18,8 +18,8 @@ import pytest
 
 from fpga.backends.device import DeviceBackend
 from fpga.backends.reference import ReferenceBackend
-from fpga.device.device_link import UdpLink, open_link
 from fpga.device.device_session import DeviceSession
+from fpga.device.frame_transport import UdpLink, open_link
 from fpga.device.framing import DeviceFrame, DeviceWelcome, HostHello, ImageTrouble, PixelRun, RefusalReason, encode
 from fpga.device.host_session import MAX_ATTEMPTS, MAX_PAUSE_S
 from hawkvision.core.errors import BackendError, BackendUnavailable, ConfigError

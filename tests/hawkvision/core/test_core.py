@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hawkvision.core import errors
 from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import HawkVisionError, Overloaded, TargetUnreachable
-from hawkvision.core.trace import parse_traceparent, start_trace
+from hawkvision.core.trace_context import parse_traceparent, start_trace
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Answer, Basis, Prediction, Quality, Tier
 
 KINDS = [

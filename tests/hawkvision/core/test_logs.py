@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hawkvision.core import logs
 from hawkvision.core.clock import ManualClock
 from hawkvision.core.logs import FloodGuard, JsonFormatter, TextFormatter, Transitions, bind_request, current_request
-from hawkvision.core.trace import TraceContext
+from hawkvision.core.trace_context import TraceContext
 from hawkvision.system.log_relay import relaying
 from tests.waiting import until
 

@@ -14,7 +14,7 @@ from fpga.compiler.folding import Folding, StageFolding, format_folding, parse_f
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.settings.load import load_config
-from hawkvision.core.text import decode_text, read_text
+from hawkvision.core.text_files import decode_text, read_text
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from loadgen.network.profiles import FOLDER, load_profile
 from loadgen.workload.arrivals import read_timestamps

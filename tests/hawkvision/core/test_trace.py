@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hawkvision.core.trace import parse_traceparent, start_trace
+from hawkvision.core.trace_context import parse_traceparent, start_trace
 
 
 def test_a_child_span_keeps_the_trace_and_the_callers_request_id() -> None:

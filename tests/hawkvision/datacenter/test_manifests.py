@@ -17,7 +17,7 @@ import yaml
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.manifests import rayservice, serve_config
+from hawkvision.datacenter.cluster_manifests import rayservice, serve_config
 from tests.hawkvision.datacenter.conftest import ROOT, START_LIMIT_S, free_port, image
 
 

@@ -25,8 +25,8 @@ from hawkvision.doctor import access, files, machine, network
 from hawkvision.doctor.checks import examine_datacenter, examine_edge
 from hawkvision.doctor.findings import Finding, Level
 from hawkvision.models.manifest import artifact_path, cache_dir, load_manifest, models_dir
+from hawkvision.system.child_server import running
 from hawkvision.system.memory import room
-from hawkvision.system.process import running
 from tests.authority import Authority
 from tests.edge.peer import Peer, running_peer
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hawkvision.servers.connections import ConnectionRegistry, Limits, address_of, connections_for
 from hawkvision.servers.protocol import MAX_DRAINED_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED, MAX_URL_BYTES
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.hawkvision.servers.impatient import PER_ADDRESS
 from tests.images import encoded

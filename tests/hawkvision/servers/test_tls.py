@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hawkvision.client.blocking import Client
 from hawkvision.core.errors import ConfigError, NotReady, ServiceError
 from hawkvision.servers.tls import Certificates, TlsFiles
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from tests.authority import Authority, Pair, replace
 from tests.images import encoded
 

@@ -6,7 +6,7 @@ import json
 import socket
 from contextlib import ExitStack
 
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from tests.hawkvision.servers.impatient import PER_ADDRESS
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

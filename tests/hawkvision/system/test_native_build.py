@@ -190,7 +190,9 @@ def test_a_command_that_is_told_to_end_takes_its_compilers_processes_with_it(
     started = tmp_path / "started"
     script = f'#!/bin/sh\ncase "$*" in *--version*) exit;; esac\nsleep 600 & echo $! > {started}.new\n'
     compiler.write_text(f"{script}mv {started}.new {started}\nwait\n")
-    reported = OPEN.replace("try:", "from hawkvision.system.process import exit_on_sigterm\nexit_on_sigterm()\ntry:")
+    reported = OPEN.replace(
+        "try:", "from hawkvision.system.child_server import exit_on_sigterm\nexit_on_sigterm()\ntry:"
+    )
     process = subprocess.Popen([sys.executable, "-c", reported, str(recipe.source), str(kept)])
     asyncio.run(until(started.exists))
     process.send_signal(signal.SIGTERM)

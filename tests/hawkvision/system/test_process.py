@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from hawkvision.core.errors import NotReady
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 
 SERVER = ("tests.bench.servers.overhead.echo", "raw")
 
@@ -58,7 +58,7 @@ def test_server_started_on_a_thread_outlives_that_thread() -> None:
 @linux_only
 def test_server_ends_when_its_parent_is_killed() -> None:
     program = (
-        "import os, signal; from hawkvision.system.process import running\n"
+        "import os, signal; from hawkvision.system.child_server import running\n"
         f"with running(*{SERVER}) as server:\n"
         "    print(server.pid, flush=True); input(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.manifests import rayservice
+from hawkvision.datacenter.cluster_manifests import rayservice
 from hawkvision.system.telemetry import SILENCED, silence, warn_if_allowed
 
 DEPLOY = Path(__file__).resolve().parents[3] / "edge" / "deploy"

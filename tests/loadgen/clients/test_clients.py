@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import Overloaded, TargetUnreachable
 from hawkvision.core.types import AccuracyStatus
-from hawkvision.system.process import ServerProcess
+from hawkvision.system.child_server import ServerProcess
 from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import HttpReply
 from loadgen.clients.engine import ServerAddress, client_for

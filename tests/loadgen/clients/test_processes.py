@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hawkvision.client.response import Unreachable
 from hawkvision.core.errors import ConfigError, InternalError
-from hawkvision.system.process import ServerProcess
+from hawkvision.system.child_server import ServerProcess
 from loadgen.__main__ import main
 from loadgen.clients.engine import LoadJob, ServerAddress, Tally
 from loadgen.clients.processes import WorkerProcesses, parts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from loadgen.clients.engine import ServerAddress
 from loadgen.clients.server_info import MAX_BYTES, identify
 from loadgen.workload.record import load

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.system.process import ServerProcess
+from hawkvision.system.child_server import ServerProcess
 from loadgen.__main__ import main
 from loadgen.analysis.capacity import (
     CapacityGoal,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hawkvision.core.errors import ConfigError, NotReady
-from hawkvision.system.process import ServerProcess
+from hawkvision.system.child_server import ServerProcess
 from loadgen.commands.link_proxy import LinkProxy, link_samples, udp_port_of
 from loadgen.network.namespaces import available
 from loadgen.network.profiles import LinkProfile, load_profile

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError, NotReady
-from hawkvision.system.process import ServerProcess
+from hawkvision.system.child_server import ServerProcess
 from loadgen.commands.mlperf import MlperfOptions, Scenario, figures, rules, score, verdict
 from tests.loadgen.command import command
 from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set

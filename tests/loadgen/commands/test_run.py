@@ -15,7 +15,7 @@ from typing import get_type_hints
 import msgspec
 import pytest
 
-from hawkvision.system.process import ServerProcess
+from hawkvision.system.child_server import ServerProcess
 from loadgen.__main__ import COMMANDS, main
 from loadgen.analysis.summary import RunSummary, summarise
 from loadgen.commands.command_line import stated, words

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hawkvision.core.errors import ConfigError, NotReady
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import Side, available, sweep
 from loadgen.network.tun_link import TunLink

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UDP_OVERHEAD_BYTES, UdpRelay, main
 from tests.waiting import until

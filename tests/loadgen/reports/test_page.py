@@ -20,7 +20,7 @@ from loadgen.analysis.samples import counted_of
 from loadgen.analysis.summary import summarise
 from loadgen.reports.charts import ChartSeries
 from loadgen.reports.page import page, write_html
-from loadgen.reports.text import headline, milliseconds, warnings_of
+from loadgen.reports.page_text import headline, milliseconds, warnings_of
 from loadgen.reports.timeline import link_words, timeline, timelines, windows
 from loadgen.workload.record import LinkSample, NoiseFloor, Run, TargetClass
 from tests.loadgen.runs import FIVE, answer, drive, origin, plausible, refusal, run_of

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
-from loadgen.workload.class_names import directory_classes
 from loadgen.workload.dataset import read_labelled
+from loadgen.workload.folder_classes import directory_classes
 from tests.images import encoded
 
 MODELS = models_dir(None)

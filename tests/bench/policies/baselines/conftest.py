@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hawkvision.core.settings.features import settings_groups
+from hawkvision.core.settings.package_settings import settings_groups
 from tests.bench.policies.baselines.plugin import INSTALLED
 from tests.edge.conftest import large, peer
 

@@ -8,7 +8,7 @@ import math
 
 from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
-from edge.serving.evidence import below_target
+from edge.serving.monitoring_evidence import below_target
 from edge.serving.request_handler import RequestHandler
 from edge.serving.response import datacenter_answer
 from hawkvision.core.errors import RequestError

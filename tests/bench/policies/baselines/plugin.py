@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from edge.inference.edge_stage import EdgeStage
-from edge.monitoring.certification import MakePolicy
-from edge.serving.baseline import BaselinePolicy, LoadedBaseline
+from edge.monitoring.certificate_reload import MakePolicy
+from edge.serving.policy_plugin import BaselinePolicy, LoadedBaseline
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig

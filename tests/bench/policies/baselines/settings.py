@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.settings.features import HAWKVISION, SettingsGroup
+from hawkvision.core.settings.package_settings import HAWKVISION, SettingsGroup
 
 NEED_DATACENTER: Final = ("all-dc", "static", "split")
 """The baselines that send images to the datacenter by their rule."""

@@ -21,7 +21,7 @@ from hawkvision.core.errors import ArtifactError, ManifestError, NotReady, Overl
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, MinAccuracy, Quality, Reason, Score, Tier
 from hawkvision.models.manifest import artifact_path, load_manifest, models_dir
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from tests.bench.policies.baselines.infaas import Option, Worker, choose
 from tests.bench.policies.baselines.plugin import InfaasBaseline, with_baselines
 from tests.bench.policies.baselines.registration import Profiled, Registration, register

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from edge.inference.edge_stage import ConditionalEnsemble, LoadedModel
-from edge.monitoring.certification import stage_of
+from edge.monitoring.certificate_reload import stage_of
 from hawkvision.cascade.certification.profile import threshold_value
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, DeadlineMissed, TargetUnreachable
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.settings.load import load_config
-from hawkvision.core.trace import start_trace
+from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
@@ -30,7 +30,7 @@ from hawkvision.core.types import (
     Tier,
 )
 from hawkvision.models.manifest import load_manifest, models_dir
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from tests.bench.policies.baselines import routes
 from tests.bench.policies.baselines.plugin import RoutedBaseline, with_baselines
 from tests.bench.policies.baselines.routes import BaselineRoutes, Registered, expected_escalation

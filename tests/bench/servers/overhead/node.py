@@ -39,8 +39,8 @@ from rich.table import Table
 
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.models.manifest import InputSpec, artifact_path, cache_dir, load_manifest, models_dir
+from hawkvision.system.child_server import ServerProcess, running
 from hawkvision.system.onnx_runtime import ort
-from hawkvision.system.process import ServerProcess, running
 from tests.bench.servers.overhead.wire import WireClient, WireClientError
 
 TASK: Final = "imagenet"

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from tests.bench.servers.overhead.node import make_image, pinned
 from tests.bench.servers.overhead.wire import WireClient, WireClientError
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hawkvision.cascade.certification.bounds import clopper_pearson, drop_upper_bound, paired_exact_p
 from hawkvision.cascade.certification.certificate import BEST_ONLY, Method, Sample, Thresholds, check_path, sweep
-from hawkvision.cascade.certification.certificate_writer import written
+from hawkvision.cascade.certification.certificate_rounding import written
 from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy, split_indices
 from hawkvision.cascade.certification.profile import Condition, threshold_value
 from hawkvision.cascade.certification.profiling import (
@@ -23,7 +23,7 @@ from hawkvision.cascade.certification.profiling import (
     profile_stage,
     rounded_path,
 )
-from hawkvision.cascade.certification.threshold_search import Costs
+from hawkvision.cascade.certification.threshold_order import Costs
 from hawkvision.cascade.confidence.scores import score, softmax
 from hawkvision.core.types import Score
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile

@@ -18,7 +18,7 @@ from hawkvision.cascade.certification.certificate import (
     check_path,
     sweep,
 )
-from hawkvision.cascade.certification.threshold_search import (
+from hawkvision.cascade.certification.threshold_order import (
     CURVE_KNOTS,
     Costs,
     disagreement_risk,

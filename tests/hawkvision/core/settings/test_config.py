@@ -10,8 +10,8 @@ from hawkvision.core.settings.access import is_loopback
 from hawkvision.core.settings.arguments import DC_UP, EDGE_UP, parse_arguments
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.descriptions import settings_of, topics_of
+from hawkvision.core.settings.kubernetes_variables import without_service_links
 from hawkvision.core.settings.load import RENAMED, load_config, structs_of
-from hawkvision.core.settings.service_links import without_service_links
 
 
 def write(tmp_path: Path, text: str) -> Path:

@@ -10,14 +10,14 @@ import pytest
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.arguments import parse_arguments
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
-from hawkvision.core.settings.features import settings_groups
 from hawkvision.core.settings.load import load_config
+from hawkvision.core.settings.package_settings import settings_groups
 
 FEATURE = """
 from typing import Literal
 import msgspec
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.settings.features import SettingsGroup
+from hawkvision.core.settings.package_settings import SettingsGroup
 
 class Lamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=lambda name: f"lamp_{name}"):
     colour: Literal["red", "green"] = "red"

@@ -23,9 +23,9 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_version import check_ray
 from hawkvision.datacenter.launch.folder import LONGEST_BASE_BYTES, PREFIX, private_folder
-from hawkvision.datacenter.launch.listening import address_of, listeners, network_of, uninvited
+from hawkvision.datacenter.launch.open_ports import address_of, listeners, network_of, uninvited
 from hawkvision.datacenter.launch.sockets import hand_over, open_sockets, take_over
-from hawkvision.system.process import ServerProcess, running
+from hawkvision.system.child_server import ServerProcess, running
 from hawkvision.transport.settings import DatagramSettings
 from tests.bench.robustness.exposure import (
     ASKING,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.datacenter.launch.listening import family
+from hawkvision.datacenter.launch.open_ports import family
 from hawkvision.datacenter.launch.standby_listener import StandbyListener
 from hawkvision.datacenter.launch.supervisor import MAX_PAUSE_S, MAX_RESTARTS, WITHIN_S, Restarts
 from tests.bench.robustness.exposure import vital

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from hawkvision.core.errors import BadImage, DeadlineMissed, NotReady, Overloaded, TargetUnreachable
 from hawkvision.core.escalation_api import INFER_PATH
 from hawkvision.core.logs import RequestIds, TextFormatter
-from hawkvision.datacenter.launch.listening import family
+from hawkvision.datacenter.launch.open_ports import family
 from hawkvision.datacenter.local_socket.protocol import FrameProtocol, Part, ReplicaRequest
 from hawkvision.datacenter.local_socket.registry import QueueBounds, ReplicaRegistry
 from hawkvision.datacenter.local_socket.replica_end import Registration, register

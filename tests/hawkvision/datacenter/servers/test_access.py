@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from tests.authority import Authority, Pair
 from tests.edge.conftest import Caller, Reply
 from tests.hawkvision.datacenter.conftest import image, launch, ready_url, stop

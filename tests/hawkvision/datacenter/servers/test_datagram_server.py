@@ -18,7 +18,7 @@ from hawkvision.core.errors import ConfigError, Unauthorized
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
-from hawkvision.core.trace import start_trace
+from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import Score
 from hawkvision.datacenter.app import application
 from hawkvision.datacenter.servers.datagram_server import TierDatagramServer, useful_side

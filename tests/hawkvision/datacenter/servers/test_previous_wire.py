@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from hawkvision.system.process import running
+from hawkvision.system.child_server import running
 from tests.hawkvision.datacenter.conftest import KEY, Running, image
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ import msgspec
 import pytest
 
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, StageList, Transports
-from hawkvision.core.trace import start_trace
+from hawkvision.core.trace_context import start_trace
 from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import opaque
 from hawkvision.transport.endpoint.udp import UdpRoute

@@ -11,8 +11,8 @@ import pytest
 
 from hawkvision.cascade.certification.equivalence import load_equivalences, passed
 from hawkvision.cascade.certification.profile_files import load_profile, load_site
+from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import AccuracyStatus, Basis, MaxAccuracyDrop, MinAccuracy
 from hawkvision.model_zoo.building.build import build

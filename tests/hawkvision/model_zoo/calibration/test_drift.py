@@ -19,7 +19,7 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route
 from hawkvision.core.types import MaxAccuracyDrop, Pixels, Quality
 from hawkvision.model_zoo.calibration.corruption import SEVERITIES, CorruptionKind, corrupt, mixed
-from hawkvision.model_zoo.calibration.drift import (
+from hawkvision.model_zoo.calibration.drift_replay import (
     SETTLING,
     AnsweringStage,
     Phase,

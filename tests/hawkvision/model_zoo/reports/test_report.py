@@ -23,7 +23,7 @@ from hawkvision.cascade.certification.profiling import profile_stage
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import MaxAccuracyDrop
-from hawkvision.model_zoo.calibration.drift import LabelledPredictions, Phase
+from hawkvision.model_zoo.calibration.drift_replay import LabelledPredictions, Phase
 from hawkvision.model_zoo.reports.metrics import (
     Drift,
     PairFindings,

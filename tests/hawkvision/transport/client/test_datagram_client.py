@@ -22,7 +22,7 @@ from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.coding.rate_fec_control import FecLinkState, choose
 from hawkvision.transport.endpoint.quic import MAX_CLIENT_TEMPLATES
 from hawkvision.transport.protocol.control import MAX_TEMPLATE, VERSION
-from hawkvision.transport.protocol.identity import Identity, own_identity
+from hawkvision.transport.protocol.server_certificate import Identity, own_identity
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import Incoming

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hawkvision.transport.coding.jpeg import assemble, compress, is_clean, standard_header, standard_layout
-from hawkvision.transport.coding.jpeg_header import MAX_HEADER_BYTES, cut, parse_header
+from hawkvision.transport.coding.jpeg_splitting import MAX_HEADER_BYTES, cut, parse_header
 from hawkvision.transport.protocol.wire import WireError
 
 QUALITIES = (1, 14, 27, 49, 50, 70, 80, 85, 99, 100)

@@ -18,7 +18,7 @@ from hawkvision.core.errors import ConfigError
 
 ENTRY_POINTS: Final = "hawkvision.settings"
 POLICY_ENTRY_POINTS: Final = "hawkvision.policies"
-"""The group by which packages provide policies for edge nodes (`edge.serving.baseline`)."""
+"""The group by which packages provide policies for edge nodes (`edge.serving.policy_plugin`)."""
 HAWKVISION: Final = "hawkvision"
 """The policy that is built in."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from edge.escalation.client import DatacenterClient
 from edge.serving.node import LISTED_TARGETS, EdgeNode
 from hawkvision.cascade.route import Route
-from hawkvision.core.settings.features import HAWKVISION
+from hawkvision.core.settings.package_settings import HAWKVISION
 from hawkvision.core.types import AccuracyStatus, Target, Tier, target_fields
 
 

@@ -7,7 +7,7 @@ import math
 from hawkvision.cascade.certification.bounds import clopper_pearson
 from hawkvision.cascade.certification.certificate import Method, ThresholdStep
 from hawkvision.cascade.certification.profile import Certificate, EscalationThreshold, PathStep, ScoreCurve, Watch
-from hawkvision.cascade.certification.threshold_search import Curve
+from hawkvision.cascade.certification.threshold_order import Curve
 from hawkvision.cascade.confidence.scores import Floats
 
 

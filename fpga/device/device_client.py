@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga.device.device_link import DeviceLink
+from fpga.device.frame_transport import DeviceLink
 from fpga.device.framing import DeviceWelcome
 from fpga.device.host_session import (
     HostEvent,

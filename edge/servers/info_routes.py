@@ -18,7 +18,7 @@ from edge.servers import openapi
 from edge.servers.oip import routes as oip_routes
 from edge.servers.oip.extensions import extension_routes
 from edge.servers.shared.frontend import Frontend, internal_error
-from edge.serving.targets import describe_targets
+from edge.serving.targets_listing import describe_targets
 from hawkvision.core.errors import BadField, HawkVisionError, MethodNotAllowed, NotFound
 from hawkvision.core.escalation_api import TRANSPORT_PATH
 

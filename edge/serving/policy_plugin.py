@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edge.inference.edge_stage import EdgeStage
-from edge.monitoring.certification import MakePolicy
+from edge.monitoring.certificate_reload import MakePolicy
 from edge.serving.context import ServingContext
 from edge.serving.image_request import ImageRequest
 from edge.serving.request_handler import RequestHandler
@@ -22,7 +22,7 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.settings.features import POLICY_ENTRY_POINTS
+from hawkvision.core.settings.package_settings import POLICY_ENTRY_POINTS
 from hawkvision.models.manifest import InputSpec, Manifest
 
 

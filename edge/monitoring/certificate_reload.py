@@ -23,8 +23,8 @@ from hawkvision.cascade.certification.equivalence import equivalences_path, load
 from hawkvision.cascade.certification.profile import Profile
 from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
+from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.core.errors import HawkVisionError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import Score

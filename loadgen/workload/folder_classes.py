@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.text import read_text
+from hawkvision.core.text_files import read_text
 
 CLASS_IDS: Final = "class_ids.txt"
 """In a task's folder, if its classes have ids: one a line, in the order of the labels."""
