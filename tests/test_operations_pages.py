@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -98,8 +97,8 @@ def test_every_module_that_a_page_runs_is_there(page: Path) -> None:
 @cache
 def options_of(name: str) -> frozenset[str]:
     """The options of a load test, as its command line takes them."""
-    module = importlib.import_module(f"loadgen.commands.{COMMANDS[name].module}")
-    command = command_line.command_of(name, COMMANDS[name].summary, module.Options, module.run)
+    loaded = COMMANDS[name].load()
+    command = command_line.command_of(name, COMMANDS[name].summary, loaded.options, loaded.run)
     return frozenset(option for parameter in command.params for option in parameter.opts)
 
 

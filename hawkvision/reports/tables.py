@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hawkvision.reports.pages import render
-from hawkvision.reports.pages import Markup
+from hawkvision.reports.pages import Markup, render
 
 
 @dataclass(frozen=True, slots=True)

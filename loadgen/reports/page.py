@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.reports.pages import joined, render, script_hash, source
-from hawkvision.reports.pages import Markup
+from hawkvision.reports.pages import Markup, joined, render, script_hash, source
 from hawkvision.reports.svg import DASHES, marker
 from hawkvision.reports.tables import Cell, Table, table
 from hawkvision.system.files import write_atomic

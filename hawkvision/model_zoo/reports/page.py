@@ -24,8 +24,7 @@ from hawkvision.model_zoo.reports.sections import (
     reliability_section,
     share,
 )
-from hawkvision.reports.pages import joined, source
-from hawkvision.reports.pages import Markup
+from hawkvision.reports.pages import Markup, joined, source
 from hawkvision.reports.pages import render as render_page
 
 NARROW: Final = "\u202f"

@@ -128,7 +128,7 @@ def serves_without(path: Path, *prefix: str) -> str:
 def test_a_state_file_that_is_no_database_any_more_is_done_without_and_left_alone(tmp_path: Path) -> None:
     worn = tmp_path / "state.sqlite3"
     worn.write_bytes(b"\xff" * 20_000)
-    assert "serving without what was known of streams" in serves_without(worn)
+    assert "serving without the state of streams" in serves_without(worn)
     assert worn.read_bytes() == b"\xff" * 20_000
 
 
@@ -136,7 +136,7 @@ def test_a_state_file_on_a_full_disk_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     fill = ["sh", "-c", f'head -c 200000 /dev/zero > "{tmp_path}/full/filler" 2>/dev/null; exec "$@"', "sh"]
     prefix = [*mounted(tmp_path / "full", "size=64k"), *fill]
-    assert "serving without what was known of streams" in serves_without(tmp_path / "full" / "state", *prefix)
+    assert "serving without the state of streams" in serves_without(tmp_path / "full" / "state", *prefix)
 
 
 def test_a_state_file_on_a_read_only_disk_is_read(tmp_path: Path) -> None:

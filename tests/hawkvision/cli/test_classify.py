@@ -90,9 +90,3 @@ def test_it_waits_for_a_node_that_is_starting(start: Start, folder: Path) -> Non
     result = classify(str(folder / "b.jpg"), "--url", node.url, "--wait", "60")
     assert result.exit_code == 0, result.output
     assert "tabby" in result.stdout
-
-
-def test_the_old_name_of_the_datagram_option_is_refused_with_the_new_one(folder: Path) -> None:
-    result = classify(str(folder / "b.jpg"), "--lossy")
-    assert result.exit_code == 1
-    assert str(result.exception) == "--lossy has been renamed; use --datagram"

@@ -356,7 +356,7 @@ def test_every_option_says_what_it_is_for(name: str, capsys: pytest.CaptureFixtu
     ("given", "new"),
     [
         (["behind", "--url", "http://127.0.0.1"], "python -m loadgen link-proxy"),
-        (["baselines", "--data", "x"], "python -m tests.bench.policies"),
+        (["rivals", "--data", "x"], "python -m tests.bench.policies"),
         (["peers"], "python -m tests.bench.servers"),
         (["run", "--url", "http://127.0.0.1", "--keep-awake"], "--prevent-cpu-idle"),
         (["run", "--most-stolen=0.1"], "--max-cpu-steal"),
