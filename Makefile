@@ -109,7 +109,7 @@ $(VENV)/.test: $(VENV)/bin/python $(TOOLS_VENV)/.tools $(TEST_LOCK) pyproject.to
 
 $(MODELS_VENV)/.models: $(TOOLS_VENV)/.tools $(MODELS_LOCK) pyproject.toml
 	@echo "make: installing what $(MODELS_LOCK) names into $(MODELS_VENV) (6 GB the first time)"
-	$(TOOLS_VENV)/bin/uv venv --quiet --clear --python $(PYTHON) $(MODELS_VENV)
+	$(TOOLS_VENV)/bin/uv venv --quiet --clear --seed --python $(PYTHON) $(MODELS_VENV)
 	$(call INSTALL,$(MODELS_VENV),$(MODELS_LOCK))
 	touch $@
 

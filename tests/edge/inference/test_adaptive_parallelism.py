@@ -40,7 +40,7 @@ class Foresighted(GatedBackend):
         self.reported.append(self.inferred)
 
 
-@pytest.mark.parametrize(("alone", "images", "told"), [(True, 1, [0]), (False, 1, []), (True, 2, [])])
+@pytest.mark.parametrize(("alone", "images", "reported"), [(True, 1, [0]), (False, 1, []), (True, 2, [])])
 def test_a_wide_backend_prepares_for_a_lone_image_before_it_is_decoded(
     alone: bool, images: int, reported: list[int]
 ) -> None:

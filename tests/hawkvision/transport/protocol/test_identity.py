@@ -95,7 +95,7 @@ def test_a_server_with_the_right_certificate_but_not_its_key_is_refused() -> Non
     asyncio.run(refused(Identity(IDENTITY.chain, own_identity().key, IDENTITY.name), IDENTITY))
 
 
-@pytest.mark.parametrize("told", ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "\0"])
+@pytest.mark.parametrize("reported", ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "\0"])
 def test_an_advertised_certificate_that_is_not_pem_is_named_in_the_error(reported: str) -> None:
     async def scenario() -> None:
         async with serving() as server:
