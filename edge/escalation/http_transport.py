@@ -175,6 +175,7 @@ class HttpTransport:
         self._draining: set[asyncio.Task[tuple[int, bytes]]] = set()
         """The exchanges that were abandoned."""
         self._closed = False
+        self._has_answered = False
         self._tls_reason: str | None = None
         """The last TLS error; None after a successful connection."""
         headers = {WIRE_HEADER: str(WIRE_VERSION)}
@@ -251,7 +252,7 @@ class HttpTransport:
             begun.set()
             url = f"{self.url}{INFER_PATH}"
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
-                self._tls_reason = None
+                self._has_answered, self._tls_reason = True, None
                 if response.content_type == PROGRESSIVE_TYPE:
                     return response.status, await read_lines(response.content, on_interim)
                 return response.status, await _read(response)
@@ -259,6 +260,9 @@ class HttpTransport:
     def _why_not(self, error: Exception) -> str:
         """The error in words. A TLS error is also logged, once, because only an operator can correct it."""
         reason = _tls_reason(error)
+        if reason is None and self.url.startswith("https:") and not self._has_answered and _is_cut_off(error):
+            # The alert by which TLS 1.3 asks for a certificate may be lost with the connection.
+            reason = "it closed the connection (a datacenter may ask for edge.datacenter_certificate)"
         if reason is None:
             return f"{self.url} cannot be reached: {str(error) or type(error).__name__}"
         message = f"{self.url} cannot be reached: {reason}"
@@ -359,6 +363,12 @@ async def read_lines(content: aiohttp.StreamReader, on_interim: Callable[[bytes]
         for last in lines:
             on_interim(last)
     return rest or last
+
+
+def _is_cut_off(error: Exception) -> bool:
+    """Whether the other side ended a connection that there was."""
+    ended = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | ConnectionError)
+    return ended and not isinstance(error, aiohttp.ClientConnectorError)
 
 
 def _tls_reason(error: Exception) -> str | None:

@@ -69,7 +69,7 @@ ALLOWED: Final[tuple[tuple[str, str, str], ...]] = (
     ),
     (
         r"loadgen/__main__\.py|hawkvision/(renamed|cli/options)\.py|tests/(hawkvision/(cli/test_renamed_options|test_public_names)|"
-        r"loadgen/test_main|hawkvision/datacenter/servers/test_previous_wire)\.py",
+        r"loadgen/commands/test_run|hawkvision/datacenter/servers/test_previous_wire)\.py",
         r"",
         "old words that are answered with the new ones",
     ),
