@@ -243,7 +243,9 @@ def test_an_unknown_option_is_a_wrong_command_line(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as ended:
         parse_arguments(EdgeConfig, *EDGE_UP, ["--prot", "1"])
     assert ended.value.code == 2
-    assert "No such option: --prot" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "No such option" in said
+    assert "--prot" in said
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
