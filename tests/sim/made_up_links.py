@@ -72,8 +72,8 @@ def main() -> None:
             for deadline_ms in DEADLINES_MS for rate_hz in RATES_HZ for seed in seeds
         ]  # fmt: skip
         lost = [100.0 * (each.possible - each.both) / each.callers for each in runs]
-        in_missed = max(each.missed_in_a_row for each in runs)
-        print(f"{name:36s} mean {sum(lost) / len(lost):4.1f}  worst {max(lost):4.1f}  in vain {in_missed}", flush=True)
+        missed = max(each.missed_in_a_row for each in runs)
+        print(f"{name:36s} mean {sum(lost) / len(lost):4.1f}  worst {max(lost):4.1f}  in vain {missed}", flush=True)
 
 
 if __name__ == "__main__":
