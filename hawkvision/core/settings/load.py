@@ -5,6 +5,7 @@ An unknown key is an error that names the key and its place.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import tomllib
@@ -24,6 +25,7 @@ from hawkvision.core.settings.access import check_access, check_both_or_neither,
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.kubernetes_variables import without_service_links
 from hawkvision.core.settings.package_settings import (
+    HAWKVISION,
     POLICY_ENTRY_POINTS,
     Section,
     ServerSettings,
@@ -198,11 +200,13 @@ def structs_of(kind: type[ServerSettings]) -> list[type[msgspec.Struct]]:
 
 def _hints(kind: type[ConfigT]) -> dict[str, Any]:
     """The types of a server's settings, by name."""
-    return {
-        field.encode_name: typing.get_type_hints(struct)[field.name]
-        for struct in structs_of(kind)
-        for field in msgspec.structs.fields(struct)
-    }
+    return {name: hint for struct in structs_of(kind) for name, hint in _hints_of(struct).items()}
+
+
+@functools.cache
+def _hints_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    hints = typing.get_type_hints(struct)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(struct)}
 
 
 def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
@@ -223,8 +227,7 @@ def _check_policy(config: EdgeConfig) -> None:
     Raises:
         ConfigError: naming those that there are.
     """
-    known = policy_names()
-    if config.policy not in known:
+    if config.policy != HAWKVISION and config.policy not in (known := policy_names()):
         raise ConfigError(
             f"edge.policy: expected one of {', '.join(known)}, got {config.policy!r}; a package with an entry point of "
             f"{POLICY_ENTRY_POINTS} provides another, and none that is installed has this one"
