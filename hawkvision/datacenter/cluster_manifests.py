@@ -10,6 +10,7 @@ else.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.access import is_loopback
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
-from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
+from hawkvision.datacenter.stages.catalog import Catalog, load_catalogs, loaded
 
 SECRET = "hawkvision-dc"  # noqa: S105  the name of a Secret, not its content
 _BUILDER = "hawkvision.datacenter.app:build"
@@ -54,7 +55,7 @@ def rayservice(config: DatacenterConfig, image: str) -> str:
     """
     if is_loopback(config.host):
         raise ConfigError(f"dc.host = {config.host!r}: pods reach one another over the network; set 0.0.0.0")
-    per_worker = _resources(config, load_catalog(config))
+    per_worker = _resources(config, loaded(load_catalogs(config)).values())
     serve = _serve_document(msgspec.structs.replace(config, port=_SERVE_PORT))
     worker_group = {
         "groupName": "replicas",
@@ -119,7 +120,7 @@ def _network_policy() -> dict[str, Any]:
 
 
 def _serve_document(config: DatacenterConfig) -> dict[str, Any]:
-    load_catalog(config)  # fails here if a stage is unknown, not only in the cluster
+    load_catalogs(config)  # fails here if a stage is unknown, not only in the cluster
     if config.tls_certificate is not None:
         raise ConfigError(
             "dc.tls_certificate belongs to a tier on one machine: in a cluster Ray Serve's proxies listen, and "
@@ -142,12 +143,14 @@ def _serve_document(config: DatacenterConfig) -> dict[str, Any]:
     }
 
 
-def _resources(config: DatacenterConfig, catalog: Catalog) -> dict[str, str]:
+def _resources(config: DatacenterConfig, catalogs: Iterable[Catalog]) -> dict[str, str]:
     """The resources of a worker pod: one replica of each group, with a core per variant."""
-    cpus = max(len(catalog.variants), math.ceil(len(catalog.groups) * config.num_cpus))
+    served = tuple(catalogs)
+    variants, groups = sum(len(each.variants) for each in served), sum(len(each.groups) for each in served)
+    cpus = max(variants, math.ceil(groups * config.num_cpus))
     resources = {"cpu": str(cpus), "memory": "4Gi"}
     if config.num_gpus > 0:
-        resources["nvidia.com/gpu"] = str(math.ceil(len(catalog.groups) * config.num_gpus))
+        resources["nvidia.com/gpu"] = str(math.ceil(groups * config.num_gpus))
     return resources
 
 

@@ -44,7 +44,7 @@ _SECTIONS: dict[type, tuple[Section, str]] = {
 }
 
 
-RENAMED: Final = {
+_RENAMED: Final = {
     "give_up_below": "min_on_time_probability",
     "dc_url": "datacenter_url",
     "dc_api_key": "datacenter_api_key",
@@ -63,6 +63,13 @@ RENAMED: Final = {
     "providers": "onnx_providers",
 }
 """Settings of earlier releases, and their new names."""
+_RENAMED_OF: Final[dict[type, dict[str, str]]] = {EdgeConfig: {}, DatacenterConfig: {"task": "tasks"}}
+"""The same for one server, where the other still has a setting of the old name."""
+
+
+def renamed(kind: type) -> dict[str, str]:
+    """The settings of a server in earlier releases, and their new names."""
+    return {**_RENAMED, **_RENAMED_OF[kind]}
 
 
 def load_config(
@@ -100,6 +107,8 @@ def load_config(
         )
     if isinstance(config, EdgeConfig):
         _check_policy(config)
+    elif len(set(config.tasks)) != len(config.tasks):
+        raise ConfigError(f"{section}.tasks: expected each task once, got {', '.join(config.tasks)}")
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
     check_access(config, section, prefix, loopback=is_loopback(config.host))
@@ -176,7 +185,7 @@ def _file_section(path: Path, section: str) -> dict[str, Any]:
 
 
 def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
-    for old, new in RENAMED.items():
+    for old, new in renamed(kind).items():
         if old in values:
             raise ConfigError(f"{where}: {old} is not a setting any more; use {new}")
     if "features" in values:

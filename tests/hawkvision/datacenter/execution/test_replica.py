@@ -197,7 +197,7 @@ def real(manifest: Manifest, tmp_path: Path) -> Manifest:
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "numpy", "noop"])
 def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: Path, backend: BackendKind) -> None:
-    config = DatacenterConfig(task=real.task, cache_dir=tmp_path, backend=backend)
+    config = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path, backend=backend)
 
     async def scenario() -> tuple[Replica, tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError, str]:
         loaded = replica(real, config)
@@ -215,7 +215,7 @@ def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: 
 def test_an_image_gets_the_same_answers_in_parts_and_beside_others_and_on_however_many_threads(
     real: Manifest, tmp_path: Path, threads: int
 ) -> None:
-    config = DatacenterConfig(task=real.task, cache_dir=tmp_path, intra_op_threads=threads)
+    config = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path, intra_op_threads=threads)
 
     async def scenario() -> list[dict[str, Probabilities]]:
         loaded = replica(real, config)
