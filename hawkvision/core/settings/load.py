@@ -10,7 +10,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -24,9 +24,11 @@ from hawkvision.core.settings.access import check_access, check_both_or_neither,
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.kubernetes_variables import without_service_links
 from hawkvision.core.settings.package_settings import (
+    BACKEND_ENTRY_POINTS,
     POLICY_ENTRY_POINTS,
     Section,
     ServerSettings,
+    backend_names,
     policy_names,
     settings_groups,
 )
@@ -97,7 +99,9 @@ def load_config(
             "send to"
         )
     if isinstance(config, EdgeConfig):
-        _check_policy(config)
+        _check_provided("edge.policy", config.policy, policy_names(), POLICY_ENTRY_POINTS)
+    else:
+        _check_provided("dc.backend", config.backend, backend_names(), BACKEND_ENTRY_POINTS)
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
     check_access(config, section, prefix, loopback=is_loopback(config.host))
@@ -217,17 +221,16 @@ def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -
             raise ConfigError(f"{where}: Expected one of {choices}, got {values[key]!r} - at `$.{key}`")
 
 
-def _check_policy(config: EdgeConfig) -> None:
-    """Refuse a policy that no installed package provides.
+def _check_provided(key: str, value: str, known: Sequence[str], entry_points: str) -> None:
+    """Refuse the name of something that no installed package provides.
 
     Raises:
         ConfigError: naming those that there are.
     """
-    known = policy_names()
-    if config.policy not in known:
+    if value not in known:
         raise ConfigError(
-            f"edge.policy: expected one of {', '.join(known)}, got {config.policy!r}; a package with an entry point of "
-            f"{POLICY_ENTRY_POINTS} provides another, and none that is installed has this one"
+            f"{key}: expected one of {', '.join(known)}, got {value!r}; a package with an entry point of "
+            f"{entry_points} provides another, and none that is installed has this one"
         )
 
 
