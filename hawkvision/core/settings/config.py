@@ -209,9 +209,11 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     variants: tuple[Word, ...] = ()
     """The stages to serve: variants and ensembles of the manifest, with several tasks each as `TASK:STAGE`. Default:
     each manifest's `cascade.dc`."""
-    backend: Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"] = "auto"
-    """What runs the models. `auto` takes the `int8` kernels for models and processors that they support, else ONNX
-    Runtime, which gives the same logits. `openvino` gives other logits, for which nothing is certified."""
+    backend: Word = "auto"
+    """What runs the models: auto, int8, onnxruntime, openvino, numpy or noop. `auto` takes the `int8` kernels for
+    models and processors that they support, else ONNX Runtime, which gives the same logits. `openvino` gives other
+    logits, for which nothing is certified. Packages add backends by an entry point of `hawkvision.backends`; they
+    certify nothing."""
     onnx_providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
     models_dir: Path | None = None
