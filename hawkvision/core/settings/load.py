@@ -198,11 +198,11 @@ def structs_of(kind: type[ServerSettings]) -> list[type[msgspec.Struct]]:
 
 def _hints(kind: type[ConfigT]) -> dict[str, Any]:
     """The types of a server's settings, by name."""
-    return {
-        field.encode_name: typing.get_type_hints(struct)[field.name]
-        for struct in structs_of(kind)
-        for field in msgspec.structs.fields(struct)
-    }
+    found: dict[str, Any] = {}
+    for struct in structs_of(kind):
+        hints = typing.get_type_hints(struct)
+        found |= {field.encode_name: hints[field.name] for field in msgspec.structs.fields(struct)}
+    return found
 
 
 def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
