@@ -342,13 +342,16 @@ def load_manifest(task: str, models: Path) -> Manifest:
 
     Raises:
         NotFound: if the task has no manifest there; the message lists those that have.
-        ManifestError: if the file breaks the schema.
+        ManifestError: if the file breaks the schema, or is that of another task.
     """
     path = models / task / "manifest.toml"
     if not path.is_file():
         known = sorted(p.parent.name for p in models.glob("*/manifest.toml"))
         raise NotFound(f"no task {task!r} under {models}; known tasks: {', '.join(known) or 'none'}")
-    return parse_manifest(_read(path), where=str(path))
+    manifest = parse_manifest(_read(path), where=str(path))
+    if manifest.task != task:
+        raise ManifestError(f"{path}: expected task = {task!r}, the name of its folder, got {manifest.task!r}")
+    return manifest
 
 
 def load_labels(manifest: Manifest, models: Path) -> tuple[str, ...]:

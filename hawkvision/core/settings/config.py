@@ -203,10 +203,12 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Serve HTTP without TLS beyond loopback, behind a proxy that ends TLS or on a private network."""
 
     # == Models ==
-    task: str = "imagenet"
-    """The task to serve: a folder with a manifest in `models_dir`."""
+    tasks: Annotated[tuple[Word, ...], Meta(min_length=1)] = ("imagenet",)
+    """The tasks to serve: folders with a manifest in `models_dir`. The first answers requests that name no task. Each
+    has its own part of the admission limit. A task that cannot be loaded does not take the others down."""
     variants: tuple[Word, ...] = ()
-    """The stages to serve: variants and ensembles of the manifest. Default: the manifest's `cascade.dc`."""
+    """The stages to serve: variants and ensembles of the manifest, with several tasks each as `TASK:STAGE`. Default:
+    each manifest's `cascade.dc`."""
     backend: Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"] = "auto"
     """What runs the models. `auto` takes the `int8` kernels for models and processors that they support, else ONNX
     Runtime, which gives the same logits. `openvino` gives other logits, for which nothing is certified."""

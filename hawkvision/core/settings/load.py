@@ -5,6 +5,7 @@ An unknown key is an error that names the key and its place.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import tomllib
@@ -24,6 +25,7 @@ from hawkvision.core.settings.access import check_access, check_both_or_neither,
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.kubernetes_variables import without_service_links
 from hawkvision.core.settings.package_settings import (
+    HAWKVISION,
     POLICY_ENTRY_POINTS,
     Section,
     ServerSettings,
@@ -42,7 +44,7 @@ _SECTIONS: dict[type, tuple[Section, str]] = {
 }
 
 
-RENAMED: Final = {
+_RENAMED: Final = {
     "give_up_below": "min_on_time_probability",
     "dc_url": "datacenter_url",
     "dc_api_key": "datacenter_api_key",
@@ -61,6 +63,13 @@ RENAMED: Final = {
     "providers": "onnx_providers",
 }
 """Settings of earlier releases, and their new names."""
+_RENAMED_OF: Final[dict[type, dict[str, str]]] = {EdgeConfig: {}, DatacenterConfig: {"task": "tasks"}}
+"""The same for one server, where the other still has a setting of the old name."""
+
+
+def renamed(kind: type) -> dict[str, str]:
+    """The settings of a server in earlier releases, and their new names."""
+    return {**_RENAMED, **_RENAMED_OF[kind]}
 
 
 def load_config(
@@ -98,6 +107,8 @@ def load_config(
         )
     if isinstance(config, EdgeConfig):
         _check_policy(config)
+    elif len(set(config.tasks)) != len(config.tasks):
+        raise ConfigError(f"{section}.tasks: expected each task once, got {', '.join(config.tasks)}")
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
     check_access(config, section, prefix, loopback=is_loopback(config.host))
@@ -174,7 +185,7 @@ def _file_section(path: Path, section: str) -> dict[str, Any]:
 
 
 def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
-    for old, new in RENAMED.items():
+    for old, new in renamed(kind).items():
         if old in values:
             raise ConfigError(f"{where}: {old} is not a setting any more; use {new}")
     if "features" in values:
@@ -198,11 +209,13 @@ def structs_of(kind: type[ServerSettings]) -> list[type[msgspec.Struct]]:
 
 def _hints(kind: type[ConfigT]) -> dict[str, Any]:
     """The types of a server's settings, by name."""
-    found: dict[str, Any] = {}
-    for struct in structs_of(kind):
-        hints = typing.get_type_hints(struct)
-        found |= {field.encode_name: hints[field.name] for field in msgspec.structs.fields(struct)}
-    return found
+    return {name: hint for struct in structs_of(kind) for name, hint in _hints_of(struct).items()}
+
+
+@functools.cache
+def _hints_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    hints = typing.get_type_hints(struct)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(struct)}
 
 
 def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
@@ -223,8 +236,7 @@ def _check_policy(config: EdgeConfig) -> None:
     Raises:
         ConfigError: naming those that there are.
     """
-    known = policy_names()
-    if config.policy not in known:
+    if config.policy != HAWKVISION and config.policy not in (known := policy_names()):
         raise ConfigError(
             f"edge.policy: expected one of {', '.join(known)}, got {config.policy!r}; a package with an entry point of "
             f"{POLICY_ENTRY_POINTS} provides another, and none that is installed has this one"

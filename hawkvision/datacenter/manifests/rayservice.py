@@ -24,9 +24,8 @@ from hawkvision.datacenter.manifests.pods import (
     head_pod,
     worker_pod,
 )
-from hawkvision.datacenter.manifests.serve_yaml import serve_document, yaml_of
+from hawkvision.datacenter.manifests.serve_yaml import load_all, serve_document, yaml_of
 from hawkvision.datacenter.manifests.sizing import size_workers
-from hawkvision.datacenter.stages.catalog import load_catalog
 
 _NAME: Final = "hawkvision-dc"
 _LABELS: Final = {"app.kubernetes.io/name": _NAME}
@@ -90,7 +89,7 @@ def _ray_cluster(config: DatacenterConfig, options: KubernetesOptions) -> dict[s
             "minReplicas": workers.least,
             "maxReplicas": workers.most,
             "rayStartParams": store,
-            "template": worker_pod(config, options, (load_catalog(config),), workers, _LABELS),
+            "template": worker_pod(config, options, load_all(config), workers, _LABELS),
         }
     ]
     return cluster

@@ -14,7 +14,7 @@ import yaml
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.stages.catalog import load_catalog
+from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, load_catalogs, loaded
 
 BUILDER: Final = "hawkvision.datacenter.app:build"
 _NOT_ARGS: Final = frozenset({"api_key", "address", "port", "ray_network"})
@@ -32,7 +32,7 @@ def serve_config(config: DatacenterConfig) -> str:
 
 def serve_document(config: DatacenterConfig) -> dict[str, Any]:
     """What `serve_config` writes: Serve's listeners and the application with the settings that are not defaults."""
-    load_catalog(config)  # fails here if a stage is unknown, not only in the cluster
+    load_all(config)  # fails here if a stage is unknown, not only in the cluster
     if config.tls_certificate is not None:
         raise ConfigError(
             "dc.tls_certificate belongs to a tier on one machine: in a cluster Ray Serve's proxies listen, and "
@@ -52,6 +52,19 @@ def serve_document(config: DatacenterConfig) -> dict[str, Any]:
             }
         ],
     }
+
+
+def load_all(config: DatacenterConfig) -> tuple[Catalog, ...]:
+    """The catalogs of all tasks.
+
+    Raises:
+        ConfigError: if a task cannot be loaded. A tier that runs would serve the others.
+    """
+    catalogs = load_catalogs(config)
+    for task, catalog in catalogs.items():
+        if isinstance(catalog, TaskFailure):
+            raise ConfigError(f"dc.tasks: {task!r} cannot be loaded: {catalog.reason}")
+    return tuple(loaded(catalogs).values())
 
 
 def yaml_of(document: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -33,6 +33,7 @@ from hawkvision.core.escalation_api import (
     PREVIOUS_STAGES_PATH,
     PROGRESSIVE_TYPE,
     STAGES_PATH,
+    TASK_HEADER,
     TRACE_HEADER,
     TRANSPORT_PATH,
     VARIANT_HEADER,
@@ -47,7 +48,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.trace_context import parse_traceparent
 from hawkvision.datacenter.servers.front_end import CALLER_GONE, FrontEnd
 from hawkvision.datacenter.servers.service import AdmittedRequest, TierService
-from hawkvision.datacenter.stages.catalog import Catalog
+from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, loaded
 from hawkvision.servers.bodies import Bodies, Body, CallerGone
 from hawkvision.servers.keys import Keys, needed_scopes
 
@@ -67,8 +68,8 @@ class ServerLimits:
 class HttpServer:
     """Routes requests, reads images, and writes replies."""
 
-    def __init__(self, catalog: Catalog, limits: ServerLimits, keys: Keys) -> None:
-        self.tier = TierService(catalog, limits.max_in_flight)
+    def __init__(self, catalogs: Mapping[str, Catalog | TaskFailure], limits: ServerLimits, keys: Keys) -> None:
+        self.tier = TierService(catalogs, limits.max_in_flight)
         self.keys = keys
         self.tier.metrics.watch_keys(keys.counts)
         self.transports: Callable[[], Transports] = Transports
@@ -90,7 +91,7 @@ class HttpServer:
         )
         try:
             with observing as observed:
-                observed.stage = headers.get(VARIANT_HEADER)
+                observed.task, observed.stage = headers.get(TASK_HEADER), headers.get(VARIANT_HEADER)
                 try:
                     response = await self._route(request)
                 except (CallerGone, ClientDisconnect):
@@ -112,7 +113,7 @@ class HttpServer:
         if path == "/healthz":
             return Response(b"ok", media_type="text/plain")
         if path == "/readyz":
-            self.tier.check_ready()
+            self.tier.check_ready(request.query_params.get("task"))
             return Response(b"ready", media_type="text/plain")
         if path == TRANSPORT_PATH:
             return _json(self.transports())
@@ -122,8 +123,7 @@ class HttpServer:
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
         check_wire_version(request.headers)
         if path in (STAGES_PATH, PREVIOUS_STAGES_PATH):
-            self.tier.check_ready()
-            listing = self.tier.listing()
+            listing = self.tier.listing(request.query_params.get("task"))
             return _json(listing if path == STAGES_PATH else PreviousStages.of(listing))
         return await self._infer(request)
 
@@ -166,20 +166,20 @@ _METHODS = {
 }
 
 
-def make_http_server(config: DatacenterConfig, catalog: Catalog) -> HttpServer:
-    """The server for these settings; it replies 503 until its tier has its variants.
+def make_http_server(config: DatacenterConfig, catalogs: Mapping[str, Catalog | TaskFailure]) -> HttpServer:
+    """The server for these settings; it replies 503 for each task until its tier has that task's variants.
 
     Raises:
         ConfigError: if the keys cannot be read.
     """
     keys = Keys(config.api_key, config.keys_file, where="dc.api_key")
-    return HttpServer(catalog, ServerLimits(config.max_body_bytes, max_in_flight(config, catalog)), keys)
+    return HttpServer(catalogs, ServerLimits(config.max_body_bytes, max_in_flight(config, catalogs)), keys)
 
 
-def max_in_flight(config: DatacenterConfig, catalog: Catalog) -> int:
-    """The requests that all groups together can run and queue."""
+def max_in_flight(config: DatacenterConfig, catalogs: Mapping[str, Catalog | TaskFailure]) -> int:
+    """The requests that all groups of all tasks together can run and queue."""
     per_group = config.max_replicas * config.max_ongoing_requests + max(config.max_queued_requests, 0)
-    return per_group * len(catalog.groups)
+    return per_group * sum(len(catalog.groups) for catalog in loaded(catalogs).values())
 
 
 async def _progressive_response(request: Request, admitted: AdmittedRequest, image: bytes, held: ExitStack) -> Response:

@@ -27,10 +27,13 @@ from tests.edge.test_deploy import instructions
 from tests.hawkvision.datacenter import kuberay
 
 DIGEST = f"registry.example/hawkvision-datacenter@sha256:{'0' * 64}"
+TASKS = ("imagenet", "fashion_mnist")
 PLAIN = KubernetesOptions("hawkvision-datacenter:1")
 EVERYTHING = KubernetesOptions(DIGEST, "Always", models_claim="models", redis_address="redis.cache:6379")
 FIXED = DatacenterConfig(host="0.0.0.0", api_key="secret-key", allow_plain_http=True)
-SCALED = msgspec.structs.replace(FIXED, min_replicas=1, max_replicas=3, num_gpus=1.0, keys_file=Path("/etc/hv/keys"))
+SCALED = msgspec.structs.replace(
+    FIXED, tasks=TASKS, min_replicas=1, max_replicas=3, num_gpus=0.25, keys_file=Path("/etc/hv/keys")
+)
 OPTIONS = {"plain": (FIXED, PLAIN), "everything": (SCALED, EVERYTHING)}
 
 
@@ -132,7 +135,7 @@ def chosen_settings() -> st.SearchStrategy[dict[str, Any]]:
 @settings(max_examples=20)
 @given(chosen=chosen_settings())
 def test_the_builder_gets_the_settings_that_were_chosen(chosen: dict[str, Any], models: Path) -> None:
-    config = DatacenterConfig(task="shapes", models_dir=models, backend="noop", **chosen)
+    config = DatacenterConfig(tasks=("shapes",), models_dir=models, backend="noop", **chosen)
     args = yaml.safe_load(serve_config(config))["applications"][0]["args"]
     assert load_config(DatacenterConfig, overrides=args, environ={}) == config
 
@@ -245,16 +248,24 @@ def test_every_container_runs_the_image_with_the_tuned_settings(name: str) -> No
         assert {"name": "RAY_SERVE_USE_GRPC_BY_DEFAULT", "value": "1"} in pod["containers"][0]["env"]
 
 
-def test_models_are_built_where_the_replicas_look_for_them() -> None:
-    _, worker = pods("plain")
-    (built,) = worker["initContainers"]
-    folder = built["command"][built["command"].index("--cache-dir") + 1]
-    assert f"HAWKVISION_DC_CACHE_DIR={folder}" in " ".join(rest for kind, rest in instructions() if kind == "ENV")
-    assert {"name": "models", "mountPath": folder, "readOnly": True} in worker["containers"][0]["volumeMounts"]
-    manifest = load_manifest("imagenet", models_dir())
-    needed = {variant.name for stage in manifest.cascade.dc for variant in manifest.members(stage)}
-    assert built["command"][:3] == ["hawkvision", "models", "build"]
-    assert set(built["command"][3 : 3 + len(needed)]) == needed
+def test_models_of_every_task_are_built_where_the_replicas_look_for_them() -> None:
+    _, worker = pods("everything")
+    for task, built in zip(TASKS, worker["initContainers"], strict=True):
+        start, command = built["command"][:3], built["command"][3:]
+        assert start == ["hawkvision", "models", "build"]
+        manifest = load_manifest(task, models_dir())
+        needed = {variant.name for stage in manifest.cascade.dc for variant in manifest.members(stage)}
+        assert set(command[: command.index("--task")]) == needed
+        assert command[command.index("--task") + 1] == task
+        folder = command[command.index("--cache-dir") + 1]
+        assert f"HAWKVISION_DC_CACHE_DIR={folder}" in " ".join(rest for kind, rest in instructions() if kind == "ENV")
+        assert {"name": "models", "mountPath": folder} in built["volumeMounts"]
+        assert {"name": "models", "mountPath": folder, "readOnly": True} in worker["containers"][0]["volumeMounts"]
+
+
+def test_a_task_that_cannot_be_loaded_is_in_no_manifest() -> None:
+    with pytest.raises(ConfigError, match="dc.tasks: 'nowhere' cannot be loaded"):
+        serve_config(msgspec.structs.replace(FIXED, tasks=("imagenet", "nowhere")))
 
 
 def test_a_claim_holds_the_models_of_all_pods_and_a_tier_without_models_builds_none(config: DatacenterConfig) -> None:

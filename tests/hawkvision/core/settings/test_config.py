@@ -11,7 +11,7 @@ from hawkvision.core.settings.arguments import DC_UP, EDGE_UP, parse_arguments
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.descriptions import settings_of, topics_of
 from hawkvision.core.settings.kubernetes_variables import without_service_links
-from hawkvision.core.settings.load import RENAMED, load_config, structs_of
+from hawkvision.core.settings.load import load_config, renamed, structs_of
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -248,7 +248,19 @@ def test_an_unknown_option_is_a_wrong_command_line(capsys: pytest.CaptureFixture
     assert "--prot" in said
 
 
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+@pytest.mark.parametrize(("old", "new"), renamed(EdgeConfig).items())
 def test_settings_of_releases_before_name_their_successors(old: str, new: str) -> None:
     with pytest.raises(ConfigError, match=f"{old} is not a setting any more; use {new}"):
         load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{old.upper()}": "1"})
+
+
+def test_a_datacenter_serves_tasks_where_it_served_one_task() -> None:
+    with pytest.raises(ConfigError, match="task is not a setting any more; use tasks"):
+        load_config(DatacenterConfig, environ={"HAWKVISION_DC_TASK": "cifar10"})
+    with pytest.raises(ConfigError, match="--task is not an option any more; use --tasks"):
+        parse_arguments(DatacenterConfig, *DC_UP, ["--task", "cifar10"])
+
+
+def test_each_task_of_a_datacenter_is_named_once() -> None:
+    with pytest.raises(ConfigError, match=r"dc\.tasks: expected each task once, got digits, shapes, digits"):
+        load_config(DatacenterConfig, overrides={"tasks": ["digits", "shapes", "digits"]}, environ={})
