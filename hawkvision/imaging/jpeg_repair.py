@@ -234,8 +234,9 @@ class _Markers:
         raise BadImage(f"JPEG: more than {MAX_SEGMENTS} segments")
 
     def scan_end(self, at: int) -> tuple[int, bool]:
-        """The position of the first marker that is no restart marker, or the end of the data; and whether it is the end
-        marker."""
+        """The position of the first marker that is no restart marker, or else of the end; and whether the end marker is
+        there.
+        """
         index = int(np.searchsorted(self._ends, np.searchsorted(self._at, at)))
         if index == len(self._ends):
             return len(self._data), False

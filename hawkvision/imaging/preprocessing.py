@@ -202,8 +202,8 @@ def _decode_jpeg(data: bytes, header: ImageHeader, max_pixels: int, min_side: in
 
 
 def _check_scans(data: bytes, header: ImageHeader, max_pixels: int) -> None:
-    # In entropy-coded data, 0xff is always followed by 0x00 or a restart marker, so this counts scans. It counts scans of
-    # thumbnails in the metadata too, and takes 1 ms per MB.
+    # In entropy-coded data, 0xff is always followed by 0x00 or a restart marker, so this counts scans, those of
+    # thumbnails in the metadata too. It takes 1 ms per MB.
     most = min(MAX_SCANS, MAX_SCANNED_PIXELS_RATIO * max_pixels // header.pixels)
     if data.count(b"\xff\xda") > most and (count := scans(data)) > most:
         raise TooLarge(f"JPEG: {count} scans of {header.width}x{header.height} pixels are more work than is done here")

@@ -25,7 +25,8 @@ Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 """An execution provider's name, alone or with its options as ONNX Runtime documents them."""
 
 SPIN_US: Final = 100
-"""How long a helper waits for more work before it sleeps: longer than most layers that it has no part in."""
+"""Microseconds for which a helper waits for more work before it sleeps: longer than most layers in which it has no
+part."""
 
 
 class OnnxRuntimeBackend:
@@ -38,8 +39,8 @@ class OnnxRuntimeBackend:
         threads: intra-op threads of each inference.
 
     Raises:
-        BackendError: if the file is missing or no such graph, or a provider is not installed or did not start.
-            There is no silent fallback: a node that was told to use a GPU does not quietly run on the CPU.
+        BackendError: if the file is missing or has another form, or a provider is not installed or did not start.
+            There is no silent fallback: a node that was configured for a GPU does not run on the CPU.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class OnnxRuntimeBackend:
 
     @property
     def execution(self) -> Execution:
-        """What runs the network, and in which precision if a provider does not keep to the model file's."""
+        """The execution: what runs the network, and its precision if a provider does not keep to the model file's."""
         providers = self.providers
         if providers == (_CPU,):
             return Execution("onnxruntime", _CPU)
@@ -88,7 +89,7 @@ class OnnxRuntimeBackend:
 
     def infer(self, batch: Pixels) -> Logits:
         """See `Backend.infer`. A graph of fixed batch size 1 is run once per image."""
-        session = self._session  # held here, so that `close` in another thread waits for this run
+        session = self._session  # keeps the session alive for this run if another thread calls `close`
         check_open("ONNX Runtime", session is None)
         check_batch(batch, self._shape)
         if self._batch is not None and self._batch != len(batch):
@@ -103,14 +104,14 @@ class OnnxRuntimeBackend:
             self.infer(np.zeros((size, *self._shape), np.uint8))
 
     def close(self) -> None:
-        """See `Backend.close`. Runs that have begun in other threads end well."""
+        """See `Backend.close`. Runs of other threads finish."""
         self._session = None
 
     def _run(self, session: Any, batch: Pixels) -> Logits:
         self._helpers.step_aside()
         try:
             (logits,) = session.run([self._output], {self._input: np.ascontiguousarray(batch)})
-        except Exception as error:  # the runtime's own exceptions derive from nothing narrower
+        except Exception as error:  # the runtime's own exceptions have no narrower base class
             raise BackendError(f"{self._where}: ONNX Runtime failed: {error}") from error
         if logits.shape != (len(batch), self._classes):
             raise BackendError(
@@ -127,10 +128,10 @@ _PRECISIONS: Final = {
     ("TensorrtExecutionProvider", "trt_bf16_enable"): "bf16",
     ("TensorrtExecutionProvider", "trt_int8_enable"): "int8",
 }
-"""Options with which a provider computes less exactly than the model file says."""
+"""Options with which a provider computes less exactly than the model file states."""
 
 _loading = threading.Lock()
-"""Two sessions loading at once would double the peak of memory, which on an edge node is the peak of the process."""
+"""Two sessions that load at the same time would double the peak of memory, which is an edge node's peak."""
 
 
 def _open_session(
@@ -151,7 +152,7 @@ def _open_session(
         session, helpers = _load(model, wanted, threads, spins=spins)
         if spins and not helpers.threads:
             session, helpers = _load(model, wanted, threads, spins=False)
-    except Exception as error:  # as above
+    except Exception as error:  # the exceptions of the runtime, see above
         raise BackendError(f"{where}: ONNX Runtime cannot load the model: {error}") from error
     lost = [name for name, _ in wanted if name not in session.get_providers()]
     if lost:
@@ -189,7 +190,7 @@ def _session_options(threads: int, *, spins: bool) -> Any:
 
 
 def _input_contract(value: Any, where: str) -> tuple[tuple[int, int, int], int | None]:
-    """(height, width, 3) and the batch size, None where it is free."""
+    """(height, width, 3) and the batch size, or None if it is free."""
     shape = value.shape
     fixed = len(shape) == 4 and all(isinstance(size, int) and size > 0 for size in shape[1:])
     if value.type != "tensor(uint8)" or not fixed or shape[3] != 3:
