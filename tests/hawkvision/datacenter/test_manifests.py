@@ -264,7 +264,7 @@ def test_models_of_every_task_are_built_where_the_replicas_look_for_them() -> No
 
 
 def test_a_task_that_cannot_be_loaded_is_in_no_manifest() -> None:
-    with pytest.raises(ConfigError, match="dc.tasks: 'nowhere' cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"dc\.tasks: 'nowhere' cannot be loaded"):
         serve_config(msgspec.structs.replace(FIXED, tasks=("imagenet", "nowhere")))
 
 

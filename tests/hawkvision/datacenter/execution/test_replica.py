@@ -217,7 +217,7 @@ def test_on_a_device_batches_run_at_warm_sizes_and_answer_as_on_the_cpu(
     real: Manifest, tmp_path: Path, most: int
 ) -> None:
     """Another provider than the CPU's, which takes no layer of these models: the CPU runs them as a GPU would."""
-    on_cpu = DatacenterConfig(task=real.task, cache_dir=tmp_path)
+    on_cpu = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path)
     device = ("AzureExecutionProvider", "CPUExecutionProvider")
     on_device = msgspec.structs.replace(on_cpu, onnx_providers=device, max_batch_size=most)
 
