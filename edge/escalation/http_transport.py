@@ -12,6 +12,7 @@ import re
 import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from urllib.parse import quote
 from weakref import WeakSet
 
 import aiohttp
@@ -68,6 +69,10 @@ class TransportBroken(EscalationFailed):
 
 class KeyRefused(EscalationFailed):
     """The datacenter does not know our key, or the key may not ask for inference."""
+
+
+class ListingRefused(EscalationFailed):
+    """The datacenter answers, but does not say what was asked: it is loading, or serves another task."""
 
 
 class ReplyLate(EscalationFailed):
@@ -286,13 +291,14 @@ class HttpTransport:
         if not exchange.cancelled():
             exchange.exception()  # mark it as retrieved: an abandoned one has no reader
 
-    async def stages(self) -> StageList:
-        """What the datacenter serves.
+    async def stages(self, task: str | None = None) -> StageList:
+        """What the datacenter serves of a task; by default of its first.
 
         Raises:
             EscalationFailed: if it does not say.
         """
-        return await self._listing(self._session, STAGES_PATH, _stages_decoder)
+        query = "" if task is None else f"?task={quote(task, safe='')}"
+        return await self._listing(self._session, f"{STAGES_PATH}{query}", _stages_decoder)
 
     async def check_key(self) -> None:
         """Send an empty body: the datacenter refuses either the key or the body.
@@ -345,7 +351,8 @@ class HttpTransport:
             if response.status in KEY_REFUSED:
                 raise KeyRefused(refused(response.status, payload)[1])
             if response.status != 200:
-                raise EscalationFailed(f"{self.url}{path} answered HTTP {response.status}")
+                said = refused(response.status, payload)[1]
+                raise ListingRefused(f"{self.url}{path} answered HTTP {response.status}: {said[:200]}")
             return decoder.decode(payload)
         except (aiohttp.ClientSSLError, ssl.SSLError) as error:
             raise EscalationFailed(self._why_not(error)) from None

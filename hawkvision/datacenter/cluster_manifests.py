@@ -134,8 +134,8 @@ def _serve_document(config: DatacenterConfig) -> dict[str, Any]:
         "http_options": {"host": config.host, "port": config.port},
         "applications": [
             {
-                "name": "hawkvision",
-                "route_prefix": "/",
+                "name": config.app_name,
+                "route_prefix": config.route_prefix,
                 "import_path": _BUILDER,
                 "args": args,
             }
