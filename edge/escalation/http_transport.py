@@ -18,7 +18,7 @@ from weakref import WeakSet
 import aiohttp
 import msgspec
 
-from edge.escalation.reply_validation import refused
+from edge.escalation.reply_validation import ListingRefused, refused
 from hawkvision.core.errors import MALFORMED, EscalationFailed, Forbidden, NotFound, Unauthorized
 from hawkvision.core.escalation_api import (
     INFER_PATH,
@@ -36,7 +36,6 @@ from hawkvision.core.logs import REQUEST_ID_HEADER
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
-from hawkvision.transport.client.pending_responses import ignore_interim
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
@@ -71,12 +70,16 @@ class KeyRefused(EscalationFailed):
     """The datacenter does not know our key, or the key may not ask for inference."""
 
 
-class ListingRefused(EscalationFailed):
-    """The datacenter answers, but does not say what was asked: it is loading, or serves another task."""
-
-
 class ReplyLate(EscalationFailed):
     """No reply came within the timeout."""
+
+
+class TooLargeForDatagrams(EscalationFailed):
+    """The image does not fit the datagram transport; another transport may carry it."""
+
+
+def ignore_interim(_: bytes) -> None:
+    """Does nothing with an interim body."""
 
 
 class EscalationTransport(Protocol):

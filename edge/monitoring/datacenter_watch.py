@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from edge.escalation.client import DatacenterClient
-from edge.escalation.http_transport import ListingRefused
+from edge.escalation.reply_validation import ListingRefused
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import StageList
 from hawkvision.core.logs import Transitions
+
+if TYPE_CHECKING:
+    from edge.escalation.client import DatacenterClient
 
 log = logging.getLogger("hawkvision.edge")
 

@@ -40,7 +40,7 @@ EXTRA_OF: Final = {
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command of this process's command line."""
     write_anything()
     with quiet_without_reader():
         _run()

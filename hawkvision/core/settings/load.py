@@ -5,13 +5,14 @@ An unknown key is an error that names the key and its place.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -25,9 +26,13 @@ from hawkvision.core.settings.access import check_access, check_both_or_neither,
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.kubernetes_variables import without_service_links
 from hawkvision.core.settings.package_settings import (
+    BACKEND_ENTRY_POINTS,
+    BACKENDS,
+    HAWKVISION,
     POLICY_ENTRY_POINTS,
     Section,
     ServerSettings,
+    backend_names,
     policy_names,
     settings_groups,
 )
@@ -106,9 +111,10 @@ def load_config(
             "send to"
         )
     if isinstance(config, EdgeConfig):
-        _check_policy(config)
+        _check_provided("edge.policy", config.policy, (HAWKVISION,), policy_names, POLICY_ENTRY_POINTS)
     else:
         _check_application(config)
+        _check_provided("dc.backend", config.backend, BACKENDS, backend_names, BACKEND_ENTRY_POINTS)
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
     check_access(config, section, prefix, loopback=is_loopback(config.host))
@@ -223,11 +229,13 @@ def structs_of(kind: type[ServerSettings]) -> list[type[msgspec.Struct]]:
 
 def _hints(kind: type[ConfigT]) -> dict[str, Any]:
     """The types of a server's settings, by name."""
-    return {
-        field.encode_name: typing.get_type_hints(struct)[field.name]
-        for struct in structs_of(kind)
-        for field in msgspec.structs.fields(struct)
-    }
+    return {name: hint for struct in structs_of(kind) for name, hint in _hints_of(struct).items()}
+
+
+@functools.cache
+def _hints_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    hints = typing.get_type_hints(struct)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(struct)}
 
 
 def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
@@ -242,17 +250,21 @@ def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -
             raise ConfigError(f"{where}: Expected one of {choices}, got {values[key]!r} - at `$.{key}`")
 
 
-def _check_policy(config: EdgeConfig) -> None:
-    """Refuse a policy that no installed package provides.
+def _check_provided(
+    key: str, value: str, own: Collection[str], names: Callable[[], Sequence[str]], entry_points: str
+) -> None:
+    """Refuse the name of something that no installed package provides.
 
     Raises:
         ConfigError: naming those that there are.
     """
-    known = policy_names()
-    if config.policy not in known:
+    if value not in own:  # a look at what is installed takes time
+        known = names()
+        if value in known:
+            return
         raise ConfigError(
-            f"edge.policy: expected one of {', '.join(known)}, got {config.policy!r}; a package with an entry point of "
-            f"{POLICY_ENTRY_POINTS} provides another, and none that is installed has this one"
+            f"{key}: expected one of {', '.join(known)}, got {value!r}; a package with an entry point of "
+            f"{entry_points} provides another, and none that is installed has this one"
         )
 
 

@@ -91,9 +91,9 @@ def test_a_reply_without_a_deadline_closes_the_breaker_and_is_a_sample_of_the_re
             while datacenter.admits(100.0):  # as after some outage
                 times.given_up(times.sent(clock.now() - 0.1), 100.0, clock.now())
             datacenter.link.failed(clock.now())
-            assert not datacenter.up
+            before = datacenter.up
             reply = await datacenter.infer(b"image", BEST, start_trace(), timeout_s=60.0)
-            assert datacenter.up
+            assert (before, datacenter.up) == (False, True)
             assert datacenter.state is BreakerState.CLOSED
             assert datacenter.admits(2.0 * reply.round_trip_ms + 100.0)
             assert datacenter.link.times.mean_ms is not None
