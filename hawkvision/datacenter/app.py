@@ -29,8 +29,6 @@ from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, load_cata
 from hawkvision.servers.reload import FileWatcher
 from hawkvision.transport.settings import DatagramSettings
 
-APP_NAME = "hawkvision"
-
 
 class Ingress:
     """The HTTP server inside a cluster, behind Serve's own HTTP listener."""

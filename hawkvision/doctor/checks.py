@@ -125,9 +125,8 @@ def _datacenter(config: EdgeConfig, url: str) -> Iterable[Finding]:
         asked = [manifest.best] if pair.intermediate is None else [manifest.best, pair.intermediate.name]
         expected = {each: profile.stage(each).fingerprint for each in asked}
     certificates = datacenter_certificates(config)
-    return network.datacenter(
-        url, config.datacenter_api_key, expected, None if certificates is None else certificates.context
-    )
+    context = None if certificates is None else certificates.context
+    return network.datacenter(url, config.datacenter_api_key, expected, context, task=config.task)
 
 
 def _now() -> datetime.datetime:

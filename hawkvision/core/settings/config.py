@@ -130,7 +130,8 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
 
     # == Datacenter ==
     datacenter_url: str | None = None
-    """Address of the datacenter tier, `http://HOST[:PORT]` or https. Without it the node answers alone."""
+    """Address of the datacenter tier, `http://HOST[:PORT][/PATH]` or https; the path is `dc.route_prefix`. Without it
+    the node answers alone."""
     datacenter_api_key: Key | None = None
     """The key that the datacenter tier asks for; it must allow `infer`."""
     datacenter_ca: Path | None = None
@@ -180,6 +181,9 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Address to listen on. Beyond loopback, keys and TLS are required."""
     port: Port = 8090
     """TCP port to listen on; 0 takes a free one."""
+    route_prefix: str = "/"
+    """Path below which the tier answers, such as `/vision`, for example beside other applications of a cluster. Edge
+    nodes add it to `datacenter_url`."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     """Longest request body, in bytes; longer ones are refused with 413."""
     connections_per_address: Annotated[int, Meta(ge=0)] = 512
@@ -263,6 +267,8 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Memory for decoding one image, in bytes. Default: half of `memory_bytes`."""
 
     # == Ray ==
+    app_name: str = "hawkvision"
+    """Name of the Ray Serve application. Two tiers on one cluster need different names and route prefixes."""
     address: Word | None = None
     """An existing Ray cluster (`auto`, HOST:PORT or ray://HOST:PORT). Default: Ray is started on this machine."""
     ray_network: Literal["private", "auto", "shared"] = "private"
