@@ -39,7 +39,7 @@ EXTRA_OF: Final = {
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command of this process's command line."""
     write_anything()
     if (renamed := renamed_option(sys.argv[1:])) is not None:
         typer.echo(f"error: {renamed}", err=True)

@@ -11,7 +11,7 @@ import typer
 from hawkvision.cli.options import PASS_ON, CacheDir, ModelsDir, Profile
 
 if TYPE_CHECKING:
-    from hawkvision.core.settings.arguments import ServerCommand
+    from hawkvision.core.settings.server_command import ServerCommand
 
 edge_app = typer.Typer(no_args_is_help=True, help="Edge nodes.")
 dc_app = typer.Typer(no_args_is_help=True, help="The datacenter tier on Ray Serve.")
@@ -90,8 +90,9 @@ def dc_config(context: typer.Context) -> None:
 
 def config_command() -> ServerCommand:
     """The command line of `hawkvision dc config`."""
-    from hawkvision.core.settings.arguments import DC_CONFIG, ServerCommand
+    from hawkvision.core.settings.arguments import DC_CONFIG
     from hawkvision.core.settings.config import DatacenterConfig
+    from hawkvision.core.settings.server_command import ServerCommand
 
     more = {"rayservice": ("IMAGE", "Print a KubeRay RayService that runs this container image.")}
     return ServerCommand(DatacenterConfig, *DC_CONFIG, more)
@@ -99,8 +100,9 @@ def config_command() -> ServerCommand:
 
 def server_commands() -> tuple[ServerCommand, ...]:
     """The command lines that take the settings of a server."""
-    from hawkvision.core.settings.arguments import DC_DEPLOY, DC_UP, EDGE_UP, ServerCommand
+    from hawkvision.core.settings.arguments import DC_DEPLOY, DC_UP, EDGE_UP
     from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
+    from hawkvision.core.settings.server_command import ServerCommand
 
     return (
         ServerCommand(EdgeConfig, *EDGE_UP),

@@ -15,7 +15,7 @@ from hawkvision.core.settings.load import ConfigT, load_config
 from hawkvision.datacenter.deployment.ray_version import check_ray
 from hawkvision.datacenter.launch.private_network import why_not_private
 from hawkvision.datacenter.stages.catalog import load_catalog
-from hawkvision.doctor import access, files, machine, network
+from hawkvision.doctor import access, files, machine, network, onnx_runtime
 from hawkvision.doctor.findings import Check, Finding, examine, ok, problem, warning
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
 from hawkvision.servers.tls_from_settings import datacenter_certificates
@@ -65,6 +65,7 @@ def _state_file(config: EdgeConfig) -> Finding:
 
 def _edge_checks(config: EdgeConfig) -> Iterable[tuple[str, Check]]:
     yield from _machine_checks(machine.EDGE_BYTES)
+    yield "ONNX Runtime", partial(onnx_runtime.runtime, config.onnx_providers)
     yield "cache", partial(files.cache, cache_dir())
     if config.backend != "noop":
         yield "models", partial(_edge_models, config)
@@ -78,6 +79,7 @@ def _edge_checks(config: EdgeConfig) -> Iterable[tuple[str, Check]]:
 
 def _datacenter_checks(config: DatacenterConfig) -> Iterable[tuple[str, Check]]:
     yield from _machine_checks(machine.DATACENTER_BYTES)
+    yield "ONNX Runtime", partial(onnx_runtime.runtime, config.onnx_providers)
     yield "Ray", _ray
     yield "namespaces", partial(_namespaces, config)
     yield "cache", partial(files.cache, cache_dir())

@@ -67,6 +67,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("loadgen",),
     ("hawkvision.doctor",),
     ("hawkvision.cli",),
+    ("hawkvision.__main__",),
 )
 
 APART: Final[dict[str, tuple[str, ...]]] = {

@@ -5,12 +5,13 @@ An unknown key is an error that names the key and its place.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.kubernetes_variables import without_service_links
 from hawkvision.core.settings.package_settings import (
     BACKEND_ENTRY_POINTS,
+    BACKENDS,
+    HAWKVISION,
     POLICY_ENTRY_POINTS,
     Section,
     ServerSettings,
@@ -99,9 +102,9 @@ def load_config(
             "send to"
         )
     if isinstance(config, EdgeConfig):
-        _check_provided("edge.policy", config.policy, policy_names(), POLICY_ENTRY_POINTS)
+        _check_provided("edge.policy", config.policy, (HAWKVISION,), policy_names, POLICY_ENTRY_POINTS)
     else:
-        _check_provided("dc.backend", config.backend, backend_names(), BACKEND_ENTRY_POINTS)
+        _check_provided("dc.backend", config.backend, BACKENDS, backend_names, BACKEND_ENTRY_POINTS)
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
     check_access(config, section, prefix, loopback=is_loopback(config.host))
@@ -202,11 +205,13 @@ def structs_of(kind: type[ServerSettings]) -> list[type[msgspec.Struct]]:
 
 def _hints(kind: type[ConfigT]) -> dict[str, Any]:
     """The types of a server's settings, by name."""
-    return {
-        field.encode_name: typing.get_type_hints(struct)[field.name]
-        for struct in structs_of(kind)
-        for field in msgspec.structs.fields(struct)
-    }
+    return {name: hint for struct in structs_of(kind) for name, hint in _hints_of(struct).items()}
+
+
+@functools.cache
+def _hints_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    hints = typing.get_type_hints(struct)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(struct)}
 
 
 def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
@@ -221,13 +226,15 @@ def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -
             raise ConfigError(f"{where}: Expected one of {choices}, got {values[key]!r} - at `$.{key}`")
 
 
-def _check_provided(key: str, value: str, known: Sequence[str], entry_points: str) -> None:
-    """Refuse the name of something that no installed package provides.
+def _check_provided(
+    key: str, value: str, built_in: Sequence[str], names: Callable[[], Sequence[str]], entry_points: str
+) -> None:
+    """Refuse the name of something that no installed package provides; `names` looks for these, which takes time.
 
     Raises:
         ConfigError: naming those that there are.
     """
-    if value not in known:
+    if value not in built_in and value not in (known := names()):
         raise ConfigError(
             f"{key}: expected one of {', '.join(known)}, got {value!r}; a package with an entry point of "
             f"{entry_points} provides another, and none that is installed has this one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
 from contextlib import aclosing
 from itertools import groupby
@@ -12,6 +13,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import HawkVisionError, NotReady, Overloaded
 from hawkvision.core.logs import current_request
 from hawkvision.datacenter.local_socket.protocol import Part, PeerClosed, ReplicaRequest, no_replica
@@ -56,7 +58,7 @@ class HandleVariants:
         self._local = local
 
     async def ask(
-        self, evaluations: Sequence[EvaluationRequest], image: bytes, expires_at: float, *, streaming: bool
+        self, evaluations: Sequence[EvaluationRequest], image: bytes, deadline: Deadline | None, *, streaming: bool
     ) -> AsyncGenerator[Part]:
         """See `cascade_executor.Variants.ask`.
 
@@ -64,7 +66,8 @@ class HandleVariants:
         """
         by_group = groupby(evaluations, lambda evaluation: self._groups[next(iter(evaluation.wanted))])
         for (group, handle), of_group in by_group:
-            request = ReplicaRequest(image, tuple(of_group), expires_at, streaming, current_request())
+            left = None if deadline is None else deadline.remaining_ms(time.monotonic())
+            request = ReplicaRequest(image, tuple(of_group), left, streaming, current_request())
             if self._local is not None:
                 answer = self._local.ask(group, request)
             else:
@@ -140,7 +143,7 @@ async def _next(parts: AsyncGenerator[AnswerT]) -> AnswerT | None:
 
 async def _streaming_call(group: str, handle: DeploymentHandle, request: ReplicaRequest) -> AsyncGenerator[Part]:
     remote = handle.options(stream=True).classify_streaming
-    stream = remote.remote(request.image, request.evaluations, request.expires_at, request.request)
+    stream = remote.remote(request.image, request.evaluations, request.remaining_ms, request.request)
     try:
         while (part := await _translated(group, anext(stream, None))) is not None:
             yield part
@@ -149,7 +152,7 @@ async def _streaming_call(group: str, handle: DeploymentHandle, request: Replica
 
 
 async def _plain_call(group: str, handle: DeploymentHandle, request: ReplicaRequest) -> AsyncGenerator[Part]:
-    response = handle.classify.remote(request.image, request.evaluations, request.expires_at, request.request)
+    response = handle.classify.remote(request.image, request.evaluations, request.remaining_ms, request.request)
     try:
         parts: tuple[Part, ...] = await _translated(group, response)
     except asyncio.CancelledError:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
@@ -23,6 +24,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 import cv2
 import numpy as np
 
+from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError, Overloaded, RequestError, TooLarge
 from hawkvision.core.logs import RequestIds, resume
 from hawkvision.core.types import Pixels
@@ -104,7 +106,7 @@ class Replica:
                 server,
                 self._settings.group,
                 self.statement,
-                lambda q: self._run(q.image, q.evaluations, q.expires_at, streaming=q.streaming),
+                lambda q: self._run(q.image, q.evaluations, _deadline(q.remaining_ms), streaming=q.streaming),
             )
 
     async def present(self) -> str:
@@ -115,7 +117,7 @@ class Replica:
         self,
         image: bytes,
         evaluations: Sequence[EvaluationRequest],
-        expires_at: float,
+        remaining_ms: float | None,
         request: RequestIds | None = None,
     ) -> tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError:
         """The variants' answers to an image, in parts, one evaluation after the other.
@@ -126,13 +128,14 @@ class Replica:
         Args:
             image: encoded.
             evaluations: what to run; `EvaluationRequest` says when one ends.
-            expires_at: the deadline, on the clock of `time.time()`, so that the wait in Ray's router counts. The nodes
-                of a cluster must agree on the time to within milliseconds.
+            remaining_ms: the time that was left when the caller sent this; None for no deadline.
             request: the caller's request, for the log.
         """
         resume(request)
         try:
-            return tuple([part async for part in self._run(image, evaluations, expires_at, streaming=False)])
+            return tuple(
+                [part async for part in self._run(image, evaluations, _deadline(remaining_ms), streaming=False)]
+            )
         except (RequestError, DeadlineMissed, Overloaded) as error:
             return error
 
@@ -140,7 +143,7 @@ class Replica:
         self,
         image: bytes,
         evaluations: Sequence[EvaluationRequest],
-        expires_at: float,
+        remaining_ms: float | None,
         request: RequestIds | None = None,
     ) -> AsyncIterator[tuple[VariantAnswer, ...] | HawkVisionError]:
         """As `classify`, but each part comes as soon as it is ready, and parts are smaller; an error comes last.
@@ -149,14 +152,14 @@ class Replica:
         """
         resume(request)
         try:
-            async with aclosing(self._run(image, evaluations, expires_at, streaming=True)) as parts:
+            async with aclosing(self._run(image, evaluations, _deadline(remaining_ms), streaming=True)) as parts:
                 async for part in parts:
                     yield part
         except (RequestError, DeadlineMissed, Overloaded) as error:
             yield error
 
     async def _run(
-        self, image: bytes, evaluations: Sequence[EvaluationRequest], expires_at: float, *, streaming: bool
+        self, image: bytes, evaluations: Sequence[EvaluationRequest], deadline: Deadline | None, *, streaming: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         """The answers of each batch of each evaluation, until the evaluations have enough.
 
@@ -168,7 +171,7 @@ class Replica:
         known: dict[str, ViewProbabilities] = {}
         names = list(dict.fromkeys(name for each in evaluations for name in self._models if name in each.wanted))
         part: tuple[VariantAnswer, ...] = ()
-        async with self._evaluation(expires_at) as running, AsyncExitStack() as decoding:
+        async with self._evaluation(deadline) as running, AsyncExitStack() as decoding:
             inputs = _Inputs(self, image, names, running, decoding)
             for evaluation in evaluations:
                 if enough(evaluation, known):
@@ -202,16 +205,15 @@ class Replica:
         return deque(view_batches(names, evaluation.wanted, streaming=streaming))
 
     @asynccontextmanager
-    async def _evaluation(self, expires_at: float) -> AsyncGenerator[ImageEvaluation]:
+    async def _evaluation(self, deadline: Deadline | None) -> AsyncGenerator[ImageEvaluation]:
         """The work on one image; what is unanswered at the end is cancelled.
 
         Raises:
             DeadlineMissed: if the deadline has passed.
         """
-        left_s = expires_at - time.time()
-        if left_s <= 0.0:
-            raise DeadlineMissed(f"the deadline passed {-left_s * 1e3:.1f} ms before decoding began")
-        running = ImageEvaluation(self._models, self.statement, time.monotonic() + left_s, lambda: self._images == 1)
+        if deadline is not None and deadline.passed(now := time.monotonic()):
+            raise DeadlineMissed(f"the deadline passed {-deadline.remaining_ms(now):.1f} ms before decoding began")
+        running = ImageEvaluation(self._models, self.statement, deadline, lambda: self._images == 1)
         self._images += 1
         try:
             yield running
@@ -303,7 +305,8 @@ class _Inputs:
             RequestError: if the image cannot be decoded.
             DeadlineMissed, Overloaded: as their names say.
         """
-        names, until = self.missing(evaluation), self._running.expires_at
+        names, deadline = self.missing(evaluation), self._running.deadline
+        until = math.inf if deadline is None else deadline.at
         if not self.ready:
             await self._decoding.enter_async_context(self._replica.memory.held(self._cost.bytes, until))
         begun = time.perf_counter()
@@ -312,6 +315,11 @@ class _Inputs:
         if len(self.ready) == len(self._names):
             self._inputs.close()  # frees the decoded image
             await self._decoding.aclose()
+
+
+def _deadline(remaining_ms: float | None) -> Deadline | None:
+    """This process's deadline for a request that has just come."""
+    return None if remaining_ms is None else Deadline.after_ms(remaining_ms, time.monotonic())
 
 
 def _warm_decoders(specs: Sequence[InputSpec], max_pixels: int) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import uvicorn
 
+from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.launch import local_ray
@@ -246,7 +247,7 @@ class _TierProcess:
             stage = self._catalog.stage(group.name)
             assert stage is not None, "a group is named after one of its stages"
             with contextlib.suppress(DeadlineMissed):
-                await anext(variants.ask(evaluation_requests(stage), b"", expires_at=0.0, streaming=False))
+                await anext(variants.ask(evaluation_requests(stage), b"", Deadline(0.0), streaming=False))
 
     async def _leave(self) -> None:
         """Leave new callers to the launcher, and give recent ones the time to send their requests."""

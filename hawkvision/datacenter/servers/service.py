@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, TypeVar
 
 from hawkvision.cascade.confidence.scores import top_classes
+from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError, NotFound, NotReady, Overloaded
 from hawkvision.core.escalation_api import (
     INFER_PATH,
@@ -36,7 +36,6 @@ from hawkvision.datacenter.stages.cascade_executor import SecondStage, Variants,
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage
 from hawkvision.datacenter.stages.ensemble import StageResult, VariantAnswer
 
-NEVER: Final = math.inf
 DATAGRAM_PATH: Final = "datagram"
 """The metrics' path of an image that came as datagrams."""
 _MAX_STATEMENTS: Final = 64
@@ -180,16 +179,14 @@ class AdmittedRequest:
     ) -> None:
         self.in_flight = hold_place
         """Counts the request against `max_in_flight` while the block lasts; raises `Overloaded` if the tier is full."""
-        left_s = None if request.deadline_ms is None else request.deadline_ms / 1e3
         self._variants = variants
         self._stages = first, second
         self._request = request
         self._metrics = metrics
         self._started = time.perf_counter()
         self._first_ms: float | None = None
-        # Replicas compare with their own time of day: they run in other processes, perhaps on other machines.
-        self._expires_at = NEVER if left_s is None else time.time() + left_s
-        self._ends = None if left_s is None else asyncio.get_running_loop().time() + left_s
+        left_ms = request.deadline_ms
+        self._deadline = None if left_ms is None else Deadline.after_ms(left_ms, time.monotonic())
 
     async def within_deadline(self, work: Awaitable[ResultT]) -> ResultT:
         """The work's result.
@@ -198,7 +195,7 @@ class AdmittedRequest:
             DeadlineMissed: if the deadline comes first.
         """
         try:
-            async with asyncio.timeout_at(self._ends):
+            async with asyncio.timeout_at(None if self._deadline is None else self._deadline.at):
                 return await work
         except TimeoutError:
             raise DeadlineMissed(f"no answer within the {self._request.deadline_ms:g} ms that were left") from None
@@ -223,7 +220,7 @@ class AdmittedRequest:
                 on_partial(partial)
 
         running = run_two_stages(
-            self._variants, first, second, image, self._expires_at, report if self._request.progressive else None
+            self._variants, first, second, image, self._deadline, report if self._request.progressive else None
         )
         try:
             results = await self.within_deadline(running)

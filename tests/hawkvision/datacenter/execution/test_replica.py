@@ -47,7 +47,7 @@ def test_a_bad_image_does_not_fail_its_neighbours(manifest: Manifest, config: Da
     async def together() -> list[tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError]:
         loaded = replica(manifest, config)
         bodies = [image(), b"not an image", image(), image()[:600]]
-        return await asyncio.gather(*[loaded.classify(b, BOTH, math.inf) for b in bodies])
+        return await asyncio.gather(*[loaded.classify(b, BOTH, None) for b in bodies])
 
     answers = asyncio.run(together())
     assert [type(a) for a in answers] == [tuple, UnsupportedMedia, tuple, BadImage]
@@ -55,18 +55,32 @@ def test_a_bad_image_does_not_fail_its_neighbours(manifest: Manifest, config: Da
 
 def test_an_expired_request_is_not_even_decoded(manifest: Manifest, config: DatacenterConfig) -> None:
     async def late() -> list[object]:
-        loaded, past = replica(manifest, config), time.time() - 1.0
+        loaded, past = replica(manifest, config), -1000.0
         parts = [part async for part in loaded.classify_streaming(b"not an image", UPRIGHT, past)]
         return [await loaded.classify(b"not an image", UPRIGHT, past), *parts]
 
     assert [type(answer) for answer in asyncio.run(late())] == [DeadlineMissed, DeadlineMissed]
 
 
+@pytest.mark.parametrize("days_off", [-3, 3])
+def test_a_replica_whose_wall_clock_is_wrong_keeps_deadlines(
+    manifest: Manifest, config: DatacenterConfig, days_off: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + 86_400.0 * days_off)
+
+    async def both() -> list[object]:
+        loaded = replica(manifest, config)
+        return [await loaded.classify(image(), UPRIGHT, left_ms) for left_ms in (60_000.0, -1.0)]
+
+    assert [type(answer) for answer in asyncio.run(both())] == [tuple, DeadlineMissed]
+
+
 def test_probabilities_sum_to_one_whatever_the_views(manifest: Manifest, config: DatacenterConfig) -> None:
     async def each() -> list[tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError]:
         loaded = replica(manifest, config)
         looks = [(EvaluationRequest(ENSEMBLE, {"small": views}),) for views in Augmentation]
-        return await asyncio.gather(*[loaded.classify(image(), look, math.inf) for look in looks])
+        return await asyncio.gather(*[loaded.classify(image(), look, None) for look in looks])
 
     for parts in asyncio.run(each()):
         (answer,) = answered(parts)
@@ -118,7 +132,7 @@ def test_the_largest_variant_runs_first_and_the_others_together_unless_some_are_
     async def parts(of: Manifest) -> list[list[tuple[str, Augmentation]]]:
         loaded = replica(of, config)
         received = [
-            part async for part in loaded.classify_streaming(image(), (EvaluationRequest(ENSEMBLE, wanted),), math.inf)
+            part async for part in loaded.classify_streaming(image(), (EvaluationRequest(ENSEMBLE, wanted),), None)
         ]
         return [asked([part]) for part in received]
 
@@ -139,8 +153,8 @@ def test_a_replica_stops_once_the_evaluations_have_enough(
 ) -> None:
     async def views(of: Manifest) -> set[int]:
         loaded = replica(of, config)
-        parts = [part async for part in loaded.classify_streaming(image(), evaluations, math.inf)]
-        at_once = await loaded.classify(image(), evaluations, math.inf)
+        parts = [part async for part in loaded.classify_streaming(image(), evaluations, None)]
+        at_once = await loaded.classify(image(), evaluations, None)
         assert isinstance(at_once, tuple)
         return {sum(2 if its is Augmentation.BOTH else 1 for _, its in asked(each)) for each in (parts, at_once)}
 
@@ -152,7 +166,7 @@ def test_two_evaluations_are_one_call_and_no_part_belongs_to_both(manifest: Mani
     async def received() -> list[list[tuple[str, Augmentation]]]:
         loaded = replica(manifest, config)
         evaluations = evaluation_requests(ServedStage("upright", ("small", "medium")), ENSEMBLE, NEVER)
-        parts = [part async for part in loaded.classify_streaming(image(), evaluations, math.inf)]
+        parts = [part async for part in loaded.classify_streaming(image(), evaluations, None)]
         return [asked([part]) for part in parts]
 
     first, *second = asyncio.run(received())
@@ -162,7 +176,7 @@ def test_two_evaluations_are_one_call_and_no_part_belongs_to_both(manifest: Mani
 
 def test_a_bad_image_is_an_error_and_no_parts(manifest: Manifest, config: DatacenterConfig) -> None:
     async def parts() -> list[object]:
-        return [part async for part in replica(manifest, config).classify_streaming(b"not an image", BOTH, math.inf)]
+        return [part async for part in replica(manifest, config).classify_streaming(b"not an image", BOTH, None)]
 
     assert [type(part) for part in asyncio.run(parts())] == [UnsupportedMedia]
 
@@ -187,7 +201,7 @@ def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: 
 
     async def scenario() -> tuple[Replica, tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError, str]:
         loaded = replica(real, config)
-        return loaded, await loaded.classify(image(), BOTH, math.inf), await loaded.present()
+        return loaded, await loaded.classify(image(), BOTH, None), await loaded.present()
 
     loaded, answers, present = asyncio.run(scenario())
     assert {answer.statement for answer in answered(answers)} == {loaded.statement} == {present}
@@ -207,9 +221,9 @@ def test_an_image_gets_the_same_answers_in_parts_and_beside_others_and_on_howeve
         loaded = replica(real, config)
         assert [loaded._models[name].wide is not None for name in ENSEMBLE.members] == [threads > 1] * 2
         singly = [evaluation_requests(ServedStage(name, (name,), mirrored=True)) for name in ENSEMBLE.members]
-        one_by_one = [await loaded.classify(image(), evaluations, math.inf) for evaluations in singly]
-        beside = await asyncio.gather(*(loaded.classify(image(), BOTH, math.inf) for _ in range(5)))
-        parts = [part async for part in loaded.classify_streaming(image(), BOTH, math.inf)]
+        one_by_one = [await loaded.classify(image(), evaluations, None) for evaluations in singly]
+        beside = await asyncio.gather(*(loaded.classify(image(), BOTH, None) for _ in range(5)))
+        parts = [part async for part in loaded.classify_streaming(image(), BOTH, None)]
         return [
             seen([answer for each in one_by_one for answer in answered(each)]),
             seen([answer for part in parts if isinstance(part, tuple) for answer in part]),
@@ -243,7 +257,7 @@ def test_images_that_cost_too_much_are_refused_before_they_are_decoded(
     async def each() -> tuple[list[object], int]:
         loaded = replica(manifest, tight)
         bodies = [flat_png(2000, 1000), flat_png(1200, 1000, 6), flat_png(1200, 1000)]
-        answers = [await loaded.classify(body, UPRIGHT, math.inf) for body in bodies]
+        answers = [await loaded.classify(body, UPRIGHT, None) for body in bodies]
         return list(answers), loaded.memory.in_use
 
     (many, much, fine), in_use = asyncio.run(each())
@@ -260,8 +274,8 @@ def test_an_image_that_cannot_be_decoded_in_time_is_not_begun(manifest: Manifest
     async def late() -> tuple[object, object, int]:
         loaded = replica(manifest, config)
         body = flat_png(4000, 4000)
-        slow = await loaded.classify(body, UPRIGHT, time.time() + 0.02)
-        return slow, await loaded.classify(body, UPRIGHT, math.inf), loaded.memory.in_use
+        slow = await loaded.classify(body, UPRIGHT, 20.0)
+        return slow, await loaded.classify(body, UPRIGHT, None), loaded.memory.in_use
 
     slow, waiting, in_use = asyncio.run(late())
     assert isinstance(slow, DeadlineMissed)
@@ -277,7 +291,7 @@ def test_rasters_of_all_images_together_stay_within_the_memory_there_is(
     async def crowd() -> tuple[list[object], int, int, int]:
         loaded = replica(manifest, tight)
         body = flat_png(1600, 1600)
-        asked = [asyncio.create_task(loaded.classify(body, BOTH, math.inf)) for _ in range(8)]
+        asked = [asyncio.create_task(loaded.classify(body, BOTH, None)) for _ in range(8)]
         asked[3].cancel()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return list(answers), loaded.memory.peak, loaded.memory.limit, loaded.memory.in_use

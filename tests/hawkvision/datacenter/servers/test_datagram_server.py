@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cryptography import x509
 
+from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import ConfigError, Unauthorized
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.settings.config import DatacenterConfig
@@ -65,7 +66,7 @@ class Sure:
         self,
         evaluations: Sequence[EvaluationRequest],
         image: bytes,
-        expires_at: float,
+        deadline: Deadline | None,
         *,
         streaming: bool,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from ray.serve.handle import DeploymentHandle
 
+from hawkvision.core.clock import Deadline
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Score
 from hawkvision.datacenter.deployment.handles import HandleVariants
@@ -45,14 +46,15 @@ class Local:
     replica: Replica
 
     async def ask(
-        self, evaluations: Sequence[EvaluationRequest], image: bytes, expires_at: float, *, streaming: bool
+        self, evaluations: Sequence[EvaluationRequest], image: bytes, deadline: Deadline | None, *, streaming: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
+        assert deadline is None
         if streaming:
-            async for part in self.replica.classify_streaming(image, evaluations, expires_at):
+            async for part in self.replica.classify_streaming(image, evaluations, None):
                 assert isinstance(part, tuple)
                 yield part
             return
-        parts = await self.replica.classify(image, evaluations, expires_at)
+        parts = await self.replica.classify(image, evaluations, None)
         assert isinstance(parts, tuple)
         for each in parts:
             yield each
@@ -93,7 +95,7 @@ def test_stages_end_where_the_replica_stops_with_the_class_of_all_views(
         ) -> tuple[StageResult, ...]:
             receive = (lambda looks: reported.append(looks[-1])) if parts else None
             reported: list[StageResult] = []
-            looks = await run_two_stages(variants, first, second, image, math.inf, receive)
+            looks = await run_two_stages(variants, first, second, image, None, receive)
             assert not any(look.decided for look in reported)
             return looks
 
@@ -171,7 +173,7 @@ def test_stages_in_two_groups_are_asked_one_after_the_other_and_the_second_only_
     variants = HandleVariants(groups, cast(list[DeploymentHandle], handles))
     second = SecondStage(ServedStage("medium", ("medium",)), Score.TOP1, 0.8)
 
-    looks = asyncio.run(run_two_stages(variants, STAGES[0], second, b"", math.inf, lambda _: None))
+    looks = asyncio.run(run_two_stages(variants, STAGES[0], second, b"", None, lambda _: None))
 
     assert looks[-1].stage.name == answered_by
     assert [handle.asked for handle in handles] == [

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import Overloaded
 from hawkvision.core.escalation_api import EscalationReply, IntermediateResult
 from hawkvision.core.types import Logits
@@ -44,7 +45,7 @@ class Fixed:
         self,
         evaluations: Sequence[EvaluationRequest],
         image: bytes,
-        expires_at: float,
+        deadline: Deadline | None,
         *,
         streaming: bool,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
@@ -170,9 +171,9 @@ class Stuck(Fixed):
     """Variants of which "b" never answers."""
 
     async def ask(
-        self, evaluations: Sequence[EvaluationRequest], image: bytes, expires_at: float, *, streaming: bool
+        self, evaluations: Sequence[EvaluationRequest], image: bytes, deadline: Deadline | None, *, streaming: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        async with aclosing(super().ask(evaluations, image, expires_at, streaming=streaming)) as parts:
+        async with aclosing(super().ask(evaluations, image, deadline, streaming=streaming)) as parts:
             async for part in parts:
                 if any(answer.variant == "b" for answer in part):
                     await asyncio.Event().wait()

@@ -113,7 +113,7 @@ def views(tier: Tier, variant: Variant) -> list[tuple[Logits, Logits]]:
 
 
 def offline(tier: Tier) -> tuple[Probabilities, Probabilities]:
-    """Calibrated probabilities (n, 10) of the intermediate stage and of the committee, without the tier."""
+    """Calibrated probabilities (n, 10) of the intermediate stage and of the ensemble, without the tier."""
     upright: dict[str, Probabilities] = {}
     mean: dict[str, Probabilities] = {}
     for name, temperature in VARIANTS.items():
