@@ -9,8 +9,8 @@ import pytest
 
 from loadgen.network.namespaces import available
 from tests.bench.cluster.load import Load, open_loop, until_ready
-from tests.bench.cluster.nodes import HEAD
-from tests.bench.cluster.tier import PORT, STAGE, ClusterTier, cluster_tier
+from tests.bench.cluster.local.nodes import HEAD
+from tests.bench.cluster.local.tier import PORT, STAGE, ClusterTier, cluster_tier
 from tests.waiting import until
 
 WORKERS = (2, 3)
