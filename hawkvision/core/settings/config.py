@@ -236,6 +236,10 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Most replicas of each deployment; Ray Serve scales between `min_replicas` and this."""
     target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 4.0
     """Ongoing requests per replica that Ray Serve scales for."""
+    scale_up_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
+    """Seconds for which a deployment must need more replicas before it gets them."""
+    scale_down_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 600.0
+    """Seconds for which a deployment must need fewer replicas before it loses them."""
     num_cpus: Annotated[float, Meta(ge=0.0)] = 0.1
     """Ray's reservation of cores per replica. It is a placement hint: models use all cores they find."""
     num_gpus: Annotated[float, Meta(ge=0.0)] = 0.0
