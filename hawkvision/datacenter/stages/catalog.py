@@ -108,7 +108,11 @@ def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
     names = config.variants or manifest.cascade.dc
     if len(set(names)) != len(names):
         raise ConfigError(f"dc.variants: expected each stage once, got {', '.join(names)}")
-    certifiable = config.backend in ("auto", "int8", "onnxruntime") and config.onnx_providers == ON_THE_CPU
+    certifiable = (
+        config.backend in ("auto", "int8", "onnxruntime")
+        and config.onnx_providers == ON_THE_CPU
+        and config.onnx_precision == "model"
+    )
     stages: list[ServedStage] = []
     variants: dict[str, Variant] = {}
     for name in names:
