@@ -6,8 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from edge.escalation.datagram_transport import TooLargeForDatagrams
-from edge.escalation.http_transport import KEY_REFUSED, EscalationTransport, ReplyLate, TransportBroken
+from edge.escalation.http_transport import (
+    KEY_REFUSED,
+    EscalationTransport,
+    ReplyLate,
+    TooLargeForDatagrams,
+    TransportBroken,
+)
 from edge.escalation.pending_request import PendingRequest
 from edge.escalation.reply_validation import Escalated, checked, refused
 from edge.escalation.transport_selector import TransportSelector

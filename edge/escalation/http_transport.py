@@ -35,7 +35,6 @@ from hawkvision.core.logs import REQUEST_ID_HEADER
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
-from hawkvision.transport.client.pending_responses import ignore_interim
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
@@ -72,6 +71,14 @@ class KeyRefused(EscalationFailed):
 
 class ReplyLate(EscalationFailed):
     """No reply came within the timeout."""
+
+
+class TooLargeForDatagrams(EscalationFailed):
+    """The image does not fit the datagram transport; another transport may carry it."""
+
+
+def ignore_interim(_: bytes) -> None:
+    """Does nothing with an interim body."""
 
 
 class EscalationTransport(Protocol):

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from edge.escalation.client import DatacenterClient
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import StageList
+
+if TYPE_CHECKING:
+    from edge.escalation.client import DatacenterClient
 
 log = logging.getLogger("hawkvision.edge")
 

@@ -153,7 +153,7 @@ def models_equivalence(
     results = check_equivalence(
         task,
         images,
-        backend=backend,  # type: ignore[arg-type]  # `open_backend` says which there are
+        backend=backend,
         providers=tuple(provider or ("CPUExecutionProvider",)),
         stages=tuple(stage or ()),
         edge=edge,

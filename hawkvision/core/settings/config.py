@@ -89,7 +89,9 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     run a quantised variant: on the CPU with a device's arithmetic, as simulated RTL, on a device, and on a device with
     the CPU taking what the device cannot (`fpga/offload`)."""
     onnx_providers: tuple[Word, ...] = ("CPUExecutionProvider",)
-    """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
+    """ONNX Runtime execution providers in order of preference, such as `TensorrtExecutionProvider`,
+    `CUDAExecutionProvider`, `CPUExecutionProvider`. Each takes the layers that those before it cannot run. One that is
+    not installed or does not start is an error; so are layers that only the CPU can run, unless it is named."""
     models_dir: Path | None = None
     """Folder of manifests, labels and profiles, one folder per task. Default: those that are installed."""
     cache_dir: Path | None = None
@@ -209,11 +211,15 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     variants: tuple[Word, ...] = ()
     """The stages to serve: variants and ensembles of the manifest, with several tasks each as `TASK:STAGE`. Default:
     each manifest's `cascade.dc`."""
-    backend: Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"] = "auto"
-    """What runs the models. `auto` takes the `int8` kernels for models and processors that they support, else ONNX
-    Runtime, which gives the same logits. `openvino` gives other logits, for which nothing is certified."""
+    backend: Word = "auto"
+    """What runs the models: auto, int8, onnxruntime, openvino, numpy or noop. `auto` takes the `int8` kernels for
+    models and processors that they support, else ONNX Runtime, which gives the same logits. `openvino` gives other
+    logits, for which nothing is certified. Packages add backends by an entry point of `hawkvision.backends`; they
+    certify nothing."""
     onnx_providers: tuple[Word, ...] = ("CPUExecutionProvider",)
-    """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
+    """ONNX Runtime execution providers in order of preference, such as `TensorrtExecutionProvider`,
+    `CUDAExecutionProvider`, `CPUExecutionProvider`. Each takes the layers that those before it cannot run. One that is
+    not installed or does not start is an error; so are layers that only the CPU can run, unless it is named."""
     models_dir: Path | None = None
     """Folder of manifests, labels and profiles, one folder per task. Default: those that are installed."""
     cache_dir: Path | None = None
@@ -233,10 +239,12 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
     """CPU threads of a model for a single image; 0 takes two if there are two cores. Batches, and members of an
     ensemble that run in parallel, have one thread each."""
-    max_batch_size: Count = 8
-    """Most images in one batch."""
+    max_batch_size: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """Most images in one batch. 0 takes 8 on a CPU; with other execution providers each replica measures at its start
+    which sizes pay, up to 64."""
     batch_wait_ms: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0
-    """Milliseconds that an idle model waits for more images. Batches form while a model is busy, so 0 costs nothing."""
+    """Milliseconds that an idle model waits for more images. Batches form while a model is busy, so 0 is quickest at
+    every load."""
     max_ongoing_requests: Count = 32
     """Most ongoing requests of one replica."""
     max_queued_requests: Annotated[int, Meta(ge=-1)] = 128

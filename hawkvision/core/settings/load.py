@@ -11,7 +11,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -25,10 +25,13 @@ from hawkvision.core.settings.access import check_access, check_both_or_neither,
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.kubernetes_variables import without_service_links
 from hawkvision.core.settings.package_settings import (
+    BACKEND_ENTRY_POINTS,
+    BACKENDS,
     HAWKVISION,
     POLICY_ENTRY_POINTS,
     Section,
     ServerSettings,
+    backend_names,
     policy_names,
     settings_groups,
 )
@@ -106,9 +109,11 @@ def load_config(
             "send to"
         )
     if isinstance(config, EdgeConfig):
-        _check_policy(config)
-    elif len(set(config.tasks)) != len(config.tasks):
-        raise ConfigError(f"{section}.tasks: expected each task once, got {', '.join(config.tasks)}")
+        _check_provided("edge.policy", config.policy, (HAWKVISION,), policy_names, POLICY_ENTRY_POINTS)
+    else:
+        if len(set(config.tasks)) != len(config.tasks):
+            raise ConfigError(f"{section}.tasks: expected each task once, got {', '.join(config.tasks)}")
+        _check_provided("dc.backend", config.backend, BACKENDS, backend_names, BACKEND_ENTRY_POINTS)
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
     check_access(config, section, prefix, loopback=is_loopback(config.host))
@@ -230,16 +235,21 @@ def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -
             raise ConfigError(f"{where}: Expected one of {choices}, got {values[key]!r} - at `$.{key}`")
 
 
-def _check_policy(config: EdgeConfig) -> None:
-    """Refuse a policy that no installed package provides.
+def _check_provided(
+    key: str, value: str, own: Collection[str], names: Callable[[], Sequence[str]], entry_points: str
+) -> None:
+    """Refuse the name of something that no installed package provides.
 
     Raises:
         ConfigError: naming those that there are.
     """
-    if config.policy != HAWKVISION and config.policy not in (known := policy_names()):
+    if value not in own:  # a look at what is installed takes time
+        known = names()
+        if value in known:
+            return
         raise ConfigError(
-            f"edge.policy: expected one of {', '.join(known)}, got {config.policy!r}; a package with an entry point of "
-            f"{POLICY_ENTRY_POINTS} provides another, and none that is installed has this one"
+            f"{key}: expected one of {', '.join(known)}, got {value!r}; a package with an entry point of "
+            f"{entry_points} provides another, and none that is installed has this one"
         )
 
 

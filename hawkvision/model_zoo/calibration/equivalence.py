@@ -32,6 +32,7 @@ from hawkvision.cascade.confidence.scores import Probabilities, softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Score
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, execution_of, open_backend
+from hawkvision.inference.batch_sizes import SIZES, prepares_sizes
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, ModelExecution, run_stages
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images, read_unlabelled
@@ -41,6 +42,8 @@ from hawkvision.system.files import write_atomic
 
 WAYS: Final = ((8, 1), (1, 1), (1, 2))
 """Batch sizes and numbers of threads, as in replicas and edge nodes."""
+DEVICE_WAYS: Final = tuple((size, 1) for size in SIZES)
+"""The same on devices that prepare for each batch size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,8 @@ def _compared(
     cache: Path,
 ) -> ComparisonResult:
     certified = _probabilities(manifest, judged, images, "onnxruntime", ON_THE_CPU, cache, WAYS[0])
-    ways = [_probabilities(manifest, judged, images, backend, providers, cache, way) for way in WAYS]
+    used = DEVICE_WAYS if prepares_sizes(backend, providers) else WAYS
+    ways = [_probabilities(manifest, judged, images, backend, providers, cache, way) for way in used]
     return compare(judged, certified, ways)
 
 
