@@ -19,9 +19,10 @@ from starlette.responses import Response
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
-from hawkvision.datacenter.deployment.group_deployments import group_apps, log_like_the_tier
+from hawkvision.datacenter.deployment.group_deployments import group_apps
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence
+from hawkvision.datacenter.deployment.served_replica import log_like_the_tier
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
 from hawkvision.servers.reload import FileWatcher

@@ -20,6 +20,7 @@ from hawkvision.core.errors import BackendError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
 from hawkvision.datacenter.local_socket.registry import ReplicaRegistry
+from hawkvision.datacenter.stages.cascade_executor import Variants
 from hawkvision.datacenter.stages.catalog import Catalog
 
 if TYPE_CHECKING:
@@ -74,14 +75,20 @@ def start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None:
     )
 
 
-def deploy_groups(config: DatacenterConfig, catalog: Catalog, registry: ReplicaRegistry) -> HandleVariants:
-    """Make Serve start each group of variants; returns before they run."""
+def deploy_groups(
+    config: DatacenterConfig, catalog: Catalog, registry: ReplicaRegistry
+) -> tuple[Variants, HandleVariants]:
+    """Make Serve start each group of variants; returns before they run.
+
+    Returns the quickest access to them, and Serve's own.
+    """
     from ray import serve
     from ray.serve.config import HTTPOptions
     from ray.serve.schema import LoggingConfig
 
     from hawkvision.datacenter.deployment.group_deployments import group_apps
     from hawkvision.datacenter.deployment.handles import HandleVariants
+    from hawkvision.datacenter.local_socket.variants import LocalVariants
 
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
     logs.adopt("ray", logging.ERROR)
@@ -94,8 +101,10 @@ def deploy_groups(config: DatacenterConfig, catalog: Catalog, registry: ReplicaR
         wait_for_applications_running=False,
     )
     presence = registry if config.min_replicas > 0 else None
-    local = registry if presence is not None and is_fixed(config) else None
-    return HandleVariants(catalog.groups, handles, presence, local)
+    if presence is not None and is_fixed(config):
+        return LocalVariants(catalog.groups, registry), HandleVariants(catalog.groups, handles)
+    variants = HandleVariants(catalog.groups, handles, presence)
+    return variants, variants
 
 
 def is_fixed(config: DatacenterConfig) -> bool:

@@ -224,12 +224,13 @@ class _TierProcess:
         watcher.start()
         if self._stop.is_set():
             return False
-        variants = await step(lambda: local_ray.deploy_groups(config, catalog, registry))
+        variants, handles = await step(lambda: local_ray.deploy_groups(config, catalog, registry))
         while not self._stop.is_set():
             running = await step(lambda: local_ray.all_running(catalog))
             if running and (config.min_replicas == 0 or not registry.absent):
-                await self._connect(variants)
-                self._tier.metrics.describe(config.task, await variants.backends())
+                await self._connect(handles)
+                backends = [name for each in await handles.presence() for name in each.backends]
+                self._tier.metrics.describe(config.task, ",".join(dict.fromkeys(backends)))
                 self._tier.variants = variants
                 return True
             with contextlib.suppress(TimeoutError):
