@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from hawkvision.core import logs
+from hawkvision.core.errors import BackendError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
 
@@ -45,6 +46,9 @@ def start_ray(config: DatacenterConfig, folder: Path, launcher: Path) -> None:
     """Start Ray with its sockets and logs in `folder`, large enough for the application of this `launcher`.
 
     The kernel ends it with the thread that calls this.
+
+    Raises:
+        BackendError: if it does not start, on a busy machine within Ray's 30 s; gives Ray's message.
     """
     import ray
 
@@ -59,16 +63,19 @@ def start_ray(config: DatacenterConfig, folder: Path, launcher: Path) -> None:
     ray._private.node.Node.start_log_monitor = lambda _: None
     cpus = cpus_for(config, launcher)
     log.info("Ray plans with %d CPUs, which the replicas reserve; this machine has %s", cpus, os.cpu_count())
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        num_cpus=cpus,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level="error",
-        _node_ip_address=_LOOPBACK,
-        _temp_dir=str(folder),
-    )
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=cpus,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level="error",
+            _node_ip_address=_LOOPBACK,
+            _temp_dir=str(folder),
+        )
+    except Exception as error:  # Ray raises no class of its own
+        raise BackendError(f"Ray did not start: {' '.join(str(error).split())}") from error
 
 
 def cpus_for(config: DatacenterConfig, launcher: Path) -> int:
