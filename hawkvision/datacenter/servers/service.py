@@ -60,6 +60,8 @@ class TierService:
         self.metrics = DatacenterMetrics()
         for task in self._tasks.values():
             self.metrics.in_flight.labels(task.name).set_function(partial(getattr, task, "in_flight"))
+            if task.failure is not None:
+                _log_failure(task.name, task.failure)
         self.set_limit(max_in_flight)
 
     @property
@@ -94,7 +96,7 @@ class TierService:
 
     def fail_task(self, task: str, reason: str) -> None:
         """Answer a task's requests with 503 and the reason, until `set_variants` gives it replicas."""
-        log.error("task %s cannot be served: %s", task, reason)
+        _log_failure(task, reason)
         self._tasks[task].variants = None
         self._tasks[task].failure = reason
 
@@ -187,6 +189,10 @@ class TierService:
             known = ", ".join(map(repr, self._tasks))
             raise NotFound(f"no task {name and name[:80]!r} here; this tier serves {known}")
         return task
+
+
+def _log_failure(task: str, reason: str) -> None:
+    log.error("task %s cannot be served: %s", task, reason)
 
 
 class AdmittedRequest:
