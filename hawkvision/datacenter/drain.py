@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from hawkvision.core.errors import BackendError, ConfigError, NotReady
@@ -45,9 +45,7 @@ def drain(address: str, node: str | None, limit_s: int) -> str:
         NotReady: if something of Serve's still runs at the limit.
     """
     os.environ.setdefault("RAY_LOG_TO_STDERR", "0")
-    found = _find(_nodes(address), node)
-    if found.is_head_node:
-        raise ConfigError(f"--node: {found.node_name} is the head, which ends with its cluster; expected a worker")
+    found = find_node(_nodes(address), node)
     until = time.monotonic() + limit_s
     _ask_ray(address, found.node_id, limit_s)
     while left := _serve_actors(address, found.node_id):
@@ -68,8 +66,12 @@ def _nodes(address: str) -> list[NodeState]:
         raise ConfigError(f"--address: cannot ask the Ray at {address!r}: {' '.join(str(error).split())}") from None
 
 
-def _find(nodes: Iterable[NodeState], wanted: str | None) -> NodeState:
-    nodes = list(nodes)
+def find_node(nodes: Sequence[NodeState], wanted: str | None) -> NodeState:
+    """The node of a name, address or ID; None for the one on this machine.
+
+    Raises:
+        ConfigError: if there is not exactly one, or it is the head.
+    """
     if wanted is None:
         matching = [node for node in nodes if _is_own(node.node_ip)]
     else:
@@ -78,7 +80,10 @@ def _find(nodes: Iterable[NodeState], wanted: str | None) -> NodeState:
         known = ", ".join(f"{node.node_name} ({node.node_id})" for node in nodes)
         what = "nodes of this machine" if wanted is None else f"nodes called {wanted!r}"
         raise ConfigError(f"--node: {len(matching)} {what}; expected one of {known}")
-    return matching[0]
+    (found,) = matching
+    if found.is_head_node:
+        raise ConfigError(f"--node: {found.node_name} is the head, which ends with its cluster; expected a worker")
+    return found
 
 
 def _is_own(address: str) -> bool:

@@ -92,6 +92,9 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """ONNX Runtime execution providers in order of preference, such as `TensorrtExecutionProvider`,
     `CUDAExecutionProvider`, `CPUExecutionProvider`. Each takes the layers that those before it cannot run. One that is
     not installed or does not start is an error; so are layers that only the CPU can run, unless it is named."""
+    onnx_precision: Literal["model", "fp16"] = "model"
+    """Precision of the layers in ONNX Runtime: that of the model files, or half precision (`fp16`) for float models on
+    a GPU. Answers in half precision are certified once `hawkvision models equivalence` has passed."""
     models_dir: Path | None = None
     """Folder of manifests, labels and profiles, one folder per task. Default: those that are installed."""
     cache_dir: Path | None = None
@@ -224,6 +227,9 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """ONNX Runtime execution providers in order of preference, such as `TensorrtExecutionProvider`,
     `CUDAExecutionProvider`, `CPUExecutionProvider`. Each takes the layers that those before it cannot run. One that is
     not installed or does not start is an error; so are layers that only the CPU can run, unless it is named."""
+    onnx_precision: Literal["model", "fp16"] = "model"
+    """Precision of the layers in ONNX Runtime: that of the model files, or half precision (`fp16`) for float models on
+    a GPU. Answers in half precision are certified once `hawkvision models equivalence` has passed."""
     models_dir: Path | None = None
     """Folder of manifests, labels and profiles, one folder per task. Default: those that are installed."""
     cache_dir: Path | None = None
@@ -236,6 +242,10 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Most replicas of each deployment; Ray Serve scales between `min_replicas` and this."""
     target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 4.0
     """Ongoing requests per replica that Ray Serve scales for."""
+    scale_up_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
+    """Seconds for which a deployment must need more replicas before it gets them."""
+    scale_down_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 600.0
+    """Seconds for which a deployment must need fewer replicas before it loses them."""
     num_cpus: Annotated[float, Meta(ge=0.0)] = 0.1
     """Ray's reservation of cores per replica. It is a placement hint: models use all cores they find."""
     num_gpus: Annotated[float, Meta(ge=0.0)] = 0.0

@@ -51,6 +51,8 @@ def group_apps(config: DatacenterConfig, catalog: Catalog, server: Address | Non
                 "min_replicas": config.min_replicas,
                 "max_replicas": config.max_replicas,
                 "target_ongoing_requests": config.target_ongoing_requests,
+                "upscale_delay_s": config.scale_up_after_s,
+                "downscale_delay_s": config.scale_down_after_s,
             }
         }
     return {

@@ -14,10 +14,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import ValidationError
+from typer.testing import CliRunner
 
+from hawkvision.cli import app
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
+from hawkvision.datacenter.deployment.ray_settings import TUNING
+from hawkvision.datacenter.manifests.environment import environment
 from hawkvision.datacenter.manifests.options import KubernetesOptions, kubernetes_options
 from hawkvision.datacenter.manifests.rayservice import rayservice
 from hawkvision.datacenter.manifests.serve_yaml import serve_config
@@ -169,6 +173,21 @@ def test_a_loopback_address_is_refused_for_a_cluster() -> None:
 def test_an_option_that_kubernetes_would_refuse_is_explained(image: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         kubernetes_options(image, options)
+
+
+def test_an_option_of_the_rayservice_is_refused_without_it() -> None:
+    ran = CliRunner().invoke(app, ["dc", "config", "--models-claim", "models"])
+    assert isinstance(ran.exception, ConfigError)
+    assert str(ran.exception).startswith("--models-claim belongs to --rayservice IMAGE")
+
+
+def test_the_variables_of_a_new_cluster_hold_rays_settings_and_new_secrets() -> None:
+    first, second = (dict(line.split("=") for line in environment().splitlines()) for _ in range(2))
+    assert first.keys() == second.keys() == {*TUNING, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "HAWKVISION_DC_API_KEY"}
+    assert first["RAY_AUTH_MODE"] == "token"
+    for secret in ("RAY_AUTH_TOKEN", "HAWKVISION_DC_API_KEY"):
+        assert re.fullmatch("[0-9a-f]{64}", first[secret])
+    assert len({each[name] for each in (first, second) for name in ("RAY_AUTH_TOKEN", "HAWKVISION_DC_API_KEY")}) == 4
 
 
 # ----------------------------------------------------------------------------------------------------- security

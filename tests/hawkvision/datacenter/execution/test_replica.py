@@ -27,6 +27,7 @@ from hawkvision.datacenter.stages.ensemble import (
 )
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.inference.batch_sizes import FixedBatches
+from hawkvision.models.fingerprints import is_exact
 from hawkvision.models.manifest import Manifest, artifact_path
 from tests.hawkvision.datacenter.conftest import image
 from tests.hawkvision.inference.graphs import tiny_classifier
@@ -210,6 +211,17 @@ def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: 
     assert served is not None
     execution = {"onnxruntime": "onnxruntime:CPUExecutionProvider", "numpy": "numpy"}.get(backend)
     assert served.ran(present) == (execution and f"{real.fingerprint('committee')}/{execution}")
+
+
+def test_half_precision_is_stated_and_not_listed_as_certified(real: Manifest, tmp_path: Path) -> None:
+    config = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path, onnx_precision="fp16")
+    served = catalog_of(real, config).stage("committee")
+    assert served is not None
+    assert served.fingerprint is None
+    ran = served.ran(replica(real, config).statement)
+    assert ran is not None
+    assert ":fp16:" in ran
+    assert not is_exact(ran)
 
 
 @pytest.mark.parametrize("most", [0, 4])
