@@ -24,11 +24,13 @@ from tests.waiting import WAIT_LIMIT_S
 
 pytestmark = pytest.mark.slow
 NODES = {"imagenet": "tcp", "cifar10": "datagram"}
+LOST = "letters"
+"""A task without a manifest."""
 
 
 @pytest.fixture(scope="module")
 def tier() -> Iterator[ServerProcess]:
-    tasks = ",".join(NODES)
+    tasks = ",".join((*NODES, LOST))
     words = ("--backend", "noop", "--port", "0", "--datagram-port", "0", "--tasks", tasks, "--route-prefix", "/vision")
     with running("hawkvision.datacenter", *words) as tier:
         yield tier
@@ -90,12 +92,21 @@ def test_nothing_is_answered_outside_the_path(tier: ServerProcess) -> None:
     assert (status, json.loads(body)["error"].endswith("below /vision")) == (404, True)
 
 
+def test_a_task_that_cannot_be_loaded_makes_the_tier_unready_and_is_named(tier: ServerProcess) -> None:
+    status, body = get(tier, "/vision/readyz")
+    assert (status, "task 'letters' cannot be served: no task 'letters' under" in body) == (503, True)
+    assert [get(tier, f"/vision/readyz?task={task}")[0] for task in (*NODES, LOST)] == [200, 200, 503]
+
+
 def test_the_doctor_and_the_load_generator_find_a_tier_below_a_path(tier: ServerProcess) -> None:
     first, *_ = network.datacenter(tier.url, None, {}, task="cifar10")
     assert first.level is Level.OK
-    (unknown,) = network.datacenter(tier.url, None, {}, task="letters")
+    (unknown,) = network.datacenter(tier.url, None, {}, task="shapes")
     assert unknown.level is Level.PROBLEM
-    assert "no task 'letters' here; this tier serves 'imagenet', 'cifar10'" in unknown.found
+    assert "no task 'shapes' here; this tier serves 'imagenet', 'cifar10', 'letters'" in unknown.found
+    (lost,) = network.datacenter(tier.url, None, {}, task=LOST)
+    assert lost.level is Level.WARNING
+    assert "task 'letters' cannot be served: no task 'letters' under" in lost.found
     offered = json.loads(get(tier, "/vision/v1/transport")[1])["datagram"]["port"]
     assert asyncio.run(udp_port_of(tier.url, None)) == offered
     assert f"datagram: udp://127.0.0.1:{offered}" in tier.output()
@@ -106,5 +117,5 @@ def test_a_node_whose_task_the_tier_does_not_serve_says_which_it_serves(tier: Se
     words = ("--backend", "noop", "--port", "0", "--task", "fashion_mnist", "--datacenter-url", f"{tier.url}/")
     with running("edge", *words, on_line=said.append):
         ends = monotonic() + WAIT_LIMIT_S
-        while not any("this tier serves 'imagenet', 'cifar10'" in line for line in tuple(said)):
+        while not any("this tier serves 'imagenet', 'cifar10', 'letters'" in line for line in tuple(said)):
             assert monotonic() < ends, said

@@ -100,8 +100,12 @@ class TierService:
         self._tasks[task].variants = None
         self._tasks[task].failure = reason
 
-    def check_ready(self, task: str | None = None) -> None:
+    def check_ready(self, task: str | None = None, *, tell_reason: bool = True) -> None:
         """Check that each stage can answer: of that task, or of all.
+
+        Args:
+            task: None for all.
+            tell_reason: see `ServedTask.check_ready`.
 
         Raises:
             NotFound: for a task that is not served.
@@ -110,7 +114,7 @@ class TierService:
         missing: list[str] = []
         for each in self._tasks.values() if task is None else (self._task(task),):
             try:
-                each.check_ready()
+                each.check_ready(tell_reason=tell_reason)
             except NotReady as error:
                 missing.append(error.message)
         if missing:
