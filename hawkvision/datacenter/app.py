@@ -8,6 +8,8 @@ On one machine (`launch.tier_process`) there is no ingress: the process that sta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -23,28 +25,34 @@ from hawkvision.datacenter.deployment.group_deployments import group_apps, log_l
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
-from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
+from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, load_catalogs, loaded
 from hawkvision.servers.reload import FileWatcher
 from hawkvision.transport.settings import DatagramSettings
-
-APP_NAME = "hawkvision"
 
 
 class Ingress:
     """The HTTP server inside a cluster, behind Serve's own HTTP listener."""
 
-    def __init__(self, config: DatacenterConfig, catalog: Catalog, *handles: DeploymentHandle) -> None:
+    def __init__(
+        self,
+        config: DatacenterConfig,
+        catalogs: Mapping[str, Catalog | TaskFailure],
+        handles: Mapping[str, Mapping[str, DeploymentHandle]],
+    ) -> None:
         log_like_the_tier(config.log_level, config.log_format)
-        self._server = make_http_server(config, catalog)
-        self._server.tier.metrics.describe(config.task, config.backend)
-        self._presence = PolledPresence(
-            {group.name: handle for group, handle in zip(catalog.groups, handles, strict=True)},
-            self._server.tier.set_live_replicas,
-            self._server.tier.record_statement,
-        )
+        self._server = make_http_server(config, catalogs)
         # Callers wake a deployment that may scale to zero, and probes would keep it awake.
         self._polls = config.min_replicas > 0
-        self._variants = HandleVariants(catalog.groups, handles, self._presence if self._polls else None)
+        self._presences: dict[str, PolledPresence] = {}
+        self._variants: dict[str, HandleVariants] = {}
+        tier = self._server.tier
+        for task, of_task in handles.items():
+            tier.metrics.describe(task, config.backend)
+            presence = PolledPresence(of_task, tier.set_live_replicas, partial(tier.record_statement, task))
+            self._presences[task] = presence
+            groups = tier.catalogs[task].groups
+            ordered = [of_task[group.name] for group in groups]
+            self._variants[task] = HandleVariants(groups, ordered, presence if self._polls else None)
         self._reloads = FileWatcher.of(self._server.keys)
 
     async def __call__(self, request: Request) -> Response:
@@ -54,9 +62,10 @@ class Ingress:
 
     async def check_health(self) -> None:
         """Serve calls this before it calls the ingress started, and regularly."""
-        if self._polls:
-            self._presence.start()
-        self._server.tier.variants = self._variants
+        for task, variants in self._variants.items():
+            if self._polls:
+                self._presences[task].start()
+            self._server.tier.set_variants(task, variants)
 
 
 # Wrapped by name, not by decorator, so that the class stays plain for tests and the type checker.
@@ -86,12 +95,12 @@ def application(config: DatacenterConfig) -> Application:
             f"dc.datagram_port = {port}: in a cluster the tier speaks HTTP only; the datagram transport needs a "
             "tier on one machine (`hawkvision dc up`)"
         )
-    catalog = load_catalog(config)
-    limit = max_in_flight(config, catalog)
+    catalogs = load_catalogs(config)
+    limit = max_in_flight(config, catalogs)
     return _INGRESS.options(
         name="ingress",
         # Above the server's own bound, so that the server sheds, with 429 and Retry-After.
         max_ongoing_requests=2 * limit,
         max_queued_requests=limit,
         ray_actor_options={"num_cpus": config.num_cpus},
-    ).bind(config, catalog, *group_apps(config, catalog).values())
+    ).bind(config, catalogs, {task: group_apps(config, catalog) for task, catalog in loaded(catalogs).items()})

@@ -18,13 +18,13 @@ _CONNECT_S: Final = 5.0
 
 
 def deploy(config: DatacenterConfig, address: str) -> None:
-    """Deploy or update the application `hawkvision` on the Ray cluster at `address`, and wait until it runs.
+    """Deploy or update the application `config.app_name` on the Ray cluster at `address`, and wait until it runs.
 
     Each node that may run a replica needs the same version of `hawkvision[datacenter]` as this machine, and the model
     files under `config.cache_dir`; nothing is uploaded. A cluster with a key needs `RAY_AUTH_MODE` and
     `RAY_AUTH_TOKEN` here. Serve listens on `config.host` and `config.port` of each node, unless it already listens
     elsewhere. `TUNING` takes effect only if the cluster's own processes were started with it, which
-    `manifests.rayservice` does.
+    `manifests` does.
 
     Args:
         config: the tier's settings.
@@ -48,7 +48,7 @@ def deploy(config: DatacenterConfig, address: str) -> None:
     from ray.exceptions import RayError
     from ray.serve.config import HTTPOptions
 
-    from hawkvision.datacenter.app import APP_NAME, application
+    from hawkvision.datacenter.app import application
 
     app = application(config)
     try:
@@ -57,7 +57,7 @@ def deploy(config: DatacenterConfig, address: str) -> None:
         raise ConfigError(f"dc.address: cannot use the Ray at {address!r}: {_one_line(error)}") from None
     try:
         serve.start(http_options=HTTPOptions(host=config.host, port=config.port, location="EveryNode"))
-        serve.run(app, name=APP_NAME, route_prefix="/")
+        serve.run(app, name=config.app_name, route_prefix=config.route_prefix)
     except (RuntimeError, RayError) as error:
         raise BackendError(f"the cluster at {address!r} did not start the application: {_one_line(error)}") from None
     finally:

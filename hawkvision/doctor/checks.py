@@ -14,7 +14,7 @@ from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig, defaul
 from hawkvision.core.settings.load import ConfigT, load_config
 from hawkvision.datacenter.deployment.ray_version import check_ray
 from hawkvision.datacenter.launch.private_network import why_not_private
-from hawkvision.datacenter.stages.catalog import load_catalog
+from hawkvision.datacenter.stages.catalog import TaskFailure, load_catalogs
 from hawkvision.doctor import access, files, machine, network, onnx_runtime
 from hawkvision.doctor.findings import Check, Finding, examine, ok, problem, warning
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
@@ -102,7 +102,11 @@ def _edge_models(config: EdgeConfig) -> Iterable[Finding]:
 
 
 def _datacenter_models(config: DatacenterConfig) -> Iterable[Finding]:
-    return files.models(config.task, load_catalog(config).variants, cache_dir(config.cache_dir))
+    for task, catalog in load_catalogs(config).items():
+        if isinstance(catalog, TaskFailure):
+            yield problem(f"task {task}", catalog.reason, "mend it, or take the task out of dc.tasks")
+        else:
+            yield from files.models(task, catalog.variants, cache_dir(config.cache_dir))
 
 
 def _profile(config: EdgeConfig) -> Finding:
@@ -121,9 +125,8 @@ def _datacenter(config: EdgeConfig, url: str) -> Iterable[Finding]:
         asked = [manifest.best] if pair.intermediate is None else [manifest.best, pair.intermediate.name]
         expected = {each: profile.stage(each).fingerprint for each in asked}
     certificates = datacenter_certificates(config)
-    return network.datacenter(
-        url, config.datacenter_api_key, expected, None if certificates is None else certificates.context
-    )
+    context = None if certificates is None else certificates.context
+    return network.datacenter(url, config.datacenter_api_key, expected, context, task=config.task)
 
 
 def _now() -> datetime.datetime:

@@ -30,6 +30,18 @@ def test_a_server_reads_its_words_without_typer(server: str) -> None:
     assert "| typer" not in ran.stderr
 
 
+def test_a_node_without_a_datacenter_imports_no_client_of_one() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "hawkvision", "edge", "up", "--port", "0", "--backend", "noop"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        ready = node.stdout.readline()
+        node.terminate()
+        _, imported = node.communicate()
+    assert ready.startswith("ready: http://127.0.0.1:")
+    assert " numpy\n" in imported
+    assert not [name for name in ("aiohttp", "aioquic", "typer", "zfec") if f" {name}\n" in imported]
+
+
 @pytest.mark.parametrize("server", ["edge", "dc"])
 def test_a_server_explains_itself_with_typer(server: str) -> None:
     ran = run(server, "up", "--help")

@@ -39,6 +39,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.datacenter.deployment",),
     ("hawkvision.datacenter.launch",),
     ("hawkvision.datacenter",),
+    ("hawkvision.datacenter.manifests",),
     ("hawkvision.model_zoo.building",),
     ("hawkvision.model_zoo.calibration",),
     ("hawkvision.model_zoo.training", "hawkvision.model_zoo.reports"),

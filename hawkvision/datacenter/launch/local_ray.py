@@ -12,6 +12,7 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -47,7 +48,7 @@ def set_environment() -> None:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
-def start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None:
+def start_ray(config: DatacenterConfig, catalogs: Mapping[str, Catalog], folder: Path) -> None:
     """Start Ray with its sockets and logs in `folder`. The kernel ends it with the thread that calls this."""
     import ray
 
@@ -60,7 +61,7 @@ def start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None:
     # replicas send themselves.
     ray._private.node.Node.start_monitor = lambda _: None
     ray._private.node.Node.start_log_monitor = lambda _: None
-    replicas = len(catalog.groups) * config.max_replicas
+    replicas = sum(len(catalog.groups) for catalog in catalogs.values()) * config.max_replicas
     ray.init(
         address="local",
         include_dashboard=False,
@@ -74,8 +75,10 @@ def start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None:
     )
 
 
-def deploy_groups(config: DatacenterConfig, catalog: Catalog, registry: ReplicaRegistry) -> HandleVariants:
-    """Make Serve start each group of variants; returns before they run."""
+def deploy_groups(
+    config: DatacenterConfig, catalogs: Mapping[str, Catalog], registries: Mapping[str, ReplicaRegistry]
+) -> dict[str, HandleVariants]:
+    """Make Serve start each group of variants of each task; returns before they run."""
     from ray import serve
     from ray.serve.config import HTTPOptions
     from ray.serve.schema import LoggingConfig
@@ -88,14 +91,18 @@ def deploy_groups(config: DatacenterConfig, catalog: Catalog, registry: ReplicaR
     logs.adopt("ray.serve")
     serve.start(http_options=HTTPOptions(location="NoServer"), logging_config=quiet)
     logs.adopt("ray.serve")  # again, because the start has replaced the handlers
-    apps = group_apps(config, catalog, registry.address)
-    handles = serve.run_many(
-        [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],
-        wait_for_applications_running=False,
-    )
-    presence = registry if config.min_replicas > 0 else None
-    local = registry if presence is not None and is_fixed(config) else None
-    return HandleVariants(catalog.groups, handles, presence, local)
+    variants: dict[str, HandleVariants] = {}
+    for task, catalog in catalogs.items():
+        registry = registries[task]
+        apps = group_apps(config, catalog, registry.address)
+        handles = serve.run_many(
+            [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],
+            wait_for_applications_running=False,
+        )
+        presence = registry if config.min_replicas > 0 else None
+        local = registry if presence is not None and is_fixed(config) else None
+        variants[task] = HandleVariants(catalog.groups, handles, presence, local)
+    return variants
 
 
 def is_fixed(config: DatacenterConfig) -> bool:
@@ -103,7 +110,7 @@ def is_fixed(config: DatacenterConfig) -> bool:
     return config.min_replicas == config.max_replicas
 
 
-def all_running(catalog: Catalog) -> bool:
+def all_running(catalogs: Mapping[str, Catalog]) -> bool:
     """Whether Serve calls each group running.
 
     Raises:
@@ -117,7 +124,7 @@ def all_running(catalog: Catalog) -> bool:
         if state.status == ApplicationStatus.DEPLOY_FAILED:
             raise BackendError(f"{name!r} did not start: {' '.join(state.message.split())}")
     running = [name for name, state in applications.items() if state.status == ApplicationStatus.RUNNING]
-    return set(running) >= {group.name for group in catalog.groups}
+    return set(running) >= {group.name for catalog in catalogs.values() for group in catalog.groups}
 
 
 class RayWatcher:

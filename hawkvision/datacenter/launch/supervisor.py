@@ -63,9 +63,9 @@ def launch(config: DatacenterConfig, stopping: threading.Event) -> int:
 
     `stopping`, set by a signal that came before, ends the start at its next step.
 
-    Prints `ready: http://HOST:PORT` on standard output once every variant is loaded. Until then, while draining and
-    while a tier process is replaced, callers get 503. With a datagram port the tier also accepts images as datagrams,
-    at the address in a second line `lossy: udp://HOST:PORT` and in `GET /v1/transport`.
+    Prints `ready: http://HOST:PORT[/PATH]` on standard output once every variant is loaded. Until then, while draining
+    and while a tier process is replaced, callers get 503. With a datagram port the tier also accepts images as
+    datagrams, at the address in a second line `datagram: udp://HOST:PORT` and in `GET /v1/transport`.
 
     Raises:
         ConfigError: if the address cannot be listened on, Ray's version is not supported, or Ray cannot have the
@@ -291,9 +291,10 @@ class _Launcher:
     def _print_ready(self) -> None:
         shown = self._sockets.shown_host
         scheme = "http" if self._config.tls_certificate is None else "https"
-        print(f"ready: {scheme}://{shown}:{self._sockets.http.getsockname()[1]}", flush=True)  # noqa: T201  the contract
+        port, path = self._sockets.http.getsockname()[1], self._config.route_prefix.rstrip("/")
+        print(f"ready: {scheme}://{shown}:{port}{path}", flush=True)  # noqa: T201  the contract
         if self._sockets.datagrams is not None:
-            print(f"lossy: udp://{shown}:{self._sockets.datagrams.getsockname()[1]}", flush=True)  # noqa: T201
+            print(f"datagram: udp://{shown}:{self._sockets.datagrams.getsockname()[1]}", flush=True)  # noqa: T201
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "RAY_TMPDIR": str(self._folder)}

@@ -14,9 +14,10 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
@@ -32,10 +33,8 @@ from hawkvision.datacenter.local_socket.registry import QueueBounds, ReplicaRegi
 from hawkvision.datacenter.servers.datagram_server import TierDatagramServer
 from hawkvision.datacenter.servers.http_server import HttpServer, make_http_server
 from hawkvision.datacenter.servers.service import TierService
-from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
+from hawkvision.datacenter.stages.catalog import Catalog, check_models, load_catalogs
 from hawkvision.datacenter.stages.ensemble import evaluation_requests
-from hawkvision.models.artifacts import load_variant
-from hawkvision.models.manifest import cache_dir
 from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.protocol import bounded
@@ -88,28 +87,23 @@ def serve(launch: Launch, stopping: threading.Event) -> None:
         BackendError: if a variant does not start.
     """
     config = launch.config
-    catalog = load_catalog(config)
-    http_server = make_http_server(config, catalog)
+    catalogs = check_models(config, load_catalogs(config))  # replicas check the files again
+    http_server = make_http_server(config, catalogs)
     certificates = server_certificates(config, "dc")
-    if config.backend != "noop":
-        for variant in catalog.variants:  # replicas check this again; here a wrong file fails at once
-            load_variant(cache_dir(config.cache_dir), config.task, variant)
     local_ray.set_environment()
     local_ray.adopt_orphans()
-    asyncio.run(_TierProcess(launch, catalog, http_server, certificates).run(stopping))
+    asyncio.run(_TierProcess(launch, http_server, certificates).run(stopping))
 
 
 class _TierProcess:
-    def __init__(
-        self, launch: Launch, catalog: Catalog, http_server: HttpServer, certificates: Certificates | None
-    ) -> None:
+    def __init__(self, launch: Launch, http_server: HttpServer, certificates: Certificates | None) -> None:
         self._config = launch.config
         self._sockets = launch.sockets
         self._folder = launch.folder
         self._launcher = launch.launcher
-        self._catalog = catalog
         self._http_server = http_server
         self._tier = http_server.tier
+        self._catalogs = http_server.tier.catalogs
         self._certificates = certificates
         self._tier.metrics.restarts.set(launch.restarts)
 
@@ -123,14 +117,16 @@ class _TierProcess:
         reloads = self._start_reloads(datagram)
         server = self._uvicorn()
         serving = asyncio.create_task(server.serve(sockets=[self._sockets.http]))
-        registry = await _open_registry(self._config, self._catalog, self._tier)
+        registries = {
+            task: await _open_registry(self._config, catalog, self._tier) for task, catalog in self._catalogs.items()
+        }
         self._report(LISTENING)
         heartbeat = asyncio.create_task(self._beat())
         watcher = local_ray.RayWatcher()
         # Ray starts outside the main thread, where it would take SIGTERM for itself and block the server. One thread
         # lives as long as Ray's processes, because the kernel kills them with the thread that started them.
         with relaying(self._folder), ThreadPoolExecutor(1, "ray") as ray_thread:
-            opening = asyncio.create_task(self._load(registry, ray_thread, watcher))
+            opening = asyncio.create_task(self._load(registries, ray_thread, watcher))
             lost = asyncio.create_task(watcher.lost.wait())
             try:
                 await asyncio.wait((opening, lost), return_when=asyncio.FIRST_COMPLETED)
@@ -139,23 +135,31 @@ class _TierProcess:
                     stopped = asyncio.create_task(self._stop.wait())
                     await asyncio.wait((stopped, lost), return_when=asyncio.FIRST_COMPLETED)
                 if lost.done() and not self._stop.is_set():
-                    self._tier.variants = None
-                    registry.close()
+                    self._close(registries)
                     await self._leave()
                     await _abandon(server, serving)
             finally:
-                self._tier.variants = None
+                self._stop_admitting()
                 await self._leave()
                 server.should_exit = True
                 await serving
                 await reloads.close()
                 if datagram is not None:
                     await datagram.close(_DRAIN_S)
-                registry.close()
+                self._close(registries)
                 heartbeat.cancel()
                 watcher.stop()
                 local_ray.stop_ray(ask=not lost.done())
                 lost.cancel()
+
+    def _stop_admitting(self) -> None:
+        for task in self._catalogs:
+            self._tier.set_variants(task, None)
+
+    def _close(self, registries: Mapping[str, ReplicaRegistry]) -> None:
+        self._stop_admitting()
+        for registry in registries.values():
+            registry.close()
 
     async def _open_datagram_server(self) -> TierDatagramServer | None:
         port = self._config.feature(DatagramSettings).port
@@ -201,7 +205,7 @@ class _TierProcess:
         return behind_tls(protocol, self._certificates)
 
     async def _load(
-        self, registry: ReplicaRegistry, ray_thread: ThreadPoolExecutor, watcher: local_ray.RayWatcher
+        self, registries: Mapping[str, ReplicaRegistry], ray_thread: ThreadPoolExecutor, watcher: local_ray.RayWatcher
     ) -> bool:
         """Start Ray, load all variants and give them to the server; False if `stop` was set first.
 
@@ -211,41 +215,42 @@ class _TierProcess:
         Raises:
             BackendError: if a variant does not start.
         """
-        config, catalog = self._config, self._catalog
+        config, catalogs = self._config, self._catalogs
 
         async def step(work: Callable[[], ResultT]) -> ResultT:
             return await asyncio.get_running_loop().run_in_executor(ray_thread, work)
 
         if self._stop.is_set():
             return False
-        await step(lambda: local_ray.start_ray(config, catalog, self._folder))
+        await step(lambda: local_ray.start_ray(config, catalogs, self._folder))
         # Ray has installed its own handlers meanwhile: they print the stack, and abort after three seconds.
         self._stop_on_signal()
         watcher.start()
         if self._stop.is_set():
             return False
-        variants = await step(lambda: local_ray.deploy_groups(config, catalog, registry))
+        variants = await step(lambda: local_ray.deploy_groups(config, catalogs, registries))
         while not self._stop.is_set():
-            running = await step(lambda: local_ray.all_running(catalog))
-            if running and (config.min_replicas == 0 or not registry.absent):
-                await self._connect(variants)
-                self._tier.metrics.describe(config.task, await variants.backends())
-                self._tier.variants = variants
+            running = await step(lambda: local_ray.all_running(catalogs))
+            present = config.min_replicas == 0 or not any(registry.absent for registry in registries.values())
+            if running and present:
+                for task, of_task in variants.items():
+                    await self._connect(self._catalogs[task], of_task)
+                    self._tier.metrics.describe(task, await of_task.backends())
+                    self._tier.set_variants(task, of_task)
                 return True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _POLL_S)
         return False
 
-    async def _connect(self, variants: HandleVariants) -> None:
+    async def _connect(self, catalog: Catalog, variants: HandleVariants) -> None:
         """Connect to replicas that are called through Ray, so that the first caller need not wait for it.
 
         An expired request connects and does nothing else.
         """
         if local_ray.is_fixed(self._config):
             return
-        for group in self._catalog.groups:
-            stage = self._catalog.stage(group.name)
-            assert stage is not None, "a group is named after one of its stages"
+        for group in catalog.groups:
+            stage = catalog.best_of(group)
             with contextlib.suppress(DeadlineMissed):
                 await anext(variants.ask(evaluation_requests(stage), b"", Deadline(0.0), streaming=False))
 
@@ -280,7 +285,7 @@ async def _open_registry(config: DatacenterConfig, catalog: Catalog, tier: TierS
         [group.name for group in catalog.groups],
         QueueBounds(config.max_ongoing_requests, config.max_queued_requests),
         on_change=tier.set_live_replicas if config.min_replicas > 0 else lambda *_: None,
-        on_statement=tier.record_statement,
+        on_statement=partial(tier.record_statement, catalog.task),
     )
     await registry.listen()
     return registry

@@ -49,7 +49,7 @@ def cluster(models: Path) -> Iterator[Cluster]:
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "HAWKVISION_DC_MODELS_DIR": str(models),
-        "HAWKVISION_DC_TASK": "shapes",
+        "HAWKVISION_DC_TASKS": "shapes",
         "HAWKVISION_DC_API_KEY": KEY,
     }
     bounds = ["--num-cpus=2", "--object-store-memory=83886080", "--include-dashboard=false"]
@@ -102,7 +102,7 @@ def test_a_wrong_cluster_key_is_explained_in_one_line(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "somewhere", "local"])
 def test_an_address_without_a_cluster_is_explained_in_one_line(models: Path, address: str) -> None:
-    environment = {**os.environ, "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASK": "shapes"}
+    environment = {**os.environ, "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASKS": "shapes"}
     done = deploy(environment, "--address", address.format(port=free_port()))
     assert done.returncode == 1
     assert explanation(done).startswith("error: dc.address")

@@ -72,7 +72,7 @@ def isolated(models: Path, long_tmpdir: Path) -> Iterator[ServerProcess]:
         pytest.skip("no setpriv here")
     env = {
         "HAWKVISION_DC_MODELS_DIR": str(models),
-        "HAWKVISION_DC_TASK": "shapes",
+        "HAWKVISION_DC_TASKS": "shapes",
         "HAWKVISION_DC_API_KEY": KEY,
         "RAY_AUTH_MODE": "disabled",
         "TMPDIR": str(long_tmpdir),
@@ -119,7 +119,7 @@ def test_rays_processes_ask_for_tokens_whatever_was_set(isolated: ServerProcess)
 
 
 def refused(models: Path, prefix: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASK": "shapes"}
+    environment = {**os.environ, "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASKS": "shapes"}
     return subprocess.run(
         [*prefix, sys.executable, "-m", *COMMAND, *arguments],
         cwd=ROOT,
@@ -155,7 +155,7 @@ def test_where_ray_may_have_no_network_of_its_own_the_tier_does_not_start_unaske
 @linux
 @pytest.mark.slow
 def test_where_it_shares_the_machines_network_only_ports_that_ask_for_a_token_leave_loopback(models: Path) -> None:
-    mine = {"HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASK": "shapes"}
+    mine = {"HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASKS": "shapes"}
     with running(*COMMAND, "--ray-network", "auto", prefix=no_namespaces(), env=mine) as server:
         found = listeners(server.pid)
         assert {each.network for each in found} == {network_of(server.pid)}
