@@ -70,6 +70,8 @@ class Rounds:
     own_p50_ms: list[float] = field(default_factory=list)
     """Without the reply's times of decoding, queue and inference."""
     per_s: list[float] = field(default_factory=list)
+    refused: int = 0
+    """Requests without an answer of 200; they are in no other figure."""
 
 
 def main() -> int:
@@ -99,7 +101,7 @@ def main() -> int:
             ]
             titles = ("P50 ms", "P99 ms", "P50 of the tier ms", "requests/s")
             words = ", ".join(f"{title} {cell}" for title, cell in zip(titles, cells, strict=True))
-            _print(f"{stage.title}, {callers} callers, {name}: {words}")
+            _print(f"{stage.title}, {callers} callers, {name}: {words}, refused {rounds.refused}")
     return 0
 
 
@@ -230,7 +232,9 @@ async def _round(
             begun = time.perf_counter()
             async with session.post(url + INFER_PATH, data=image) as response:
                 body = await response.read()
-                response.raise_for_status()
+            if response.status != 200:
+                into.refused += 1
+                continue
             wall.append((time.perf_counter() - begun) * 1e3)
             spent = msgspec.json.decode(body, type=EscalationReply).timing_ms
             own.append(wall[-1] - spent.decode - spent.queue - spent.infer)
