@@ -85,6 +85,10 @@ class HttpServer:
         self._root_path = route_prefix.rstrip("/")
         self._bodies = Bodies(limits.max_body_bytes, self.tier.metrics.received_bytes)
 
+    def set_max_body_bytes(self, most: int) -> None:
+        """Read bodies of at most this many bytes from now on."""
+        self._front_end.max_body_bytes = self._bodies.max_body_bytes = most
+
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The server as an ASGI application for HTTP at a listener of its own; uvicorn is told to send nothing else."""
         if self._root_path:

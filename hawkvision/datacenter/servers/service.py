@@ -147,7 +147,7 @@ class TierService:
         if live == 0 and not was_absent:
             log.warning("%s has no live replica: its callers get 503, and the tier is not ready", group)
         elif live > 0 and was_absent:
-            log.info("%s has a live replica again", group)
+            log.info("%s has a live replica", group)
 
     def admit(self, request: EscalationRequest) -> AdmittedRequest:
         """Check a request whose image may not have arrived yet. `AdmittedRequest.in_flight` is the next step.
