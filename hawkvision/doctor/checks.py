@@ -86,11 +86,14 @@ def _datacenter_checks(config: DatacenterConfig) -> Iterable[tuple[str, Check]]:
     if config.backend != "noop":
         yield "models", partial(_datacenter_models, config)
     yield "keys and TLS", partial(access.access, config, "dc", _now())
-    yield from _port_checks("dc", config.host, config.port, config.feature(DatagramSettings).port)
+    below = config.route_prefix.rstrip("/")
+    yield from _port_checks("dc", config.host, config.port, config.feature(DatagramSettings).port, below)
 
 
-def _port_checks(section: str, host: str, port: int, datagram_port: int | None) -> Iterable[tuple[str, Check]]:
-    yield f"port {port}", partial(network.port, host, port, socket.SOCK_STREAM, f"{section}.port")
+def _port_checks(
+    section: str, host: str, port: int, datagram_port: int | None, prefix: str = ""
+) -> Iterable[tuple[str, Check]]:
+    yield f"port {port}", partial(network.port, host, port, socket.SOCK_STREAM, f"{section}.port", prefix)
     if datagram_port is not None:
         where = f"{section}.datagram_port"
         yield f"UDP port {datagram_port}", partial(network.port, host, datagram_port, socket.SOCK_DGRAM, where)

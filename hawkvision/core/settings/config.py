@@ -276,11 +276,23 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     request_memory_bytes: Memory | None = None
     """Memory for decoding one image, in bytes. Default: half of `memory_bytes`."""
 
+    # == Ingress ==
+    ingress_min_replicas: Count = 1
+    """Fewest replicas of the ingress, which takes requests. On one machine there are always this many."""
+    ingress_max_replicas: Count = 1
+    """Most replicas of the ingress in a cluster; Ray Serve scales between `ingress_min_replicas` and this."""
+    ingress_target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 64.0
+    """Ongoing requests per ingress replica that Ray Serve scales for."""
+    ingress_num_cpus: Annotated[float, Meta(gt=0.0)] = 1.0
+    """Ray's reservation of cores per ingress replica, which has one busy thread."""
+
     # == Ray ==
     app_name: str = "hawkvision"
     """Name of the Ray Serve application. Two tiers on one cluster need different names and route prefixes."""
     address: Word | None = None
     """An existing Ray cluster (`auto`, HOST:PORT or ray://HOST:PORT). Default: Ray is started on this machine."""
+    deploy_timeout_s: Seconds = 600.0
+    """Seconds that `dc deploy` waits until each stage has a replica. The cluster goes on if they pass."""
     ray_network: Literal["private", "auto", "shared"] = "private"
     """The network of Ray's own ports: a network namespace (`private`), this machine's (`shared`), or what the kernel
     allows (`auto`). With `shared` they are on loopback, except one port of each replica, which requires a token."""

@@ -117,6 +117,8 @@ def load_config(
         _check_provided("dc.backend", config.backend, BACKENDS, backend_names, BACKEND_ENTRY_POINTS)
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
+    if isinstance(config, DatacenterConfig):
+        _check_scale(config)
     check_access(config, section, prefix, loopback=is_loopback(config.host))
     if isinstance(config, EdgeConfig):
         _check_datacenter_tls(config)
@@ -147,6 +149,31 @@ def _check_application(config: DatacenterConfig) -> None:
             f"dc.app_name: expected at most 63 letters, digits and ._-, the first a letter or digit, got "
             f"{config.app_name!r}"
         )
+
+
+def _check_scale(config: DatacenterConfig) -> None:
+    """Refuse more replicas at least than at most.
+
+    Raises:
+        ConfigError: naming both settings.
+    """
+    for least, most in (("min_replicas", "max_replicas"), ("ingress_min_replicas", "ingress_max_replicas")):
+        if getattr(config, least) > getattr(config, most):
+            raise ConfigError(
+                f"dc.{least} = {getattr(config, least)}: expected at most dc.{most} = {getattr(config, most)}"
+            )
+
+
+def chosen_settings(config: ServerSettings) -> dict[str, Any]:
+    """The settings that are not at their defaults, as JSON and TOML have them: overrides for `load_config`."""
+    chosen: dict[str, Any] = {}
+    for struct in (config, *config.features):
+        defaults = type(struct)()
+        for field in msgspec.structs.fields(struct):
+            value = getattr(struct, field.name)
+            if field.name != "features" and value != getattr(defaults, field.name):
+                chosen[field.encode_name] = msgspec.to_builtins(value, enc_hook=str)
+    return chosen
 
 
 def _with_clean_keys(config: ConfigT, section: str) -> ConfigT:

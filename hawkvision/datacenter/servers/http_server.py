@@ -85,6 +85,10 @@ class HttpServer:
         self._root_path = route_prefix.rstrip("/")
         self._bodies = Bodies(limits.max_body_bytes, self.tier.metrics.received_bytes)
 
+    def set_max_body_bytes(self, most: int) -> None:
+        """Read bodies of at most this many bytes from now on."""
+        self._front_end.max_body_bytes = self._bodies.max_body_bytes = most
+
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The server as an ASGI application for HTTP at a listener of its own; uvicorn is told to send nothing else."""
         if self._root_path:
@@ -125,7 +129,8 @@ class HttpServer:
         if path == "/healthz":
             return Response(b"ok", media_type="text/plain")
         if path == "/readyz":
-            self.tier.check_ready(request.query_params.get("task"))
+            known = self.keys.caller_of(request.headers.get("authorization")) is not None
+            self.tier.check_ready(_task_of(request), tell_reason=known)
             return Response(b"ready", media_type="text/plain")
         if path == TRANSPORT_PATH:
             return _json(self.transports())
@@ -135,7 +140,7 @@ class HttpServer:
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
         check_wire_version(request.headers)
         if path in (STAGES_PATH, PREVIOUS_STAGES_PATH):
-            listing = self.tier.listing(request.query_params.get("task"))
+            listing = self.tier.listing(_task_of(request))
             return _json(listing if path == STAGES_PATH else PreviousStages.of(listing))
         return await self._infer(request)
 
@@ -194,6 +199,11 @@ def max_in_flight(config: DatacenterConfig, catalogs: Mapping[str, Catalog | Tas
     """The requests that all groups of all tasks together can run and queue."""
     per_group = config.max_replicas * config.max_ongoing_requests + max(config.max_queued_requests, 0)
     return per_group * sum(len(catalog.groups) for catalog in loaded(catalogs).values())
+
+
+def _task_of(request: Request) -> str | None:
+    """The task that a GET is about; None if it names none."""
+    return request.query_params.get("task") or None
 
 
 def _path_of(scope: Scope) -> str:

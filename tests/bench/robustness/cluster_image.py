@@ -55,7 +55,7 @@ START: Final = "ulimit -n 65536; ray start {parameters} --block"
 
 def buildah(scratch: Path, *words: str) -> str:
     """Run buildah with its storage below a folder, and give what it prints."""
-    places = ("--root", str(scratch / "store"), "--runroot", str(scratch / "run"), "--storage-driver", "vfs")
+    places = ("--root", str(scratch / "store"), "--runroot", str(scratch / "run"))
     done = subprocess.run(["buildah", *places, *words], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.strip()
 

@@ -274,3 +274,14 @@ def test_a_datacenter_serves_tasks_where_it_served_one_task() -> None:
 def test_each_task_of_a_datacenter_is_named_once() -> None:
     with pytest.raises(ConfigError, match=r"dc\.tasks: expected each task once, got digits, shapes, digits"):
         load_config(DatacenterConfig, overrides={"tasks": ["digits", "shapes", "digits"]}, environ={})
+
+
+@pytest.mark.parametrize("name", ["", "-eyes", "two words", "a#b", "a/b", "x" * 64])
+def test_an_application_name_that_ray_serve_could_not_use_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"dc\.app_name: expected at most 63 letters"):
+        load_config(DatacenterConfig, overrides={"app_name": name}, environ={})
+
+
+def test_a_malformed_route_prefix_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"dc\.route_prefix: expected / or a path"):
+        load_config(DatacenterConfig, overrides={"route_prefix": "vision"}, environ={})

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,15 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.clock import Deadline
-from hawkvision.core.errors import ConfigError, NotFound, NotReady, Overloaded
+from hawkvision.core.errors import ArtifactError, ConfigError, NotFound, NotReady, Overloaded
 from hawkvision.core.escalation_api import EscalationRequest
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.servers.http_server import HttpServer, ServerLimits
 from hawkvision.datacenter.servers.service import TierService
-from hawkvision.datacenter.stages.catalog import TaskFailure, catalog_of, load_catalogs, loaded
+from hawkvision.datacenter.stages.catalog import TaskFailure, catalog_of, check_models, load_catalogs, loaded
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest, VariantAnswer
-from hawkvision.models.manifest import Manifest, parse_manifest
+from hawkvision.models.manifest import Manifest, artifact_path, parse_manifest
 from hawkvision.servers.keys import Keys
+from hawkvision.system.files import sha256_of
 from tests.hawkvision.datacenter.conftest import MANIFEST
 from tests.waiting import until
 
@@ -51,12 +53,14 @@ _STAGES = ("digits:small", "shapes:small", "shapes:medium", "shapes:large")
 """One group of digits, three of shapes."""
 
 
-def server(max_in_flight: int = 8, route_prefix: str = "/", **more: TaskFailure) -> HttpServer:
+def server(
+    max_in_flight: int = 8, route_prefix: str = "/", keys: Keys | None = None, **more: TaskFailure
+) -> HttpServer:
     """Of the tasks digits and shapes, and more that have failed."""
     config = DatacenterConfig(tasks=("digits", "shapes"), variants=_STAGES, backend="noop")
     manifests = [msgspec.structs.replace(_SHAPES, task=task, variants=_VARIANTS) for task in config.tasks]
     catalogs = {each.task: catalog_of(each, config) for each in manifests}
-    return HttpServer({**catalogs, **more}, ServerLimits(1000, max_in_flight), Keys(), route_prefix)
+    return HttpServer({**catalogs, **more}, ServerLimits(1000, max_in_flight), keys or Keys(), route_prefix)
 
 
 async def call(
@@ -74,7 +78,8 @@ async def call(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    lines = [(f"x-hawkvision-{k}".replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    named = {k if k == "authorization" else f"x-hawkvision-{k}".replace("_", "-"): v for k, v in headers.items()}
+    lines = [(name.encode(), value.encode()) for name, value in named.items()]
     method = "GET" if body is None else "POST"
     scope = {"type": "http", "method": method, "path": path, "headers": lines, "query_string": query.encode()}
     await to.asgi(scope, receive, send)
@@ -137,6 +142,20 @@ def test_a_task_that_cannot_be_loaded_answers_503_with_the_reason_and_the_others
         assert (await call(to, "/readyz", query="task=shapes"))[0] == 200
         to.tier.set_variants("broken", Gated(0))  # as after an update of its files
         assert (await call(to, "/readyz"))[0] == 503, "no catalog was ever loaded"
+
+    asyncio.run(scenario())
+
+
+def test_readiness_tells_strangers_which_task_failed_and_callers_with_a_key_why() -> None:
+    async def scenario() -> None:
+        to = server(keys=Keys("the-key-of-this-tier"), broken=TaskFailure("/a/file is missing"))
+        for task in ("digits", "shapes"):
+            to.tier.set_variants(task, Gated(0))
+        status, error = await call(to, "/readyz")
+        assert (status, "'broken'" in error["error"], "/a/file" in error["error"]) == (503, True, False)
+        status, error = await call(to, "/readyz", authorization="Bearer the-key-of-this-tier")
+        assert (status, error["error"]) == (503, "task 'broken' cannot be served: /a/file is missing")
+        assert not any(to.keys.counts().values()), "probes are not counted"
 
     asyncio.run(scenario())
 
@@ -290,3 +309,28 @@ def test_a_task_without_a_manifest_fails_alone_and_fails_the_start_if_it_is_the_
     assert "no task 'none' under" in failure.reason
     with pytest.raises(NotFound, match="no task 'none'"):
         load_catalogs(DatacenterConfig(tasks=("none",), models_dir=config.models_dir))
+
+
+def test_a_task_without_its_model_files_fails_alone(tmp_path: Path) -> None:
+    models, cache = tmp_path / "models", tmp_path / "cache"
+    built = artifact_path(cache, "digits", "small")
+    built.parent.mkdir(parents=True)
+    built.write_bytes(b"a model")
+    hashed = MANIFEST.replace('name = "small"\n', f'name = "small"\nsha256 = "{sha256_of(b"a model")}"\n', 1)
+    for task in ("digits", "shapes"):
+        (models / task).mkdir(parents=True)
+        (models / task / "manifest.toml").write_text(hashed.replace('"shapes"', f'"{task}"'))
+    config = DatacenterConfig(
+        tasks=("shapes", "digits"),
+        variants=("shapes:small", "digits:small"),
+        models_dir=models,
+        cache_dir=cache,
+    )
+    catalogs = check_models(config, load_catalogs(config))
+    assert list(loaded(catalogs)) == ["digits"]
+    failure = catalogs["shapes"]
+    assert isinstance(failure, TaskFailure)
+    assert "the model file is missing; build it with" in failure.reason
+    built.write_bytes(b"another model")
+    with pytest.raises(ArtifactError, match="the model file is missing"):
+        check_models(config, load_catalogs(config))
