@@ -159,7 +159,7 @@ def models_equivalence(
         task,
         images,
         execution=ModelExecution(
-            backend,  # type: ignore[arg-type]  # `open_backend` says which there are
+            backend,
             tuple(provider or ON_THE_CPU),
             precision=precision,  # type: ignore[arg-type]
         ),

@@ -1,23 +1,36 @@
-"""Loads backends by the names in the settings."""
+"""Loads backends by the names in the settings: ours, and those that packages add by the entry point
+`hawkvision.backends`.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from hawkvision.core.errors import BackendError
+from hawkvision.core.settings.package_settings import BACKEND_ENTRY_POINTS, backend_names
 from hawkvision.inference.backends.interface import Backend, OnnxPrecision
 from hawkvision.models.fingerprints import Execution
 from hawkvision.models.manifest import InputSpec
 
 log = logging.getLogger("hawkvision.inference")
 
-BackendKind: TypeAlias = Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"]
-"""`auto` is `int8`, our own kernels, for models that they can run on this machine, else `onnxruntime`."""
+BackendKind: TypeAlias = str
+"""One of `backend_names()`. `auto` is `int8`, our own kernels, for models that they can run on this machine, else
+`onnxruntime`."""
 
 ON_THE_CPU: Final = ("CPUExecutionProvider",)
+
+
+class OpenBackend(Protocol):
+    """What an entry point of the group `hawkvision.backends` names."""
+
+    def __call__(self, model: Path | bytes, spec: InputSpec, classes: int, threads: int) -> Backend:
+        """Load a variant; see `open_backend`."""
+        ...
 
 
 def open_backend(
@@ -69,9 +82,7 @@ def open_backend(
 
             backend = NoopBackend((spec.height, spec.width, 3), classes)
         case _:
-            raise BackendError(
-                f"no backend is called {kind!r}; expected auto, int8, onnxruntime, openvino, numpy or noop"
-            )
+            backend = _added(kind)(model, spec, classes, threads)
     expected, found = ((spec.height, spec.width, 3), classes), (backend.input_shape, backend.classes)
     if found != expected:
         backend.close()
@@ -80,6 +91,21 @@ def open_backend(
             f"the manifest says {expected[0]} and {expected[1]}"
         )
     return backend
+
+
+def _added(kind: str) -> OpenBackend:
+    """What opens a backend that an installed package provides.
+
+    Raises:
+        BackendError: if there is none of this name, or it cannot be imported.
+    """
+    for point in entry_points(group=BACKEND_ENTRY_POINTS, name=kind):
+        try:
+            found: OpenBackend = point.load()
+        except (ImportError, AttributeError) as error:
+            raise BackendError(f"backend {kind!r}: entry point {point.value}: {error}") from None
+        return found
+    raise BackendError(f"no backend is called {kind!r}; expected one of {', '.join(backend_names())}")
 
 
 @runtime_checkable

@@ -169,7 +169,7 @@ def _open_session(
         session, helpers = _load(model, wanted, threads, spins=spins)
         if spins and not helpers.threads:
             session, helpers = _load(model, wanted, threads, spins=False)
-    except Exception as error:  # as above
+    except Exception as error:  # the exceptions of the runtime, see above
         _check_started([name for name, _ in wanted], where, error)
         advice = f"; to allow that, name {_CPU} last" if "fallback to CPU EP" in str(error) else ""
         raise BackendError(f"{where}: ONNX Runtime cannot load the model: {error}{advice}") from error

@@ -50,7 +50,7 @@ def part(number: int) -> Part:
 
 
 def replica_request(image: bytes = b"", *, streaming: bool = True) -> ReplicaRequest:
-    return ReplicaRequest(image, (), 0.0, streaming)
+    return ReplicaRequest(image, (), None, streaming)
 
 
 async def numbers(request: ReplicaRequest) -> AsyncGenerator[Part]:
