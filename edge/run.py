@@ -211,7 +211,7 @@ def _announce(listener: socket.socket, node: EdgeNode, datagram: DatagramServer 
     if node.baseline is not None:
         print(f"policy: {node.baseline.name}", flush=True)  # noqa: T201
     if datagram is not None:
-        print(f"lossy: udp://{shown}:{datagram.offer.port}", flush=True)  # noqa: T201
+        print(f"datagram: udp://{shown}:{datagram.offer.port}", flush=True)  # noqa: T201
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -86,11 +86,14 @@ def _datacenter_checks(config: DatacenterConfig) -> Iterable[tuple[str, Check]]:
     if config.backend != "noop":
         yield "models", partial(_datacenter_models, config)
     yield "keys and TLS", partial(access.access, config, "dc", _now())
-    yield from _port_checks("dc", config.host, config.port, config.feature(DatagramSettings).port)
+    below = config.route_prefix.rstrip("/")
+    yield from _port_checks("dc", config.host, config.port, config.feature(DatagramSettings).port, below)
 
 
-def _port_checks(section: str, host: str, port: int, datagram_port: int | None) -> Iterable[tuple[str, Check]]:
-    yield f"port {port}", partial(network.port, host, port, socket.SOCK_STREAM, f"{section}.port")
+def _port_checks(
+    section: str, host: str, port: int, datagram_port: int | None, prefix: str = ""
+) -> Iterable[tuple[str, Check]]:
+    yield f"port {port}", partial(network.port, host, port, socket.SOCK_STREAM, f"{section}.port", prefix)
     if datagram_port is not None:
         where = f"{section}.datagram_port"
         yield f"UDP port {datagram_port}", partial(network.port, host, datagram_port, socket.SOCK_DGRAM, where)
@@ -125,9 +128,8 @@ def _datacenter(config: EdgeConfig, url: str) -> Iterable[Finding]:
         asked = [manifest.best] if pair.intermediate is None else [manifest.best, pair.intermediate.name]
         expected = {each: profile.stage(each).fingerprint for each in asked}
     certificates = datacenter_certificates(config)
-    return network.datacenter(
-        url, config.datacenter_api_key, expected, None if certificates is None else certificates.context
-    )
+    context = None if certificates is None else certificates.context
+    return network.datacenter(url, config.datacenter_api_key, expected, context, task=config.task)
 
 
 def _now() -> datetime.datetime:

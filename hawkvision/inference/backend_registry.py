@@ -12,7 +12,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.settings.package_settings import BACKEND_ENTRY_POINTS, backend_names
-from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.interface import Backend, OnnxPrecision
 from hawkvision.models.fingerprints import Execution
 from hawkvision.models.manifest import InputSpec
 
@@ -40,6 +40,7 @@ def open_backend(
     classes: int,
     providers: Sequence[str] = ON_THE_CPU,
     threads: int = 1,
+    precision: OnnxPrecision = "model",
 ) -> Backend:
     """Load a variant. Imports only the module of the chosen backend.
 
@@ -50,20 +51,24 @@ def open_backend(
         classes: the number of classes from the manifest.
         providers: of ONNX Runtime. With any but the CPU's, `auto` is `onnxruntime`.
         threads: threads per inference of ONNX Runtime, OpenVINO and our own kernels.
+        precision: of ONNX Runtime's layers. With another than the model file's, `auto` is `onnxruntime`.
 
     Raises:
-        BackendError: if the model cannot be loaded, or its input or output differ from `spec` and `classes`.
+        BackendError: if the model cannot be loaded, the backend has no such precision, or the model's input or output
+            differ from `spec` and `classes`.
     """
+    if precision != "model" and kind not in ("auto", "onnxruntime"):
+        raise BackendError(f"backend {kind} runs models as they are; precision {precision} is ONNX Runtime's")
     backend: Backend
     match kind:
         case "auto":
-            backend = _open_fastest(model, providers, threads)
+            backend = _open_fastest(model, providers, threads, precision)
         case "int8":
             backend = _open_int8(model, threads)
         case "onnxruntime":
             from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 
-            backend = OnnxRuntimeBackend(model, providers, threads)
+            backend = OnnxRuntimeBackend(model, providers, threads, precision)
         case "openvino":
             from hawkvision.inference.backends.openvino_backend import OpenVinoBackend
 
@@ -127,15 +132,15 @@ def backend_name(asked: str, backend: Backend) -> str:
     return "int8" if isinstance(backend, Int8Backend) else "onnxruntime"
 
 
-def _open_fastest(model: Path | bytes, providers: Sequence[str], threads: int) -> Backend:
-    if tuple(providers) == ON_THE_CPU:
+def _open_fastest(model: Path | bytes, providers: Sequence[str], threads: int, precision: OnnxPrecision) -> Backend:
+    if tuple(providers) == ON_THE_CPU and precision == "model":
         try:
             return _open_int8(model, threads)
         except BackendError as error:
             log.info("ONNX Runtime runs the model: %s", error.message)
     from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 
-    return OnnxRuntimeBackend(model, providers, threads)
+    return OnnxRuntimeBackend(model, providers, threads, precision)
 
 
 def _open_int8(model: Path | bytes, threads: int) -> Backend:

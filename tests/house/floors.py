@@ -37,6 +37,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.datacenter.local_socket", "hawkvision.datacenter.servers"),
     ("hawkvision.datacenter.execution",),
     ("hawkvision.datacenter.deployment",),
+    ("hawkvision.datacenter.ingress",),
     ("hawkvision.datacenter.launch",),
     ("hawkvision.datacenter",),
     ("hawkvision.datacenter.manifests",),

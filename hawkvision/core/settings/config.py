@@ -92,6 +92,9 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """ONNX Runtime execution providers in order of preference, such as `TensorrtExecutionProvider`,
     `CUDAExecutionProvider`, `CPUExecutionProvider`. Each takes the layers that those before it cannot run. One that is
     not installed or does not start is an error; so are layers that only the CPU can run, unless it is named."""
+    onnx_precision: Literal["model", "fp16"] = "model"
+    """Precision of the layers in ONNX Runtime: that of the model files, or half precision (`fp16`) for float models on
+    a GPU. Answers in half precision are certified once `hawkvision models equivalence` has passed."""
     models_dir: Path | None = None
     """Folder of manifests, labels and profiles, one folder per task. Default: those that are installed."""
     cache_dir: Path | None = None
@@ -130,7 +133,8 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
 
     # == Datacenter ==
     datacenter_url: str | None = None
-    """Address of the datacenter tier, `http://HOST[:PORT]` or https. Without it the node answers alone."""
+    """Address of the datacenter tier, `http://HOST[:PORT][/PATH]` or https; the path is `dc.route_prefix`. Without it
+    the node answers alone."""
     datacenter_api_key: Key | None = None
     """The key that the datacenter tier asks for; it must allow `infer`."""
     datacenter_ca: Path | None = None
@@ -180,6 +184,9 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Address to listen on. Beyond loopback, keys and TLS are required."""
     port: Port = 8090
     """TCP port to listen on; 0 takes a free one."""
+    route_prefix: str = "/"
+    """Path below which the tier answers, such as `/vision`, for example beside other applications of a cluster. Edge
+    nodes add it to `datacenter_url`."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     """Longest request body, in bytes; longer ones are refused with 413."""
     connections_per_address: Annotated[int, Meta(ge=0)] = 512
@@ -220,6 +227,9 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """ONNX Runtime execution providers in order of preference, such as `TensorrtExecutionProvider`,
     `CUDAExecutionProvider`, `CPUExecutionProvider`. Each takes the layers that those before it cannot run. One that is
     not installed or does not start is an error; so are layers that only the CPU can run, unless it is named."""
+    onnx_precision: Literal["model", "fp16"] = "model"
+    """Precision of the layers in ONNX Runtime: that of the model files, or half precision (`fp16`) for float models on
+    a GPU. Answers in half precision are certified once `hawkvision models equivalence` has passed."""
     models_dir: Path | None = None
     """Folder of manifests, labels and profiles, one folder per task. Default: those that are installed."""
     cache_dir: Path | None = None
@@ -232,6 +242,10 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Most replicas of each deployment; Ray Serve scales between `min_replicas` and this."""
     target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 4.0
     """Ongoing requests per replica that Ray Serve scales for."""
+    scale_up_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
+    """Seconds for which a deployment must need more replicas before it gets them."""
+    scale_down_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 600.0
+    """Seconds for which a deployment must need fewer replicas before it loses them."""
     num_cpus: Annotated[float, Meta(ge=0.0)] = 0.1
     """Ray's reservation of cores per replica. It is a placement hint: models use all cores they find."""
     num_gpus: Annotated[float, Meta(ge=0.0)] = 0.0
@@ -262,9 +276,23 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     request_memory_bytes: Memory | None = None
     """Memory for decoding one image, in bytes. Default: half of `memory_bytes`."""
 
+    # == Ingress ==
+    ingress_min_replicas: Count = 1
+    """Fewest replicas of the ingress, which takes requests. On one machine there are always this many."""
+    ingress_max_replicas: Count = 1
+    """Most replicas of the ingress in a cluster; Ray Serve scales between `ingress_min_replicas` and this."""
+    ingress_target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 64.0
+    """Ongoing requests per ingress replica that Ray Serve scales for."""
+    ingress_num_cpus: Annotated[float, Meta(gt=0.0)] = 1.0
+    """Ray's reservation of cores per ingress replica, which has one busy thread."""
+
     # == Ray ==
+    app_name: str = "hawkvision"
+    """Name of the Ray Serve application. Two tiers on one cluster need different names and route prefixes."""
     address: Word | None = None
     """An existing Ray cluster (`auto`, HOST:PORT or ray://HOST:PORT). Default: Ray is started on this machine."""
+    deploy_timeout_s: Seconds = 600.0
+    """Seconds that `dc deploy` waits until each stage has a replica. The cluster goes on if they pass."""
     ray_network: Literal["private", "auto", "shared"] = "private"
     """The network of Ray's own ports: a network namespace (`private`), this machine's (`shared`), or what the kernel
     allows (`auto`). With `shared` they are on loopback, except one port of each replica, which requires a token."""

@@ -8,19 +8,20 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import tomllib
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
 from hawkvision.core.advice import remember
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.key_text import clean_key, own_key
+from hawkvision.core.server_url import check_route_prefix, check_server_url
 from hawkvision.core.settings.access import check_access, check_both_or_neither, is_loopback
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.kubernetes_variables import without_service_links
@@ -66,6 +67,7 @@ _RENAMED: Final = {
     "providers": "onnx_providers",
 }
 """Settings of earlier releases, and their new names."""
+_APP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _RENAMED_OF: Final[dict[type, dict[str, str]]] = {EdgeConfig: {}, DatacenterConfig: {"task": "tasks"}}
 """The same for one server, where the other still has a setting of the old name."""
 
@@ -102,7 +104,7 @@ def load_config(
     values |= {k: v for k, v in (overrides or {}).items() if v is not None}
     config = _convert(kind, values, "command line")
     if isinstance(config, EdgeConfig) and config.datacenter_url is not None:
-        _check_origin(f"{section}.datacenter_url", config.datacenter_url)
+        check_server_url(f"{section}.datacenter_url", config.datacenter_url)
     if isinstance(config, EdgeConfig) and config.datacenter_transport != "tcp" and config.datacenter_url is None:
         raise ConfigError(
             f"{section}.datacenter_transport = {config.datacenter_transport!r}: missing {section}.datacenter_url to "
@@ -111,11 +113,12 @@ def load_config(
     if isinstance(config, EdgeConfig):
         _check_provided("edge.policy", config.policy, (HAWKVISION,), policy_names, POLICY_ENTRY_POINTS)
     else:
-        if len(set(config.tasks)) != len(config.tasks):
-            raise ConfigError(f"{section}.tasks: expected each task once, got {', '.join(config.tasks)}")
+        _check_application(config)
         _check_provided("dc.backend", config.backend, BACKENDS, backend_names, BACKEND_ENTRY_POINTS)
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
+    if isinstance(config, DatacenterConfig):
+        _check_scale(config)
     check_access(config, section, prefix, loopback=is_loopback(config.host))
     if isinstance(config, EdgeConfig):
         _check_datacenter_tls(config)
@@ -130,6 +133,47 @@ def load_config(
         profile=config.profile if isinstance(config, EdgeConfig) else None,
     )
     return _with_clean_keys(config, section)
+
+
+def _check_application(config: DatacenterConfig) -> None:
+    """Check what names the application and its tasks.
+
+    Raises:
+        ConfigError: naming the setting, what was expected and what was found.
+    """
+    if len(set(config.tasks)) != len(config.tasks):
+        raise ConfigError(f"dc.tasks: expected each task once, got {', '.join(config.tasks)}")
+    check_route_prefix("dc.route_prefix", config.route_prefix)
+    if _APP_NAME.fullmatch(config.app_name) is None:
+        raise ConfigError(
+            f"dc.app_name: expected at most 63 letters, digits and ._-, the first a letter or digit, got "
+            f"{config.app_name!r}"
+        )
+
+
+def _check_scale(config: DatacenterConfig) -> None:
+    """Refuse more replicas at least than at most.
+
+    Raises:
+        ConfigError: naming both settings.
+    """
+    for least, most in (("min_replicas", "max_replicas"), ("ingress_min_replicas", "ingress_max_replicas")):
+        if getattr(config, least) > getattr(config, most):
+            raise ConfigError(
+                f"dc.{least} = {getattr(config, least)}: expected at most dc.{most} = {getattr(config, most)}"
+            )
+
+
+def chosen_settings(config: ServerSettings) -> dict[str, Any]:
+    """The settings that are not at their defaults, as JSON and TOML have them: overrides for `load_config`."""
+    chosen: dict[str, Any] = {}
+    for struct in (config, *config.features):
+        defaults = type(struct)()
+        for field in msgspec.structs.fields(struct):
+            value = getattr(struct, field.name)
+            if field.name != "features" and value != getattr(defaults, field.name):
+                chosen[field.encode_name] = msgspec.to_builtins(value, enc_hook=str)
+    return chosen
 
 
 def _with_clean_keys(config: ConfigT, section: str) -> ConfigT:
@@ -157,9 +201,7 @@ def _check_datacenter_tls(config: EdgeConfig) -> None:
     )
     for key in ("datacenter_ca", "datacenter_certificate"):
         if getattr(config, key) is not None and not (config.datacenter_url or "").lower().startswith("https:"):
-            raise ConfigError(
-                f"edge.{key} belongs to an edge.datacenter_url of https://HOST[:PORT], got {config.datacenter_url!r}"
-            )
+            raise ConfigError(f"edge.{key} belongs to an edge.datacenter_url of https, got {config.datacenter_url!r}")
 
 
 def section_of(kind: type[EdgeConfig] | type[DatacenterConfig]) -> tuple[Section, str]:
@@ -267,25 +309,6 @@ def _path(kind: type, value: object) -> Path:
         return Path(value).expanduser()
     except RuntimeError as error:  # ~somebody who has no home here
         raise ValueError(f"{value}: {error}") from None
-
-
-def _check_origin(key: str, url: str) -> None:
-    """Check the datacenter's URL at the start.
-
-    Raises:
-        ConfigError: if the URL is not `http://HOST[:PORT]` or https.
-    """
-    expected = f"{key}: expected http://HOST[:PORT] or https://HOST[:PORT], got {url!r}"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:  # an unclosed bracket, or a malformed port
-        raise ConfigError(f"{expected} ({error})") from None
-    named = parts.scheme in ("http", "https") and parts.hostname and port != 0
-    # urlsplit drops tabs and newlines, and accepts blanks.
-    clean = not any(character.isspace() for character in url) and parts.username is None
-    if not named or not clean or parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise ConfigError(expected)
 
 
 def _listed(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from hawkvision.datacenter.local_socket.protocol import Address
 from hawkvision.datacenter.stages.catalog import Catalog, Group
 from hawkvision.inference.adaptive_parallelism import divides, open_wide
 from hawkvision.inference.backend_registry import BackendKind, backend_name, execution_of, open_backend
-from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.interface import Backend, OnnxPrecision
 from hawkvision.inference.batch_sizes import prepares_sizes, with_fixed_batches
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun
@@ -34,6 +34,7 @@ class GroupSettings:
     classes: int
     backend: BackendKind
     providers: tuple[str, ...]
+    precision: OnnxPrecision
     cache_dir: Path | None
     max_batch_size: int
     batch_wait_ms: float
@@ -61,6 +62,7 @@ def settings_of(
         classes=catalog.classes,
         backend=config.backend,
         providers=config.onnx_providers,
+        precision=config.onnx_precision,
         cache_dir=config.cache_dir,
         max_batch_size=config.max_batch_size,
         batch_wait_ms=config.batch_wait_ms,
@@ -89,7 +91,7 @@ def load_model(variant: Variant, settings: GroupSettings, threads: Executor) -> 
 
     def opened(intra_op: int) -> Backend:
         return open_backend(
-            settings.backend, data, variant.input, settings.classes, settings.providers, threads=intra_op
+            settings.backend, data, variant.input, settings.classes, settings.providers, intra_op, settings.precision
         )
 
     narrow, wide = opened(1), None

@@ -18,19 +18,17 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import cv2
 import numpy as np
 
 from hawkvision.core.clock import Deadline
-from hawkvision.core.errors import DeadlineMissed, HawkVisionError, Overloaded, RequestError, TooLarge
-from hawkvision.core.logs import RequestIds, resume
+from hawkvision.core.errors import DeadlineMissed, TooLarge
 from hawkvision.core.types import Pixels
 from hawkvision.datacenter.execution.group_settings import GroupSettings, load_model
 from hawkvision.datacenter.execution.image_evaluation import ImageEvaluation, next_batch, view_batches
-from hawkvision.datacenter.local_socket.replica_end import Registration, register
 from hawkvision.datacenter.stages.ensemble import (
     Augmentation,
     EvaluationRequest,
@@ -88,82 +86,25 @@ class Replica:
         self._heavy = MemoryBudget(_DECODE_THREADS - 1)
         """The threads that large images may occupy."""
         self._images = 0
-        self._registration: Registration | None = None
 
-    async def backends(self) -> tuple[str, ...]:
+    @property
+    def backends(self) -> tuple[str, ...]:
         """The backends of the variants, each once."""
         return self._backends
 
-    async def check_health(self) -> None:
-        """Register with a server on this machine. Serve calls this before it calls the replica started, and regularly.
-
-        Raises:
-            OSError: if the server is gone; the replica is then of no use.
-        """
-        server = self._settings.server
-        if server is not None and (self._registration is None or self._registration.closed):
-            self._registration = await register(
-                server,
-                self._settings.group,
-                self.statement,
-                lambda q: self._run(q.image, q.evaluations, _deadline(q.remaining_ms), streaming=q.streaming),
-            )
-
-    async def present(self) -> str:
-        """The statement of the variants; the reply shows a server that asks through Ray that a replica is live."""
-        return self.statement
-
-    async def classify(
-        self,
-        image: bytes,
-        evaluations: Sequence[EvaluationRequest],
-        remaining_ms: float | None,
-        request: RequestIds | None = None,
-    ) -> tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError:
-        """The variants' answers to an image, in parts, one evaluation after the other.
-
-        An unreadable image and a missed deadline are returned as values: Ray logs each raised error with its
-        traceback, so callers could fill the disk.
-
-        Args:
-            image: encoded.
-            evaluations: what to run; `EvaluationRequest` says when one ends.
-            remaining_ms: the time that was left when the caller sent this; None for no deadline.
-            request: the caller's request, for the log.
-        """
-        resume(request)
-        try:
-            return tuple(
-                [part async for part in self._run(image, evaluations, _deadline(remaining_ms), streaming=False)]
-            )
-        except (RequestError, DeadlineMissed, Overloaded) as error:
-            return error
-
-    async def classify_streaming(
-        self,
-        image: bytes,
-        evaluations: Sequence[EvaluationRequest],
-        remaining_ms: float | None,
-        request: RequestIds | None = None,
-    ) -> AsyncIterator[tuple[VariantAnswer, ...] | HawkVisionError]:
-        """As `classify`, but each part comes as soon as it is ready, and parts are smaller; an error comes last.
-
-        The first view runs alone on all cores that its variant can use, the others run side by side.
-        """
-        resume(request)
-        try:
-            async with aclosing(self._run(image, evaluations, _deadline(remaining_ms), streaming=True)) as parts:
-                async for part in parts:
-                    yield part
-        except (RequestError, DeadlineMissed, Overloaded) as error:
-            yield error
-
-    async def _run(
+    async def run(
         self, image: bytes, evaluations: Sequence[EvaluationRequest], deadline: Deadline | None, *, streaming: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         """The answers of each batch of each evaluation, until the evaluations have enough.
 
         A finished part is yielded only after the next batch has started: Ray is slow to ask for more.
+
+        Args:
+            image: encoded.
+            evaluations: what to run, one after the other; `EvaluationRequest` says when one ends.
+            deadline: on `MonotonicClock`.
+            streaming: parts are smaller: the first view runs alone on all cores that its variant can use, the others
+                run side by side.
 
         Raises:
             RequestError, DeadlineMissed, Overloaded: as their names say.
@@ -315,11 +256,6 @@ class _Inputs:
         if len(self.ready) == len(self._names):
             self._inputs.close()  # frees the decoded image
             await self._decoding.aclose()
-
-
-def _deadline(remaining_ms: float | None) -> Deadline | None:
-    """This process's deadline for a request that has just come."""
-    return None if remaining_ms is None else Deadline.after_ms(remaining_ms, time.monotonic())
 
 
 def _warm_decoders(specs: Sequence[InputSpec], max_pixels: int) -> None:

@@ -45,8 +45,8 @@ def serve_document(config: DatacenterConfig) -> dict[str, Any]:
         "http_options": {"host": config.host, "port": config.port},
         "applications": [
             {
-                "name": "hawkvision",
-                "route_prefix": "/",
+                "name": config.app_name,
+                "route_prefix": config.route_prefix,
                 "import_path": BUILDER,
                 "args": {k: v for k, v in chosen.items() if v != defaults[k] and k not in _NOT_ARGS},
             }

@@ -60,6 +60,8 @@ class TierService:
         self.metrics = DatacenterMetrics()
         for task in self._tasks.values():
             self.metrics.in_flight.labels(task.name).set_function(partial(getattr, task, "in_flight"))
+            if task.failure is not None:
+                _log_failure(task.name, task.failure)
         self.set_limit(max_in_flight)
 
     @property
@@ -94,12 +96,16 @@ class TierService:
 
     def fail_task(self, task: str, reason: str) -> None:
         """Answer a task's requests with 503 and the reason, until `set_variants` gives it replicas."""
-        log.error("task %s cannot be served: %s", task, reason)
+        _log_failure(task, reason)
         self._tasks[task].variants = None
         self._tasks[task].failure = reason
 
-    def check_ready(self, task: str | None = None) -> None:
+    def check_ready(self, task: str | None = None, *, tell_reason: bool = True) -> None:
         """Check that each stage can answer: of that task, or of all.
+
+        Args:
+            task: None for all.
+            tell_reason: see `ServedTask.check_ready`.
 
         Raises:
             NotFound: for a task that is not served.
@@ -108,7 +114,7 @@ class TierService:
         missing: list[str] = []
         for each in self._tasks.values() if task is None else (self._task(task),):
             try:
-                each.check_ready()
+                each.check_ready(tell_reason=tell_reason)
             except NotReady as error:
                 missing.append(error.message)
         if missing:
@@ -141,7 +147,7 @@ class TierService:
         if live == 0 and not was_absent:
             log.warning("%s has no live replica: its callers get 503, and the tier is not ready", group)
         elif live > 0 and was_absent:
-            log.info("%s has a live replica again", group)
+            log.info("%s has a live replica", group)
 
     def admit(self, request: EscalationRequest) -> AdmittedRequest:
         """Check a request whose image may not have arrived yet. `AdmittedRequest.in_flight` is the next step.
@@ -187,6 +193,10 @@ class TierService:
             known = ", ".join(map(repr, self._tasks))
             raise NotFound(f"no task {name and name[:80]!r} here; this tier serves {known}")
         return task
+
+
+def _log_failure(task: str, reason: str) -> None:
+    log.error("task %s cannot be served: %s", task, reason)
 
 
 class AdmittedRequest:

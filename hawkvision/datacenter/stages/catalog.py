@@ -183,7 +183,11 @@ def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
     names = variants_by_task(config).get(manifest.task, manifest.cascade.dc)
     if len(set(names)) != len(names):
         raise ConfigError(f"dc.variants: expected each stage once, got {', '.join(names)}")
-    certifiable = config.backend in ("auto", "int8", "onnxruntime") and config.onnx_providers == ON_THE_CPU
+    certifiable = (
+        config.backend in ("auto", "int8", "onnxruntime")
+        and config.onnx_providers == ON_THE_CPU
+        and config.onnx_precision == "model"
+    )
     stages: list[ServedStage] = []
     members_used: dict[str, Variant] = {}
     for name in names:

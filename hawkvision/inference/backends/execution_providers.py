@@ -52,7 +52,7 @@ def missing_reason(provider: str) -> str:
 
 
 def start_failure(provider: str) -> str | None:
-    """What keeps an available provider from starting, as far as its libraries and the driver tell; None if nothing."""
+    """What keeps an available provider from starting, as far as its libraries and the driver show; None if nothing."""
     library = _LIBRARIES.get(provider)
     if library is None:
         return None

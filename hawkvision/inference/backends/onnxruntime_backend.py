@@ -22,7 +22,8 @@ from hawkvision.inference.backends.execution_providers import (
     missing_reason,
     start_failure,
 )
-from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.inference.backends.half_precision import FP16, in_half_precision
+from hawkvision.inference.backends.interface import OnnxPrecision, check_batch, check_open
 from hawkvision.inference.backends.intra_op_threads import HelperThreads, can_step_aside, helpers_started
 from hawkvision.models.fingerprints import Execution
 from hawkvision.system.onnx_runtime import ort
@@ -42,6 +43,7 @@ class OnnxRuntimeBackend:
         providers: in order of preference, e.g. `("TensorrtExecutionProvider", "CPUExecutionProvider")` or
             `(("CUDAExecutionProvider", {"device_id": 1}),)`.
         threads: intra-op threads of each inference.
+        precision: of the layers: the model file's, or float16 for float models (`half_precision`).
 
     Raises:
         BackendError: if the file is missing or no such graph, or a provider is not installed or did not start, or
@@ -49,9 +51,16 @@ class OnnxRuntimeBackend:
     """
 
     def __init__(
-        self, model: Path | bytes, providers: Sequence[Provider] = ("CPUExecutionProvider",), threads: int = 1
+        self,
+        model: Path | bytes,
+        providers: Sequence[Provider] = ("CPUExecutionProvider",),
+        threads: int = 1,
+        precision: OnnxPrecision = "model",
     ) -> None:
         self._where = "model" if isinstance(model, bytes) else str(model)
+        self._precision = precision
+        if precision == FP16:
+            model = in_half_precision(_content(model, self._where), self._where)
         self._session: Any
         self._session, self._helpers = _open_session(model, self._where, providers, threads)
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
@@ -80,17 +89,8 @@ class OnnxRuntimeBackend:
 
     @property
     def execution(self) -> Execution:
-        """What runs the network, and in which precision if a provider does not keep to the model file's."""
-        providers = self.providers
-        if providers == (_CPU,):
-            return Execution("onnxruntime", _CPU)
-        options = self._session.get_provider_options()
-        faster = sorted(
-            precision
-            for (provider, option), precision in _PRECISIONS.items()
-            if options.get(provider, {}).get(option, "0").lower() in ("1", "true")
-        )
-        return Execution("onnxruntime", ",".join(providers), ",".join(faster), ort.__version__, processor_of(providers))
+        """What runs the network, and in which precision if that is not the model file's."""
+        return execution_on(self.providers, self._session.get_provider_options(), self._precision)
 
     def infer(self, batch: Pixels) -> Logits:
         """See `Backend.infer`. A graph of fixed batch size 1 is run once per image."""
@@ -126,6 +126,23 @@ class OnnxRuntimeBackend:
         return result
 
 
+def execution_on(
+    providers: Sequence[str], options: Mapping[str, Mapping[str, str]], precision: OnnxPrecision
+) -> Execution:
+    """The execution of a session with these providers and their options; `precision` is that of the layers."""
+    if tuple(providers) == (_CPU,) and precision == "model":
+        return Execution("onnxruntime", _CPU)
+    faster = {
+        word
+        for (provider, option), word in _PRECISIONS.items()
+        if options.get(provider, {}).get(option, "0").lower() in ("1", "true")
+    }
+    if precision != "model":
+        faster.add(precision)
+    words = ",".join(sorted(faster))
+    return Execution("onnxruntime", ",".join(providers), words, ort.__version__, processor_of(providers))
+
+
 _CPU: Final = "CPUExecutionProvider"
 _PRECISIONS: Final = {
     ("CUDAExecutionProvider", "use_tf32"): "tf32",
@@ -135,6 +152,7 @@ _PRECISIONS: Final = {
 }
 """Options with which a provider computes less exactly than the model file says."""
 
+_NO_FILE: Final = "no such model file; build the cascade first"
 _loading = threading.Lock()
 """Two sessions loading at once would double the peak of memory, which on an edge node is the peak of the process."""
 
@@ -145,7 +163,7 @@ def _open_session(
     wanted = [(p, {}) if isinstance(p, str) else (p[0], dict(p[1])) for p in providers]
     _check_installed([name for name, _ in wanted], where)
     if isinstance(model, Path) and not model.is_file():
-        raise BackendError(f"{where}: no such model file; build the cascade first")
+        raise BackendError(f"{where}: {_NO_FILE}")
     spins = can_step_aside(threads)
     try:
         session, helpers = _load(model, wanted, threads, spins=spins)
@@ -160,6 +178,13 @@ def _open_session(
             _check_started([name], where)
             raise BackendError(f"{where}: execution provider {name} is installed but did not start; see the log")
     return session, helpers
+
+
+def _content(model: Path | bytes, where: str) -> bytes:
+    try:
+        return model if isinstance(model, bytes) else model.read_bytes()
+    except OSError as error:
+        raise BackendError(f"{where}: {_NO_FILE}") from error
 
 
 def _check_installed(providers: Sequence[str], where: str) -> None:

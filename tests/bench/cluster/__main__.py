@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +42,7 @@ def main() -> int:
         study.add_arguments(command)
         command.add_argument("--out", type=Path, help="where the rows go, as JSON")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all nodes are stopped
     try:
         rows = asyncio.run(STUDIES[given.study].run(given, Console(width=200)))
     except HawkVisionError as error:

@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from tests.bench.cluster.balancer import balancer
 from tests.bench.cluster.load import open_loop, until_ready
-from tests.bench.cluster.nodes import HEAD
-from tests.bench.cluster.provider import NodeFactory, node_factory, settings
+from tests.bench.cluster.local.balancer import balancer
+from tests.bench.cluster.local.nodes import HEAD
+from tests.bench.cluster.local.provider import NodeFactory, node_factory, settings
+from tests.bench.cluster.local.tier import PORT, STAGE, ClusterTier, cluster_tier
 from tests.bench.cluster.report import table
 from tests.bench.cluster.scaling import BATCH_MS, READY_S
-from tests.bench.cluster.tier import PORT, STAGE, ClusterTier, cluster_tier
 from tests.waiting import until
 
 SUMMARY: Final = "replicas and nodes under load and after it"

@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from tests.bench.cluster.balancer import balancer
 from tests.bench.cluster.load import Load, closed_loop, open_loop, until_ready
-from tests.bench.cluster.nodes import HEAD
-from tests.bench.cluster.processes import PARTS, ProcessorTime, processor_time
+from tests.bench.cluster.local.balancer import balancer
+from tests.bench.cluster.local.nodes import HEAD
+from tests.bench.cluster.local.processes import PARTS, ProcessorTime, processor_time
+from tests.bench.cluster.local.tier import PORT, ClusterTier, cluster_tier
 from tests.bench.cluster.report import table
 from tests.bench.cluster.scaling import READY_S, WARM_UP_S
-from tests.bench.cluster.tier import PORT, ClusterTier, cluster_tier
 
 SUMMARY: Final = "processor time per request, and the rate of one ingress"
 NODE: Final = HEAD + 1

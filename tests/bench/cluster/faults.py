@@ -25,13 +25,13 @@ from hawkvision.core.errors import NotReady
 from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionPool
 from loadgen.clients.http import exchange
-from tests.bench.cluster.balancer import balancer
 from tests.bench.cluster.load import Load, open_loop, until_ready
-from tests.bench.cluster.nodes import HEAD
-from tests.bench.cluster.redis import redis
+from tests.bench.cluster.local.balancer import balancer
+from tests.bench.cluster.local.nodes import HEAD
+from tests.bench.cluster.local.redis import redis
+from tests.bench.cluster.local.tier import PORT, STAGE, ClusterTier, cluster_tier
 from tests.bench.cluster.report import table
 from tests.bench.cluster.scaling import BATCH_MS, READY_S, deploy_replicas
-from tests.bench.cluster.tier import PORT, STAGE, ClusterTier, cluster_tier
 
 SUMMARY: Final = "killed nodes and processes, updates, a restarted head"
 WORKERS: Final = (2, 3, 4)

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from tests.bench.cluster.balancer import balancer
 from tests.bench.cluster.load import closed_loop, until_ready
-from tests.bench.cluster.nodes import HEAD
-from tests.bench.cluster.processes import PARTS, processor_time
+from tests.bench.cluster.local.balancer import balancer
+from tests.bench.cluster.local.nodes import HEAD
+from tests.bench.cluster.local.processes import PARTS, processor_time
+from tests.bench.cluster.local.tier import PORT, ClusterTier, cluster_tier
 from tests.bench.cluster.report import table
-from tests.bench.cluster.tier import PORT, ClusterTier, cluster_tier
 
 SUMMARY: Final = "requests per second with 1, 2 and 4 nodes"
 BATCH_MS: Final = 100.0

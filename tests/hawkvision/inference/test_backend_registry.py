@@ -22,7 +22,7 @@ from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.inference.backends.openvino_backend import OpenVinoBackend
 from hawkvision.models.manifest import InputSpec
 from hawkvision.testing import BackendConformance, random_images
-from tests.bench.cluster.sleep_backend import BATCH_MS, INSTALLED, SleepBackend
+from tests.bench.cluster.local.sleep_backend import BATCH_MS, INSTALLED, SleepBackend
 from tests.hawkvision.inference.graphs import model, tiny_classifier
 
 SPEC = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))

@@ -21,7 +21,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
 from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import Score
-from hawkvision.datacenter.app import application
+from hawkvision.datacenter.ingress.application import application
 from hawkvision.datacenter.servers.datagram_server import TierDatagramServer, useful_side
 from hawkvision.datacenter.servers.service import TierService
 from hawkvision.datacenter.stages.catalog import load_catalogs, loaded

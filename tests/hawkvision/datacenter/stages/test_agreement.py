@@ -21,6 +21,7 @@ from hawkvision.core.clock import Deadline
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Score
 from hawkvision.datacenter.deployment.handles import HandleVariants
+from hawkvision.datacenter.deployment.messages import PROTOCOL, decode_request, encode_answers
 from hawkvision.datacenter.execution.group_settings import settings_of
 from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_stages
@@ -48,16 +49,8 @@ class Local:
     async def ask(
         self, evaluations: Sequence[EvaluationRequest], image: bytes, deadline: Deadline | None, *, streaming: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        assert deadline is None
-        if streaming:
-            async for part in self.replica.classify_streaming(image, evaluations, None):
-                assert isinstance(part, tuple)
-                yield part
-            return
-        parts = await self.replica.classify(image, evaluations, None)
-        assert isinstance(parts, tuple)
-        for each in parts:
-            yield each
+        async for part in self.replica.run(image, evaluations, deadline, streaming=streaming):
+            yield part
 
 
 def replica(manifest: Manifest, models: Path, temperature: float) -> Replica:
@@ -130,18 +123,16 @@ class Elsewhere:
     asked: list[dict[str, Augmentation]] = field(default_factory=list)
     cancelled: int = 0
 
-    def options(self, *, stream: bool) -> Elsewhere:
-        assert stream
+    def options(self, **_: object) -> Elsewhere:
         return self
 
     @property
     def classify_streaming(self) -> Any:
         return self
 
-    def remote(
-        self, _: bytes, evaluations: Sequence[EvaluationRequest], __: float, ___: object
-    ) -> AsyncIterator[tuple[VariantAnswer, ...]]:
-        handle = self
+    def remote(self, protocol: int, _: bytes, request: bytes) -> AsyncIterator[bytes]:
+        assert protocol == PROTOCOL
+        handle, evaluations = self, decode_request(request).evaluations
 
         class Stream:
             def __init__(self) -> None:
@@ -150,13 +141,14 @@ class Elsewhere:
             def __aiter__(self) -> Stream:
                 return self
 
-            async def __anext__(self) -> tuple[VariantAnswer, ...]:
+            async def __anext__(self) -> bytes:
                 evaluation = next(self.parts, None)
                 if evaluation is None:
                     raise StopAsyncIteration
                 handle.asked.append(dict(evaluation.wanted))
                 row = np.array([[handle.top, 1.0 - handle.top]], np.float32)
-                return tuple(VariantAnswer(v, views, row, 0.0, 0.0, 0.0, 1) for v, views in evaluation.wanted.items())
+                wanted = evaluation.wanted.items()
+                return encode_answers([tuple(VariantAnswer(v, views, row, 0.0, 0.0, 0.0, 1) for v, views in wanted)])
 
             def cancel(self) -> None:
                 handle.cancelled += 1

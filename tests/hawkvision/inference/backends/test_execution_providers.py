@@ -41,7 +41,7 @@ def test_part_of_a_graph_runs_on_the_cpu_only_if_the_cpu_is_named() -> None:
     backend.close()
 
 
-def test_packages_of_the_runtime_are_told_from_others_of_similar_names(tmp_path: Path) -> None:
+def test_packages_of_the_runtime_are_separated_from_others_of_similar_names(tmp_path: Path) -> None:
     install(tmp_path, "onnxruntime-gpu")
     install(tmp_path, "onnxruntime-genai", "onnxruntime_genai/__init__.py")
     install(tmp_path, "numpy", "numpy/__init__.py")
@@ -56,7 +56,7 @@ def test_missing_gpu_names_the_extra_that_brings_it() -> None:
     assert "gpu.md" in str(finding.advice)
 
 
-def test_two_runtimes_in_one_environment_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runtimes_in_one_environment_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "onnxruntime-gpu")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(BackendError, match=r"onnxruntime and onnxruntime-gpu.*overwritten each other: pip uninstall"):
@@ -67,12 +67,12 @@ def test_two_runtimes_in_one_environment_are_told(tmp_path: Path, monkeypatch: p
     assert "pip uninstall --yes onnxruntime onnxruntime-gpu" in str(found.advice)
 
 
-def test_provider_whose_library_does_not_load_is_told_by_that_library() -> None:
+def test_provider_whose_library_does_not_load_is_reported_with_that_library() -> None:
     assert "libonnxruntime_providers_cuda.so" in str(start_failure(CUDA))  # the CPU's package has none
     assert start_failure(CPU) is None
 
 
-def test_doctor_tells_a_runtime_with_holes(tmp_path: Path) -> None:
+def test_doctor_reports_a_runtime_with_holes(tmp_path: Path) -> None:
     (tmp_path / "onnxruntime").mkdir()
     (tmp_path / "onnxruntime" / "__init__.py").touch()  # what is left if one of two packages is removed
     code = "from hawkvision.doctor.onnx_runtime import runtime; print(*runtime(('CPUExecutionProvider',)))"

@@ -27,7 +27,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from tests.bench.cluster.nodes import HEAD, RayNodes
+from tests.bench.cluster.local.nodes import HEAD, RayNodes
 
 WORKER: Final = "worker"
 _HEAD_TYPE: Final = "head"

@@ -15,7 +15,7 @@ from hawkvision.core.types import Logits, Pixels
 from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.models.manifest import InputSpec
 
-ROOT: Final = Path(__file__).resolve().parents[3]
+ROOT: Final = Path(__file__).resolve().parents[4]
 """The checkout."""
 INSTALLED: Final = Path(__file__).with_name("installed")
 """A folder that holds the entry point as an installer would have written it."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from hawkvision.core.errors import NotReady
-from tests.bench.cluster.network import OUTSIDE
-from tests.bench.cluster.nodes import HeadStore
+from tests.bench.cluster.local.network import OUTSIDE
+from tests.bench.cluster.local.nodes import HeadStore
 
 PORT: Final = 6379
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
-from tests.bench.cluster.tier import ClusterTier, title
+from tests.bench.cluster.local.tier import ClusterTier, title
 
 Part: TypeAlias = Literal["proxy", "ingress", "replicas", "controller", "ray"]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)

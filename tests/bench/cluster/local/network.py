@@ -2,7 +2,7 @@
 
       node 1             node 2          ...
     10.79.0.1          10.79.0.2
-        └──── veth ──────┴──── veth ── bridge 10.79.0.254: this process, the load generator, Redis
+        └──── veth ──────┴──── veth ── bridge 10.79.0.254: the load generator, a load balancer, Redis
 
 Nobody outside reaches it, and its processes reach nobody outside. It needs root and ip(8).
 """
@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import os
 import signal
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
 from hawkvision.core.errors import NotReady
-from hawkvision.datacenter.launch.private_network import enter_private_network
-from loadgen.network.namespaces import ip
+from loadgen.network.namespaces import available, entered, ip, new_name, remove, sweep
 
 OUTSIDE: Final = "10.79.0.254"
-"""The address of this process."""
+"""The address beside the nodes."""
 MAX_NODES: Final = 16
 _BRIDGE: Final = "bridge"
 _BRIDGE_MAC: Final = "02:00:0a:4f:00:fe"
@@ -39,10 +37,14 @@ class Network:
         """The address of a node."""
         return f"10.79.0.{node}"
 
+    def namespace(self, node: int) -> str:
+        """The namespace of a node; 0: the one beside the nodes."""
+        return f"{self._name}-node{node}"
+
     def add(self, node: int) -> None:
         """Make a node's namespace and its connection to the bridge."""
         assert 1 <= node <= MAX_NODES, f"node {node}: expected 1 to {MAX_NODES}"
-        namespace = self._namespace(node)
+        namespace = self.namespace(node)
         ip("netns", "add", namespace)
         self._nodes.add(node)
         ip("link", "add", f"node{node}", "type", "veth", "peer", "name", "eth0", "netns", namespace)
@@ -52,11 +54,11 @@ class Network:
 
     def prefix(self, node: int) -> Sequence[str]:
         """The words that make a command run on a node."""
-        return ("ip", "netns", "exec", self._namespace(node))
+        return ("ip", "netns", "exec", self.namespace(node))
 
     def processes(self, node: int) -> list[int]:
         """The processes that run on a node."""
-        return [int(pid) for pid in ip("netns", "pids", self._namespace(node)).split()]
+        return [int(pid) for pid in ip("netns", "pids", self.namespace(node)).split()]
 
     def kill(self, node: int) -> None:
         """Kill every process of a node at once, and again those that were being started."""
@@ -67,33 +69,34 @@ class Network:
 
     def close(self) -> None:
         """Kill what runs on the nodes and remove them."""
-        for node in list(self._nodes):
-            self.kill(node)
-            ip("netns", "delete", self._namespace(node))
-            self._nodes.discard(node)
-
-    def _namespace(self, node: int) -> str:
-        return f"{self._name}-{node}"
+        for node in self._nodes:
+            remove(self.namespace(node))
+        self._nodes.clear()
 
 
 @contextmanager
 def network() -> Iterator[Network]:
-    """Move this process into a network of its own, to which nodes can be added; it stays there.
+    """A network to which nodes can be added. The calling thread, and what it starts, is beside them meanwhile.
 
     Raises:
         NotReady: if this machine allows no namespaces.
     """
-    if os.geteuid() != 0:
-        raise NotReady("a network of several nodes needs root")
+    missing = available()
+    if missing is not None:
+        raise NotReady(f"a network of several nodes: {missing}")
+    sweep()
+    made = Network(new_name())
+    outside = made.namespace(0)
+    ip("netns", "add", outside)
     try:
-        enter_private_network()
-    except OSError as error:
-        raise NotReady(f"a network of several nodes needs network namespaces: {error}") from None
-    ip("link", "add", _BRIDGE, "type", "bridge")
-    ip("addr", "add", f"{OUTSIDE}/24", "dev", _BRIDGE)
-    ip("link", "set", _BRIDGE, "address", _BRIDGE_MAC, "up")
-    made = Network(f"hvcluster-{os.getpid()}-{uuid.uuid4().hex[:6]}")
-    try:
-        yield made
+        with entered(outside):
+            ip("link", "set", "lo", "up")
+            ip("link", "add", _BRIDGE, "type", "bridge")
+            ip("addr", "add", f"{OUTSIDE}/24", "dev", _BRIDGE)
+            ip("link", "set", _BRIDGE, "address", _BRIDGE_MAC, "up")
+            try:
+                yield made
+            finally:
+                made.close()
     finally:
-        made.close()
+        remove(outside)

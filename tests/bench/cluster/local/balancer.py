@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tests.bench.cluster.network import OUTSIDE
+from tests.bench.cluster.local.network import OUTSIDE
 
 PORT: Final = 80
 URL: Final = f"http://{OUTSIDE}:{PORT}"

@@ -12,8 +12,8 @@ from typing import Final
 
 from hawkvision.core.errors import NotReady
 from hawkvision.models.manifest import artifact_path
-from tests.bench.cluster.nodes import HEAD, RayNodes, ray_nodes
-from tests.bench.cluster.sleep_backend import with_sleep
+from tests.bench.cluster.local.nodes import HEAD, RayNodes, ray_nodes
+from tests.bench.cluster.local.sleep_backend import with_sleep
 
 PORT: Final = 8000
 STAGE: Final = "stage"

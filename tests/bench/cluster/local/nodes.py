@@ -23,8 +23,8 @@ from typing import Any, Final
 import yaml
 
 from hawkvision.core.errors import NotReady
-from tests.bench.cluster.network import Network, network
-from tests.bench.cluster.sleep_backend import ROOT
+from tests.bench.cluster.local.network import Network, network
+from tests.bench.cluster.local.sleep_backend import ROOT
 
 HEAD: Final = 1
 GCS_PORT: Final = 6379
