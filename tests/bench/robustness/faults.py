@@ -123,10 +123,12 @@ async def half_open(world: World) -> None:
 FAULTS: Final[dict[str, Callable[[World], Awaitable[None]]]] = {
     "none": lambda _: asyncio.sleep(0),
     "datacenter kill -9": tier_killed_and_restarted,
+    "ingress kill -9": lambda world: part_killed(world, "ingress"),
     "replica kill -9": lambda world: part_killed(world, "replica"),
     "raylet kill -9": lambda world: part_killed(world, "raylet"),
     "gcs kill -9": lambda world: part_killed(world, "gcs"),
     "launcher SIGSTOP 10 s": lambda world: stands_still(world, "launcher"),
+    "ingress SIGSTOP 10 s": lambda world: stands_still(world, "ingress"),
     "replica SIGSTOP 10 s": lambda world: stands_still(world, "replica"),
     "raylet SIGSTOP 10 s": lambda world: stands_still(world, "raylet"),
     "gcs SIGSTOP 10 s": lambda world: stands_still(world, "gcs"),
