@@ -88,5 +88,12 @@ def _scale(config: DatacenterConfig, launcher: Path | None) -> dict[str, Any]:
     # Serve does not see the requests at a launcher's sockets, so it could only scale down.
     if launcher is not None or least == most:
         return {"num_replicas": least}
-    target = config.ingress_target_ongoing_requests
-    return {"autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": target}}
+    return {
+        "autoscaling_config": {
+            "min_replicas": least,
+            "max_replicas": most,
+            "target_ongoing_requests": config.ingress_target_ongoing_requests,
+            "upscale_delay_s": config.scale_up_after_s,
+            "downscale_delay_s": config.scale_down_after_s,
+        }
+    }
