@@ -32,7 +32,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.manifests.options import KubernetesOptions
 from hawkvision.datacenter.manifests.rayservice import rayservice
 from hawkvision.models.sample_images import photographs
-from tests.system.machines import ADDRESSES, Machine, two_machines
+from tests.system.cluster.machines import ADDRESSES, Machine, two_machines
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 NAME: Final = "localhost/hawkvision-datacenter"
