@@ -87,6 +87,7 @@ class Ingress:
         for task, of_task in handles.items():
             presence = PolledPresence(of_task, tier.set_live_replicas, partial(tier.record_statement, task))
             self._presences[task] = presence
+            tier.explain_absence(task, presence.problem)
             groups = tier.catalogs[task].groups
             ordered = [of_task[group.name] for group in groups]
             self._variants[task] = HandleVariants(groups, ordered, presence if self._polls else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -25,6 +25,8 @@ class ServedTask:
         self.variants: Variants | None = None
         self.absent: set[str] = set()
         """The groups of variants that should have a live replica and have none."""
+        self.why_absent: Callable[[str], str] = lambda _: ""
+        """Why replicas of a group are refused; empty if none is."""
         self.max_in_flight = 0
         self.in_flight = 0
         self._statements: dict[str, None] = {}
@@ -64,7 +66,9 @@ class ServedTask:
             raise NotReady(f"task {self.name!r} cannot be served; the log says why, and this answer with a key")
         self.ready_variants()
         if self.absent:
-            raise NotReady(f"task {self.name!r} has no live replica of {', '.join(sorted(self.absent))}")
+            reasons = {group: self.why_absent(group) if with_reason else "" for group in sorted(self.absent)}
+            named = ", ".join(f"{group} ({reason})" if reason else group for group, reason in reasons.items())
+            raise NotReady(f"task {self.name!r} has no live replica of {named}")
 
     def record_statement(self, statement: str) -> None:
         """Note what a replica states that it runs (`hawkvision.models.fingerprints`)."""

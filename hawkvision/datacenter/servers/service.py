@@ -120,6 +120,10 @@ class TierService:
         if missing:
             raise NotReady("; ".join(missing))
 
+    def explain_absence(self, task: str, why: Callable[[str], str]) -> None:
+        """Ask this why replicas of a group of the task are refused; empty if none is."""
+        self._tasks[task].why_absent = why
+
     def record_statement(self, task: str, statement: str) -> None:
         """Note what a replica of a task states that it runs (`hawkvision.models.fingerprints`)."""
         self._tasks[task].record_statement(statement)
