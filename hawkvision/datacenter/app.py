@@ -19,10 +19,9 @@ from starlette.responses import Response
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
-from hawkvision.datacenter.deployment.group_deployments import group_apps
+from hawkvision.datacenter.deployment.group_deployments import group_apps, log_like_the_tier
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence
-from hawkvision.datacenter.deployment.served_replica import log_like_the_tier
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
 from hawkvision.servers.reload import FileWatcher
@@ -94,5 +93,5 @@ def application(config: DatacenterConfig) -> Application:
         # Above the server's own bound, so that the server sheds, with 429 and Retry-After.
         max_ongoing_requests=2 * limit,
         max_queued_requests=limit,
-        ray_actor_options={"num_cpus": config.num_cpus},
+        ray_actor_options={"num_cpus": 1},
     ).bind(config, catalog, *group_apps(config, catalog).values())

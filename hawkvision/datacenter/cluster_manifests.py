@@ -19,6 +19,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.access import is_loopback
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
+from hawkvision.datacenter.execution.threads import replica_cpus
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
 
 SECRET = "hawkvision-dc"  # noqa: S105  the name of a Secret, not its content
@@ -143,8 +144,8 @@ def _serve_document(config: DatacenterConfig) -> dict[str, Any]:
 
 
 def _resources(config: DatacenterConfig, catalog: Catalog) -> dict[str, str]:
-    """The resources of a worker pod: one replica of each group, with a core per variant."""
-    cpus = max(len(catalog.variants), math.ceil(len(catalog.groups) * config.num_cpus))
+    """The resources of a worker pod: those of one replica of each group."""
+    cpus = math.ceil(sum(replica_cpus(group, config) for group in catalog.groups))
     resources = {"cpu": str(cpus), "memory": "4Gi"}
     if config.num_gpus > 0:
         resources["nvidia.com/gpu"] = str(math.ceil(len(catalog.groups) * config.num_gpus))

@@ -19,6 +19,7 @@ from hawkvision.core import logs
 from hawkvision.core.errors import BackendError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
+from hawkvision.datacenter.execution.threads import replica_cpus
 from hawkvision.datacenter.local_socket.registry import ReplicaRegistry
 from hawkvision.datacenter.stages.cascade_executor import Variants
 from hawkvision.datacenter.stages.catalog import Catalog
@@ -61,12 +62,12 @@ def start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None:
     # replicas send themselves.
     ray._private.node.Node.start_monitor = lambda _: None
     ray._private.node.Node.start_log_monitor = lambda _: None
-    replicas = len(catalog.groups) * config.max_replicas
+    cores = sum(replica_cpus(group, config) for group in catalog.groups) * config.max_replicas
     ray.init(
         address="local",
         include_dashboard=False,
         # Ray starts this many workers ahead, in parallel: at least one per replica and one for Serve's controller.
-        num_cpus=max(replicas + 1, math.ceil(replicas * config.num_cpus)),
+        num_cpus=max(len(catalog.groups) * config.max_replicas + 1, math.ceil(cores)),
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,
         logging_level="error",

@@ -96,6 +96,11 @@ class ReplicaRegistry:
         """See `handles.ReplicaPresence`."""
         return not self._live[group]
 
+    def problem(self, group: str) -> str:
+        """See `handles.ReplicaPresence`."""
+        del group
+        return ""
+
     def waiting(self, group: str) -> set[asyncio.Timeout]:
         """See `handles.ReplicaPresence`."""
         return self._waiting[group]
