@@ -55,7 +55,7 @@ UNCONSTRAINED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BuildOrder:
-    """What to build and how."""
+    """The parameters of a build."""
 
     graph: IntegerGraph
     task: str

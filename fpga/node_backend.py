@@ -27,9 +27,9 @@ def open_node_backend(
     """A backend for a built quantised variant.
 
     Args:
-        kind: which backend.
+        kind: the kind of backend.
         model: the variant's file, which carries its integer graph.
-        settings: what the node is told of the device.
+        settings: the node's settings for the device.
         cache: the cache folder, for compiled code.
         cores: processor cores that `fpga-offload` may use.
         clock: the node's.

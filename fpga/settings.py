@@ -16,7 +16,7 @@ from hawkvision.core.settings.package_settings import SettingsGroup
 class FpgaSettings(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=lambda name: f"fpga_{name}"
 ):
-    """What an FPGA backend is told beside the model."""
+    """The settings of an FPGA backend, in addition to its model."""
 
     # == FPGA ==
     device: Word | None = None

@@ -71,7 +71,7 @@ class FpgaBackend(ABC):
         return self._floats(self._integers(batch, mask))
 
     def counts(self) -> FpgaCounts:
-        """What has been computed so far."""
+        """The images and cycles that have been computed so far."""
         with self._lock:
             joules = None if self._design.joules is None else self._design.joules * self._images
             return FpgaCounts(self._images, dict(self._cycles), dict(self._seconds), joules, self.emulated)

@@ -37,12 +37,12 @@ class DeviceBackend(FpgaBackend):
     A broken connection fails the images on it; the next image opens a new one.
 
     Args:
-        graph: what the device must hold.
-        address: where the device is.
-        design: what is known of its design.
+        graph: the graph that the device must hold.
+        address: the device's address.
+        design: the known properties of its design.
         attempts: how often an image is sent at most: six fail after 16 s, three after 1.75 s.
-        max_waiting: images that may wait for the device, beside those that it holds.
-        given_up: when it is done, the backend closes, even while it waits for the greeting.
+        max_waiting: images that may wait for the device, in addition to those that it holds.
+        given_up: closes the backend when it is done, even while it waits for the greeting.
 
     Raises:
         ConfigError: if the address is invalid.

@@ -30,10 +30,10 @@ def open_fpga(
     """Open a backend for a built variant that carries its integer graph.
 
     Args:
-        kind: which backend.
+        kind: the kind of backend.
         model: the variant, as a file or its bytes.
-        address: of the device (`fpga.device.frame_transport.open_link`), for `fpga-device`.
-        files: what is known of its design.
+        address: the device's address (`fpga.device.frame_transport.open_link`), for `fpga-device`.
+        files: the files about its design.
         cache: the cache folder for compiled code; None takes the default.
         given_up: ends the wait for a device when it is done.
 

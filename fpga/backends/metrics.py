@@ -10,10 +10,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 CycleBasis: TypeAlias = Literal["simulated", "modelled", "reported"]
-"""Where cycles come from: counted in simulated RTL, computed from the folding, or reported by a device."""
+"""The source of cycles: counted in simulated RTL, computed from the folding, or reported by a device."""
 TimeBasis: TypeAlias = Literal["simulated", "modelled", "round_trip"]
-"""Where seconds come from: simulated or modelled cycles at the given clock, or the host's clock, from an image's first
-pixel sent to its reply received."""
+"""The source of seconds: simulated or modelled cycles at the given clock, or the host's clock, from the first pixel of
+an image sent to its reply received."""
 
 _SECONDS_TEXT: Final[Mapping[TimeBasis, str]] = {
     "simulated": "Cycles of the simulated RTL at the given clock: simulated, not measured",
@@ -24,7 +24,7 @@ _SECONDS_TEXT: Final[Mapping[TimeBasis, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class FpgaCounts:
-    """What an FPGA backend has computed since it was opened."""
+    """The totals of an FPGA backend since it was opened."""
 
     images: int
     cycles: Mapping[CycleBasis, int]

@@ -45,7 +45,7 @@ class ReferenceBackend(FpgaBackend):
 
     @property
     def kernel(self) -> KernelKind:
-        """Which kernel runs."""
+        """The kernel in use."""
         return self._kernel.kind
 
     def counts(self) -> FpgaCounts:

@@ -1,4 +1,4 @@
-"""What differs between device families from Verilog to bitstream: tools, their arguments and their cells.
+"""The differences between device families from Verilog to bitstream: tools, their arguments and their cells.
 
 `fpga.compiler.synthesis` runs the steps, which are the same for all families; `fpga.compiler.resource_model` has the
 rules for planning.

@@ -196,7 +196,7 @@ def interval(graph: IntegerGraph, folding: Folding) -> int:
 # tests/fpga/simulation/test_rtl_simulation.py.
 _INPUT = 4
 _DECISION = 4
-"""From a row's last activation to the start of the row that needs it."""
+"""Cycles from a row's last activation to the start of the row that needs it."""
 _SUMS = 12
 """Window, multiplier, accumulator, without the adder tree."""
 _LOGITS, _REQUANTISED = 3, 11

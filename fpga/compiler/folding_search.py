@@ -37,7 +37,7 @@ class FoundFolding:
 
     folding: Folding
     cycles: int
-    """From one image to the next."""
+    """Cycles from one image to the next."""
     resources: Resources
 
 
@@ -45,7 +45,7 @@ def slowest_that_keeps_up(graph: IntegerGraph, device: FpgaDevice, rate: float, 
     """The cheapest folding that computes `rate` images per second at a clock of `mhz`.
 
     Raises:
-        CompileError: if the device is too small; the message says what it can do.
+        CompileError: if the device is too small; the message gives the highest rate that fits.
     """
     limit, search = int(mhz * 1e6 / rate), _FoldingSearch(graph, device)
     found = search.within(limit)

@@ -57,13 +57,13 @@ class LogicBits(msgspec.Struct, frozen=True, kw_only=True):
     table_lanes: Weight
     """Requantisers whose multiplier is made of look-up tables."""
     rows: Weight
-    """Bits that leave the line memory at once, on their way to the multipliers."""
+    """Bits that the line memory gives to the multipliers in one cycle."""
     window: Weight
     """Bits of a whole window kept in registers."""
     weights: Weight
-    """Bits of weights at once."""
+    """Bits of weights that are read in one cycle."""
     table_words: Weight
-    """Bits of weights at once that are kept in look-up tables."""
+    """Bits of weights that are read in one cycle from look-up tables."""
     distributed: Weight
     """Blocks of 16 x 4 bits of distributed memory."""
 
@@ -152,8 +152,8 @@ class MemoryUse(msgspec.Struct, frozen=True):
 
 
 MemoryRole = Literal["line", "rom", "pixel", "half row", "row", "queue"]
-"""What a memory is for: input rows of a stage; weights or biases; in `hv_pool` a pixel and half a row; the row above;
-waiting logits."""
+"""The content of a memory: input rows of a stage; weights or biases; in `hv_pool` a pixel and half a row; the row
+above; waiting logits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class RoutedDesign:
 
     seed: int
     fmax_mhz: float
-    """By nextpnr's static timing analysis, at the speed grade's slow corner."""
+    """From nextpnr's static timing analysis, at the speed grade's slow corner."""
     resources: Resources
     cpu_s: float
     critical_path: tuple[str, ...]
@@ -255,7 +255,7 @@ def routed(attempts: Sequence[Attempt]) -> list[RoutedDesign]:
     """The routed attempts, fastest first.
 
     Raises:
-        CompileError: if there is none, with every reason.
+        CompileError: if no attempt was routed, with every reason.
     """
     found = [attempt for attempt in attempts if isinstance(attempt, RoutedDesign)]
     if not found:

@@ -90,7 +90,7 @@ class DeviceConnection:
         self._thread.start()
 
     def device(self) -> DeviceWelcome:
-        """Wait for the greeting; return what the device says of itself.
+        """Wait for the greeting. Returns the device's description of itself.
 
         Raises:
             BackendError: if no device answers, or it refuses.

@@ -1,4 +1,4 @@
-"""What both ends of the protocol between a host and a device agree on (`fpga/device/FRAMING.md`).
+"""The constants and checks that both ends of the protocol between a host and a device share (`fpga/device/FRAMING.md`).
 
 The ends are `fpga.device.host_session` and `fpga.device.device_session`: pure, with frames and the time as arguments.
 """
@@ -15,5 +15,5 @@ MAX_WINDOW: Final = SPAN - 1
 
 
 def graph_digest(graph: IntegerGraph) -> bytes:
-    """What both ends compare: the graph's SHA-256."""
+    """Both ends compare the graph's SHA-256."""
     return bytes.fromhex(graph.sha256)

@@ -65,11 +65,11 @@ class Emulator:
 
     @property
     def wake_at(self) -> float | None:
-        """When the image in work is done; None if there is none."""
+        """The time at which the current image is done; None if there is none."""
         return self._done_at if self._queue else None
 
     def receive(self, frame: DeviceFrame, now: float) -> list[bytes]:
-        """Handle a frame; return the frames to send back at once."""
+        """Handle a frame. Returns the frames to send back immediately."""
         before = self._session.session
         replies, work = self._session.receive(frame)
         if self._session.session != before:
@@ -145,7 +145,7 @@ def _open(arguments: argparse.Namespace) -> tuple[DeviceLink, str]:
         ours, theirs = os.openpty()
         path = os.ttyname(theirs)
         tty.setraw(theirs)  # or it would echo
-        # `theirs` stays open: a pseudo-terminal that nobody has open reads as hung up.
+        # `theirs` stays open: a pseudo-terminal that no process has open reads as hung up.
         return SerialLink(ours, path), f"serial:{path}"
     if arguments.serial is not None:
         return open_link(f"serial:{arguments.serial}"), f"serial:{arguments.serial}"

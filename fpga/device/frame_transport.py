@@ -70,7 +70,7 @@ class UdpLink:
     def __init__(self, udp: socket.socket, connected: bool) -> None:
         self._socket, self._connected = udp, connected
         self._hosts: OrderedDict[int, Address] = OrderedDict()
-        """By session, most recently heard last."""
+        """By session, in the order of their last frames."""
         udp.setblocking(False)
         with contextlib.suppress(OSError):
             udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)

@@ -81,7 +81,7 @@ class DeviceWelcome:
     channels: int
     classes: int
     window: int
-    """Images that it holds at once, the one in work included."""
+    """Images that the device holds, the current one included."""
     emulated: bool
     """Whether the device is an emulator, whose times are modelled."""
     clock_hz: int

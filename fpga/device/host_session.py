@@ -89,7 +89,7 @@ class _OutgoingImage:
     due: float | None = None
     """When to send it again, or to give it up if pixels are missing; None while there is no session."""
     attempts: int = 0
-    """How often it was sent."""
+    """Number of times it was sent."""
 
 
 class HostSession:
@@ -121,7 +121,7 @@ class HostSession:
 
     @property
     def room(self) -> bool:
-        """Whether another image may begin. One may before the device has told its window."""
+        """Whether another image may be sent. One may be sent before the device has announced its window."""
         window = 1 if self.device is None else self.device.window
         return len(self._images) < window and self._next - self._oldest < SPAN
 

@@ -31,7 +31,7 @@ LEAST_RUNS: Final = 50
 WARM_UP_RUNS: Final = 10
 MAX_RUNS: Final = 20_000
 IN_FLIGHT: Final = 40
-"""Images under way at once, at most, while CPU seconds are measured; more than a device's places."""
+"""Most images in flight while CPU seconds are measured; more than a device's places."""
 LEAST_IMAGES: Final = 10
 """Images at each rate, at least."""
 TURNS: Final = 4
@@ -70,7 +70,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """The timing of one image at a time.
 
         Raises:
-            ConfigError: if there is none.
+            ConfigError: if there is no such timing.
         """
         for timing in self.timings:
             if timing.batch == 1:

@@ -44,7 +44,7 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 
 @dataclass(frozen=True, slots=True)
 class _PlanInputs:
-    """What the command line says about the first workload; other workloads have None throughout."""
+    """The first workload's options on the command line; other workloads have None throughout."""
 
     folding: Path | None = None
     report: Path | None = None

@@ -62,9 +62,9 @@ class Observation:
     """Images that arrived, on either side."""
     fpga_done: int = 0
     fpga_late: int = 0
-    """Of those done: answered after the deadline."""
+    """Of the finished images: answered after the deadline."""
     spaced: int = 0
-    """Of those done: answered while the device had been busy since the reply before."""
+    """Of the finished images: answered while the device had been busy since the reply before."""
     spacing_s: float = 0.0
     """Sum of the times from the reply before to each of these."""
 

@@ -143,7 +143,7 @@ class Machine:
     link: LinkModel
     device: FpgaDevice | None = None
     places: int = 16
-    """Images under way through one FPGA design at once, at most."""
+    """Most images in flight through one FPGA design."""
     board_w: EstimateRange = ZERO
     """Power of the board beside the chip."""
 
@@ -155,7 +155,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class PlacementChoice:
-    """Where one workload's images go."""
+    """The sides to which one workload's images go."""
 
     profile: FpgaProfile | None
     share: float
@@ -237,7 +237,7 @@ def fpga_queue(workload: Workload, choice: PlacementChoice, machine: Machine) ->
 
 
 def cost(workload: Workload, choice: PlacementChoice, machine: Machine) -> PlacementCost:
-    """What a choice takes of the machine; cores count as awake as this workload alone keeps them."""
+    """The machine's resources that a choice takes. Cores count as awake only as long as this workload keeps them so."""
     rate, profile = workload.rate_hz, choice.profile
     each_s = workload.cpu.mean_s if workload.work is None else workload.work.at(rate)
     if profile is None:

@@ -26,7 +26,7 @@ log = logging.getLogger("hawkvision.fpga")
 
 DEFAULT_DEADLINE_S: Final = 0.05
 PLACES: Final = 16
-"""Images on their way to the FPGA at once: four windows of an emulated device."""
+"""Images in flight to the FPGA: four windows of an emulated device."""
 ATTEMPTS: Final = 3
 """A silent device is given up after 1.75 s instead of 16, because the CPU can compute its images."""
 MEASURE_S: Final = 0.3

@@ -11,16 +11,16 @@ from prometheus_client.registry import Collector
 
 @dataclass(frozen=True, slots=True)
 class OffloadCounts:
-    """What each side has computed since the start."""
+    """The images of each side since the start."""
 
     fpga: int
     """Images answered by the FPGA."""
     cpu: int
     """Images answered by the CPU, for any reason."""
     no_place: int
-    """Of the CPU's: images drawn for the FPGA while it was full."""
+    """Images of the CPU that were drawn for the FPGA while it was full."""
     failed: int
-    """Of the CPU's: images for which the FPGA gave an error."""
+    """Images of the CPU for which the FPGA gave an error."""
     failures: int
     """Errors and wrong answers of the FPGA, those of probes included."""
     late: int

@@ -77,7 +77,7 @@ class _PartialPlan:
 def search(
     workloads: Sequence[Workload], machine: Machine, objective: Objective = "cpu", power_w: float = math.inf
 ) -> OffloadPlan:
-    """The cheapest placement; if none keeps all bounds, one that says so.
+    """The cheapest placement. If none keeps all bounds, the returned one says so.
 
     Raises:
         ConfigError: if there is no workload, or more than `MAX_WORKLOADS`.

@@ -104,7 +104,7 @@ class WaitingTime:
     below: Floats
     """P(wait ≤ (k + ½) · step) for k from 0; the rest up to 1 waits longer than the grid reaches."""
     taken: float = 1.0
-    """Share of arrivals that find a place; the others are turned away at once."""
+    """Share of arrivals that find a place; the others are turned away."""
 
     def cdf(self, seconds: Floats) -> Floats:
         """P(wait ≤ t) of accepted images."""
@@ -138,7 +138,7 @@ def one_server(rate_hz: float, service: ServiceTime, places: int | None = None) 
     residual = _residual(service, step)
     cells = MAX_CELLS if places is None else min(MAX_CELLS, (places - 1) * CELLS + 1)
     if load * residual[0] >= 1:
-        # Beyond what the grid resolves, and only possible with `places`: each free place is taken again at once.
+        # Beyond the grid's resolution, and only possible with `places`: each free place is taken immediately.
         return WaitingTime(step, np.where(np.arange(cells) < cells - 1, 0.0, 1.0), taken=1 / load)
     work, empty = _work(load, residual, cells, 1 / (1 - load) if places is None else math.inf)
     if places is None:

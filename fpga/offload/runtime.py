@@ -132,7 +132,7 @@ class OffloadBackend:
         return logits
 
     def counts(self) -> FpgaCounts:
-        """What the FPGA has computed."""
+        """The totals of the FPGA."""
         if isinstance(self._fpga, FpgaBackend):
             return self._fpga.counts()
         return FpgaCounts(self._tally.fpga, {}, {}, None, None)

@@ -27,7 +27,7 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
 
     seed: int
     mhz: float | None
-    """None if it gave no design."""
+    """None if the attempt gave no design."""
     why_not: str | None = None
     cpu_s: float
 

@@ -1,4 +1,4 @@
-"""What is known of the design on a device: its folding, clock and energy, from the files of its build."""
+"""The known properties of the design on a device: folding, clock and energy, from the files of its build."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hawkvision.integer.ir import IntegerGraph
 
 @dataclass(frozen=True, slots=True)
 class DesignFiles:
-    """Where the facts about a design come from; None where nothing is given."""
+    """The files about a design; None if there is none."""
 
     report: Path | None = None
     """The report of its build: folding, clock and estimated energy."""

@@ -1,7 +1,7 @@
-"""The cache of what was compiled for this machine: its bounds, and the removal of what was used longest ago.
+"""The cache of code that was compiled for this machine: its bounds, and the removal of the least recently used entries.
 
 Everything lies in `<cache>/fpga` under names that are hashes of the inputs: simulations (`sim-*/`), Verilator's own
-objects (`verilated*.o`) and kernels (`kernel-*.so`, `netlist-*.so`). Whatever is missing is built again.
+objects (`verilated*.o`) and kernels (`kernel-*.so`, `netlist-*.so`). Missing entries are built again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the cells of ECP5 netlists compute. What is not modelled is refused by name.
+"""The functions of the cells in ECP5 netlists. A cell without a model is refused by name.
 
 Nothing is shared with `fpga/rtl`, so that the netlist's simulation is independent evidence.
 """

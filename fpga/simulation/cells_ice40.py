@@ -1,4 +1,4 @@
-"""What the cells of iCE40 netlists compute, in the terms of the kernel, which knows ECP5's cells.
+"""The functions of the cells in iCE40 netlists, in terms of the kernel, which knows ECP5's cells.
 
 A 4 kbit block RAM becomes one of ECP5's with as many words, a large RAM one with its first 1,024 words, and a 16x16
 multiplier an 18x18 one with flip-flops behind each half of the product that has a register.
@@ -33,7 +33,7 @@ INVERT: Final = 0x5555
 BOTH: Final = 0x8888
 """Look-up tables that invert the first input, and that join the first two by AND."""
 SLICES: Final = {0: (1, 0), 1: (2, 0), 2: (4, 1), 3: (8, 3)}
-"""By mode of a block RAM: how many words share a row of 16 bits, interleaved bit by bit; and the pin of a word's first
+"""By mode of a block RAM: the words that share a row of 16 bits, interleaved bit by bit; and the pin of a word's first
 bit."""
 ADDRESS_FROM: Final = {0: 4, 1: 3, 2: 2, 3: 1}
 """First address bit in the kernel's port of as many words."""

@@ -1,7 +1,7 @@
-"""Simulates a synthesised netlist: what the device's cells compute, and how often each net toggles.
+"""Simulates a synthesised netlist: the values of the device's cells, and how often each net toggles.
 
-`netlist_kernel.c` runs yosys's netlist as 64 copies of the chip at once, each on its own images. It shares nothing with
-the RTL, Verilator or the integer graph, so equal logits are evidence for all of them. Cells have no delays: a net
+`netlist_kernel.c` runs yosys's netlist as 64 copies of the chip in parallel, each on its own images. It shares nothing
+with the RTL, Verilator or the integer graph, so equal logits are evidence for all of them. Cells have no delays: a net
 toggles at most once per cycle, and glitches are missed.
 """
 

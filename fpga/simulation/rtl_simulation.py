@@ -95,7 +95,7 @@ class Simulation:
         weakref.finalize(self, self._code.hv_free, self._handle)
 
     def reset(self) -> None:
-        """Reset the device, whatever it is doing."""
+        """Reset the device in any state."""
         with self._lock:
             self._code.hv_reset(self._handle)
 
@@ -112,8 +112,8 @@ class Simulation:
 
         Args:
             pixels: the images.
-            mask: (n, height, width), true where a pixel arrived; None: everywhere.
-            arrives: (n, height), the cycle from which each row is available; None: all at once.
+            mask: (n, height, width), true where a pixel arrived; None means everywhere.
+            arrives: (n, height), the cycle from which each row is available; None means all from the start.
             stalls: random pauses of the streams.
             timeout_factor: multiple of the expected cycles after which the run fails.
 

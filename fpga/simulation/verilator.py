@@ -51,7 +51,7 @@ LINT: Final = ("-Wno-WIDTH", "-Wno-UNUSED", "-Wno-lint", "-Wno-style", "-Wno-fat
 
 @dataclass(frozen=True, slots=True)
 class VerilatorDesign:
-    """What to build. Files are given by name and content, in reading order."""
+    """The parameters of a build. Files are given by name and content, in reading order."""
 
     top: str
     sources: Mapping[str, bytes]
@@ -167,7 +167,7 @@ def _build(design: VerilatorDesign, have: VerilatorTools, base: Path, final: Pat
         made = pool.map(lambda source: _compile(source, have, flags, generated), _units(generated))
         objects = [*ready, *made]
     _run([have.gxx, "-shared", "-o", str(kept / LIBRARY), *map(str, objects), "-lpthread"], generated, "g++ -shared")
-    (kept / LIBRARY).chmod(0o755)  # so that no other user can write what we load, whatever the umask
+    (kept / LIBRARY).chmod(0o755)  # so that no other user can write the code that is loaded, whatever the umask
     sums = {path.name: sha256_of(path.read_bytes()) for path in sorted(kept.iterdir())}
     (kept / SUMS).write_bytes(msgspec.json.encode(sums))
     return kept

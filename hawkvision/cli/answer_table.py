@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Answer, target_fields
 
 WIDE: Final = 120
@@ -111,9 +112,13 @@ def csv_rows(path: Path) -> Iterator[CsvRows]:
     """A CSV file (RFC 4180, UTF-8) with the columns `CSV_COLUMNS`.
 
     Raises:
-        OSError: if it cannot be written.
+        ConfigError: if it cannot be written.
     """
-    with path.open("w", newline="", encoding="utf-8", buffering=1) as file:
+    try:
+        opened = path.open("w", newline="", encoding="utf-8", buffering=1)
+    except OSError as error:
+        raise ConfigError(f"--out: {path}: cannot write: {error.strerror}") from None
+    with opened as file:
         writer = csv.DictWriter(file, CSV_COLUMNS)
         writer.writeheader()
         yield CsvRows(writer)

@@ -7,154 +7,79 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hawkvision.cli import options
 from hawkvision.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from hawkvision.cli.answer_table import AnswerTable, CsvRows
     from hawkvision.client.batch import Outcome
 
-ASK: Final = "What to ask"
-NODE: Final = "The node"
-OUTPUT: Final = "Output"
-
 
 def classify(
     images: Annotated[list[str], typer.Argument(help="Images, folders of them, or patterns such as 'shots/**/*.jpg'.")],
-    min_accuracy: Annotated[
-        float | None, typer.Option(min=0, max=1, help="At least this share of answers right.", rich_help_panel=ASK)
-    ] = None,
-    max_accuracy_drop: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=1, help="At most this much less accurate than the reference stage.", rich_help_panel=ASK
-        ),
-    ] = None,
-    quality: Annotated[
-        Literal["fast", "balanced", "best"] | None,
-        typer.Option(help="A target for callers who choose no number; default: balanced.", rich_help_panel=ASK),
-    ] = None,
-    min_confidence: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Escalate unless this answer is this surely right.", rich_help_panel=ASK),
-    ] = None,
-    deadline_ms: Annotated[
-        float | None,
-        typer.Option(min=0, help="Milliseconds from the first byte received; default: none.", rich_help_panel=ASK),
-    ] = None,
-    on_miss: Annotated[
-        Literal["degrade", "wait", "fail"] | None,
-        typer.Option(
-            help="When the deadline would pass: answer below target, wait, or fail; default: degrade.",
-            rich_help_panel=ASK,
-        ),
-    ] = None,
-    stream: Annotated[str | None, typer.Option(help="Name of the stream.", rich_help_panel=ASK)] = None,
-    top_k: Annotated[int, typer.Option(min=1, max=100, help="Classes to list in JSON.", rich_help_panel=ASK)] = 1,
-    task: Annotated[str | None, typer.Option(help="The task; default: the node's.", rich_help_panel=ASK)] = None,
-    url: Annotated[
-        str, typer.Option(envvar="HAWKVISION_URL", help="Address of the edge node.", rich_help_panel=NODE)
-    ] = "http://127.0.0.1:8080",
-    wait: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=3600,
-            metavar="SECONDS",
-            help="Wait up to this long for a node that is starting; 0 does not wait.",
-            rich_help_panel=NODE,
-        ),
-    ] = 0.0,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="HAWKVISION_API_KEY", help="The node's key.", rich_help_panel=NODE)
-    ] = None,
-    ca: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="HAWKVISION_CA", help="PEM file of the node's certificate authority.", rich_help_panel=NODE
-        ),
-    ] = None,
-    certificate: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="HAWKVISION_CERTIFICATE", help="This caller's certificate and key (PEM).", rich_help_panel=NODE
-        ),
-    ] = None,
-    certificate_key: Annotated[
-        Path | None, typer.Option(help="The certificate's key, if it is in another file.", rich_help_panel=NODE)
-    ] = None,
-    datagram: Annotated[
-        bool,
-        typer.Option("--datagram", help="Send images as datagrams, for links with packet loss.", rich_help_panel=NODE),
-    ] = False,
-    concurrency: Annotated[
-        int, typer.Option(min=1, max=256, help="Images in flight at once.", rich_help_panel=NODE)
-    ] = 4,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a CSV file with one row per image.", rich_help_panel=OUTPUT),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON answer per line.", rich_help_panel=OUTPUT)
-    ] = False,
+    min_accuracy: options.MinAccuracy = None,
+    max_accuracy_drop: options.MaxAccuracyDrop = None,
+    quality: options.Quality = None,
+    min_confidence: options.MinConfidence = None,
+    deadline_ms: options.DeadlineMs = None,
+    on_miss: options.OnMiss = None,
+    stream: options.Stream = None,
+    top_k: options.TopK = 1,
+    task: options.AskedTask = None,
+    url: options.NodeUrl = "http://127.0.0.1:8080",
+    wait: options.WaitSeconds = 0.0,
+    api_key: options.ApiKey = None,
+    ca: options.Ca = None,
+    certificate: options.Certificate = None,
+    certificate_key: options.CertificateKey = None,
+    datagram: options.Datagram = False,
+    concurrency: options.Concurrency = 4,
+    out: options.CsvFile = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Classify images with an edge node."""
-    from rich.console import Console
-    from rich.progress import track
-
     from hawkvision.cli.answer_table import AnswerTable, csv_rows
-    from hawkvision.client.asynchronous import Transport
     from hawkvision.client.blocking import Client
     from hawkvision.models.datasets import image_files
 
-    files = image_files(expanded(images))
-    on_stderr = Console(stderr=True)
-    transport: Transport = "datagram" if datagram else "http"
-    table = AnswerTable()
+    files, table = image_files(expanded(images)), AnswerTable()
     with ExitStack() as stack:
-        rows = None
-        if out is not None:
-            try:
-                rows = stack.enter_context(csv_rows(out))
-            except OSError as error:
-                raise ConfigError(f"--out: {out}: cannot write: {error.strerror}") from None
+        rows = None if out is None else stack.enter_context(csv_rows(out))
         client = stack.enter_context(
             Client(
-                url,
-                api_key=api_key,
-                transport=transport,
-                ca=ca,
-                certificate=certificate,
+                url, api_key=api_key, transport="datagram" if datagram else "http", ca=ca, certificate=certificate,
                 certificate_key=certificate_key,
             )
-        )
+        )  # fmt: skip
         if wait:
             client.wait_ready(wait)
         outcomes = client.classify_batch(
-            files,
-            concurrency=concurrency,
-            min_accuracy=min_accuracy,
-            max_accuracy_drop=max_accuracy_drop,
-            quality=quality,
-            min_confidence=min_confidence,
-            deadline_ms=deadline_ms,
-            on_miss=on_miss,
-            stream=stream,
-            top_k=top_k,
-            task=task,
-        )
-        hidden = len(files) == 1 or not on_stderr.is_terminal
-        shown = track(outcomes, "classifying", len(files), console=on_stderr, transient=True, disable=hidden)
-        failures = report(zip(files, shown, strict=True), table, rows, as_json=as_json)
+            files, concurrency=concurrency, min_accuracy=min_accuracy, max_accuracy_drop=max_accuracy_drop,
+            quality=quality, min_confidence=min_confidence, deadline_ms=deadline_ms, on_miss=on_miss, stream=stream,
+            top_k=top_k, task=task,
+        )  # fmt: skip
+        failures = report(_with_progress(files, outcomes), table, rows, as_json=as_json)
     if not as_json and out is None and table.rows:
         table.show()
     if out is not None:
         typer.echo(f"{len(files) - failures} answers and {failures} errors written to {out}")
     if failures:
         raise typer.Exit(1)
+
+
+def _with_progress(files: Sequence[Path], outcomes: Iterable[Outcome]) -> Iterable[tuple[Path, Outcome]]:
+    """Each file and its outcome, with a progress bar on a terminal if there are several."""
+    from rich.console import Console
+    from rich.progress import track
+
+    on_stderr = Console(stderr=True)
+    hidden = len(files) == 1 or not on_stderr.is_terminal
+    shown = track(outcomes, "classifying", len(files), console=on_stderr, transient=True, disable=hidden)
+    return zip(files, shown, strict=True)
 
 
 def report(outcomes: Iterable[tuple[Path, Outcome]], table: AnswerTable, rows: CsvRows | None, *, as_json: bool) -> int:

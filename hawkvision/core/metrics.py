@@ -86,10 +86,9 @@ class Instrumented(Protocol):
         ...
 
 
-def describe_process(registry: CollectorRegistry, prefix: str, text: str, task: str, backend: str) -> None:
-    """Register `<prefix>_build_info{version, task, backend}`, whose value is 1."""
-    info = Gauge(f"{prefix}_build_info", text, ("version", "task", "backend"), registry=registry)
-    info.labels(__version__, task, backend).set(1.0)
+def build_info(registry: CollectorRegistry, prefix: str, text: str) -> Gauge:
+    """Register `<prefix>_build_info{version, task, backend}`, whose value is 1 for what a process runs."""
+    return Gauge(f"{prefix}_build_info", text, ("version", "task", "backend"), registry=registry)
 
 
 class EdgeMetrics:
@@ -100,84 +99,15 @@ class EdgeMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"hawkvision_{name}", text, labels, registry=self.registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"hawkvision_{name}", text, labels, registry=self.registry)
-
-        def histogram(name: str, text: str, *labels: str) -> Histogram:
-            return Histogram(f"hawkvision_{name}", text, labels, registry=self.registry, buckets=LATENCY_BUCKETS_S)
-
-        self.requests = counter("requests", "Requests answered", "task", "variant", "tier", "code")
-        self.duration = histogram("request_duration_seconds", "First byte in to answer out", "task", "tier")
-        self.queue_duration = histogram("queue_duration_seconds", "Wait for a worker", "task")
-        self.inference_duration = histogram("inference_duration_seconds", "Backend time", "task", "variant")
-        self.ensemble_runs = counter(
-            "ensemble_runs", "Images classified by all members of a conditional ensemble", "task"
-        )
-        self.escalations = counter(
-            "escalations", "Images sent to the datacenter, audits and trials included", "task", "reason"
-        )
-        self.escalation_failures = counter("escalation_failures", "Escalations that got no answer in time", "task")
-        self.escalations_abandoned = counter(
-            "escalations_abandoned", "Escalation failures whose wait ended before the deadline", "task"
-        )
-        self.audits = counter(
-            "audits", "Accepted answers drawn to be checked by the reference stage", "task", "outcome"
-        )
-        self.guarantees = counter("guarantees", "Answers by the status of their accuracy guarantee", "task", "status")
-        self.alarms = counter("alarms", "Guarantees suspended because traffic is not as certified", "task")
-        self.returns = counter("returns", "Guarantees restored because traffic is as certified again", "task")
-        self.streams = gauge("streams", "Controllers in memory: one per stream, certificate and stage", "task")
-        self.streams_suspended = gauge("streams_suspended", "Controllers whose guarantee is suspended", "task")
-        self.accuracy_debt = gauge("accuracy_debt", "Expected wrong answers beyond target, all streams", "task")
-        self.state_failures = counter(
-            "state_failures",
-            "Failures to open, read, write or keep controller states or their file",
-            "task",
-            "operation",
-        )
-        self.state_kept = gauge(
-            "state_kept", "1 while the state of streams is kept in the state file, 0 while it cannot be", "task"
-        )
-        self.incomplete_answers = counter(
-            "incomplete_answers", "Answers by some members of an ensemble, for lack of time for all", "task"
-        )
-        self.degraded = counter("degraded", "Answers below target, flagged as such", "task")
-        self.shed = counter("shed", "Requests refused because a bound was reached", "reason")
-        self.refused_costs = counter("refused_costs", "Images refused before decoding because of its cost", "reason")
-        self.memory_budget = gauge("memory_budget_bytes", "Memory budget by part", "part")
-        self.bodies_bytes = gauge("bodies_bytes", "Memory that request bodies take")
-        self.decoding_bytes = gauge("decoding_bytes", "Upper bound of the memory that decoding takes")
-        self.decoding_peak_bytes = gauge("decoding_peak_bytes", "Highest value of decoding_bytes")
-        self.decoding_work = gauge("decoding_work_seconds", "Expected decoding time of heavy images that wait")
-        self.deadline_misses = counter("deadline_misses", "Answers after their deadline", "task")
-        self.received_bytes = counter("received_bytes", "Bytes of request bodies")
-        self.uplink_bytes = counter("uplink_bytes", "Image bytes sent to the datacenter")
-        self.uplink_transport = gauge("uplink_transport", "1 for the transport in use", "transport")
-        self.uplink_switches = counter("uplink_switches", "Changes of transport, by the new one", "transport")
-        self.uplink_loss_ratio = gauge("uplink_loss_ratio", "Share of lost datagrams to the datacenter")
-        self.uplink_rtt = gauge("uplink_rtt_seconds", "Round trip of datagrams to the datacenter")
-        self.received_fraction = Histogram(
-            "hawkvision_datagram_received_fraction",
-            "Share of an image that had arrived when it was answered",
-            registry=self.registry,
-            buckets=RECEIVED_BUCKETS,
-        )
-        self.in_flight = gauge("requests_in_flight", "Requests being answered")
-        self.queue_length = gauge("queue_length", "Requests waiting for a worker")
-        self.datacenter_up = gauge("datacenter_up", "Whether the last escalation or probe succeeded")
-        self.datacenter_doubted = gauge(
-            "datacenter_doubted", "Whether replies were late so often that few requests wait for them"
-        )
-        self.circuit_breaker = gauge("circuit_breaker", "1 for the state of the datacenter's circuit breaker", "state")
-        self.certificates_valid = gauge("certificates_valid", "Whether certificates match the loaded models", "task")
+        self._count_requests()
+        self._count_guarantees()
+        self._count_images()
+        self._count_escalations()
 
     def describe(self, task: str, backend: str) -> None:
         """Publish what the node runs, once that is known."""
-        describe_process(self.registry, "hawkvision", "What the node is and runs", task, backend)
+        info = build_info(self.registry, "hawkvision", "What the node is and runs")
+        info.labels(__version__, task, backend).set(1.0)
 
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Publish the requests by key."""
@@ -196,3 +126,98 @@ class EdgeMetrics:
     def exposition(self) -> bytes:
         """The page for Prometheus."""
         return generate_latest(self.registry)
+
+    def _count_requests(self) -> None:
+        """Requests, and what became of them."""
+        self.requests = self._counter("requests", "Requests answered", "task", "variant", "tier", "code")
+        self.duration = self._histogram("request_duration_seconds", "First byte in to answer out", "task", "tier")
+        self.queue_duration = self._histogram("queue_duration_seconds", "Wait for a worker", "task")
+        self.inference_duration = self._histogram("inference_duration_seconds", "Backend time", "task", "variant")
+        self.ensemble_runs = self._counter(
+            "ensemble_runs", "Images classified by all members of a conditional ensemble", "task"
+        )
+        self.incomplete_answers = self._counter(
+            "incomplete_answers", "Answers by some members of an ensemble, for lack of time for all", "task"
+        )
+        self.degraded = self._counter("degraded", "Answers below target, flagged as such", "task")
+        self.deadline_misses = self._counter("deadline_misses", "Answers after their deadline", "task")
+        self.shed = self._counter("shed", "Requests refused because a bound was reached", "reason")
+        self.in_flight = self._gauge("requests_in_flight", "Requests being answered")
+        self.queue_length = self._gauge("queue_length", "Requests waiting for a worker")
+
+    def _count_guarantees(self) -> None:
+        """What is guaranteed, and the state of streams."""
+        self.audits = self._counter(
+            "audits", "Accepted answers drawn to be checked by the reference stage", "task", "outcome"
+        )
+        self.guarantees = self._counter(
+            "guarantees", "Answers by the status of their accuracy guarantee", "task", "status"
+        )
+        self.certificates_valid = self._gauge(
+            "certificates_valid", "Whether certificates match the loaded models", "task"
+        )
+        self.alarms = self._counter("alarms", "Guarantees suspended because traffic is not as certified", "task")
+        self.returns = self._counter("returns", "Guarantees restored because traffic is as certified again", "task")
+        self.streams = self._gauge("streams", "Controllers in memory: one per stream, certificate and stage", "task")
+        self.streams_suspended = self._gauge("streams_suspended", "Controllers whose guarantee is suspended", "task")
+        self.accuracy_debt = self._gauge("accuracy_debt", "Expected wrong answers beyond target, all streams", "task")
+        self.state_failures = self._counter(
+            "state_failures",
+            "Failures to open, read, write or keep controller states or their file",
+            "task",
+            "operation",
+        )
+        self.state_kept = self._gauge(
+            "state_kept", "1 while the state of streams is kept in the state file, 0 while it cannot be", "task"
+        )
+
+    def _count_images(self) -> None:
+        """Bytes, memory and decoding."""
+        self.received_bytes = self._counter("received_bytes", "Bytes of request bodies")
+        self.received_fraction = Histogram(
+            "hawkvision_datagram_received_fraction",
+            "Share of an image that had arrived when it was answered",
+            registry=self.registry,
+            buckets=RECEIVED_BUCKETS,
+        )
+        self.refused_costs = self._counter(
+            "refused_costs", "Images refused before decoding because of its cost", "reason"
+        )
+        self.memory_budget = self._gauge("memory_budget_bytes", "Memory budget by part", "part")
+        self.bodies_bytes = self._gauge("bodies_bytes", "Memory that request bodies take")
+        self.decoding_bytes = self._gauge("decoding_bytes", "Upper bound of the memory that decoding takes")
+        self.decoding_peak_bytes = self._gauge("decoding_peak_bytes", "Highest value of decoding_bytes")
+        self.decoding_work = self._gauge("decoding_work_seconds", "Expected decoding time of heavy images that wait")
+
+    def _count_escalations(self) -> None:
+        """The datacenter, and the link to it."""
+        self.escalations = self._counter(
+            "escalations", "Images sent to the datacenter, audits and trials included", "task", "reason"
+        )
+        self.escalation_failures = self._counter(
+            "escalation_failures", "Escalations that got no answer in time", "task"
+        )
+        self.escalations_abandoned = self._counter(
+            "escalations_abandoned", "Escalation failures whose wait ended before the deadline", "task"
+        )
+        self.datacenter_up = self._gauge("datacenter_up", "Whether the last escalation or probe succeeded")
+        self.datacenter_doubted = self._gauge(
+            "datacenter_doubted", "Whether replies were late so often that few requests wait for them"
+        )
+        self.circuit_breaker = self._gauge(
+            "circuit_breaker", "1 for the state of the datacenter's circuit breaker", "state"
+        )
+        self.uplink_bytes = self._counter("uplink_bytes", "Image bytes sent to the datacenter")
+        self.uplink_transport = self._gauge("uplink_transport", "1 for the transport in use", "transport")
+        self.uplink_switches = self._counter("uplink_switches", "Changes of transport, by the new one", "transport")
+        self.uplink_loss_ratio = self._gauge("uplink_loss_ratio", "Share of lost datagrams to the datacenter")
+        self.uplink_rtt = self._gauge("uplink_rtt_seconds", "Round trip of datagrams to the datacenter")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"hawkvision_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"hawkvision_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(f"hawkvision_{name}", text, labels, registry=self.registry, buckets=LATENCY_BUCKETS_S)

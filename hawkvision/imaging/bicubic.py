@@ -73,7 +73,7 @@ class _Plan:
 
 
 _kernel: Any = None
-"""`bicubic_scale`, once `prepare` has found that it agrees with OpenCV."""
+"""`bicubic_scale`, after `prepare` found that it agrees with OpenCV."""
 
 
 def prepare() -> bool:
@@ -116,7 +116,7 @@ def _can(pixels: Pixels, width: int, height: int) -> bool:
     rows, columns, channels = pixels.shape
     return (
         min(rows, columns) >= LEAST_SIDE
-        and rows * width == columns * height  # scaled alike in both directions: the only order that is known
+        and rows * width == columns * height  # scaled alike in both directions, because only that order is known
         and rows < MOST_SHRINKING * height
         and width <= MOST_WIDTH
         and channels == 3
@@ -148,7 +148,7 @@ def _plan(rows: int, columns: int, height: int, width: int) -> _Plan:
     down_from, down = _weights(rows, height)
     column, weights = _weights(columns, width)
     values = np.arange(-(-3 * width // VALUES) * VALUES).clip(max=3 * width - 1)
-    # The byte in a row that each tap of each value is, (values, taps): what is beyond the edge is as the edge.
+    # The byte in a row for each tap of each value, (values, taps); beyond the edge the edge's pixel is repeated.
     taps = column[values // 3, None] + np.arange(TAPS)
     edge = (taps.min(axis=1) < 0) | (taps.max(axis=1) >= columns)
     at = taps.clip(0, columns - 1) * 3 + values[:, None] % 3
@@ -174,17 +174,16 @@ def _plan(rows: int, columns: int, height: int, width: int) -> _Plan:
 
 
 def _weights(before: int, after: int) -> tuple[NDArray[np.int64], _Floats]:
-    """Of each pixel that comes out of a row, the first of the four that it is made of (after,), and OpenCV's weights
-    (after, 4).
+    """For each resulting pixel of a row, the first of its four source pixels (after,), and OpenCV's weights (after, 4).
 
-    The row is asked about three times over, one behind another, for at the edges OpenCV adds some of the weights up.
+    The row is scaled three times over, one copy behind another, because at the edges OpenCV sums some of the weights.
     """
     asked = np.zeros((_PERIOD, 3 * before), np.float32)
     columns = np.arange(3 * before)
     asked[columns % _PERIOD, columns] = 1.0
     reported = cv2.resize(asked, (3 * after, _PERIOD), interpolation=cv2.INTER_CUBIC)
     pixel = np.arange(after)
-    # The middle of pixel p lies at (p + 1/2) * before / after - 1/2; the second of the four is at or before it.
+    # The middle of pixel p is at (p + 1/2) * before / after - 1/2; the second of the four is at or before it.
     first = ((2 * pixel + 1) * before - after) // (2 * after) - 1
     taps = first[:, None] + np.arange(TAPS)
     return first, reported[(taps + before) % _PERIOD, after + pixel[:, None]]

@@ -59,14 +59,14 @@ SAMPLE_SIDE: Final = 256
 
 
 class DecoderKind(StrEnum):
-    """Images of which a pixel takes about as long as another's."""
+    """Images whose pixels take about as long each."""
 
     JPEG = "jpeg"
     """At full or half scale."""
     JPEG_SMALL = "jpeg_small"
-    """At a quarter or an eighth: what is left is mostly reading the code."""
+    """At a quarter or an eighth of the size, reading the code takes most of the time."""
     JPEG_SCANS = "jpeg_scans"
-    """A pixel of each scan."""
+    """Per pixel of each scan."""
     PNG = "png"
     PNG_ALPHA = "png_alpha"
     PNG_DEEP = "png_deep"
@@ -74,38 +74,38 @@ class DecoderKind(StrEnum):
     PNG_DEEP_ALPHA = "png_deep_alpha"
     WEBP = "webp"
     OTHER = "other"
-    """Of `formats`; until one was decoded, as slow as the slowest of these."""
+    """Of `formats`; before the first one is decoded, as slow as the slowest other kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingCost:
-    """Of decoding one image."""
+    """The cost of decoding one image."""
 
     bytes: int
-    """At its peak, beside the body."""
+    """At its peak, in addition to the body."""
     heavy_s: float
     """Expected seconds; 0 if they are less than `HEAVY_S`."""
     kind: DecoderKind
     work: int
-    """Pixels that take time: of all scans."""
+    """Pixels of all scans, which determine the time."""
 
     @property
     def heavy(self) -> bool:
-        """Whether its time is reckoned with."""
+        """Whether its time is estimated."""
         return self.heavy_s > 0.0
 
 
 SMALL: Final = DecodingCost(
     BASE_BYTES + ROW_BYTES * SMALL_SIDE + 4 * MENDED * SMALL_PIXELS + BODIES * SMALL_BODY, 0.0, DecoderKind.JPEG, 0
 )
-"""Of any small JPEG, from which nothing is learned."""
+"""The cost of any small JPEG; nothing is learned from it."""
 
 
 class DecodingRates:
-    """Seconds that a pixel takes, by kind; learned from all images that are decoded. Any thread may use it."""
+    """Seconds per pixel by kind, learned from all decoded images. Any thread may use it."""
 
     def __init__(self) -> None:
-        """Measure the start: a photograph-like image of each kind. Takes less than 0.1 s."""
+        """Measure the first values with a photograph-like image of each kind; takes less than 0.1 s."""
         self._start: dict[DecoderKind, float] = {
             kind: _measured(kind) for kind in DecoderKind if kind is not DecoderKind.OTHER
         }
@@ -113,32 +113,32 @@ class DecodingRates:
         self._seconds = dict(self._start)
 
     def seconds(self, kind: DecoderKind, work: int) -> float:
-        """What so many pixels are expected to take."""
+        """The expected seconds for so many pixels of a kind."""
         return self._seconds[kind] * work
 
     def alone(self, cost: DecodingCost) -> float:
-        """What a heavy image took if nothing else ran: the same from start to end. 0 of others."""
+        """Expected seconds of a heavy image on an idle processor by the first measurement; 0 of others."""
         return self._start[cost.kind] * cost.work if cost.heavy else 0.0
 
     def learn(self, cost: DecodingCost, seconds: float) -> None:
-        """One more was decoded."""
+        """Learn from one decoded image."""
         if cost.work >= LEARN_FROM:
             self._seconds[cost.kind] += GAIN * (seconds / cost.work - self._seconds[cost.kind])
 
 
 class DecodingScales:
-    """What images cost that are decoded for some inputs: those of the models that look at them."""
+    """The costs of images that are decoded for the given models' inputs."""
 
     def __init__(
         self, inputs: Iterable[InputSpec], rates: DecodingRates, max_pixels: int, max_pixels_whole: int
     ) -> None:
-        """For models of these inputs.
+        """For models with these inputs.
 
         Args:
             inputs: at least one.
-            rates: what pixels take.
+            rates: seconds per pixel.
             max_pixels: the largest image; see `check_pixels`.
-            max_pixels_whole: the largest that cannot be decoded small.
+            max_pixels_whole: the largest image that cannot be decoded at a smaller size.
         """
         self._sides = sorted({least_side(each) for each in inputs})
         self._scales_once = len(self._sides) == 1
@@ -147,7 +147,7 @@ class DecodingScales:
         self._max_pixels_whole = max_pixels_whole
 
     def cost(self, body: Encoded, header: ImageHeader) -> DecodingCost:
-        """Of decoding it once for each scale that an input wants.
+        """The cost of decoding an image once for each scale that an input needs.
 
         Raises:
             TooLarge: as `check_pixels`.
@@ -166,15 +166,16 @@ class DecodingScales:
 
 
 def check_pixels(header: ImageHeader, max_pixels: int, max_pixels_whole: int) -> None:
-    """Refuse an image that has more pixels than are decoded.
+    """Refuse an image with too many pixels.
 
     Args:
-        header: what the image says of itself.
-        max_pixels: of any image.
-        max_pixels_whole: of one that can only be decoded at its full size (all but JPEG); half, of 16 bits with alpha.
+        header: the image's header.
+        max_pixels: the bound for every image.
+        max_pixels_whole: the bound for formats that are decoded at full size only (all but JPEG); half of it
+            for 16 bits with alpha.
 
     Raises:
-        TooLarge: with the bound that it exceeds.
+        TooLarge: with the bound that the image exceeds.
     """
     most, why = max_pixels, ""
     if header.format is not ImageFormat.JPEG and max_pixels_whole < max_pixels:
@@ -247,7 +248,7 @@ def _scans(body: Encoded) -> int:
 
 
 def _measured(kind: DecoderKind) -> float:
-    """Measured processor seconds per pixel: the least of three."""
+    """Measured processor seconds per pixel, the least of three."""
     body = _sample(kind)
     header = probe(body)
     side = SAMPLE_SIDE // 8 if kind is DecoderKind.JPEG_SMALL else SAMPLE_SIDE

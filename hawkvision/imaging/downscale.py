@@ -47,7 +47,7 @@ class Reducer:
     """
 
     inputs: tuple[InputSpec, ...]
-    """The inputs of all models that may run; at least one."""
+    """The inputs of all models that may run, at least one."""
     max_pixels: int
     """See `decode`."""
     detail: float = DETAIL
@@ -55,11 +55,11 @@ class Reducer:
     """On libjpeg's scale."""
 
     def saves(self, header: ImageHeader) -> bool:
-        """Whether an image has so much more detail than any model uses that it is reduced."""
+        """Whether an image has so much more detail than the models use that it is reduced."""
         return self._window(*_upright(header)).scale * LEAST_FINER <= self.detail
 
     def reduced(self, body: bytes, header: ImageHeader) -> bytes:
-        """The image as a JPEG of the part that the inputs use; the same object if that would not be smaller.
+        """The part of the image that the inputs use, as a JPEG; the same object if that would not be smaller.
 
         A format that not every tier reads is always converted to JPEG or PNG.
 
@@ -81,15 +81,15 @@ class Reducer:
         return bytes(encoded.data)
 
     def least_side(self, header: ImageHeader) -> int:
-        """The size at which an image to reduce is decoded (`min_side` of `decode`)."""
+        """The `min_side` of `decode` for an image that is to be reduced."""
         side = self._window(*_upright(header)).scale * min(header.height, header.width)
         return round(side * max(1.0, OVERSAMPLING / self.detail))
 
     def _window(self, height: int, width: int) -> CropWindow:
-        """Of an image this large.
+        """The used part of an image of this size.
 
-        `preprocess` takes the same of this part as of the whole: a share of the largest rectangle of an input's aspect,
-        which lies within it.
+        `preprocess` crops the same from this part as from the whole image: a share of the largest rectangle of an
+        input's aspect, which lies within the part.
         """
         fits = [min(height / each.height, width / each.width) for each in self.inputs]
         kept_height = max(round(fit * each.height) for fit, each in zip(fits, self.inputs, strict=True))

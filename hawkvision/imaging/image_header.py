@@ -21,28 +21,28 @@ from typing import TypeAlias
 from hawkvision.core.errors import BadImage, UnsupportedMedia
 
 Encoded: TypeAlias = bytes | bytearray | memoryview
-"""An encoded image, as it came from the socket."""
+"""An encoded image as it was received."""
 
 MAX_SEGMENTS = 512
-"""JPEG segments hopped over before the first scan. Each holds up to 64 KiB, so 512 is 32 MiB of metadata, three
-times the largest body a node takes; ICC profiles and extended XMP use a few dozen."""
+"""JPEG segments before the first scan. Each holds up to 64 KiB, so 512 are 32 MiB of metadata, three times the largest
+body of a node. ICC profiles and extended XMP use a few dozen."""
 
 MAX_CHUNKS = 64
 """PNG chunks before the image data, or WebP chunks in the file: the standards define about twenty each."""
 
 MAX_EXIF_ENTRIES = 256
-"""Entries of EXIF's first directory that are looked at; cameras write about fifteen."""
+"""Entries that are read of EXIF's first directory; cameras write about fifteen."""
 
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
 _JPEG_DNL = re.compile(rb"\xff\xdc\x00\x04..", re.DOTALL)
 MAX_EXIFS = 8
-"""EXIF segments of a JPEG in which the orientation is looked for; some editors leave two."""
+"""EXIF segments of a JPEG in which the orientation is searched; some editors leave two."""
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _JPEG_SIGNATURE = b"\xff\xd8\xff"
 _SIGNATURES = (_JPEG_SIGNATURE, PNG_SIGNATURE, b"RIFF")
 
 _EXIF_INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
-"""Field types that cameras have been seen to give the orientation; the standard wants 3."""
+"""Field types of the orientation that cameras use; the standard demands 3."""
 _MORE = "JPEG, PNG and WebP images are read, with hawkvision[formats] also HEIC, AVIF, GIF, BMP and TIFF"
 
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
@@ -70,12 +70,12 @@ _ISO_BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"), "HEIC"),
     **dict.fromkeys((b"mif1", b"msf1", b"mif2"), "HEIF"),
 }
-"""Brands of still images in ISO files, surest first."""
+"""Brands of still images in ISO files, most specific first."""
 _MAX_BRANDS = 16
 
 
 class ImageFormat(StrEnum):
-    """The formats that are read: three always, the others by `imaging.pillow_formats`."""
+    """Formats that can be read: three always, the others by `imaging.pillow_formats`."""
 
     JPEG = "jpeg"
     PNG = "png"
@@ -88,7 +88,7 @@ class ImageFormat(StrEnum):
 
     @property
     def native(self) -> bool:
-        """Whether every node and every tier reads it, whatever is installed."""
+        """Whether every node and tier reads the format without extras."""
         return self in (ImageFormat.JPEG, ImageFormat.PNG, ImageFormat.WEBP)
 
 
@@ -105,12 +105,12 @@ _OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """An image's own account of itself.
+    """The header's statements about an image.
 
     `width` and `height` are as stored, before `orientation` (EXIF, 1..8) is applied. `components` counts stored
-    channels: 1 grey or palette, 2 grey with alpha, 3 colour, 4 colour with alpha, or CMYK where the format is JPEG.
-    `depth` is bits per sample; only PNG has others than 8.
-    `multiscan` says that a JPEG's first scan does not hold all of it, so that a decoder reads on until the end.
+    channels: 1 grey or palette, 2 grey with alpha, 3 colour, 4 colour with alpha, or CMYK in a JPEG. `depth` is bits
+    per sample; only PNG has other depths than 8. `multiscan` says that a JPEG has several scans, so that a decoder
+    reads to the end.
     """
 
     format: ImageFormat
@@ -126,7 +126,7 @@ class ImageHeader:
 
     @property
     def pixels(self) -> int:
-        """Pixels that decoding at full scale would make."""
+        """Pixels of the image at full scale."""
         return self.width * self.height
 
 
@@ -134,8 +134,8 @@ def probe(body: Encoded) -> ImageHeader:
     """Read the header of a JPEG, PNG or WebP image.
 
     Raises:
-        BadImage: if the body is empty, or its header is cut off or breaks its format.
-        UnsupportedMedia: if it is something else; the message says what it looks like and what is read.
+        BadImage: if the body is empty, or the header is cut off or breaks its format.
+        UnsupportedMedia: if it is another format; the message names what it looks like and what is read.
     """
     view = memoryview(body).cast("B")
     head = bytes(view[:32])
@@ -153,10 +153,10 @@ def probe(body: Encoded) -> ImageHeader:
 
 
 def probe_begun(begun: bytes) -> ImageHeader | None:
-    """What `probe` will say of an image of which this is the beginning; None where that cannot be told yet.
+    """The header of an image of which `body` is the beginning; None if that is not known yet.
 
-    Of a JPEG it can, once its first scan begins, for nothing behind that counts but a height that was left open, which
-    the first definition behind it gives. Never raises.
+    The header of a JPEG is known when its first scan begins, unless the frame leaves its height open; a DNL segment
+    behind the scan gives it then. Never raises.
     """
     if not begun.startswith(_JPEG_SIGNATURE):
         return None
@@ -167,9 +167,10 @@ def probe_begun(begun: bytes) -> ImageHeader | None:
 
 
 def png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
-    """Each whole chunk as (type, payload start, payload end), to IEND or to the end of the data.
+    """Each whole chunk as (type, payload start, payload end), to IEND or the end of the data.
 
-    Checksums are not looked at. Every step moves at least twelve bytes on, so a body of b bytes yields at most b/12.
+    Checksums are not checked. Each step advances by at least twelve bytes, so a body of b bytes yields at most b/12
+    chunks.
     """
     at = len(PNG_SIGNATURE)
     while at + 12 <= len(view):
@@ -185,12 +186,12 @@ def png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
 
 
 def png_chunk_is_sound(view: memoryview, start: int, end: int) -> bool:
-    """Whether a chunk, whose payload lies there, has the checksum that it should."""
+    """Whether the chunk with the payload at this place has the right checksum."""
     return zlib.crc32(view[start - 4 : end]) == int.from_bytes(view[end : end + 4], "big")
 
 
 def other_format(body: Encoded) -> ImageFormat | None:
-    """Which of the formats that not every node reads a body seems to be in."""
+    """The format that a body seems to have, of those that not every node reads."""
     name = _recognise(bytes(memoryview(body).cast("B")[:128]))
     return _OTHERS.get(name)
 
@@ -223,14 +224,14 @@ def _probe_jpeg(view: memoryview) -> ImageHeader:
             at = _next_marker(view, at)
             continue
         marker = view[at + 1]
-        if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # markers that stand alone
+        if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # markers without a length
             at += 2
             continue
         if marker in (0xD8, 0xD9) or (marker == 0xDA and header is None):
             raise BadImage(f"JPEG: marker {marker:#04x} at byte {at} comes before any frame header or scan")
         length = int.from_bytes(view[at + 2 : at + 4], "big")
         if length < 2 and (0xE0 <= marker <= 0xEF or marker == 0xFE):
-            length = 2  # metadata that are too short even for their length, which decoders take for none
+            length = 2  # metadata that are shorter than their length field, which decoders ignore
         end = at + 2 + length
         if length < 2 or end > len(view):
             raise BadImage(f"JPEG: the segment at byte {at} has length {length}; {len(view) - at - 2} bytes are left")
@@ -238,11 +239,12 @@ def _probe_jpeg(view: memoryview) -> ImageHeader:
         if marker == 0xDA and header is not None:
             if not header.height:
                 header = replace(header, height=_defined_height(view, end, header.width))
-            if orientation is not None and orientation != header.orientation:  # told behind the frame header
+            if orientation is not None and orientation != header.orientation:  # stated behind the frame header
                 header = replace(header, orientation=orientation)
             whole = len(segment) > 0 and segment[0] == header.components
             multiscan = header.progressive or not whole
-            return replace(header, multiscan=True) if multiscan else header  # copying one takes a third of all this
+            # Copying the header takes a third of this function's time.
+            return replace(header, multiscan=True) if multiscan else header
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             if header is not None:
                 raise BadImage(f"JPEG: a second frame header at byte {at}")
@@ -255,7 +257,7 @@ def _probe_jpeg(view: memoryview) -> ImageHeader:
 
 
 def _next_marker(view: memoryview, at: int) -> int:
-    """Where the next marker begins: decoders pass over stray bytes and fill bytes (T.81 B.1.1.2) before it."""
+    """The position of the next marker. Decoders skip stray bytes and fill bytes (T.81 B.1.1.2) before it."""
     found = _JPEG_MARKER.search(view, at)
     if found is None:
         raise BadImage(f"JPEG: expected a marker (0xff) at byte {at}; none follows")
@@ -374,7 +376,7 @@ def _webp_orientation(view: memoryview) -> int:
 
 
 def _orientation(exif: memoryview) -> int | None:
-    """EXIF orientation; None where there is none or the block is malformed: broken metadata do not spoil an image."""
+    """EXIF orientation, or None without a valid block: broken metadata do not invalidate an image."""
     if bytes(exif[:6]) == b"Exif\0\0":
         exif = exif[6:]
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(exif[:4]))

@@ -27,19 +27,19 @@ from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.jpeg_repair import TAIL_BYTES, JpegStream, taken_apart
 
 MAX_PIECES: Final = 16_384
-"""Pieces between restart markers that are decoded one by one, 20 us each, where padding hides whether they are whole;
-a third of a second at most. An image of 1080 rows has 68 to 8,160."""
+"""Pieces between restart markers that are decoded one by one, if padding hides whether they are whole. Each takes some
+20 us, so all take a third of a second at most. An image of 1080 rows has 68 to 8,160."""
 MAX_SCANNED_PIXELS: Final = 200_000_000
-"""Scans x pixels of an image that is looked at more closely, which decodes it up to seven times: 16 megapixels in
-twelve scans. Larger ones are decoded once, and refused if libjpeg complains."""
+"""Largest scans x pixels of an image that is examined further, which decodes it up to seven times: 16 megapixels in
+twelve scans. Larger images are decoded once, and refused if libjpeg warns."""
 MAX_MENDED_BYTES: Final = 24 << 20
-"""Of the raster of an image that is looked at more closely, for there are three of them at once. At the scale at which
-models look at it, an image twice as wide as high has 8 MB."""
+"""Largest raster in bytes of an image that is examined further, because three of them are held at once. At the scale
+that models use, an image twice as wide as high has 8 MB."""
 SPARED_ZEROS: Final = 1
-"""Zero bytes that data may well end with; more are taken for padding where no end marker follows. With the usual tables
-grey areas are coded by ten zero bits in a row."""
+"""Zero bytes with which valid data may end. More are padding if no end marker follows. With the usual tables, ten zero
+bits in a row code grey areas."""
 TAILS: Final = (b"\x55" * TAIL_BYTES, b"\xaa\0" * (TAIL_BYTES // 2))
-"""Codes that differ from their first symbol on, and neither holds a marker."""
+"""Codes that differ from their first symbol on; neither contains a marker."""
 
 _SURPLUS: Final = "extraneous bytes"
 _SURPLUS_AT_END: Final = "extraneous bytes before marker 0xd9"
@@ -54,16 +54,16 @@ _REDUCED: Final = {
 
 
 def decode_jpeg(data: bytes, header: ImageHeader, factor: int) -> Pixels:
-    """All of a JPEG at 1/`factor` of its size (1, 2, 4 or 8): RGB, or inverted CMYK where it may be that.
+    """All of a JPEG at 1/`factor` of its size (1, 2, 4 or 8): RGB, or inverted CMYK of a CMYK image.
 
     Raises:
-        BadImage: if it is cut off or corrupt, or its components are laid out as no decoder here knows.
+        BadImage: if it is cut off or corrupt, or no decoder here knows the layout of its components.
     """
     height, width = math.ceil(header.height / factor), math.ceil(header.width / factor)
     colourspace = "CMYK" if header.components == 4 else "RGB"
     options = {"colorspace": colourspace, "min_height": height, "min_width": width, "min_factor": float(factor)}
     if header.multiscan and not header.progressive:
-        taken_apart(data, header.height)  # libjpeg would not miss the scan of a component
+        taken_apart(data, header.height)  # libjpeg does not notice a component without a scan
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(data, strict=True, **options)
     except ValueError as error:
@@ -81,7 +81,7 @@ def _recovered(data: bytes, header: ImageHeader, factor: int, options: dict[str,
         raise BadImage(f"JPEG: {warning}; a raster of {options['min_width']}x{options['min_height']} is not mended")
     stream = taken_apart(data, header.height)
     if not stream.ended:
-        # Zeros are codes, too. Where they were left in place of what is missing, nobody wrote an end behind them.
+        # Zeros are valid codes. If zeros replace missing data, no end marker follows them.
         stream = stream.trimmed(SPARED_ZEROS)
     if header.pixels * len(stream.scans) > MAX_SCANNED_PIXELS and _NO_LAYOUT not in warning:
         raise BadImage(
@@ -99,9 +99,9 @@ def _recovered(data: bytes, header: ImageHeader, factor: int, options: dict[str,
 
 
 def _with_surplus(stream: JpegStream, header: ImageHeader, options: dict[str, Any], warning: str) -> Pixels:
-    """An image with more bytes than samples; which is no matter, if none of the samples is missing."""
+    """An image with more bytes than samples, which is accepted if no sample is missing."""
     body = stream.body()
-    if _SURPLUS_AT_END in warning:  # libjpeg tells its first warning, and this one comes when all else was read
+    if _SURPLUS_AT_END in warning:  # libjpeg reports only its first warning, and this one comes after all data are read
         return _filled(body, options)
     try:
         return _decompressed(stream.trimmed().body(), options)
@@ -123,7 +123,7 @@ def _with_surplus(stream: JpegStream, header: ImageHeader, options: dict[str, An
 
 
 def _complaint(body: bytes) -> str:
-    """What libjpeg says first of a file; nothing of a sound one."""
+    """libjpeg's first warning about a file; None of an intact one."""
     try:
         simplejpeg.decode_jpeg(body, "GRAY", min_height=1, min_width=1, min_factor=8.0)
     except ValueError as error:
@@ -141,16 +141,16 @@ def _unless_it_depends_on_tails(
 
 
 def _decompressed(body: bytes, options: dict[str, Any]) -> Pixels:
-    """Pixels of a sound file; ValueError, with what libjpeg says first, of any other."""
+    """Pixels of an intact file. Raises ValueError with libjpeg's first warning for any other."""
     pixels: Pixels = simplejpeg.decode_jpeg(body, strict=True, **options)
     return pixels
 
 
 def _filled(body: bytes, options: dict[str, Any]) -> Pixels:
-    """Pixels of whatever can be decoded; grey or copied where something is missing.
+    """Pixels of an image that may be incomplete; missing parts are grey or repeated.
 
     Raises:
-        BadImage: if nothing can.
+        BadImage: if nothing can be decoded.
     """
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(body, strict=False, **options)
@@ -160,7 +160,7 @@ def _filled(body: bytes, options: dict[str, Any]) -> Pixels:
 
 
 def _refusal(stream: JpegStream, header: ImageHeader, warning: str) -> BadImage:
-    """Why an image is refused; of one that is cut off, how much is there."""
+    """Why an image is refused; for an image that is cut off, how much is there."""
     if not any(short in warning for short in _SHORT) or not stream.plain:
         return BadImage(f"JPEG: the image data are damaged or cut off: {warning}")
     options = {"min_height": 1, "min_width": 1, "min_factor": 8.0}
@@ -178,12 +178,12 @@ def _cut_off(first: Pixels, second: Pixels, header: ImageHeader) -> BadImage:
 
 
 def _by_opencv(stream: JpegStream, header: ImageHeader, factor: int) -> Pixels:
-    """An image in a layout that TurboJPEG does not know.
+    """An image in a layout that TurboJPEG does not support.
 
-    Without an end marker OpenCV writes nothing about what follows the data, and gives up where they end too early. Of
-    several scans it must have one, and writes a line to stderr about each image.
+    Without an end marker, OpenCV ignores the bytes behind the data, and stops if the data end too early. An image of
+    several scans must have the marker; OpenCV writes a line to stderr about it.
     """
-    if stream.frame.arithmetic:  # what follows the data may be part of them: encoders leave zeros out
+    if stream.frame.arithmetic:  # the bytes behind may belong to the data, because encoders omit zeros
         return _opened(stream.body(), factor)
     if not stream.plain:
         return _opened_twice([stream.body(tail) for tail in TAILS], header, factor)

@@ -27,12 +27,12 @@ from hawkvision.core.errors import BadImage
 MAX_SEGMENTS: Final = 2048
 """Marker segments of one file: 512 before the first scan, as `probe` allows, and 100 scans with some tables each."""
 MAX_MARKERS: Final = 1 << 20
-"""Of one file: 50 megapixels with a restart marker behind every unit of 8 x 8 pixels have 781,250."""
+"""Restart markers of one file: 50 megapixels with one behind every unit of 8 x 8 pixels have 781,250."""
 TAIL_BYTES: Final = 64
-"""What `JpegStream.body` appends to each stretch of data on demand: more than decoders read ahead (eight bytes)."""
+"""Bytes that `JpegStream.body` appends to each piece of data on demand: more than decoders read ahead (eight)."""
 
 MAX_TABLES_BYTES: Final = 1 << 14
-"""Before a scan whose pieces are decoded one by one; all tables that there can be take 3 KB."""
+"""Bytes before a scan whose pieces are decoded one by one; a full set of tables takes 3 KB."""
 
 _TABLES: Final = frozenset((0xDB, 0xC4, 0xCC, 0xDD))
 """DQT, DHT, DAC and DRI."""
@@ -47,7 +47,7 @@ _JFIF: Final = b"JFIF\0\x01\x01\0\0\x01\0\x01\0\0"
 
 @dataclass(frozen=True, slots=True)
 class JpegComponent:
-    """Of a frame: its name, and how many blocks across and down it has in a unit that is coded together (MCU)."""
+    """A component of a frame: its name, and its blocks across and down in a coded unit (MCU)."""
 
     name: int
     across: int
@@ -56,34 +56,34 @@ class JpegComponent:
 
 @dataclass(frozen=True, slots=True)
 class JpegFrame:
-    """What all scans share."""
+    """The properties that all scans share."""
 
     marker: int
     payload: bytes
-    """Of its segment, with the true height."""
+    """The frame's segment, with the true height."""
     width: int
     height: int
     components: tuple[JpegComponent, ...]
 
     @property
     def progressive(self) -> bool:
-        """Whether scans refine one another."""
+        """Whether later scans refine earlier ones."""
         return self.marker in _PROGRESSIVE
 
     @property
     def arithmetic(self) -> bool:
-        """Whether it is coded arithmetically: then no decoder notices where data end too early."""
+        """Whether the coding is arithmetic; decoders do not notice then that data end too early."""
         return self.marker in _ARITHMETIC
 
     @property
     def unit(self) -> tuple[int, int]:
-        """Width and height in pixels of what is coded together where a scan has all components."""
+        """Width and height in pixels of a unit of a scan with all components."""
         if len(self.components) == 1:
             return 8, 8
         return 8 * max(c.across for c in self.components), 8 * max(c.down for c in self.components)
 
     def units(self, components: tuple[JpegComponent, ...]) -> int:
-        """Units that a scan of these components has (T.81 A.2)."""
+        """Units of a scan of these components (T.81 A.2)."""
         most_across, most_down = max(c.across for c in self.components), max(c.down for c in self.components)
         if len(components) == 1:
             (only,) = components
@@ -93,9 +93,9 @@ class JpegFrame:
         return -(-self.width // (8 * most_across)) * -(-self.height // (8 * most_down))
 
     def segment(self, width: int, height: int) -> bytes:
-        """The frame's segment, of an image of another size."""
+        """The frame's segment for an image of another size."""
         components = self.payload[5:]
-        if len(self.components) == 1:  # one component is coded block by block, whatever its factors
+        if len(self.components) == 1:  # a single component is coded block by block, whatever its factors
             components = bytes((1, components[1], 0x11, components[3]))
         return _segment(self.marker, self.payload[:1] + struct.pack(">HH", height, width) + components)
 
@@ -106,15 +106,15 @@ class JpegScan:
 
     tables: bytes
     header: bytes
-    """Its SOS segment."""
+    """The SOS segment."""
     pieces: tuple[bytes, ...]
     """Entropy-coded data between restart markers."""
     units: int
     interval: int
-    """Units in each piece but the last; 0 where there is one piece."""
+    """Units of each piece but the last; 0 if there is one piece."""
 
     def trimmed(self, spared: int) -> JpegScan:
-        """Without zero bytes at the ends of its pieces, but for `spared` of each."""
+        """The scan without zero bytes at the ends of its pieces, except for `spared` of each."""
         return replace(self, pieces=tuple(_without_zeros(piece, spared) for piece in self.pieces))
 
     def units_of(self, index: int) -> int:
@@ -124,10 +124,10 @@ class JpegScan:
 
 @dataclass(frozen=True, slots=True)
 class JpegStream:
-    """A JPEG taken apart."""
+    """A JPEG in parts."""
 
     head: bytes
-    """SOI and the segments that say which colours are meant."""
+    """SOI and the segments that define the colours."""
     frame: JpegFrame
     scans: tuple[JpegScan, ...]
     ended: bool
@@ -135,7 +135,7 @@ class JpegStream:
 
     @property
     def plain(self) -> bool:
-        """Whether it has one scan, of all components, coded by Huffman codes."""
+        """Whether it has one scan of all components with Huffman codes."""
         return len(self.scans) == 1 and not self.frame.progressive and not self.frame.arithmetic
 
     def trimmed(self, spared: int = 0) -> JpegStream:
@@ -155,7 +155,7 @@ class JpegStream:
     def alone(self, index: int, tail: bytes = b"", *, end: bool = True) -> bytes | None:
         """One piece of a plain image as an image of its own.
 
-        None if no size has just as many units, or there are more tables than any image needs.
+        None if no image size has the same number of units, or if there are more tables than an image needs.
         """
         scan, (unit_width, unit_height) = self.scans[0], self.frame.unit
         units, columns = scan.units_of(index), -(-self.frame.width // unit_width)
@@ -169,10 +169,10 @@ class JpegStream:
 
 
 def taken_apart(data: bytes, height: int) -> JpegStream:
-    """Read a JPEG, whose header `probe` took; `height` is that of the image, where its frame says 0.
+    """Read a JPEG. `height` is the image's height, which the frame may leave open.
 
     Raises:
-        BadImage: if something is missing that can be told without decoding: scans, or pieces between restart markers.
+        BadImage: if scans, or pieces between restart markers, are missing.
     """
     markers = _Markers(data)
     reader = _SegmentReader(data, height, markers)
@@ -187,7 +187,7 @@ def taken_apart(data: bytes, height: int) -> JpegStream:
 
 
 def scans(data: bytes) -> int:
-    """How many scans a JPEG has.
+    """The number of scans of a JPEG.
 
     Raises:
         BadImage: if it has more than `MAX_SEGMENTS` segments.
@@ -196,7 +196,7 @@ def scans(data: bytes) -> int:
 
 
 class _Markers:
-    """All places where 0xff comes before something else than a stuffed zero or a fill byte."""
+    """All positions of 0xff before a byte other than a stuffed zero or a fill byte."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -213,7 +213,7 @@ class _Markers:
     def segments(self) -> Iterator[tuple[int, bytes, int]]:
         """Marker, payload and end of each segment, to the end marker or the end of the data.
 
-        Stray bytes, markers that stand alone and scans' data are passed over, as decoders do.
+        Stray bytes, markers without a length and the data of scans are skipped, as decoders do.
         """
         at = 2
         for _ in range(MAX_SEGMENTS):
@@ -234,7 +234,9 @@ class _Markers:
         raise BadImage(f"JPEG: more than {MAX_SEGMENTS} segments")
 
     def scan_end(self, at: int) -> tuple[int, bool]:
-        """Where the first marker is that does not restart, or the data end; and whether it is the end marker."""
+        """The position of the first marker that is no restart marker, or else of the end; and whether the end marker is
+        there.
+        """
         index = int(np.searchsorted(self._ends, np.searchsorted(self._at, at)))
         if index == len(self._ends):
             return len(self._data), False
@@ -242,9 +244,9 @@ class _Markers:
         return int(self._at[found]), bool(self._code[found] == 0xD9)
 
     def between(self, start: int, stop: int, most: int) -> list[int]:
-        """Where data begin and end there: the start, each marker, the stop; each but the stop has two bytes.
+        """The limits of the pieces of data: the start, each marker, the stop. Each but the stop has two bytes.
 
-        Of more than `most` markers, only so many; the last takes the place of the stop.
+        Of more than `most` markers, only so many are given; the last takes the place of the stop.
         """
         first, last = (int(index) for index in np.searchsorted(self._at, (start, stop)))
         bounds = [start - 2, *self._at[first : min(last, first + most)].tolist()]
@@ -252,7 +254,7 @@ class _Markers:
 
 
 class _SegmentReader:
-    """What has been read so far."""
+    """The parts that were read so far."""
 
     def __init__(self, data: bytes, height: int, markers: _Markers) -> None:
         self._data = data
@@ -266,10 +268,10 @@ class _SegmentReader:
         self._interval = 0
         self.ended = False
         self._missing: dict[tuple[int, int], int] = {}
-        """Of each component's coefficients, how many low bits have not come yet."""
+        """Of the coefficients of each component, the number of low bits that are still missing."""
 
     def take(self, marker: int, payload: bytes) -> None:
-        """Take in one segment that is no scan's."""
+        """Read one segment that belongs to no scan."""
         if marker in _TABLES:
             self._tables.append(_segment(marker, payload))
             if marker == 0xDD and len(payload) == 2:
@@ -284,7 +286,7 @@ class _SegmentReader:
             self.ended = True
 
     def take_scan(self, payload: bytes, start: int, stop: int, *, ends: bool) -> bool:
-        """Take in a scan with this header, whose data lie there; true if nothing that counts can follow.
+        """Read a scan with this header and the data behind it. Returns whether nothing relevant can follow.
 
         `ends` says whether the end marker follows.
         """
@@ -296,7 +298,7 @@ class _SegmentReader:
         expected = -(-units // self._interval) if self._interval else 1
         bounds = self._markers.between(start, stop, 2 * expected)
         pieces = [self._data[before + 2 : behind].rstrip(b"\xff") for before, behind in pairwise(bounds)]
-        if len(pieces) > expected:  # doubled restart markers, then whatever is behind the last one that counts
+        if len(pieces) > expected:  # doubled restart markers, or bytes behind the last one that counts
             pieces = [piece for piece in pieces if piece][:expected]
         if len(pieces) < expected:
             raise BadImage(f"JPEG: the image is cut off: {len(pieces)} of {expected} restart intervals are there")
@@ -310,7 +312,7 @@ class _SegmentReader:
         return not frame.progressive and not self._missing
 
     def _note(self, chosen: tuple[JpegComponent, ...], payload: bytes) -> None:
-        """What of the coefficients a scan brings (T.81 G.1.1.1)."""
+        """Record the coefficients that a scan brings (T.81 G.1.1.1)."""
         assert self._frame is not None
         if not self._missing and len(self._scans) == 1:
             self._missing = {(c.name, k): 16 for c in self._frame.components for k in range(64)}
@@ -323,7 +325,7 @@ class _SegmentReader:
                     self._missing.pop((component.name, k), None)
 
     def stream(self) -> JpegStream:
-        """All of it.
+        """The complete stream.
 
         Raises:
             BadImage: if scans are missing.
@@ -356,7 +358,7 @@ def _frame(marker: int, payload: bytes, height: int) -> JpegFrame:
 
 
 def _chosen(frame: JpegFrame | None, scan: bytes) -> tuple[JpegComponent, ...]:
-    """A scan's components; none where it is not a scan of the frame."""
+    """A scan's components; none if it is not a scan of the frame."""
     count = scan[0] if scan else 0
     if frame is None or not 1 <= count <= 4 or len(scan) != 4 + 2 * count:
         return ()
@@ -366,7 +368,7 @@ def _chosen(frame: JpegFrame | None, scan: bytes) -> tuple[JpegComponent, ...]:
 
 
 def _known_transform(adobe: bytes, frame: JpegFrame) -> bytes:
-    """Adobe's segment with a colour transform that decoders know: what they take any other for (YCbCr, YCCK)."""
+    """Adobe's segment with a known colour transform. Decoders take an unknown one for YCbCr or YCCK."""
     return adobe if adobe[11] <= 2 else adobe[:11] + (b"\2" if len(frame.components) == 4 else b"\1")
 
 
@@ -380,7 +382,7 @@ def _joined(pieces: tuple[bytes, ...], tail: bytes) -> Iterator[bytes]:
 
 def _without_zeros(piece: bytes, spared: int) -> bytes:
     stripped = piece.rstrip(b"\0")
-    spared += stripped.endswith(b"\xff")  # of which the first belongs to this
+    spared += stripped.endswith(b"\xff")  # the first of them belongs to this one
     return piece[: len(stripped) + spared]
 
 

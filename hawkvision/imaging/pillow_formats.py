@@ -31,7 +31,7 @@ PLUGINS: Final = {
 }
 _ORIENTATION: Final = 0x0112
 _WIDE: Final = ("I", "F")
-"""Pillow's modes of 32 bits per sample, whose white is not defined."""
+"""Pillow's modes with 32 bits per sample, whose white is not defined."""
 
 
 def readable(kind: ImageFormat) -> bool:
@@ -42,11 +42,11 @@ def readable(kind: ImageFormat) -> bool:
 def probe(body: Encoded, kind: ImageFormat) -> ImageHeader:
     """Read the header of an image.
 
-    Width and height are those of the upright image, because Pillow rotates these formats, except AVIF, in decoding.
+    Width and height are those of the upright image, because Pillow rotates these formats, except AVIF, during decoding.
 
     Raises:
         BadImage: if its header is cut off or breaks its format.
-        UnsupportedMedia: if it is of a kind that is not read.
+        UnsupportedMedia: if the format is not supported.
     """
     image = _opened(body, kind)
     (width, height), mode = image.size, image.mode
@@ -61,7 +61,7 @@ def probe(body: Encoded, kind: ImageFormat) -> ImageHeader:
 
 
 def decode(body: Encoded, header: ImageHeader) -> NDArray[Any]:
-    """The first frame: RGB (height, width, 3), or BGRA (height, width, 4) where it has alpha.
+    """The first frame: RGB (height, width, 3), or BGRA (height, width, 4) if it has alpha.
 
     Raises:
         BadImage: if the image data are cut off, corrupt, or not of the declared size.
@@ -116,7 +116,7 @@ def _has_alpha(image: Any) -> bool:
 
 
 def _orientation(image: Any) -> int:
-    """As EXIF, or AVIF's own boxes, have it; 1 where metadata are broken."""
+    """The orientation by EXIF or AVIF's own boxes; 1 if the metadata are broken."""
     orientation = 1
     with suppress(Exception):
         orientation = image.getexif().get(_ORIENTATION, 1)

@@ -21,13 +21,13 @@ from hawkvision.core.errors import BadImage
 from hawkvision.imaging.image_header import MAX_CHUNKS, PNG_SIGNATURE, png_chunk_is_sound, png_chunks
 
 MAX_REWRITTEN_BYTES: Final = 128 << 20
-"""Of a raster that is inflated here and packed anew, a piece at a time, for want of a sound end."""
+"""Largest raster in bytes that is inflated here and compressed anew, because its data have no valid end."""
 MAX_PACKED_BYTES: Final = 32 << 20
-"""Of what is made of it: three times the largest body."""
+"""Largest result in bytes: three times the largest body."""
 MAX_PNG_CHUNKS: Final = 16_384
-"""Of one file: a body of 10 MiB in chunks of 640 bytes; encoders write 8 KiB or more into each."""
+"""Chunks of one file: a body of 10 MiB in chunks of 640 bytes. Encoders write 8 KiB or more into each."""
 STEP_BYTES: Final = 1 << 20
-"""That are inflated at a time."""
+"""Bytes that are inflated at a time."""
 
 _CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PASSES: Final = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
@@ -36,10 +36,10 @@ _ESSENTIAL: Final = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"))
 
 
 def sound_png(data: bytes) -> bytes:
-    """What a decoder takes of a PNG: the very same object if there is nothing to leave out or to mend.
+    """The parts of a PNG that a decoder needs; the same object if nothing is to be removed or repaired.
 
     Raises:
-        BadImage: if what is essential is damaged, or the image is not all there.
+        BadImage: if an essential part is damaged, or the image is incomplete.
     """
     view = memoryview(data)
     kept: list[tuple[bytes, int, int]] = []
@@ -48,14 +48,14 @@ def sound_png(data: bytes) -> bytes:
         if kind not in _ESSENTIAL and _is_critical(kind):
             if not any(each[0] == b"IDAT" for each in kept):
                 raise BadImage(f"PNG: the chunk {kind!r} at byte {start - 8} is essential, and not known")
-            break  # something else lies where the end chunk should
+            break  # something else is in the place of the end chunk
         if kind in _ESSENTIAL and not png_chunk_is_sound(view, start, end):
             if kind in (b"IHDR", b"PLTE", b"IDAT"):
                 raise BadImage(f"PNG: the checksum of chunk {kind!r} at byte {start - 8} is wrong")
             spoilt = True
         elif kind in _ESSENTIAL:
             kept.append((kind, start, end))
-            spoilt |= kind in (b"PLTE", b"tRNS")  # looked at more closely
+            spoilt |= kind in (b"PLTE", b"tRNS")  # examined further
         else:
             spoilt = True
         ended = kind == b"IEND"
@@ -65,10 +65,10 @@ def sound_png(data: bytes) -> bytes:
 
 
 def rewritten_png(data: bytes) -> bytes:
-    """A PNG with its image data inflated and packed anew, as one without an end, or with a wrong one, must be.
+    """A PNG with its image data compressed anew, for data without a valid end.
 
     Raises:
-        BadImage: if the image is not all there.
+        BadImage: if the image is incomplete.
     """
     view = memoryview(data)
     chunks = _chunks(view)
@@ -88,10 +88,10 @@ def rewritten_png(data: bytes) -> bytes:
 
 
 def sound_webp(data: bytes) -> bytes:
-    """What a decoder takes of a WebP: the same object unless it is shorter than it says.
+    """The parts of a WebP that a decoder needs; the same object unless it is shorter than its header says.
 
     Raises:
-        BadImage: if the image itself is not all there.
+        BadImage: if the image itself is incomplete.
     """
     declared = int.from_bytes(data[4:8], "little") + 8
     if declared <= len(data):
@@ -114,7 +114,7 @@ def sound_webp(data: bytes) -> bytes:
 
 
 def _is_critical(kind: bytes) -> bool:
-    """Whether a decoder must know a chunk (PNG §5.4); what is no chunk name at all counts as one."""
+    """Whether a decoder must know a chunk (PNG §5.4). An invalid chunk name counts as one."""
     return not kind.isalpha() or not kind[0] & 0x20
 
 
@@ -127,7 +127,7 @@ def _chunks(view: memoryview) -> list[tuple[bytes, int, int]]:
 
 
 def _begun_idat(view: memoryview, at: int) -> memoryview:
-    """What there is of image data in a last chunk that is cut off."""
+    """The image data in a last chunk that is cut off."""
     length = int.from_bytes(view[at : at + 4], "big") if bytes(view[at + 4 : at + 8]) == b"IDAT" else 0
     return view[at + 8 : at + 8 + length]
 
@@ -147,7 +147,7 @@ def _raster_bytes(data: bytes) -> tuple[int, int]:
 
 
 def _repacked(parts: Iterable[bytes | memoryview], expected: int) -> tuple[bytes, int]:
-    """The raster, or what there is of it, packed quickly, and its size; the checksum behind it is not looked at."""
+    """The raster as far as it is there, compressed quickly, and its size. The checksum behind it is not checked."""
     stream = b"".join(parts)[2:]
     inflater, packer = zlib.decompressobj(-15), zlib.compressobj(1)
     packed, size = bytearray(), 0
@@ -168,7 +168,7 @@ def _repacked(parts: Iterable[bytes | memoryview], expected: int) -> tuple[bytes
 
 
 def _reduced(view: memoryview, kept: list[tuple[bytes, int, int]], packed: bytes | None = None) -> bytes:
-    """Header, palette, transparency and image data; these from `packed`, if that is given."""
+    """Header, palette, transparency and image data. The image data come from `packed`, if that is given."""
     whole = {kind: [view[start:end] for each, start, end in kept if each == kind] for kind in _ESSENTIAL}
     colour = view[25]
     palette = bytes(whole[b"PLTE"][0]) if whole[b"PLTE"] else b""

@@ -40,44 +40,41 @@ __all__ = [
 
 _Raster: TypeAlias = NDArray[Any]
 
-# The node runs one decoding thread per core, and OpenCV's own pool on top would only make them wait for one another.
-# What goes wrong is raised as BadImage, so OpenCV's log would say it twice, on stderr, at the caller's will.
+# The node runs one decoding thread per core. OpenCV's own thread pool would only compete with these.
+# Errors are raised as BadImage. OpenCV's log would repeat them on stderr, as often as a caller wishes.
 cv2.setNumThreads(1)
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 OVERSAMPLING = 2
-"""How much larger than the input a JPEG is at least decoded, where it is that large.
+"""Least size of a decoded JPEG in multiples of the input, if the image is that large.
 
-Measured with mobilenet_v2_int8 on 680 ImageNet images enlarged four times, top-1 and agreement with decoding in full
-and averaging areas (81.8 %): at once and averaging, 80.6 % and 93.8 %; at twice and averaging, 81.3 % and 97.5 %. In
-full, plain bilinear sampling gives 82.5 % and 95.3 %, averaging to twice the input and then bilinear 81.9 % and 97.2 %.
-The accuracies do not differ by more than chance, the agreements do.
+At twice the input, predictions agree better with those of full decoding than at its size:
+`docs/benchmarks/decoding.md`.
 """
 
 MAX_SCANS = 100
-"""Scans of a JPEG that is not done after its first; encoders write about ten. A scan may cost sixty bytes and still
-visit every pixel, so a 10 MiB body could otherwise ask for days of work (libjpeg-turbo's "LIMITSCANS", there 500)."""
+"""Most scans of a JPEG of several scans; encoders write about ten. A scan may take sixty bytes and still visit every
+pixel, so a body of 10 MiB could otherwise cause days of work (libjpeg-turbo's "LIMITSCANS", there 500)."""
 
 MAX_SCANNED_PIXELS_RATIO = 20
-"""Scans x pixels over `max_pixels`: the largest image may have twenty scans, smaller ones more."""
+"""Largest scans x pixels, in multiples of `max_pixels`: the largest image may have twenty scans, smaller ones more."""
 
 MAX_BYTES_PER_PIXEL = 4
-"""Bytes of a decoded raster over `max_pixels`: 200 MB at 50 MP. All kinds but one decode to three bytes a pixel or four
-(alpha, CMYK) and so may have all the pixels; PNGs of 16 bits with alpha take eight, and may have half as many."""
+"""Largest raster in bytes per `max_pixels`: 200 MB at 50 MP. All kinds but one decode to three or four bytes a pixel
+(alpha, CMYK) and may have all the pixels. PNGs of 16 bits with alpha take eight, and may have half as many."""
 
 STRIP_PIXELS = 1 << 16
-"""Pixels of four channels folded to three at a time: intermediates of 200 KB stay in the cache, whatever the shape."""
+"""Pixels of four channels that are reduced to three at a time, so that intermediates of 200 KB stay in the cache."""
 
 _INTERPOLATION = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
 
 
 def probe(body: Encoded) -> ImageHeader:
-    """Read the header of an image: JPEG, PNG, WebP, and with the extra `formats` those that `imaging.pillow_formats`
-    reads.
+    """Read the header of an image: JPEG, PNG, WebP, and with the extra `formats` those of `imaging.pillow_formats`.
 
     Raises:
         BadImage: if the body is empty, or its header is cut off or breaks its format.
-        UnsupportedMedia: if it is something else; the message says what it looks like and what is read.
+        UnsupportedMedia: if it is another format; the message names what it looks like and what is read.
     """
     try:
         return probe_native(body)
@@ -91,9 +88,9 @@ def probe(body: Encoded) -> ImageHeader:
 def load_input(
     body: Encoded, spec: InputSpec, *, max_pixels: int, header: ImageHeader | None = None
 ) -> tuple[Pixels, ImageHeader]:
-    """An encoded image as a model takes it in, (height, width, 3), with what its header said.
+    """An encoded image as a model's input, (height, width, 3), and its header.
 
-    A caller that has probed the image already gives its `header`, and saves a second look.
+    Pass `header` if the image has been probed already.
 
     Raises:
         BadImage, TooLarge, UnsupportedMedia: see `probe` and `decode`.
@@ -105,13 +102,13 @@ def load_input(
 def load_inputs(
     body: Encoded, specs: Iterable[InputSpec], *, max_pixels: int, header: ImageHeader | None = None
 ) -> Generator[Pixels]:
-    """An encoded image as each of several models takes it in, one by one, to the byte as `load_input` has it.
+    """An encoded image as each model's input in turn, byte for byte as from `load_input`.
 
-    It is decoded once for all models that want it at the same scale, and not for those that are not asked for. A caller
-    that has probed the image already gives its `header`.
+    The image is decoded once for all models that need the same scale, and only when its first input is requested. Pass
+    `header` if the image has been probed already.
 
     Raises:
-        BadImage, TooLarge, UnsupportedMedia: as `load_input`, at the first.
+        BadImage, TooLarge, UnsupportedMedia: as `load_input`, at the first input.
     """
     header = header or probe(body)
     decoded: dict[int, Pixels] = {}
@@ -124,12 +121,12 @@ def load_inputs(
 
 
 def least_side(spec: InputSpec) -> int:
-    """Pixels of the shorter side below which a model would miss what was not decoded."""
+    """The least pixels of the shorter side with which a model loses nothing."""
     return math.ceil(OVERSAMPLING * max(spec.height, spec.width) / spec.crop_fraction)
 
 
 def scale_of(header: ImageHeader, min_side: int) -> int:
-    """By what an image's sides are divided while it is decoded: 1, 2, 4 or 8, of a JPEG."""
+    """The factor by which a JPEG's sides are divided in decoding: 1, 2, 4 or 8."""
     shorter = min(header.width, header.height)
     factors = (8, 4, 2) if header.format is ImageFormat.JPEG else ()
     return next((f for f in factors if math.ceil(shorter / f) >= min_side), 1)
@@ -138,23 +135,23 @@ def scale_of(header: ImageHeader, min_side: int) -> int:
 def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int) -> Pixels:
     """The image as RGB (height, width, 3), upright.
 
-    An image that is not all there is refused, however little is missing: no certificate covers what is made of it, as
-    those do that the datagram transport needs, which knows what it lost. What is merely odd about a file is no matter
-    if all of its samples are there (`jpeg_decoding`, `png_repair`).
+    An incomplete image is refused, however little is missing, because no certificate covers it. The datagram transport
+    has certificates for incomplete images, because it knows what is missing. Other deviations from a format are
+    accepted if all samples are there (`jpeg_decoding`, `png_repair`).
 
-    A JPEG may come out at 1/2, 1/4 or 1/8 of its size, the smallest whose shorter side is at least `min_side`. Alpha is
-    laid on white, as a page would show it; grey is repeated; 16-bit samples keep their upper byte; CMYK is taken as
-    inverted (Adobe's way, and everybody's) and multiplied out without a colour profile; of an animation the first
-    frame counts. Transparent grey levels of a grey PNG (tRNS) are taken as opaque.
+    A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size: the smallest whose shorter side is at least `min_side`. Alpha
+    is blended with white. Grey is repeated. Samples of 16 bits keep their upper byte. CMYK is taken as inverted, as
+    Adobe writes it, and multiplied out without a colour profile. Of an animation the first frame is used. Transparent
+    grey levels of a grey PNG (tRNS) are taken as opaque.
 
     Raises:
-        TooLarge: if the header declares more than `max_pixels`, or a raster of more than `MAX_BYTES_PER_PIXEL` times
-            as many bytes; nothing has been decoded then.
+        TooLarge: if the header declares more than `max_pixels`, or a raster of more than `MAX_BYTES_PER_PIXEL` times as
+            many bytes; nothing has been decoded then.
         BadImage: if the image data are cut off, corrupt, or not of the declared size.
     """
     if header.pixels > max_pixels:
         raise TooLarge(f"the image has {header.width}x{header.height} = {header.pixels} pixels; at most {max_pixels}")
-    # OpenCV narrows 16-bit samples while it decodes, but not where it keeps alpha.
+    # OpenCV reduces 16-bit samples in decoding, except with alpha.
     raster_bytes = header.pixels * (8 if header.alpha and header.depth == 16 else 4)
     if raster_bytes > MAX_BYTES_PER_PIXEL * max_pixels:
         raise TooLarge(
@@ -178,9 +175,9 @@ def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int
 def preprocess(pixels: Pixels, spec: InputSpec) -> Pixels:
     """Crop and scale to (spec.height, spec.width, 3).
 
-    The crop is centred, has the input's aspect and is `crop_fraction` of the largest such rectangle: for a square
-    input, of the centred square. Shrinking by more than two averages areas, whatever the variant's interpolation:
-    bilinear and bicubic sampling look at no more than two and four pixels and would alias.
+    The crop is centred, has the input's aspect and is `crop_fraction` of the largest such rectangle; for a square
+    input, of the centred square. Shrinking by more than two averages areas, whatever the variant's interpolation,
+    because bilinear and bicubic sampling use only two and four pixels and would alias.
     """
     height, width = pixels.shape[:2]
     scale = min(height / spec.height, width / spec.width) * spec.crop_fraction
@@ -205,8 +202,8 @@ def _decode_jpeg(data: bytes, header: ImageHeader, max_pixels: int, min_side: in
 
 
 def _check_scans(data: bytes, header: ImageHeader, max_pixels: int) -> None:
-    # 0xff in entropy-coded data is always followed by 0x00 or a restart marker, so this counts scans (and, too high
-    # by as many as they have, those of thumbnails inside the metadata). It takes 1 ms per MB.
+    # In entropy-coded data, 0xff is always followed by 0x00 or a restart marker, so this counts scans, those of
+    # thumbnails in the metadata too. It takes 1 ms per MB.
     most = min(MAX_SCANS, MAX_SCANNED_PIXELS_RATIO * max_pixels // header.pixels)
     if data.count(b"\xff\xda") > most and (count := scans(data)) > most:
         raise TooLarge(f"JPEG: {count} scans of {header.width}x{header.height} pixels are more work than is done here")
@@ -217,7 +214,7 @@ def _decode_png(data: bytes, header: ImageHeader) -> Pixels:
     try:
         return _decode_opencv(sound, header)
     except BadImage:
-        # The checksum of the raster, or what follows it, may be all that is wrong.
+        # Only the checksum of the raster, or the part behind it, may be wrong.
         return _decode_opencv(rewritten_png(sound), header)
 
 
@@ -239,34 +236,34 @@ def _decode_opencv(data: bytes, header: ImageHeader) -> Pixels:
 
 
 def _on_white(decoded: _Raster) -> Pixels:
-    """OpenCV's unchanged raster (grey, BGR or BGRA; 8 or 16 bits) as RGB over white; its memory is written over."""
+    """OpenCV's unchanged raster (grey, BGR or BGRA; 8 or 16 bits) as RGB over white. Its memory is overwritten."""
     raster = decoded
-    if decoded.dtype == np.uint16:  # the upper byte of every sample, looked at in place
+    if decoded.dtype == np.uint16:  # the upper byte of every sample, without a copy
         raster = decoded.view(np.uint8)[..., int(sys.byteorder == "little") :: 2]
     if raster.ndim == 2:
         grey: Pixels = cv2.cvtColor(np.ascontiguousarray(raster), cv2.COLOR_GRAY2RGB)
         return grey
-    if raster.shape[2] == 3:  # alpha was declared, and is nowhere used
+    if raster.shape[2] == 3:  # alpha was declared and is not used
         opaque: Pixels = cv2.cvtColor(np.ascontiguousarray(raster), cv2.COLOR_BGR2RGB)
         return opaque
     return _fold(decoded, raster, _composited)
 
 
 def _composited(bgra: Pixels) -> Pixels:
-    """c·a + 255·(255 - a) over 255, which is 255 less (255 - c)·a over 255: light that the paint takes from white."""
+    """c·a + 255·(255 - a) over 255, computed as 255 less (255 - c)·a over 255."""
     painted: Pixels = cv2.bitwise_not(_shaded(cv2.bitwise_not(cv2.cvtColor(bgra, cv2.COLOR_BGRA2RGB)), bgra))
     return painted
 
 
 def _multiplied_out(cmyk: Pixels) -> Pixels:
-    """Inverted CMYK to RGB: light that passes the ink, times light that passes the black."""
+    """Inverted CMYK to RGB: each colour times black."""
     return _shaded(np.ascontiguousarray(cmyk[..., :3]), cmyk)
 
 
 def _shaded(colours: Pixels, shades: Pixels) -> Pixels:
     """Colours (1, n, 3) times the fourth channel of shades (1, n, 4) over 255, rounded.
 
-    In OpenCV's 8-bit kernels, and exact: 255 is odd, so that no quotient lies halfway between two numbers.
+    OpenCV's 8-bit functions do this exactly: 255 is odd, so no quotient is halfway between two numbers.
     """
     shade = cv2.cvtColor(cv2.extractChannel(shades, 3), cv2.COLOR_GRAY2RGB)
     product: Pixels = cv2.multiply(colours, shade, scale=1 / 255)
@@ -274,10 +271,10 @@ def _shaded(colours: Pixels, shades: Pixels) -> Pixels:
 
 
 def _fold(memory: _Raster, raster: Pixels, strip_of: Callable[[Pixels], Pixels]) -> Pixels:
-    """A raster (height, width, 4) to three channels, strip by strip, into the front of the memory it lies in.
+    """A raster (height, width, 4) to three channels, strip by strip, in place.
 
-    There a strip's three bytes a pixel never reach the next strip's four (or eight, of 16 bits), and an image takes
-    no more memory than its decoder took already.
+    The three bytes a pixel of a strip never reach the next strip's four (or eight, of 16 bits), so an image needs no
+    memory beyond its decoder's.
     """
     samples = raster.reshape(1, -1, 4)
     result = memory.view(np.uint8).reshape(-1)[: 3 * samples.shape[1]].reshape(1, -1, 3)

@@ -24,13 +24,13 @@ from hawkvision.inference.backends.interface import Backend
 log = logging.getLogger("hawkvision.inference")
 
 TRIED: Final = (2, 4)
-"""Threads. The networks of the cascades have some fifty layers of a tenth of a millisecond each."""
+"""Numbers of threads to try. The networks of the cascades have some fifty layers of a tenth of a millisecond each."""
 LEAST_GAIN: Final = 0.1
 """Share of the time that more than the fewest threads must save."""
 MOST_LOSS: Final = 0.05
-"""Share of the time by which the fewest may seem slower than one."""
+"""Share of the time by which the fewest threads may seem slower than one."""
 RUNS: Final = 9
-"""Of each, in turns; their medians are compared."""
+"""Runs of each number of threads, in turns; their medians are compared."""
 
 
 def usable_cores() -> int:
@@ -39,24 +39,24 @@ def usable_cores() -> int:
 
 
 def divides(backend: str, providers: Sequence[str]) -> bool:
-    """Whether the threads of one inference can be chosen: our kernels', OpenVINO's and ONNX Runtime's, on the CPU."""
+    """Whether the threads of an inference can be chosen: with our kernels, OpenVINO and ONNX Runtime on the CPU."""
     return backend in ("auto", "int8", "onnxruntime", "openvino") and tuple(providers) == ("CPUExecutionProvider",)
 
 
 def open_wide(
     narrow: Backend, opened: Callable[[int], Backend], threads: int = 0, *, known: bool = False
 ) -> Backend | None:
-    """A backend for an image that is alone; None where `narrow` is best.
+    """A backend for an image that runs alone; None if `narrow` is the fastest.
 
     Args:
         narrow: the model on one thread.
         opened: loads the same model on so many threads.
-        threads: that are wanted; 0 measures which of `TRIED` pay, as far as there are so many cores.
-        known: that the fewest of these pay, so that nothing is measured: for models that are loaded while somebody
-            waits, or others are loaded beside them.
+        threads: the number of threads; 0 measures which of `TRIED` pay, up to the number of cores.
+        known: takes the fewest of these without a measurement, for models that are loaded while requests wait, or
+            beside other models.
 
     Raises:
-        BackendError: if it cannot be loaded again.
+        BackendError: if the model cannot be loaded again.
     """
     if threads:
         return opened(threads) if threads > 1 else None
@@ -83,11 +83,11 @@ def _compared(one: Backend, other: Backend) -> tuple[float, float]:
     blank = np.zeros((1, *one.input_shape), np.uint8)
     took: tuple[list[float], list[float]] = ([], [])
     turn = list(zip((one, other), took, strict=True))
-    for run in range(1 + RUNS):  # the first is slower, and counts for nothing
+    for run in range(1 + RUNS):  # the first run is slower, and does not count
         for backend, its in turn:
             before = time.perf_counter()
             backend.infer(blank)
             if run:
                 its.append(time.perf_counter() - before)
-        turn.reverse()  # who comes second finds the processors awake
+        turn.reverse()  # the second one finds the processors awake
     return statistics.median(took[0]), statistics.median(took[1])

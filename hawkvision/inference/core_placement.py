@@ -26,29 +26,29 @@ from hawkvision.inference.backends.intra_op_threads import processor
 log = logging.getLogger("hawkvision.inference")
 
 MOST: Final = 16
-"""Threads. Each that is idle costs a system call when another begins or ends; and of many, most only wait for something
-else than a processor, as those do that feed an FPGA."""
+"""Most threads that are placed. Each idle one costs a system call when another begins or ends. Of many threads, most
+wait for something other than a processor, as those that feed an FPGA."""
 _ANYWHERE: Final[frozenset[int]] = frozenset()
-"""Of a thread that must be placed anew, wherever it may run."""
+"""A thread that must be placed again, wherever it may run."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class CorePlacement:
-    """Threads that `join`, each of which enters this as a context while it is at work, and ends with `leave`.
+    """Threads that call `join`, enter this context while they work, and call `leave` at the end.
 
-    They may run where the thread may that makes this; more than `MOST` may run anywhere there. Entering and leaving the
-    context costs some microseconds.
+    They may run on the cores of the thread that created this object. Beyond `MOST`, threads are not placed. Entering
+    and leaving the context takes some microseconds.
     """
 
     def __init__(self) -> None:
         self._cores: Final = frozenset(os.sched_getaffinity(0))
         self._lock = threading.Lock()
         self._idle: dict[int, frozenset[int]] = {}
-        """Where each of them may run, by its id."""
+        """The cores on which each idle thread may run, by its id."""
         self._at_work: dict[int, int] = {}
-        """Where each of them began."""
+        """The core on which each working thread began."""
         self._can = processor is not None and len(self._cores) > 1
 
     def join(self) -> None:

@@ -25,7 +25,7 @@ from typing import Final
 
 
 class Transport(StrEnum):
-    """How images travel."""
+    """The transport of images."""
 
     TCP = "tcp"
     DATAGRAM = "datagram"
@@ -37,7 +37,7 @@ LOST_TO_LEAVE: Final = 2
 LEAVE_AFTER_S: Final = 3.0
 LATE_TO_LEAVE: Final = 2
 LATE_AMONG: Final = 32
-"""Recent escalations over TCP; each had four deviations of time, so two late ones of 32 are no chance."""
+"""Recent escalations over TCP. Each had four deviations of time, so two late ones of 32 are no coincidence."""
 LOSS_TO_RETURN: Final = 0.003
 RETURN_AFTER_S: Final = 30.0
 TCP_DWELL_S: Final = 10.0

@@ -4,8 +4,8 @@
 
 The data are a labelled set as `hawkvision calibrate` takes it (`hawkvision.models.datasets`), split in the same way:
 what is fitted, temperatures and with `--ranges` activation ranges, is fitted on the profile part; accuracies are
-measured on the other two. So neither a committee's votes nor an int8 graph has seen an image that certifies or tests
-it. Prints the table of CARD.md. Two cores take about three minutes.
+measured on the other two. So no image that certifies or tests has shaped an ensemble's votes or an int8 graph.
+Prints the table of CARD.md. Two cores take about three minutes.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ ALLOWED: Final[tuple[tuple[str, str, str], ...]] = (
     (r".*", r"c_void_p", "a type of ctypes"),
     (
         r".*",
-        r"(?:[\"'`:=/,]|before |\b(?:edge|tiny)_)committee(?:_\w+)?|\bcommittee_\w+",
+        r"(?:[\"'`:=/,]|before |another |→ |\b(?:edge|tiny)_)committee(?:_\w+)?|\bcommittee_\w+",
         "stages' names, which are data",
     ),
     (
@@ -75,6 +75,19 @@ ALLOWED: Final[tuple[tuple[str, str, str], ...]] = (
     ),
     (r"tests/bench/policies/baselines/test_infaas\.py", r"stepwise|committee", "names of models in its own manifest"),
     (r"(tests/)?loadgen/.*", r"[\"'`]held[\"'`]", "packets that a link holds back, rates that a server holds"),
+    (r"(tests/)?edge/monitoring/\w+\.py", r"[\"']void[\"']", "a key in state files of the first version"),
+    (r"hawkvision/transport/(WIRE\.md|protocol/control\.py)", r"[\"`]picture[\"`]", "a key on the wire"),
+    (
+        r"hawkvision/datacenter/servers/metrics\.py|docs/(operations/(datacenter|escalation)|reference/metrics)\.md",
+        r"hawkvision_datacenter_settled_answers(_total)?",
+        "a metric that dashboards name",
+    ),
+    (r"hawkvision/datacenter/servers/http_server\.py", r"`held`", "what a request keeps until its work ends"),
+    (
+        r"tests/hawkvision/cascade/certification/test_old_formats\.py",
+        r"[\"'](ladder|pictures)[\"']",
+        "old keys of manifests, which are refused",
+    ),
     (r"tests/.*", r"PREVIOUS|/v1/rungs|\"rungs\"", "tests of what the previous release sends"),
     (r"fpga/.*|tests/(fpga|rtl|bench/fpga)/.*", r"settled?", "electric levels settle"),
     (r"tests/(house/vocabulary|house/pending|test_tidy)\.py", r"", "this list and its test"),

@@ -38,7 +38,7 @@ class LinkWorld(World):
         self.run(until, lambda: loop.changed)
 
     def over(self, profile: LinkProfile, offset: int) -> None:
-        """Give the one route a profile's weather."""
+        """Give the one route a profile's links."""
         up, down = profile.specs(offset)
         self.routes[0].up, self.routes[0].down = LinkPipe(up, "up0"), LinkPipe(down, "down0")
 

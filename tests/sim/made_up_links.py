@@ -62,7 +62,7 @@ LINKS: Final[dict[str, Link]] = {
 
 
 def main() -> None:
-    """Print what of always waiting is lost, in points of all callers, and the most that waited in vain in a row."""
+    """Print what of always waiting is lost, in points of all callers, and the most misses in a row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
     seeds = range(parser.parse_args().seeds)
@@ -73,7 +73,7 @@ def main() -> None:
         ]  # fmt: skip
         lost = [100.0 * (each.possible - each.both) / each.callers for each in runs]
         missed = max(each.missed_in_a_row for each in runs)
-        print(f"{name:36s} mean {sum(lost) / len(lost):4.1f}  worst {max(lost):4.1f}  in vain {missed}", flush=True)
+        print(f"{name:36s} mean {sum(lost) / len(lost):4.1f}  worst {max(lost):4.1f}  missed {missed}", flush=True)
 
 
 if __name__ == "__main__":

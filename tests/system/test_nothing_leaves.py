@@ -19,7 +19,7 @@ from tests.tracing import Trace, traced
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-TELLS = """
+REPORTING = """
 import pathlib, socket
 name_server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 try:
@@ -71,7 +71,7 @@ def test_a_program_that_asks_for_a_name_and_writes_elsewhere_is_seen_by_this_tes
     with traced() as (trace, prefix):
         program = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
         subprocess.run(
-            [*prefix, sys.executable, "-c", program, TELLS],
+            [*prefix, sys.executable, "-c", program, REPORTING],
             env={**trace.environment, "PATH": "/usr/bin:/bin"}, check=True, timeout=60.0,
         )  # fmt: skip
     assert trace.sent()

@@ -35,21 +35,33 @@ _LOADED_AT_START: Final = (
 
 def extension_routes(frontend: Frontend) -> list[BaseRoute]:
     """The routes of the extensions."""
-    ready_node, metrics = frontend.ready_node, frontend.metrics
+    return [
+        *_statistics_routes(frontend),
+        *_repository_routes(frontend),
+        *_settings_routes(frontend),
+        *_memory_routes(),
+    ]
 
+
+def _statistics_routes(frontend: Frontend) -> list[Route]:
     async def statistics(request: Request) -> Response:
         task = request.path_params.get("task")
-        node = ready_node()
+        node = frontend.ready_node()
         if task is not None:
             known(node, task, request.path_params.get("version"))
-        return _json({"model_stats": [model_statistics(node.task, metrics, frontend.last_answer_ms())]})
+        return _json({"model_stats": [model_statistics(node.task, frontend.metrics, frontend.last_answer_ms())]})
 
+    paths = ("/v2/models/stats", "/v2/models/{task}/stats", "/v2/models/{task}/versions/{version}/stats")
+    return [Route(path, statistics, methods=["GET"]) for path in paths]
+
+
+def _repository_routes(frontend: Frontend) -> list[Route]:
     async def index(_: Request) -> Response:
-        entry = {"name": ready_node().task, "version": encoding.MODEL_VERSION, "state": "READY", "reason": ""}
+        entry = {"name": frontend.ready_node().task, "version": encoding.MODEL_VERSION, "state": "READY", "reason": ""}
         return _json([entry])
 
     async def load(request: Request) -> Response:
-        task, node = request.path_params["task"], ready_node()
+        task, node = request.path_params["task"], frontend.ready_node()
         if task != node.task:
             raise BadField(f"cannot load {task[:100]!r}: {_LOADED_AT_START}")
         if await _has_parameters(request, frontend.bodies):
@@ -57,35 +69,49 @@ def extension_routes(frontend: Frontend) -> list[BaseRoute]:
         return _json({})  # it is loaded already
 
     async def unload(request: Request) -> Response:
-        task, node = request.path_params["task"], ready_node()
+        task, node = request.path_params["task"], frontend.ready_node()
         if task != node.task:
             raise BadField(f"cannot unload {task[:100]!r}: this node serves {node.task!r}")
         raise BadField(f"cannot unload {task!r}: a node serves its task until it is stopped")
 
+    return [
+        Route("/v2/repository/index", index, methods=["POST"]),
+        Route("/v2/repository/models/{task}/load", load, methods=["POST"]),
+        Route("/v2/repository/models/{task}/unload", unload, methods=["POST"]),
+    ]
+
+
+def _settings_routes(frontend: Frontend) -> list[Route]:
+    """Logging and tracing, which callers can read and not change."""
+
     async def log_settings(_: Request) -> Response:
-        level = log.getEffectiveLevel()
-        return _json(
-            {
-                "log_file": "",
-                "log_info": level <= logging.INFO,
-                "log_warning": level <= logging.WARNING,
-                "log_error": level <= logging.ERROR,
-                "log_verbose_level": int(level <= logging.DEBUG),
-                "log_format": "default",
-            }
-        )
+        return _json(_log_settings())
 
     async def trace_settings(request: Request) -> Response:
         task = request.path_params.get("task")
         if task is not None:
-            known(ready_node(), task)
+            known(frontend.ready_node(), task)
         off = {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0"}
         return _json({**off, "trace_file": "", "trace_mode": "triton"})
 
-    async def no_settings(_: Request) -> Response:
+    async def refused(_: Request) -> Response:
         raise BadField(
             "logging and tracing are set when the node starts; callers trace requests with the header traceparent"
         )
+
+    return [
+        route
+        for path, shown in (
+            ("/v2/logging", log_settings),
+            ("/v2/trace/setting", trace_settings),
+            ("/v2/models/{task}/trace/setting", trace_settings),
+        )
+        for route in (Route(path, shown, methods=["GET"]), Route(path, refused, methods=["POST"]))
+    ]
+
+
+def _memory_routes() -> list[Route]:
+    """Shared memory, which a node does not offer."""
 
     async def no_regions(_: Request) -> Response:
         return _json([])
@@ -100,26 +126,30 @@ def extension_routes(frontend: Frontend) -> list[BaseRoute]:
         return _json({})  # there is none
 
     get, post = ["GET"], ["POST"]
-    repository, memory = "/v2/repository", ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
     return [
-        Route("/v2/models/stats", statistics, methods=get),
-        Route("/v2/models/{task}/stats", statistics, methods=get),
-        Route("/v2/models/{task}/versions/{version}/stats", statistics, methods=get),
-        Route(f"{repository}/index", index, methods=post),
-        Route(f"{repository}/models/{{task}}/load", load, methods=post),
-        Route(f"{repository}/models/{{task}}/unload", unload, methods=post),
-        Route("/v2/logging", log_settings, methods=get),
-        Route("/v2/logging", no_settings, methods=post),
-        Route("/v2/trace/setting", trace_settings, methods=get),
-        Route("/v2/trace/setting", no_settings, methods=post),
-        Route("/v2/models/{task}/trace/setting", trace_settings, methods=get),
-        Route("/v2/models/{task}/trace/setting", no_settings, methods=post),
-        *(Route(f"{kind}/status", no_regions, methods=get) for kind in memory),
-        *(Route(f"{kind}/region/{{region}}/status", no_region, methods=get) for kind in memory),
-        *(Route(f"{kind}/region/{{region}}/register", register, methods=post) for kind in memory),
-        *(Route(f"{kind}/region/{{region}}/unregister", unregister, methods=post) for kind in memory),
-        *(Route(f"{kind}/unregister", unregister, methods=post) for kind in memory),
+        route
+        for kind in ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
+        for route in (
+            Route(f"{kind}/status", no_regions, methods=get),
+            Route(f"{kind}/region/{{region}}/status", no_region, methods=get),
+            Route(f"{kind}/region/{{region}}/register", register, methods=post),
+            Route(f"{kind}/region/{{region}}/unregister", unregister, methods=post),
+            Route(f"{kind}/unregister", unregister, methods=post),
+        )
     ]
+
+
+def _log_settings() -> dict[str, Any]:
+    """The node's log level, as Triton states one."""
+    level = log.getEffectiveLevel()
+    return {
+        "log_file": "",
+        "log_info": level <= logging.INFO,
+        "log_warning": level <= logging.WARNING,
+        "log_error": level <= logging.ERROR,
+        "log_verbose_level": int(level <= logging.DEBUG),
+        "log_format": "default",
+    }
 
 
 async def _has_parameters(request: Request, bodies: Bodies) -> bool:

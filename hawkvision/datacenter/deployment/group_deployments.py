@@ -62,7 +62,9 @@ def group_apps(config: DatacenterConfig, catalog: Catalog, server: Address | Non
 
 def _group_app(group: Group, catalog: Catalog, config: DatacenterConfig, server: Address | None) -> Application:
     process = process_settings(group, catalog, config, server)
-    app: Application = _GROUP.options(
+    # Serve replaces all replicas when the version changes. Without one, `serve.run` replaces them each time.
+    versioned = _GROUP.options(version=f"{__version__} {PROTOCOL} {process}", _internal=True)
+    app: Application = versioned.options(
         name=group.name,
         user_config=group_settings(group, catalog, config).to_user_config(),
         max_ongoing_requests=config.max_ongoing_requests,
@@ -74,9 +76,6 @@ def _group_app(group: Group, catalog: Catalog, config: DatacenterConfig, server:
         graceful_shutdown_wait_loop_s=_DRAIN_POLL_S,
         logging_config=LoggingConfig(enable_access_log=False, log_level="WARNING"),
         ray_actor_options={"num_cpus": replica_cpus(group, config), "num_gpus": config.num_gpus},
-        # Serve replaces all replicas when this changes. Without it, `serve.run` replaces them each time.
-        version=f"{__version__} {PROTOCOL} {process}",
-        _internal=True,
         **_scale(config),
     ).bind(process)
     return app
@@ -90,7 +89,7 @@ def _scale(config: DatacenterConfig) -> dict[str, Any]:
             "min_replicas": config.min_replicas,
             "max_replicas": config.max_replicas,
             "target_ongoing_requests": config.target_ongoing_requests,
-            "upscale_delay_s": config.upscale_delay_s,
-            "downscale_delay_s": config.downscale_delay_s,
+            "upscale_delay_s": config.scale_up_after_s,
+            "downscale_delay_s": config.scale_down_after_s,
         }
     }

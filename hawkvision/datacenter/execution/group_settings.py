@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,16 +13,20 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.execution.model import Model
-from hawkvision.datacenter.execution.threads import ReplicaThreads, replica_threads
+from hawkvision.datacenter.execution.threads import WIDE, ReplicaThreads, replica_threads
 from hawkvision.datacenter.local_socket.protocol import Address
 from hawkvision.datacenter.stages.catalog import Catalog, Group
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
 from hawkvision.inference.backend_registry import BackendKind, backend_name, execution_of, open_backend
-from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.interface import Backend, OnnxPrecision
+from hawkvision.inference.batch_sizes import prepares_sizes, with_fixed_batches
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun
 from hawkvision.models.manifest import Variant, cache_dir
 from hawkvision.system.files import sha256_of
+
+BATCH_ON_CPU: Final = 8
+"""Requests in a batch, if neither the settings nor a measurement say so. On a CPU batches hardly save time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     classes: int
     backend: BackendKind
     providers: tuple[str, ...]
+    precision: OnnxPrecision
     cache_dir: str | None
     max_batch_size: int
     batch_wait_ms: float
@@ -101,6 +106,7 @@ def group_settings(group: Group, catalog: Catalog, config: DatacenterConfig) -> 
         classes=catalog.classes,
         backend=config.backend,
         providers=config.onnx_providers,
+        precision=config.onnx_precision,
         cache_dir=None if config.cache_dir is None else str(config.cache_dir),
         max_batch_size=config.max_batch_size,
         batch_wait_ms=config.batch_wait_ms,
@@ -122,19 +128,22 @@ def load_model(variant: Variant, settings: GroupSettings, threads: ReplicaThread
 
     def opened(intra_op: int) -> Backend:
         return open_backend(
-            settings.backend, data, variant.input, settings.classes, settings.providers, threads=intra_op
+            settings.backend, data, variant.input, settings.classes, settings.providers, intra_op, settings.precision
         )
 
     narrow, wide = opened(1), None
     if divides(settings.backend, settings.providers):
         # `known`: replicas load at the same time, so a measurement of threads would include the other replicas.
-        wide = open_wide(narrow, opened, min(threads.wide(settings.intra_op_threads), usable_cores()), known=True)
+        wanted = settings.intra_op_threads or min(WIDE, usable_cores())
+        wide = open_wide(narrow, opened, threads.wide(wanted), known=True)
+    execution = BETWEEN.join(dict.fromkeys(execution_of(settings.backend, each) for each in (narrow, wide) if each))
+    batched, most = _for_batches(narrow, settings)
     return Model(
-        narrow,
+        batched,
         wide,
         variant.temperature,
         inferring,
-        max_batch_size=settings.max_batch_size,
+        max_batch_size=most,
         batch_wait_s=settings.batch_wait_ms / 1e3,
         backend=backend_name(settings.backend, narrow),
         run=VariantRun(
@@ -142,6 +151,14 @@ def load_model(variant: Variant, settings: GroupSettings, threads: ReplicaThread
             sha256_of(data) if data else None,
             variant.input,
             variant.temperature,
-            BETWEEN.join(dict.fromkeys(execution_of(settings.backend, each) for each in (narrow, wide) if each)),
+            execution,
         ),
     )
+
+
+def _for_batches(backend: Backend, settings: GroupSettings) -> tuple[Backend, int]:
+    """The backend as batches run on it, and the most requests in a batch."""
+    if not prepares_sizes(settings.backend, settings.providers):
+        return backend, settings.max_batch_size or BATCH_ON_CPU
+    fixed = with_fixed_batches(backend, settings.max_batch_size)
+    return fixed, settings.max_batch_size or fixed.sizes[-1]

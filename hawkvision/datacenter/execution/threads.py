@@ -11,7 +11,7 @@ from hawkvision.inference.adaptive_parallelism import divides
 
 _DECODING: Final = 2
 """Decoding is at most half of a small variant's work, so two threads decode while others infer."""
-_WIDE: Final = 2
+WIDE: Final = 2
 """Threads for an image that is alone, unless a setting says otherwise; see `inference.adaptive_parallelism`."""
 
 
@@ -29,8 +29,8 @@ class ReplicaThreads:
         return self.decode + self.infer
 
     def wide(self, wanted: int) -> int:
-        """Threads for an image that is alone, of `wanted` (0: the default)."""
-        return min(wanted or _WIDE, self.infer)
+        """Threads for an image that is alone: as many as wanted, or as there are."""
+        return min(wanted, self.infer)
 
 
 def replica_threads(group: Group, config: DatacenterConfig) -> ReplicaThreads:
@@ -40,7 +40,7 @@ def replica_threads(group: Group, config: DatacenterConfig) -> ReplicaThreads:
     """
     if config.num_cpus is not None:
         return _within(max(1, int(config.num_cpus)))
-    alone = (config.intra_op_threads or _WIDE) if divides(config.backend, config.onnx_providers) else 1
+    alone = (config.intra_op_threads or WIDE) if divides(config.backend, config.onnx_providers) else 1
     infer = max(len(group.variants), alone)
     return ReplicaThreads(min(_DECODING, infer), infer)
 

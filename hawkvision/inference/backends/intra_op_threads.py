@@ -25,15 +25,15 @@ log = logging.getLogger("hawkvision.inference")
 _OWN: Final = Path("/proc/thread-self")
 _THREADS: Final = Path("/proc/self/task")
 _numbers: Final = itertools.count(1)
-# Holds the interpreter's lock: shorter than giving it up.
+# Keeps the interpreter's lock, because releasing it takes longer.
 processor: Final = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
-"""The number of the one that the calling thread runs on; None where that cannot be told."""
+"""The processor on which the calling thread runs; None if that is unknown."""
 
 
 def can_step_aside(threads: int) -> bool:
-    """Whether those of `threads` that help another can be told apart and placed: on Linux, with a core for each.
+    """Whether the helper threads of an inference can be identified and placed: on Linux, with a core for each thread.
 
-    It is tried out on the calling thread, which keeps its name and its cores.
+    This is tried on the calling thread, which keeps its name and its cores.
     """
     if threads < 2 or processor is None:
         return False
@@ -41,7 +41,7 @@ def can_step_aside(threads: int) -> bool:
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cores)
         _rename(_own_name())
-        # Ids must be those of our own namespace, or strangers would be moved.
+        # Ids must belong to our own namespace; otherwise foreign threads would be moved.
         return threads <= len(cores) and _OWN.readlink().name == str(threading.get_native_id())
     except OSError:
         return False
@@ -58,16 +58,17 @@ class HelperThreads:
         self.adopt(threads)
 
     def adopt(self, threads: Iterable[int]) -> None:
-        """These are the helpers. Where the calling thread may run, they may."""
+        """Take these as the helpers. They may run where the calling thread may."""
         self.threads = tuple(threads)
         self._cores = os.sched_getaffinity(0) if self.threads else set()
         self._avoided = None
 
     def step_aside(self) -> None:
-        """Keep them off the processor on which the calling thread runs, which is about to need them.
+        """Keep the helpers off the processor of the calling thread, before they start to work.
 
-        They may run on all others on which it may run. Costs a quarter of a microsecond where the caller has not moved
-        since, else three more with one helper. Never raises: helpers that cannot be moved are left alone from then on.
+        They may run on all other processors of the calling thread. Takes a quarter of a microsecond if the caller has
+        not moved since, else three more with one helper. Never raises: helpers that cannot be moved are no longer
+        placed.
         """
         if not self.threads or processor is None:
             return
@@ -78,7 +79,7 @@ class HelperThreads:
     def _keep_off(self, here: int) -> None:
         with self._moving:
             try:
-                # Not where the caller may run: it may have been kept off a core only while another thread is there.
+                # Not the caller's processors: the caller may be kept off a core only while another thread is there.
                 elsewhere = self._cores - {here} or self._cores
                 for helper in self.threads:
                     os.sched_setaffinity(helper, elsewhere)
@@ -93,10 +94,10 @@ class HelperThreads:
 
 @contextmanager
 def helpers_started(threads: int) -> Iterator[HelperThreads]:
-    """Around what starts `threads - 1` helpers; those that this thread started meanwhile are they, afterwards.
+    """Surrounds a call that starts `threads - 1` helpers; the threads that started meanwhile are the helpers.
 
-    Threads inherit the name of the one that starts them, which here is one that no other thread has (and which `top -H`
-    shows). There are none without `can_step_aside`, or if not all can be found.
+    Threads inherit the name of the thread that starts them. Here that name is unique (`top -H` shows it). There are no
+    helpers without `can_step_aside`, or if not all can be found.
     """
     helpers = HelperThreads()
     if not can_step_aside(threads):
@@ -125,6 +126,6 @@ def _rename(name: bytes) -> None:
 
 def _named(name: bytes) -> Iterator[int]:
     for thread in _THREADS.iterdir():
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the thread has just ended
             if (thread / "comm").read_bytes().removesuffix(b"\n") == name:
                 yield int(thread.name)

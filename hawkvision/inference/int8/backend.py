@@ -1,9 +1,7 @@
-"""Runs a quantised network by kernels of our own, where the processor has what they need: ONNX Runtime's logits, bit
-for bit, in 0.60 to 0.74 of its time, and with Intel AMX in 0.42 to 0.47 (`python -m tests.bench.int8`).
+"""Runs a quantised network by our own kernels, with ONNX Runtime's logits bit for bit.
 
-What makes the difference is less the products than what lies between them: a depthwise window is computed with the
-instruction of a product; what lies between a convolution and its windows stays in the nearest cache; two threads meet
-some twenty times an image instead of sixty.
+The processor needs AVX-512 VNNI; Intel AMX is used if there is some. `docs/design/int8-kernels.md` explains the
+kernels, and `docs/benchmarks/int8-kernels.md` compares their speed with ONNX Runtime's.
 """
 
 from __future__ import annotations
@@ -24,17 +22,17 @@ from hawkvision.native import library
 
 
 class Int8Backend:
-    """A graph of one input, uint8 (n, height, width, 3), and one output, float32 (n, classes), of integer layers.
+    """A graph with one input, uint8 (n, height, width, 3), one output, float32 (n, classes), and integer layers.
 
-    Images of a batch are run one by one: there is nothing to be gained by running them together.
+    Images of a batch are run one by one, because running them together gains nothing.
 
     Args:
         model: the file, or its bytes.
-        threads: that work on one image, as far as there is a core for each. Of callers at once, the first has them.
-        tiles: whether convolutions are computed by tiles (Intel AMX); None: where the machine has them.
+        threads: threads per image, at most one per core. Of several callers, the first gets the additional threads.
+        tiles: whether tiles (Intel AMX) compute convolutions; None uses them if the machine has them.
 
     Raises:
-        BackendError: if the processor, the compiler or the model is not one for this; the message says which and why.
+        BackendError: if the processor, the compiler or the model does not fit; the message says which and why.
     """
 
     def __init__(self, model: Path | bytes, threads: int = 1, tiles: bool | None = None) -> None:
@@ -46,7 +44,7 @@ class Int8Backend:
             raise BackendError("int8: tiles were asked for; this machine has none (Intel AMX, and Linux 5.16 or later)")
         by_tiles = library.has_tiles() if tiles is None else tiles
         self.way = f"{'tiles' if by_tiles else 'vectors'}, {1 + helpers} threads"
-        """How it runs the model, which its logits do not tell."""
+        """The way of execution, which the logits do not show."""
         self._network: _Open | None = _Open(network, helpers, by_tiles, where)
 
     @property
@@ -61,25 +59,25 @@ class Int8Backend:
 
     def infer(self, batch: Pixels) -> Logits:
         """See `Backend.infer`."""
-        network = self._network  # held here, so that it stays while this runs, whoever closes
+        network = self._network  # keeps the network alive during this run if another thread closes the backend
         check_open("int8", network is None)
         assert network is not None
         check_batch(batch, self._shape)
         return network.run(np.ascontiguousarray(batch))
 
     def expect(self) -> None:
-        """See `Expectant.expect`. A helper fetches the weights; where there is none, nothing is done."""
+        """See `Expectant.expect`. A helper thread fetches the weights; without helpers nothing is done."""
         network = self._network
         if network is not None:
             network.expect()
 
     def close(self) -> None:
-        """See `Backend.close`. Runs that have begun in other threads end well."""
+        """See `Backend.close`. Runs of other threads finish."""
         self._network = None
 
 
 class _Open:
-    """A network in the library's memory, given back when nobody uses it any more."""
+    """A network in the library's memory, released after its last use."""
 
     def __init__(self, network: Int8Network, helpers: int, tiles: bool, where: str) -> None:
         self._library = library.library()
@@ -91,7 +89,7 @@ class _Open:
         self._handle = self._library.network_open(ctypes.addressof(program.struct), helpers)
         if not self._handle:
             raise BackendError(f"{where}: no memory, or no thread, for it")
-        # Not when the process ends: threads that are not waited for may be computing still.
+        # Not at exit, because threads that nobody joined may still be computing.
         weakref.finalize(self, _close, self._library, self._handle, program).atexit = False
         threads = (self._library.network_helper(self._handle, number) for number in range(helpers))
         self._helpers = HelperThreads(threads)
@@ -118,13 +116,13 @@ def read_network(model: Path | bytes, where: str) -> Int8Network:
     """The integer layers of an ONNX model.
 
     Raises:
-        BackendError: if it is none, or has other layers, or `onnx` is not installed.
+        BackendError: if it is no ONNX model, has other layers, or `onnx` is not installed.
     """
     try:
         import onnx
     except ImportError:
         raise BackendError("int8: models are read with the package `onnx`; install hawkvision[int8]") from None
-    from google.protobuf import message as google_message  # what onnx itself is built on
+    from google.protobuf import message as google_message  # the package that onnx is built on
 
     try:
         data = model if isinstance(model, bytes) else model.read_bytes()

@@ -41,11 +41,11 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
     model_sha256 = hashlib.sha256(data).hexdigest()
     facts = (digest(library()), _planner_digest(), way, _runtime_version(), cpuinfo("model name"), model_sha256)
     name = f"{hashlib.sha256('|'.join(facts).encode()).hexdigest()[:32]}.same"
-    with suppress(OSError, ConfigError):  # a cache that may not even be looked into, or none
+    with suppress(OSError, ConfigError):  # the folder of the cache cannot be read, or does not exist
         if (cache_dir() / "int8" / name).is_file():
             return True
     from hawkvision.inference.backends.onnxruntime_backend import (
-        OnnxRuntimeBackend,  # memory that a node may do without
+        OnnxRuntimeBackend,  # memory that a node may not have
     )
 
     reference = OnnxRuntimeBackend(data)
@@ -77,13 +77,13 @@ def _images(shape: tuple[int, int, int]) -> Iterator[Pixels]:
 
 
 def _planner_digest() -> str:
-    """A hash of this folder's code: versions that share a kernel may plan networks differently."""
+    """A hash of this folder's code, because versions with the same kernel may plan networks differently."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def _runtime_version() -> str:
-    """ONNX Runtime's, without loading it where its package has the usual name."""
+    """ONNX Runtime's version; the runtime is not loaded if its package has the usual name."""
     try:
         return metadata.version("onnxruntime")
     except metadata.PackageNotFoundError:

@@ -1,9 +1,8 @@
 """Reads an ONNX graph as a chain of integer layers: convolutions, additions, a mean, and logits.
 
-Understood is what a quantised network of this kind is written as: every tensor between two layers goes through
-`QuantizeLinear` and `DequantizeLinear` (QDQ), activations are uint8 with one scale, weights int8 with one scale per
-output channel and no zero point. Transposes and reshapes that leave the bytes of (height, width, channels) where they
-are cost nothing. Whatever else is found is `Unsupported`, and says so.
+Every tensor between two layers must go through `QuantizeLinear` and `DequantizeLinear` (QDQ). Activations are uint8
+with one scale. Weights are int8 with one scale per output channel and no zero point. Transposes and reshapes are
+accepted if the bytes of (height, width, channels) stay where they are. Anything else is `Unsupported`.
 """
 
 from __future__ import annotations
@@ -20,32 +19,32 @@ Sizes: TypeAlias = tuple[int, int, int]
 """(height, width, channels)."""
 
 UINT8: Final = 2
-"""An element type of ONNX."""
+"""ONNX's number of this element type."""
 MOST_BYTES: Final = 1 << 28
-"""Of one tensor; an image of 260 x 260 needs 2 MB at most."""
+"""Largest tensor; an image of 260 x 260 needs 2 MB at most."""
 MOST_SIDE: Final = 1 << 12
-"""Rows, or columns, of a tensor."""
+"""Most rows, or columns, of a tensor."""
 MOST_LAYERS: Final = 4096
-"""Of a network."""
+"""Most layers of a network."""
 MOST_STEP: Final = 64
-"""Of a window, rows or columns."""
+"""Largest step of a window, in rows or columns."""
 MOST_PRODUCT: Final = 255 * 128
-"""Of a byte and a weight."""
+"""Largest product of a byte and a weight."""
 MOST_AVERAGED: Final = 1 << 22
-"""Positions in a mean."""
+"""Most positions in a mean."""
 MOST_RATIO: Final = 1 << 16
-"""Of what is added or averaged: its step in steps of the result."""
+"""Largest ratio of the step of an added or averaged tensor to the step of the result."""
 BIAS_TOLERANCE: Final = 1e-5
-"""By how much, relatively, a bias's scale may differ from that of the sums, which are computed in float32."""
+"""Largest relative difference between the scale of a bias and that of the sums, which are computed in float32."""
 
 
 class Unsupported(Exception):
-    """The graph has something that has no integer layer here; the message says what and where."""
+    """The graph has a part without an integer layer here; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Tensor:
-    """Bytes of (height, width, channels) that stand for `scale * (byte - zero)`."""
+    """Bytes (height, width, channels) with the values `scale * (byte - zero)`."""
 
     sizes: Sizes
     scale: np.float32
@@ -54,7 +53,7 @@ class Int8Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Int8Layer:
-    """What makes the tensor `out` of the tensors `inputs`."""
+    """A layer that computes the tensor `out` from the tensors `inputs`."""
 
     kind: Kind
     inputs: tuple[int, ...]
@@ -63,25 +62,27 @@ class Int8Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighted(Int8Layer):
-    """A layer with weights. A convolution makes `fold` columns of its output at each of its positions, so that its own
-    channels are `fold` times those of the output.
+    """A layer with weights.
+
+    A convolution computes `fold` columns of its output at each of its positions. It has `fold` times as many channels
+    as its output.
     """
 
     weights: NDArray[np.int8]
-    """(made, height, width, taken); of a depthwise convolution (channels, height, width); of the logits (classes, 1, 1,
-    features)."""
+    """(made, height, width, taken). Of a depthwise convolution: (channels, height, width). Of the logits: (classes, 1,
+    1, features)."""
     weight_scale: NDArray[np.float32]
-    """One per output channel of its own."""
+    """One per output channel of the layer itself."""
     bias: NDArray[np.int32]
     strides: tuple[int, int] = (1, 1)
     pads: tuple[int, int] = (0, 0)
-    """Above and to the left."""
+    """Rows above and columns to the left."""
     fold: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Network:
-    """Layers in order, each made of those before it. The first is the image, within a border; the last the logits."""
+    """Layers in order of execution. The first pads the image; the last computes the logits."""
 
     image: Sizes
     classes: int
@@ -91,7 +92,7 @@ class Int8Network:
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """A dequantised constant, scaled by its first axis."""
+    """A dequantised constant with a scale per element of its first axis."""
 
     value: NDArray[Any]
     scale: NDArray[np.float32]
@@ -99,17 +100,17 @@ class _Constant:
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """Quantised values: of a tensor, seen with these sizes, in the order that the graph has them."""
+    """A tensor's quantised values in the sizes and the order that the graph gives them here."""
 
     tensor: int
-    """-1: of the image, whose scale has not been said."""
+    """-1 for the image while its scale is unknown."""
     sizes: Sizes
     channels_first: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """What a layer computes before it is quantised."""
+    """A layer's sums before they are quantised."""
 
     layer: Int8Layer
     sizes: Sizes
@@ -125,7 +126,7 @@ def read(model: Any) -> Int8Network:
     """The layers of an `onnx.ModelProto`.
 
     Raises:
-        Unsupported: if it is anything but such a network.
+        Unsupported: if it is any other network.
     """
     reader = _GraphReader(model.graph)
     for node in model.graph.node:
@@ -163,7 +164,7 @@ class _GraphReader:
         self._tensors: list[Int8Tensor] = []
         self._layers: list[Int8Layer] = []
         self._taken_once: set[int] = set()
-        """Tensors that some layer takes, in their final sizes."""
+        """Tensors that at least one layer reads; their sizes are final."""
         self._known: dict[str, _Constant | _Bytes | _Sum] = {inputs[0].name: _Bytes(-1, self._image, False)}
         self._takes = {
             "Transpose": self._transpose,
@@ -178,7 +179,7 @@ class _GraphReader:
         }
 
     def take(self, node: Any) -> None:
-        """Understand one more node."""
+        """Read the next node."""
         takes = self._takes.get(node.op_type)
         if takes is None or node.domain not in ("", "ai.onnx") or len(node.output) != 1:
             raise Unsupported(f"no layer of an integer network; there are {', '.join(self._takes)}")
@@ -186,7 +187,7 @@ class _GraphReader:
         self._known[node.output[0]] = takes(_GraphNode(tuple(node.input), attributes))
 
     def network(self) -> Int8Network:
-        """All that was understood."""
+        """The network that was read."""
         last = self._known.get(self._output)
         if not isinstance(last, _Sum) or last.layer.kind != "dense":
             raise Unsupported(f"the output {self._output!r} is not the sums of a fully connected layer")
@@ -197,7 +198,7 @@ class _GraphReader:
             (*self._layers, replace(last.layer, out=len(self._tensors))),
         )
 
-    # Where bytes stay where they are
+    # Nodes that move no bytes
 
     def _transpose(self, node: _GraphNode) -> _Bytes:
         value = self._bytes(node.inputs[0])
@@ -234,7 +235,7 @@ class _GraphReader:
                 raise Unsupported(f"constant {name!r}: expected int8 or int32, scaled by its first axis, its zero at 0")
             return _Constant(constant, np.broadcast_to(scale, constant.shape[:1]))
         value = self._bytes(name)
-        if value.tensor < 0:  # the image, which becomes a tensor in these sizes
+        if value.tensor < 0:  # the image becomes a tensor in these sizes
             value = replace(value, tensor=self._made(Int8Layer("pad", (len(self._tensors),)), value.sizes, scale, zero))
         known = self._tensors[value.tensor]
         if known.scale != scale or known.zero != zero:
@@ -252,7 +253,7 @@ class _GraphReader:
         return _Bytes(self._made(made.layer, made.sizes, scale, zero), made.sizes, True)
 
     def _check_steps(self, layer: Int8Layer, scale: NDArray[Any]) -> None:
-        """Refuse what, in steps of the result, is too large for an integer."""
+        """Refuse values that overflow an integer when counted in steps of the result."""
         for taken in layer.inputs:
             step = self._tensors[taken].scale
             most = step * layer.weight_scale.max() if isinstance(layer, Weighted) else step / MOST_RATIO
@@ -260,7 +261,7 @@ class _GraphReader:
                 raise Unsupported(f"a result in steps of {scale}, of what is in steps of {most}; expected smaller ones")
 
     def _made(self, layer: Int8Layer, sizes: Sizes, scale: NDArray[Any], zero: NDArray[Any]) -> int:
-        """The number of the tensor that the layer makes."""
+        """Add a layer. Returns the number of its tensor."""
         if scale.shape or zero.shape or zero.dtype != np.uint8 or scale.dtype != np.float32:
             raise Unsupported(f"activations of {zero.dtype}, scaled by {scale.dtype}; expected uint8, by one float32")
         if len(self._layers) >= MOST_LAYERS or max(sizes[:2]) > MOST_SIDE:
@@ -347,7 +348,7 @@ class _GraphReader:
         layer = Weighted("dense", (value.tensor,), weights=flat, weight_scale=weights.scale, bias=bias)
         return _Sum(layer, (1, 1, classes))
 
-    # What names stand for
+    # Values by name
 
     def _bytes(self, name: str) -> _Bytes:
         value = self._known[name]
@@ -356,7 +357,7 @@ class _GraphReader:
         return value
 
     def _taken(self, name: str) -> _Bytes:
-        """A layer's input. Where it is seen in other sizes than it was made in, it is made in those."""
+        """A layer's input. If it is read in other sizes than it was computed in, its layer computes those."""
         value = self._bytes(name)
         if value.tensor < 0 or (not value.channels_first and value.sizes[:2] != (1, 1)):
             raise Unsupported(f"{name!r} has no scale, or its channels come last")

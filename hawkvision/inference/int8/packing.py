@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from hawkvision.inference.int8.program import ALIGNMENT, VECTOR
 
 GROUP: Final = 64
-"""Channels of a depthwise window that are computed together, and what biases and scales are padded to."""
+"""Channels of a depthwise window that are computed together; biases and scales are padded to a multiple of it."""
 LARGE_PAGE: Final = 1 << 21
 """Bytes, on x86-64."""
 
 
 def together(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Copies in one piece of memory, each from a multiple of a vector's size on.
+    """Copies in one block of memory, each aligned to the size of a vector.
 
-    It begins where a large page can, so that the system may put it into such (`inference.large_pages`).
+    The block is aligned for a large page, so that the system may use one (`inference.large_pages`).
     """
     starts = [0]
     for array in arrays:
@@ -37,12 +37,12 @@ def together(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
 
 
 def padded(values: NDArray[Any]) -> NDArray[Any]:
-    """(channels,) with zeros up to whole groups."""
+    """(channels,), padded with zeros to whole groups."""
     return np.pad(values, (0, -len(values) % GROUP))
 
 
 def product_weights(weights: NDArray[np.int8], vectors: int) -> NDArray[np.int8]:
-    """(made, taken) as groups of `vectors` vectors: of each four bytes taken, 16 channels x 4 bytes of each vector."""
+    """(made, taken) in groups of `vectors` vectors: for each four bytes taken, 16 channels x 4 bytes of each vector."""
     made, taken = weights.shape
     whole = np.pad(weights, ((0, -made % VECTOR), (0, 0))).reshape(-1, VECTOR, taken // 4, 4)
     groups = [whole[first : first + vectors].transpose(2, 0, 1, 3).ravel() for first in range(0, len(whole), vectors)]
@@ -50,15 +50,15 @@ def product_weights(weights: NDArray[np.int8], vectors: int) -> NDArray[np.int8]
 
 
 def in_lanes(values: NDArray[Any]) -> NDArray[Any]:
-    """(channels,) in the order in which interleaved bytes have them: of each 64, every fourth group of four."""
+    """(channels,) in the order of interleaved bytes: of each 64, every fourth group of four."""
     return np.ascontiguousarray(values.reshape(-1, 4, 4, 4).transpose(0, 2, 1, 3)).ravel()
 
 
 def depthwise_weights(weights: NDArray[np.int8], stride: int) -> NDArray[np.int8]:
-    """(channels, size, size), of 64 channels each, for two rows of outputs.
+    """(channels, size, size) in groups of 64 channels, for two rows of outputs.
 
-    The rows of inputs that both are made of come in groups of four, which are the four bytes of a channel; a row that
-    one of them is not made of has weights of zero there.
+    The rows of inputs of both outputs come in groups of four, which are the four bytes of a channel. A row that one of
+    the outputs does not read has the weight zero there.
     """
     channels, size, _ = weights.shape
     groups = -(-(size + stride) // 4)

@@ -1,4 +1,4 @@
-"""Lays a network out in memory, and divides the work on it into stages, and these into units."""
+"""Lays out a network in memory, and divides its work into stages, and these into units."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from hawkvision.inference.int8.program import (
 )
 
 TALL: Final = 28
-"""Rows from which on a stage is divided by rows. Below, weights are more than what lies between the layers."""
+"""Rows from which on a stage is divided by rows. Smaller layers have more weights than activations."""
 TALL_SHARED: Final = 14
-"""The same where threads share the work: else each would wait for what the others have made."""
+"""The same if threads share the work, so that none waits for the results of others."""
 STRIP_BYTES: Final = 160 << 10
-"""Of what lies between the layers of a strip at most: well within a second-level cache, with the weights."""
+"""Most bytes between the layers of a strip, so that they fit the second-level cache together with the weights."""
 RING_BYTES: Final = 24 << 10
-"""Of what lies between a convolution by tiles and its windows, for more than two rows of windows: half of a first-level
+"""Most bytes between a convolution by tiles and its windows for more than two rows of windows: half of a first-level
 cache."""
 TILE_QUADS: Final = 16
-"""Of a tile's rows at most."""
+"""Most rows of a tile."""
 LEAST_TILE_QUADS: Final = 4
-"""With so few, a layer of EfficientNet-Lite0 takes nine tenths of its time without tiles; fewer were not tried."""
+"""With at most so many quads, a layer is faster without tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What `network_open` takes, and all that this points to."""
+    """The argument of `network_open`, and the arrays that it points to."""
 
     struct: CProgram
     kept: tuple[Any, ...]
@@ -48,7 +48,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """Around a tensor: rows above and below it, columns at its sides."""
+    """Padding around a tensor: rows above and below, columns left and right."""
 
     top: int = 0
     left: int = 0
@@ -58,7 +58,7 @@ class _Border:
 
 @dataclass(frozen=True, slots=True)
 class _PlannedStage:
-    """Layers that are computed together; by rows of the last one's output, or by channels."""
+    """Layers that are computed together, by rows of the last one's output or by channels."""
 
     first: int
     count: int
@@ -66,7 +66,7 @@ class _PlannedStage:
 
 
 def plan(network: Int8Network, tiles: bool, threads: int) -> Program:
-    """All that the kernel needs to run it, by tiles or not (`amx.h`), by so many threads."""
+    """The plan of a network for the given number of threads, with or without tiles (`amx.h`)."""
     borders = _borders(network)
     stages = _stages(network, TALL_SHARED if threads > 1 else TALL)
     sizes = [_unit(network, borders, stage) for stage in stages]
@@ -114,23 +114,23 @@ def plan(network: Int8Network, tiles: bool, threads: int) -> Program:
 
 
 def _window(layer: Int8Layer) -> tuple[int, int]:
-    """(height, width) of what one value is computed from."""
+    """(height, width) of the inputs of one output value."""
     return (layer.weights.shape[1], layer.weights.shape[2]) if isinstance(layer, Weighted) else (1, 1)
 
 
 def _vectors(network: Int8Network, layer: Int8Layer) -> int:
-    """Of all channels that a layer computes."""
+    """Vectors of all channels that a layer computes."""
     fold = layer.fold if isinstance(layer, Weighted) else 1
     return -(-network.tensors[layer.out].sizes[2] * fold // VECTOR)
 
 
 def _even_vectors(vectors: int) -> int:
-    """How many to compute together, so that the last time are nearly as many."""
+    """Vectors to compute together, so that the last group has nearly as many."""
     return -(-vectors // -(-vectors // MOST_VECTORS))
 
 
 def _borders(network: Int8Network) -> list[_Border]:
-    """Around each tensor, what those that read it pad."""
+    """The padding of each tensor: the most that any of its readers needs."""
     borders = [_Border()] * len(network.tensors)
     for layer in network.layers:
         if not isinstance(layer, Weighted):
@@ -150,8 +150,8 @@ def _borders(network: Int8Network) -> list[_Border]:
 def _stages(network: Int8Network, tall: int) -> list[_PlannedStage]:
     """Layers that are computed together, in order.
 
-    Where images are tall, a block of inverted residuals: up, through the depthwise window, down, and its addition
-    (Sandler et al., "MobileNetV2", 2018). Else layers that need only their own channels of the layer before.
+    In tall images, a stage is a block of inverted residuals: expansion, depthwise window, projection and addition
+    (Sandler et al., "MobileNetV2", 2018). In others it is layers that need only their own channels of the layer before.
     """
     readers = [0] * len(network.tensors)
     for layer in network.layers:
@@ -198,13 +198,13 @@ def _unit(network: Int8Network, borders: Sequence[_Border], stage: _PlannedStage
 
 
 def _larger_half(vectors: int, size: int) -> int:
-    """Vectors that one of two threads computes, when these are claimed by so many."""
+    """The most vectors that one of two threads computes if they claim `size` vectors at a time."""
     units = -(-vectors // size)
     return min(vectors, -(-units // 2) * size)
 
 
 def _scratch(network: Int8Network, borders: Sequence[_Border], stage: _PlannedStage, size: int) -> int:
-    """Bytes of what lies between the layers, for a strip of so many rows of the last, without rings."""
+    """Bytes between the layers of a strip of `size` rows of the last layer, without rings."""
     if stage.by_channels:
         return 0
     rows, total = size, 0
@@ -218,7 +218,7 @@ def _scratch(network: Int8Network, borders: Sequence[_Border], stage: _PlannedSt
 
 
 def _pairs(network: Int8Network, number: int) -> bool:
-    """Whether what lies between that layer of a stage and the next is never whole, but in a ring of rows."""
+    """Whether a ring of rows, instead of the whole tensor, lies between that layer of a stage and the next."""
     before, layer = network.layers[number], network.layers[number + 1]
     if not isinstance(before, Weighted) or before.kind != "convolution" or layer.kind != "depthwise":
         return False
@@ -226,9 +226,7 @@ def _pairs(network: Int8Network, number: int) -> bool:
 
 
 def _ring_bytes(network: Int8Network, borders: Sequence[_Border], number: int, rows: int) -> int:
-    """Bytes between that layer and the windows of the next: of the channels that are computed together, what so many
-    rows of windows need.
-    """
+    """Bytes between that layer and `rows` rows of the next one's windows, of channels that are computed together."""
     taken, window = network.layers[number].out, network.layers[number + 1]
     assert isinstance(window, Weighted)
     height, width, channels = network.tensors[taken].sizes
@@ -237,7 +235,7 @@ def _ring_bytes(network: Int8Network, borders: Sequence[_Border], number: int, r
 
 
 def _rows_together(network: Int8Network, borders: Sequence[_Border], number: int, by_tiles: bool) -> int:
-    """Rows of windows for which that layer is computed at a time: two, or, by tiles, as many as fit the cache."""
+    """Rows of windows that are computed together: two, or with tiles as many as fit the cache."""
     height = network.tensors[network.layers[number + 1].out].sizes[0]
     rows = 2
     while by_tiles and rows < height and _ring_bytes(network, borders, number, rows + 2) <= RING_BYTES:
@@ -257,10 +255,9 @@ def _rounded(size: int) -> int:
 def _arrange(
     network: Int8Network, borders: Sequence[_Border], stages: Sequence[_PlannedStage]
 ) -> tuple[list[int], int]:
-    """Where whole tensors are in the arena, and its size; -1 of those that are never whole.
+    """The offset of each whole tensor in the arena, or -1 of tensors that are never whole; and the arena's size.
 
-    Tensors that are never needed at once may share a place, if their borders are the same, which are filled in but
-    once.
+    Tensors that are never needed at once may share a place, if their padding is the same, which is filled in only once.
     """
     stage_of = [number for number, stage in enumerate(stages) for _ in range(stage.count)]
     last_read = [-1] * len(network.tensors)
@@ -286,7 +283,7 @@ def _arrange(
 
 
 def _describe(c: CLayer, network: Int8Network, layer: Int8Layer, vectors: int) -> None:
-    """Fill in the structure of a layer whose channels are computed by so many vectors, but for its weights."""
+    """Fill in the structure of a layer, except for its weights."""
     taken: list[Int8Tensor] = [network.tensors[number] for number in layer.inputs]
     out = network.tensors[layer.out]
     c.kind, c.taken, c.other, c.out = KINDS.index(layer.kind), layer.inputs[0], layer.inputs[-1], layer.out
@@ -302,9 +299,9 @@ def _describe(c: CLayer, network: Int8Network, layer: Int8Layer, vectors: int) -
 
 
 def _tile(layer: Weighted) -> int:
-    """Quads of a row of a window that a tile takes: as many as fit, in equal parts; 0: it is better without tiles.
+    """Quads of a row of a window that one tile takes: as many as fit, in equal parts. 0 if vectors are faster.
 
-    Some numbers have no equal parts of enough, such as 17 (68 channels). The cascades' networks have none of them.
+    Some numbers of quads, such as 17 (68 channels), have no equal parts that are large enough. Our cascades have none.
     """
     quads = layer.weights.shape[2] * layer.weights.shape[3] // 4
     parts = next(parts for parts in range(-(-quads // TILE_QUADS), quads + 1) if quads % parts == 0)
@@ -312,13 +309,13 @@ def _tile(layer: Weighted) -> int:
 
 
 def _packed(network: Int8Network, layer: Weighted, vectors: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Weights, biases and scales as the kernel reads them."""
+    """A layer's weights, biases and scales in the kernel's order."""
     taken, out = network.tensors[layer.inputs[0]], network.tensors[layer.out]
     flat = layer.weights.reshape(len(layer.weights), -1)
     bias = padded(layer.bias - np.int32(taken.zero) * flat.sum(1, dtype=np.int32))
     scale = taken.scale * layer.weight_scale
     if layer.kind != "dense":
-        scale = scale / out.scale  # in this order, as ONNX Runtime does
+        scale = scale / out.scale  # in ONNX Runtime's order of operations
     if layer.kind == "depthwise":
         return depthwise_weights(layer.weights, layer.strides[0]), in_lanes(bias), in_lanes(padded(scale))
     return product_weights(flat, vectors), bias, padded(scale)

@@ -1,4 +1,4 @@
-"""What the kernel is told of a network: the structures of `program.h`."""
+"""The structures of `program.h`, which describe a network to the kernel."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ KINDS: Final[tuple[Kind, ...]] = ("pad", "convolution", "depthwise", "add", "mea
 VECTOR: Final = 16
 """Channels in one vector of sums."""
 MOST_VECTORS: Final = 4
-"""Of sums at one position that are computed together."""
+"""Vectors of sums at one position that are computed together."""
 MOST_STAGE_LAYERS: Final = 8
-"""Of a stage."""
+"""Most layers of a stage."""
 ALIGNMENT: Final = 64
 """Bytes of a vector."""
 
@@ -24,7 +24,7 @@ def _integers(*names: str) -> list[tuple[str, Any]]:
 
 
 class CTensor(ctypes.Structure):
-    """As `Tensor`."""
+    """`Tensor` in `program.h`."""
 
     _fields_ = [
         *_integers("height", "width", "channels", "top", "left", "bottom", "right", "zero"),
@@ -33,7 +33,7 @@ class CTensor(ctypes.Structure):
 
 
 class CLayer(ctypes.Structure):
-    """As `Layer`."""
+    """`Layer` in `program.h`."""
 
     _fields_ = [
         *_integers("kind", "taken", "other", "out", "kernel_height", "kernel_width", "row_stride", "column_stride"),
@@ -47,13 +47,13 @@ class CLayer(ctypes.Structure):
 
 
 class CStage(ctypes.Structure):
-    """As `Stage`."""
+    """`Stage` in `program.h`."""
 
     _fields_ = _integers("first", "count", "by_channels", "size", "units")
 
 
 class CProgram(ctypes.Structure):
-    """As `Program`."""
+    """`Program` in `program.h`."""
 
     _fields_ = [
         *_integers("tensors", "layers", "stages", "classes"),

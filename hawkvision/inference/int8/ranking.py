@@ -1,9 +1,6 @@
 """The most probable classes of one image, found by the kernels' library.
 
-What NumPy does in some thirty calls costs little by itself. But where images are rare, processors have forgotten it
-by the next one. Of two edge nodes asked in turns, one every 125 ms over an emulated wire of 1 Gbit/s, the one with this
-answers 0.04 ms sooner where one model looks, and 0.12 where a second may, of 3.1 ms (medians of 300 pairs, 0.01 to
-0.06 and 0.07 to 0.18; two cores of an AMD EPYC).
+One call replaces some thirty of NumPy's, whose code a processor has often evicted from its caches by the next image.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from hawkvision.native import library
 def most_probable(
     logits: Logits, temperature: float, k: int, before: float = 1.0
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """As `cascade.confidence.scores.most_probable`, but for numbers next to the middle of two float32 ones.
+    """As `cascade.confidence.scores.most_probable`, except for numbers next to the middle of two float32 values.
 
     Raises:
         BackendError: if there is no library, or no memory.

@@ -69,7 +69,7 @@ class VariantState:
 
     variant: Variant
     stages: tuple[str, ...]
-    """Where the cascade uses it: `edge`, `dc`."""
+    """The tier whose cascade uses it: `edge`, `dc`."""
     path: Path
     state: Literal["built", "missing", "corrupt"]
 
@@ -83,17 +83,17 @@ def build(
     wheels: Path | None = None,
     files: Mapping[str, Path] | None = None,
 ) -> tuple[Artifact, ...]:
-    """Build the named variants or ensembles, or all that the cascade names; what is already right is kept.
+    """Build the named variants or ensembles, or all that the cascade names. Files that are already right are kept.
 
     Args:
-        progress: told of each step; without it bars are shown if standard error is a terminal, else a line a step.
+        progress: called with each step; None shows bars if standard error is a terminal, else a line a step.
         wheels: a folder of already downloaded packages, for machines without network.
-        files: weight files or packages at hand, by variant name.
+        files: local weight files or packages, by variant name.
 
     Raises:
         NotFound: if there is no such task.
         ManifestError: if there is no such variant.
-        ArtifactError: if weights cannot be had or are not the pinned ones, or the result is not the pinned one.
+        ArtifactError: if weights are missing or not the pinned ones, or the result is not the pinned one.
     """
     models, cache = models_dir(models), cache_dir(cache)
     manifest = load_manifest(task, models)
@@ -151,7 +151,7 @@ def _integer_model(variant: Variant, weights: bytes, where: str) -> bytes:
 
 
 def precision_of(weight_bits: int) -> Precision:
-    """What manifests call a network of so many bits a weight."""
+    """The name that manifests give to weights of so many bits."""
     precision: Precision = msgspec.convert(f"w{weight_bits}a8", Precision)
     return precision
 
@@ -281,7 +281,7 @@ def weights_of(
                 yield variant, weight_bytes(source, at_hand)
     if not by_source:
         return
-    # One download per package at once: a default cascade has five, and pip itself mostly waits.
+    # One download per package in parallel: a default cascade has five, and pip itself mostly waits.
     with tempfile.TemporaryDirectory(prefix="hawkvision-") as folder, ThreadPoolExecutor(4) as pool:
         futures: dict[Future[Path], PackageSource] = {}
         for source, users in by_source.items():

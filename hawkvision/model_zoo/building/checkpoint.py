@@ -163,7 +163,7 @@ def _read_zip(data: bytes) -> StateDict:
 
 
 def _read_archive(archive: zipfile.ZipFile, file_size: int) -> StateDict:
-    # Entries may overlap in a forged archive; what is read in all must still fit in the file.
+    # Entries of a forged archive may overlap. The total that is read must still fit in the file.
     budget = file_size
 
     def read(name: str) -> bytes:
@@ -241,7 +241,7 @@ def _call_torch(symbol: Symbol, args: tuple[Any, ...]) -> Any:
 
 
 def _dense(storage: _Storage, offset: Any, shape: Any, strides: Any) -> _Tensor:
-    """A tensor whose elements lie without gaps or overlap, in whatever order of axes.
+    """A tensor whose elements lie without gaps or overlap, in any order of axes.
 
     Converted weights are often transposed (EfficientNet-Lite's come from TensorFlow), so C order is not required.
     """

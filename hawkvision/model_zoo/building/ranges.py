@@ -23,7 +23,7 @@ from hawkvision.system.onnx_runtime import ort
 
 
 class Ranges(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `models/<task>/ranges/<architecture>.json` holds: tensor → [low, high], and where it came from."""
+    """The content of `models/<task>/ranges/<architecture>.json`: tensor → [low, high], and the source of the ranges."""
 
     format: int
     architecture: str
@@ -35,7 +35,7 @@ class Ranges(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def ranges_path(models: Path, task: str, architecture: str) -> Path:
-    """Where an architecture's ranges are committed."""
+    """The file with an architecture's ranges."""
     return models / task / "ranges" / f"{architecture}.json"
 
 
@@ -58,7 +58,7 @@ def load_ranges(models: Path, task: str, variant: Variant) -> Ranges:
 
 
 def save_ranges(models: Path, task: str, ranges: Ranges) -> None:
-    """Commit ranges to their place, one tensor a line."""
+    """Write ranges to their file, one tensor a line."""
     text = msgspec.json.format(msgspec.json.encode(ranges), indent=1)
     write_atomic(ranges_path(models, task, ranges.architecture), text + b"\n")
 

@@ -34,7 +34,7 @@ class Symbol:
 
 @dataclass(slots=True)
 class Built:
-    """What a call made, with the state that a later BUILD gave it."""
+    """The result of a call, with the state that a later BUILD sets."""
 
     symbol: Symbol
     args: tuple[Any, ...]

@@ -162,53 +162,52 @@ def certified_anew(
     Raises:
         HawkVisionError: if models differ from the design's or are missing, or the images served the design.
     """
-    for stage in design.stages:
-        if stage.fingerprint != manifest.fingerprint(stage.name):
-            raise ManifestError(
-                f"the profile of {design.task!r} was made for {stage.name} with fingerprint {stage.fingerprint}, but "
-                "the "
-                f"manifest has {manifest.fingerprint(stage.name)}; make a new design with "
-                f"`{advise('calibrate', '--task', design.task, '--data', 'IMAGES')}`"
-            )
+    _check_models(design, manifest)
     design = msgspec.structs.replace(design, uses=design.uses or designing(design))
     check_unseen(design, images.sha256, compared, images.name)
     same = images.sha256 == design.data.sha256
     chosen = split_images(manifest, images, design.data.seed).certify if same else np.arange(len(images))
-    fixed = design_sha256(design, design.pairs)
-    known = design.use("certify", images.sha256)
-    openings = openings_of(fixed, known)
-    share = share_of_delta(delta, openings, compared)
-    received_predictions = run_stages(
-        manifest,
-        [stage.name for stage in design.stages],
-        images,
-        execution=ModelExecution(backend),
-        cache=cache,
-        chosen=chosen,
-    )
-    certification = _LabelledCertification(design, received_predictions, images, chosen, share)
-    received: dict[str, list[ReceivedCondition]] = {
-        pair.edge: list(map(without_certificates, pair.received)) for pair in design.pairs
-    }
+    use = _certifying_use(design, images, len(chosen), compared)
+    names, execution = [stage.name for stage in design.stages], ModelExecution(backend)
+    predictions = run_stages(manifest, names, images, execution=execution, cache=cache, chosen=chosen)
+    share = share_of_delta(delta, use.openings or 1, compared)
+    certification = _LabelledCertification(design, predictions, images, chosen, share)
     if datagram:
         sent = received_images(images, chosen, design.data.seed) if arrived is None else arrived
         received = certification.received(manifest, sent, backend, cache)
-    use = ImageUse(
-        purpose="certify", name=images.name, sha256=images.sha256, n=len(chosen), openings=openings, compared=compared,
-        design=fixed,
-    )  # fmt: skip
+    else:
+        received = {pair.edge: list(map(without_certificates, pair.received)) for pair in design.pairs}
     return msgspec.structs.replace(
         design,
         format=5,
         uses=(*(other for other in design.uses if other.purpose != "certify" or other.sha256 != images.sha256), use),
         stages=tuple(map(certification.stage, design.stages)),
-        pairs=tuple(
-            msgspec.structs.replace(
-                pair, conditions=(certification.condition(pair),), received=tuple(received[pair.edge])
-            )
-            for pair in design.pairs
-        ),
+        pairs=tuple(certification.pair(pair, received[pair.edge]) for pair in design.pairs),
     )
+
+
+def _check_models(design: Profile, manifest: Manifest) -> None:
+    """Refuse a design whose models are not the manifest's.
+
+    Raises:
+        ManifestError: if a fingerprint differs.
+    """
+    for stage in design.stages:
+        if stage.fingerprint != manifest.fingerprint(stage.name):
+            raise ManifestError(
+                f"the profile of {design.task!r} was made for {stage.name} with fingerprint {stage.fingerprint}, but "
+                f"the manifest has {manifest.fingerprint(stage.name)}; make a new design with "
+                f"`{advise('calibrate', '--task', design.task, '--data', 'IMAGES')}`"
+            )
+
+
+def _certifying_use(design: Profile, images: LabelledImages, n: int, compared: int) -> ImageUse:
+    """What the profile records of this opening of the images."""
+    fixed = design_sha256(design, design.pairs)
+    return ImageUse(
+        purpose="certify", name=images.name, sha256=images.sha256, n=n,
+        openings=openings_of(fixed, design.use("certify", images.sha256)), compared=compared, design=fixed,
+    )  # fmt: skip
 
 
 def designing(profile: Profile) -> tuple[ImageUse, ...]:
@@ -251,8 +250,11 @@ class _LabelledCertification:
         accuracy = measure_accuracy(right, self._images.sha256, self._delta)
         return msgspec.structs.replace(stage, accuracy=accuracy, calibration_error=round(error, 6))
 
-    def condition(self, pair: Pair) -> Condition:
-        """The certificates of whole images."""
+    def pair(self, pair: Pair, received: list[ReceivedCondition]) -> Pair:
+        """The pair with certificates of whole images, and the given ones of received images."""
+        return msgspec.structs.replace(pair, conditions=(self._condition(pair),), received=tuple(received))
+
+    def _condition(self, pair: Pair) -> Condition:
         intermediate = None if pair.intermediate is None else self._predictions.served(pair.intermediate.name)
         sample = make_sample(
             self._predictions_of(pair.edge), pair.score, self._predictions_of(pair.best), self._images.labels,

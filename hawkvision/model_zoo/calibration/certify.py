@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -23,14 +22,11 @@ from hawkvision.cascade.certification.site_certificates import SiteCertificates,
 from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
-from hawkvision.model_zoo.calibration.certification import check_unseen, share_of_delta
+from hawkvision.model_zoo.calibration.certification import FEWEST_IMAGES, check_unseen, share_of_delta
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, run_stages
 from hawkvision.models.datasets import LabelledImages, read_images, read_unlabelled
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.files import write_atomic
-
-FEWEST_IMAGES: Final = 50
-"""With fewer images no drop below 6 % can be certified, whatever their labels."""
 
 
 def certify_site(
@@ -69,46 +65,61 @@ def certify_site(
     Raises:
         HawkVisionError: for bad data, too few images, missing models, or a profile made for other models.
     """
-    manifest = load_manifest(task, models)
-    known = load_profile_of(manifest, models, profile)
-    pairs = [pair for pair in known.pairs if not edges or pair.edge in edges]
-    missing = set(edges) - {pair.edge for pair in pairs}
-    if missing or not pairs:
-        raise ManifestError(f"the profile has no pair for {sorted(missing)}; it has {[p.edge for p in known.pairs]}")
     if betting and not labelled:
         raise ConfigError("betting needs labels: agreement is certified by a test of its own")
-    images = read_images(data, load_labels(manifest, models)) if labelled else read_unlabelled(data)
-    if len(images) < FEWEST_IMAGES:
-        raise ConfigError(f"{data}: {len(images)} images certify nothing; expected at least {FEWEST_IMAGES}")
-    if manifest.training is not None and manifest.training.data_sha256 == images.sha256:
-        raise ConfigError(f"{data}: the cascade was trained on these very images; certify with images of the site")
+    manifest = load_manifest(task, models)
+    known = load_profile_of(manifest, models, profile)
+    pairs = _pairs_of(known, edges)
+    images = _site_images(data, manifest, models, labelled=labelled)
     check_unseen(known, images.sha256, compared, str(data))
     design = design_sha256(known, pairs)
     openings = _openings_of(out, design, images.sha256)
-    delta = share_of_delta(delta, openings, compared)
     stages = tuple(dict.fromkeys(name for pair in pairs for name in _stages_of(pair)))
     for name in stages:
         _check_fingerprint(known, manifest, name)
     predictions = run_stages(manifest, stages, images, cache=cache)
     method = Method.AGREEMENT if not labelled else Method.BETTING if betting else Method.EXACT
+    share = share_of_delta(delta, openings, compared)
     site = SiteCertificates(
         format=2,
         task=task,
         as_of=(today or date.today()).isoformat(),
         data=SiteData(
-            name=images.name,
-            sha256=images.sha256,
-            n=len(images),
-            labelled=labelled,
-            openings=openings,
-            compared=compared,
-            design=design,
+            name=images.name, sha256=images.sha256, n=len(images), labelled=labelled, openings=openings,
+            compared=compared, design=design,
         ),
         stages=tuple(_site_stage(known, predictions, name, images) for name in stages),
-        pairs=tuple(_site_pair(known, pair, predictions, images, delta, method) for pair in pairs),
-    )
+        pairs=tuple(_site_pair(known, pair, predictions, images, share, method) for pair in pairs),
+    )  # fmt: skip
     write_atomic(out, dump(site))
     return site
+
+
+def _pairs_of(profile: Profile, edges: Sequence[str]) -> list[Pair]:
+    """The pairs of the given edge stages; all pairs if none is given.
+
+    Raises:
+        ManifestError: if the profile lacks one, or has none.
+    """
+    pairs = [pair for pair in profile.pairs if not edges or pair.edge in edges]
+    missing = set(edges) - {pair.edge for pair in pairs}
+    if missing or not pairs:
+        raise ManifestError(f"the profile has no pair for {sorted(missing)}; it has {[p.edge for p in profile.pairs]}")
+    return pairs
+
+
+def _site_images(data: Path, manifest: Manifest, models: Path, *, labelled: bool) -> AnyImages:
+    """The site's images.
+
+    Raises:
+        ConfigError: if they cannot be read, are too few, or are those that the cascade was trained on.
+    """
+    images = read_images(data, load_labels(manifest, models)) if labelled else read_unlabelled(data)
+    if len(images) < FEWEST_IMAGES:
+        raise ConfigError(f"{data}: {len(images)} images certify nothing; expected at least {FEWEST_IMAGES}")
+    if manifest.training is not None and manifest.training.data_sha256 == images.sha256:
+        raise ConfigError(f"{data}: the cascade was trained on these very images; certify with images of the site")
+    return images
 
 
 def _openings_of(out: Path, design: str, sha256: str) -> int:

@@ -74,7 +74,7 @@ SETTLING: Final = 2_000
 
 
 class AnsweringStage(StrEnum):
-    """Which stage answered."""
+    """The stage that answered."""
 
     EDGE = "edge"
     INTERMEDIATE = "intermediate"
@@ -292,5 +292,5 @@ def _summary(name: str, runs: Sequence[Replay], part: slice) -> Summary:
 
 
 def alarm_delays(runs: Sequence[Replay]) -> tuple[int | None, ...]:
-    """Of each run, requests from the first shifted one to the alarm; negative for a false one, None for none."""
+    """For each run, requests from the first shifted one to the alarm; negative for a false alarm, None for none."""
     return tuple(None if run.alarm is None else run.alarm - int(np.argmax(run.shifted)) for run in runs)

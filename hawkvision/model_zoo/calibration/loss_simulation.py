@@ -69,7 +69,7 @@ def received_images(images: LabelledImages, chosen: NDArray[np.intp], seed: int)
     """The images `chosen` in every condition that enough of them reach, by falling quality, then falling fraction.
 
     Raises:
-        BadImage, TooLarge, UnsupportedMedia: naming what is wrong with an image.
+        BadImage, TooLarge, UnsupportedMedia: for an image that cannot be sent, with its number.
     """
     for quality in QUALITIES:
         coded = {int(number): transcoded(images.bodies[number], Plan(quality, 0.0)) for number in chosen}

@@ -45,7 +45,7 @@ DOTTED: Final = "2 3"
 
 WIDTH: Final = 440.0
 SMALL_WIDTH: Final = 320.0
-"""Of charts that stand three in a row on a wide screen."""
+"""Width of charts that stand three in a row on a wide screen."""
 LEFT: Final = 48.0
 TOP: Final = 58.0
 BELOW: Final = 44.0

@@ -36,7 +36,7 @@ from hawkvision.model_zoo.calibration.drift_replay import PHASES, LabelledPredic
 
 BINS: Final = 10
 INTERVAL_SIGMAS: Final = 1.96
-"""For 95 % intervals of a mean drop, which is a mean of thousands of values."""
+"""Factor for 95 % intervals of a mean drop, which is a mean of thousands of values."""
 
 REPLAY_SEEDS: Final = 8
 
@@ -57,7 +57,7 @@ class ReliabilityBins:
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """How well one stage's probabilities are calibrated, without and with its temperature."""
+    """The calibration of one stage's probabilities, without and with its temperature."""
 
     stage: str
     temperature: float

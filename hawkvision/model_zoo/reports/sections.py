@@ -147,8 +147,8 @@ def drift_section(drift: Drift | None) -> str:
         f"<h2>{escape(title)}</h2>\n"
         f"<p>{escape(drift.edge)} backed by {escape(drift.best)}, {len(drift.controlled)} runs of {number(requests)} "
         f"requests drawn from {number(drift.images)} held-out images, as they are and with noise, blur or lower "
-        f"contrast. With the threshold fixed, {points(static.drop)} points are given up once changed traffic has "
-        f"settled, and the node does not know. {_false_alarms(false, len(drift.controlled))}</p>\n"
+        f"contrast. With the threshold fixed, {points(static.drop)} points are given up once the traffic "
+        f"stays changed, and the node does not know. {_false_alarms(false, len(drift.controlled))}</p>\n"
         + _figure(
             "Requests in order; the shaded stretch is corrupted",
             drift_figure(drift, "drift"),

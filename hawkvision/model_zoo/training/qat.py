@@ -214,7 +214,7 @@ def _set_layer(model: QuantisedTorchNet, index: int, kernel: F32, bias: F32) -> 
 
 
 def _best_step(values: NDArray[np.float32], greatest: int) -> float:
-    """Of some candidates the one with the least squared error."""
+    """The candidate with the least squared error."""
     steps = CANDIDATES * max(float(np.abs(values).max()), 1e-6) / greatest
     found = np.clip(np.round(values[None] / steps[:, None]), -greatest, greatest) * steps[:, None]
     return float(steps[((found - values) ** 2).sum(axis=1).argmin()])

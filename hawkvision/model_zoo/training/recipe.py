@@ -105,7 +105,7 @@ class TrainingRecipe(_Strict, frozen=True):
         """The network of that name.
 
         Raises:
-            ManifestError: if there is none.
+            ManifestError: if there is no such network.
         """
         for network in self.networks:
             if network.name == name:
@@ -113,10 +113,10 @@ class TrainingRecipe(_Strict, frozen=True):
         raise ManifestError(f"the recipe of {self.task!r} trains no {name!r}; it has {[n.name for n in self.networks]}")
 
     def wanted(self, only: Sequence[str]) -> set[str]:
-        """Those of `trained` that are named, or all if none is.
+        """The named ones of `trained`, or all if none is named.
 
         Raises:
-            ManifestError: if one is not among them.
+            ManifestError: if a name is not among them.
         """
         if strange := sorted(set(only) - set(self.trained)):
             raise ManifestError(f"the recipe of {self.task!r} trains no {strange}; it has {list(self.trained)}")

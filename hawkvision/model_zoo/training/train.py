@@ -44,8 +44,8 @@ Report = Callable[[int, int, float], None]
 class TrainingSet:
     """Images (n, side, side, 3) and labels (n,) to train on, and the hash of the set they come from.
 
-    `views` (v, n, side, side, 3), if there are any, are other versions of the same images, such as those that a lossy
-    link left of them; half of every batch, by chance, shows one of those. The hash must then tell them apart as well.
+    `views` (v, n, side, side, 3) are other versions of the same images, such as the parts that a lossy link delivered;
+    a random half of every batch shows one of them. The hash must then differ as well.
     """
 
     pixels: Pixels
@@ -97,13 +97,13 @@ def train_network(
     report: Report,
     start: bytes | None = None,
 ) -> TorchConvNet:
-    """Train one network. Its state is kept in `folder` after every epoch, and taken up from there.
+    """Train one network. The state is saved in `folder` after every epoch, and training resumes from it.
 
-    With `start`, a weight file, the training goes on from those weights; else they are drawn by the network's seed.
+    `start` is a weight file to begin from; without it the network's seed draws the weights.
 
     Raises:
         ManifestError: if there are fewer images than one batch.
-        ArtifactError: if the kept state is damaged or cannot be written, or `start` holds another network's weights.
+        ArtifactError: if the saved state is damaged or cannot be written, or `start` holds another network's weights.
     """
     if len(data.pixels) < network.batch:
         raise ManifestError(f"{network.name}: a batch has {network.batch} images, but only {len(data.pixels)} train")
@@ -138,12 +138,13 @@ def run_epochs(
     checkpoint: Path,
     report: Report,
 ) -> None:
-    """Train by cross entropy for the epochs that `checkpoint` does not hold yet, and leave the model in evaluation.
+    """Train by cross entropy for the epochs that `checkpoint` does not hold yet, and leave the model in evaluation
+    mode.
 
     `forward` gives the logits (n, classes), in float32, of images (n, side, side, 3).
 
     Raises:
-        ArtifactError: if the kept state is damaged or cannot be written.
+        ArtifactError: if the saved state is damaged or cannot be written.
     """
     first = 0
     if state := _kept(checkpoint):
@@ -169,19 +170,19 @@ def run_epochs(
 
 
 def is_finished(network: TrainedNetwork, facts: InputFacts, data: TrainingSet, classes: int, folder: Path) -> bool:
-    """Whether `train_network` would find nothing left to do.
+    """Whether `train_network` has nothing left to do.
 
     Raises:
-        ArtifactError: if the kept state is damaged.
+        ArtifactError: if the saved state is damaged.
     """
     return holds_epochs(checkpoint_of(network, facts, data, classes, folder), network.epochs)
 
 
 def holds_epochs(checkpoint: Path, epochs: int) -> bool:
-    """Whether a kept training has come to its end.
+    """Whether a saved training is complete.
 
     Raises:
-        ArtifactError: if the kept state is damaged.
+        ArtifactError: if the saved state is damaged.
     """
     state = _kept(checkpoint)
     return state is not None and state["epoch"] == epochs
@@ -195,7 +196,7 @@ def checkpoint_of(
     folder: Path,
     start: bytes | None = None,
 ) -> Path:
-    """Where a training's state is kept: apart from that of every other recipe, architecture, data set and start."""
+    """The folder of a training's state, which no other recipe, architecture, data set or start shares."""
     shape = CONVNETS[network.architecture]
     known = (network, shape, facts, classes, len(data.labels), data.sha256)
     key = sha256_of(repr(known if start is None else (*known, sha256_of(start))).encode())
@@ -231,10 +232,10 @@ def weight_file(model: TorchConvNet) -> bytes:
 
 
 def load_weights(model: TorchConvNet, content: bytes, where: str) -> None:
-    """Give a network the weights of a file that `weight_file` has made; `where` names it in errors.
+    """Load the weights of a file by `weight_file` into a network; `where` names it in errors.
 
     Raises:
-        ArtifactError: if it is no such file, or another network's.
+        ArtifactError: if it is another kind of file, or another network's.
     """
     state = parse_checkpoint(content, "safetensors", where)
     own = {name: t for name, t in model.state_dict().items() if not name.endswith("num_batches_tracked")}
@@ -267,20 +268,22 @@ def progress_reports(network: TrainedNetwork, images: int) -> Iterator[Report]:
 
 
 def _one_cycle(progress: float) -> float:
-    """Learning rate over its peak: up from a fifth in the first `WARM_UP` of the steps, then down to zero in a line."""
+    """The learning rate over its peak: it rises from a fifth during `WARM_UP` of the steps, then falls linearly to
+    zero.
+    """
     if progress < WARM_UP:
         return 0.2 + 0.8 * progress / WARM_UP
     return (1.0 - progress) / (1.0 - WARM_UP)
 
 
 def _narrow() -> Any:
-    """bfloat16 where the processor has it (twice as fast there), float32 where it would be emulated."""
+    """bfloat16 if the processor has it, which is faster there; float32 if it would be emulated."""
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=_multiplies_bfloat16())
 
 
 @functools.cache
 def _multiplies_bfloat16() -> bool:
-    """From Linux's list of processor features, because torch's own function is private and changes its name."""
+    """Read from Linux's list of processor features, because torch's own function is private and changes its name."""
     try:
         features = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -41,7 +41,7 @@ class TrainedCascade:
     """The result of a training."""
 
     folder: Path
-    """Where weights and manifest belong."""
+    """The folder for weights and manifest."""
     left: tuple[str, ...]
     """Networks still to be trained. While there are any nothing is written, so that weights and manifest always fit."""
     measured: MeasuredCascade | None
@@ -62,17 +62,17 @@ def train_cascade(
     Args:
         task: the task, by the name of its recipe.
         data: labelled images (`hawkvision.models.datasets`).
-        models: where recipes lie; weights and manifest are written there too, unless `out` says otherwise.
-        cache: trainings are kept in `training/<task>` below it.
+        models: the folder of recipes; weights and manifest are written there too, unless `out` is given.
+        cache: the state of trainings is saved in `training/<task>` below it.
         only: networks to train now; none means all of the recipe.
-        epochs: instead of each network's own number, for a trial.
-        out: another folder to write to, which `models build --models-dir` then takes.
+        epochs: replaces each network's own number, for a trial.
+        out: another folder to write to, for `models build --models-dir`.
 
     Raises:
         NotFound: if the task has no recipe.
         ManifestError: if the recipe is malformed, or asks for more images than there are.
         ConfigError: for bad data, too few of them to measure with, or a trial that would overwrite the cascade.
-        ArtifactError: if a kept training is damaged, or a file cannot be written.
+        ArtifactError: if a saved state is damaged, or a file cannot be written.
     """
     recipe = load_recipe(task, models)
     if epochs is not None:

@@ -12,8 +12,8 @@ bound.
 
 *Simulated:* the same monitor and draws, `--seeds` times each: median and 95th percentile of the delay, and false alarms
 in traffic on the exact bounds, per 100,000 requests. *Node:* one run of each fault through an edge node over HTTP to a
-datacenter tier of this bench: `held` counts the answers still certified after the derived 95th percentile; it must be
-0. There, as few audits take place as a monitored stream needs (half of those due), and as many run when the fault
+datacenter tier of this bench: `certified` counts the answers still certified after the derived 95th percentile; it must
+be 0. There, as few audits take place as a monitored stream needs (half of those due), and as many run when the fault
 begins as ever can. Exit status 1 if one is counted, a simulated 95th percentile exceeds the derived one, or false
 alarms exceed their bound.
 """
@@ -408,10 +408,10 @@ FAULTS: Final[tuple[tuple[str, Run], ...]] = (
 
 
 def through_a_node(targets: Sequence[tuple[str, Target]], only: Sequence[str] = ()) -> list[str]:
-    """Run every fault, or those named, under every target, and print; what was held that must not be."""
+    """Run every fault, or those named, under every target, and print; return what was certified and must not be."""
     failures = []
     print(f"\none run each through a node, {NODE_SHARE:.0%} audited")
-    print(f"{'target':14} {'fault':20} {'held':>5}  what happened")
+    print(f"{'target':14} {'fault':20} {'certified':>9}  what happened")
     with running_peer(model="large", fingerprint=SHA, top_k=[(EDGE_CLASS, 0.99)]) as peer:
         assert ANSWER_CLASS != EDGE_CLASS
         for name, target in targets:
@@ -420,9 +420,9 @@ def through_a_node(targets: Sequence[tuple[str, Target]], only: Sequence[str] = 
                     continue
                 peer.draws = random.Random(1)
                 what, wrong = asyncio.run(run(peer, target))
-                print(f"{name:14} {fault:20} {wrong:5}  {what}", flush=True)
+                print(f"{name:14} {fault:20} {wrong:9}  {what}", flush=True)
                 if wrong:
-                    failures.append(f"{name}, {fault}: {wrong} answers held")
+                    failures.append(f"{name}, {fault}: {wrong} answers certified")
     return failures
 
 

@@ -40,7 +40,7 @@ from tests.hawkvision.transport.peers import IDENTITY, LOOPBACK
 
 ASKERS = 8
 """Images that each client has under way."""
-WEATHER = (
+LINKS = (
     "",
     "delay=2ms,loss=1%",
     "delay=5ms,loss=10%,jitter=5ms",
@@ -134,18 +134,18 @@ class Caller:
         coded = opaque(body, soak.rng.choice([0.5, 1.0]), 1000)
         assert coded is not None
         template = TEMPLATES[number % len(TEMPLATES)]
-        patience_s = soak.rng.uniform(0.001, 0.05) if soak.rng.random() < 0.02 else 60.0
+        timeout_s = soak.rng.uniform(0.001, 0.05) if soak.rng.random() < 0.02 else 60.0
         while True:
             meta = attempt.to_bytes(2) + number.to_bytes(6)
             attempt += 1
             begun = time.monotonic()
             try:
-                status, answer = await (await self.connected()).ask(template, coded, meta=meta, timeout_s=patience_s)
+                status, answer = await (await self.connected()).ask(template, coded, meta=meta, timeout_s=timeout_s)
             except ConnectionLost:
                 soak.counts["told that the connection was lost, asked again"] += 1
                 continue
             except TimeoutError:
-                soak.counts["gave up by itself" if patience_s < 1 else "never answered"] += 1
+                soak.counts["gave up by itself" if timeout_s < 1 else "never answered"] += 1
                 return
             soak.counts[f"answered {status.name}"] += 1
             soak.latencies.append(time.monotonic() - begun)
@@ -154,11 +154,11 @@ class Caller:
             return
 
 
-async def weather(soak: Soak, relay: UdpRelay) -> None:
+async def vary(soak: Soak, relay: UdpRelay) -> None:
     """Change a link until cancelled."""
     while True:
-        relay.up = LinkSpec.parse(soak.rng.choice(WEATHER))
-        relay.down = LinkSpec.parse(soak.rng.choice(WEATHER))
+        relay.up = LinkSpec.parse(soak.rng.choice(LINKS))
+        relay.down = LinkSpec.parse(soak.rng.choice(LINKS))
         await asyncio.sleep(soak.rng.uniform(0.3, 1.5))
         if soak.rng.random() < 0.1:
             soak.counts["outages"] += 1
@@ -219,7 +219,7 @@ async def run(soak: Soak, clients: int) -> None:
     for relay in relays:
         await relay.__aenter__()
     callers = [Caller(soak, relay) for relay in relays]
-    around = [asyncio.create_task(weather(soak, relay)) for relay in relays]
+    around = [asyncio.create_task(vary(soak, relay)) for relay in relays]
     around += [
         asyncio.create_task(strangers(soak, server)),
         asyncio.create_task(coming_and_going(soak, callers)),

@@ -1,4 +1,4 @@
-"""The wait cutoff on links that tuned nothing: callers that could have both, that had both, and that waited in vain.
+"""The wait cutoff on links that tuned nothing: callers that could have both, that had both, and that missed.
 
     python -m tests.bench.transport.response_time [--seeds 10] [--callers 600] [--rate-hz 10] [--node 0]
 
@@ -52,7 +52,7 @@ LINKS: Final[dict[str, RoundTrip]] = {
 
 def _row(name: str, deadline_ms: float, outcomes: list[Outcome]) -> str:
     callers = sum(each.callers for each in outcomes)
-    possible, both, missed = (sum(getattr(each, what) for each in outcomes) for what in ("possible", "both", "vain"))
+    possible, both, missed = (sum(getattr(each, what) for each in outcomes) for what in ("possible", "both", "missed"))
     shares = [each.both / each.possible for each in outcomes if each.possible]
     span = f"{min(shares):.3f} to {max(shares):.3f}" if shares else "-"
     return (
@@ -101,7 +101,7 @@ def main() -> None:
         _at_node(given.node)
     print(
         "| link | deadline, ms | always: both | ours: both | never: both | of those who could | worst to best seed | "
-        "lost, points | ours: in vain | always: in vain | in vain in a row, most |\n" + "|---" * 11 + "|"
+        "lost, points | ours: missed | always: missed | missed in a row, most |\n" + "|---" * 11 + "|"
     )
     for name, link in LINKS.items():
         for deadline_ms in DEADLINES_MS:

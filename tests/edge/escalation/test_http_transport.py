@@ -19,7 +19,7 @@ from tests.waiting import until
 
 CONNECTIONS = 4
 LATE_S = 0.05
-PATIENT_S = 20.0
+LONG_S = 20.0
 HURRIED = EscalationRequest(variant="committee", deadline_ms=LATE_S * 1e3)
 
 
@@ -57,7 +57,7 @@ def test_a_caller_that_leaves_keeps_the_connection_open_for_the_next_image(peer:
         transport = HttpTransport(peer.url, None, CONNECTIONS)
         for number in range(1, 9):
             peer.held = True
-            leaving = asyncio.create_task(ask(transport, PATIENT_S))
+            leaving = asyncio.create_task(ask(transport, LONG_S))
             await until(lambda number=number: len(peer.bodies) == number)  # type: ignore[misc]
             leaving.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -73,14 +73,14 @@ def test_a_caller_that_leaves_keeps_the_connection_open_for_the_next_image(peer:
 
 def test_answers_that_never_come_leave_connections_for_the_next_image(peer: Peer) -> None:
     async def scenario() -> None:
-        transport = HttpTransport(peer.url, None, CONNECTIONS, drain_s=10 * PATIENT_S)
-        peer.delay_s = 10 * PATIENT_S
+        transport = HttpTransport(peer.url, None, CONNECTIONS, drain_s=10 * LONG_S)
+        peer.delay_s = 10 * LONG_S
         for _ in range(2):
             late = await asyncio.gather(*(ask(transport, LATE_S) for _ in range(CONNECTIONS)), return_exceptions=True)
             assert all(isinstance(each, ReplyLate) for each in late)
         assert transport.draining == CONNECTIONS // 2
         peer.delay_s = 0.0
-        assert await ask(transport, PATIENT_S) == 200
+        assert await ask(transport, LONG_S) == 200
         await transport.close()
 
     asyncio.run(scenario())
@@ -90,7 +90,7 @@ def test_an_abandoned_exchange_ends_after_its_bound(peer: Peer) -> None:
     async def scenario() -> None:
         transport = HttpTransport(peer.url, None, CONNECTIONS, drain_s=LATE_S)
         peer.held = True
-        leaving = asyncio.create_task(ask(transport, PATIENT_S))
+        leaving = asyncio.create_task(ask(transport, LONG_S))
         await until(lambda: len(peer.bodies) == 1)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -127,13 +127,13 @@ def test_an_image_that_never_got_a_connection_is_not_sent_later(peer: Peer) -> N
     async def scenario() -> None:
         transport = HttpTransport(peer.url, None, CONNECTIONS)
         peer.held = True
-        patient = [asyncio.create_task(ask(transport, PATIENT_S)) for _ in range(CONNECTIONS)]
+        waiting = [asyncio.create_task(ask(transport, LONG_S)) for _ in range(CONNECTIONS)]
         await until(lambda: len(peer.bodies) == CONNECTIONS)
         with pytest.raises(ReplyLate):
             await ask(transport, LATE_S)
         peer.held = False
-        assert await asyncio.gather(*patient) == [200] * CONNECTIONS
-        assert await ask(transport, PATIENT_S) == 200
+        assert await asyncio.gather(*waiting) == [200] * CONNECTIONS
+        assert await ask(transport, LONG_S) == 200
         await transport.close()
 
     asyncio.run(scenario())
@@ -146,13 +146,13 @@ def test_closing_ends_all_exchanges(peer: Peer, caplog: pytest.LogCaptureFixture
         peer.held = True
         with pytest.raises(ReplyLate):
             await ask(transport, LATE_S)
-        waiting = [asyncio.create_task(ask(transport, PATIENT_S)) for _ in range(2 * CONNECTIONS)]
+        waiting = [asyncio.create_task(ask(transport, LONG_S)) for _ in range(2 * CONNECTIONS)]
         await until(lambda: len(peer.bodies) == CONNECTIONS)
         await transport.close()
-        told = await asyncio.gather(*waiting, return_exceptions=True)
-        assert all(isinstance(each, TransportBroken) for each in told)
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(each, TransportBroken) for each in results)
         with pytest.raises(TransportBroken, match="closed at this end"):
-            await ask(transport, PATIENT_S)
+            await ask(transport, LONG_S)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         peer.held = False
 
@@ -168,7 +168,7 @@ def test_connections_with_abandoned_exchanges_are_not_idle(peer: Peer) -> None:
         with pytest.raises(EscalationFailed):
             await datacenter.infer(b"image", HURRIED, start_trace(), LATE_S)
         assert (datacenter.up, datacenter.idle) == (True, True), "one of two connections is free"
-        asking = asyncio.create_task(datacenter.infer(b"image", HURRIED, start_trace(), PATIENT_S))
+        asking = asyncio.create_task(datacenter.infer(b"image", HURRIED, start_trace(), LONG_S))
         await until(lambda: len(peer.bodies) == 2)
         assert (datacenter.up, datacenter.idle) == (True, False)
         peer.held = False

@@ -66,14 +66,14 @@ def test_earliest_deadline_goes_first_and_no_deadline_is_not_starved() -> None:
         now = asyncio.get_running_loop().time()
         waiting = [
             pool.submit(functools.partial(done.append, name), deadline)
-            for name, deadline in (("late", now + 60), ("patient", None), ("soon", now + 0.2), ("sooner", now + 0.1))
+            for name, deadline in (("late", now + 60), ("undated", None), ("soon", now + 0.2), ("sooner", now + 0.1))
         ]
         gate.set()
         await asyncio.gather(blocker, *waiting)
         pool.close()
         return done
 
-    assert run(scenario) == ["sooner", "soon", "patient", "late"]
+    assert run(scenario) == ["sooner", "soon", "undated", "late"]
 
 
 def test_jobs_that_can_be_on_time_overtake_late_ones() -> None:

@@ -88,7 +88,7 @@ def test_jobs_that_arrived_while_the_loop_ran_one_are_queued_before_the_next() -
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readexactly(6)
             blocks = pool.submit(block, soon)
-            waiting.append(pool.submit(lambda: order.append("patient"), soon + 2))
+            waiting.append(pool.submit(lambda: order.append("later"), soon + 2))
             urgent = (await reader.readexactly(6)).decode()
             await pool.submit(lambda: order.append(urgent), soon + 1)
             await blocks
@@ -100,7 +100,7 @@ def test_jobs_that_arrived_while_the_loop_ran_one_are_queued_before_the_next() -
         pool.close()
 
     uvloop.run(scenario())
-    assert order == ["urgent", "patient"]
+    assert order == ["urgent", "later"]
 
 
 def test_the_thread_runs_jobs_that_the_loop_may_not_and_the_loop_the_next() -> None:

@@ -121,7 +121,7 @@ def outages(every_s: float, out_s: float) -> RoundTrip:
 
 
 def over(link: RoundTrip, deadline_ms: float, rate_hz: float, seeds: int = 2) -> Outcome:
-    """Of all seeds together; of vain waits in a row the most."""
+    """The sum over all seeds; of the misses in a row, the most."""
     found = [simulate(link, deadline_ms, rate_hz=rate_hz, callers=250, seed=seed) for seed in range(seeds)]
     return Outcome(
         callers=sum(each.callers for each in found),
@@ -173,7 +173,7 @@ def test_three_callers_miss_on_a_link_that_is_never_on_time_and_probes_go_on(
 
 @pytest.mark.parametrize(("every_s", "out_s"), [(25.0, 6.0), (20.0, 10.0), (10_000.0, 9_999.0)])
 def test_three_callers_miss_in_each_outage_and_later_ones_are_admitted_again(every_s: float, out_s: float) -> None:
-    """With fewer than one caller on average under way; where more are when it begins, they all wait in vain."""
+    """With fewer than one caller under way on average. If more are when an outage begins, all of them miss."""
     found = over(outages(every_s, out_s), DEADLINE_MS, 10.0, seeds=6)
     assert found.missed_in_a_row <= 3
     assert found.both >= 0.9 * found.possible

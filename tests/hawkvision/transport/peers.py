@@ -1,4 +1,4 @@
-"""A lossy server and clients on loopback, for tests; everything is closed when the test leaves."""
+"""A datagram server and its clients on loopback, for tests; everything is closed when the test leaves."""
 
 from __future__ import annotations
 

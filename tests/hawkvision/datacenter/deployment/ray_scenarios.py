@@ -30,7 +30,7 @@ from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.launch import local_ray
 from hawkvision.datacenter.stages.cascade_executor import run_two_stages
-from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
+from hawkvision.datacenter.stages.catalog import Catalog, load_catalogs, loaded
 from tests.hawkvision.datacenter.conftest import image
 
 ResultT = TypeVar("ResultT")
@@ -243,13 +243,13 @@ def noise_png() -> bytes:
 async def main(models: Path) -> dict[str, Any]:
     """What became of each scenario."""
     config = DatacenterConfig(
-        task="shapes", models_dir=models, backend="noop", min_replicas=2, max_replicas=2, num_cpus=0.5
+        tasks=("shapes",), models_dir=models, backend="noop", min_replicas=2, max_replicas=2, num_cpus=0.5
     )
-    catalog = load_catalog(config)
+    catalog = loaded(load_catalogs(config))["shapes"]
     with tempfile.TemporaryDirectory(prefix="hawkvision") as folder, ThreadPoolExecutor(1, "ray") as thread:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(thread, local_ray.start_ray, config, catalog, Path(folder))
+            await loop.run_in_executor(thread, local_ray.start_ray, config, Path(folder), Path(folder))
             tier = Tier(config, catalog, thread)
             await tier.deploy()
             scenarios = (stored, suspended, killed, reconfigured, refused, rolled)

@@ -27,6 +27,8 @@ from hawkvision.datacenter.stages.ensemble import (
     evaluation_requests,
 )
 from hawkvision.inference.backend_registry import BackendKind
+from hawkvision.inference.batch_sizes import FixedBatches
+from hawkvision.models.fingerprints import is_exact
 from hawkvision.models.manifest import Manifest, artifact_path
 from tests.hawkvision.datacenter.conftest import image
 from tests.hawkvision.inference.graphs import tiny_classifier
@@ -207,7 +209,7 @@ def real(manifest: Manifest, tmp_path: Path) -> Manifest:
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "numpy", "noop"])
 def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: Path, backend: BackendKind) -> None:
-    config = DatacenterConfig(task=real.task, cache_dir=tmp_path, backend=backend)
+    config = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path, backend=backend)
 
     async def scenario() -> tuple[Replica, tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError, str]:
         loaded = replica(real, config)
@@ -221,11 +223,47 @@ def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: 
     assert served.ran(present) == (execution and f"{real.fingerprint('committee')}/{execution}")
 
 
+def test_half_precision_is_stated_and_not_listed_as_certified(real: Manifest, tmp_path: Path) -> None:
+    config = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path, onnx_precision="fp16")
+    served = catalog_of(real, config).stage("committee")
+    assert served is not None
+    assert served.fingerprint is None
+    ran = served.ran(replica(real, config).statement)
+    assert ran is not None
+    assert ":fp16:" in ran
+    assert not is_exact(ran)
+
+
+@pytest.mark.parametrize("most", [0, 4])
+def test_on_a_device_batches_run_at_warm_sizes_and_answer_as_on_the_cpu(
+    real: Manifest, tmp_path: Path, most: int
+) -> None:
+    """Another provider than the CPU's, which takes no layer of these models: the CPU runs them as a GPU would."""
+    on_cpu = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path)
+    device = ("AzureExecutionProvider", "CPUExecutionProvider")
+    on_device = msgspec.structs.replace(on_cpu, onnx_providers=device, max_batch_size=most)
+
+    async def answers(loaded: Replica) -> list[dict[str, Probabilities]]:
+        found = await asyncio.gather(*(classify(loaded, image(), BOTH, None) for _ in range(7)))
+        return [seen(answered(each)) for each in found]
+
+    cpu, batched = replica(real, on_cpu), replica(real, on_device)
+    for model in batched.models.models.values():
+        fixed = model._narrow
+        assert isinstance(fixed, FixedBatches)
+        assert fixed.sizes == (1, 2, 4) if most else fixed.sizes[0] == 1
+    wanted, found = asyncio.run(answers(cpu)), asyncio.run(answers(batched))
+    for one, other in zip(wanted, found, strict=True):
+        assert one.keys() == other.keys()
+        for key in one:
+            np.testing.assert_allclose(other[key], one[key], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_an_image_gets_the_same_answers_in_parts_and_beside_others_and_on_however_many_threads(
     real: Manifest, tmp_path: Path, threads: int
 ) -> None:
-    config = DatacenterConfig(task=real.task, cache_dir=tmp_path, intra_op_threads=threads)
+    config = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path, intra_op_threads=threads)
 
     async def scenario() -> list[dict[str, Probabilities]]:
         loaded = replica(real, config)

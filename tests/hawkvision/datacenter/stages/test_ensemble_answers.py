@@ -63,8 +63,8 @@ class Fixed:
 
 def server(variants: Fixed, temperature: float = 1.0) -> HttpServer:
     stages = (ServedStage("a", ("a",)), ServedStage("all", MEMBERS, mirrored=True, temperature=temperature))
-    made = HttpServer(Catalog("shapes", 6, stages, (), False), ServerLimits(1000, 10), Keys())
-    made.tier.variants = variants
+    made = HttpServer({"shapes": Catalog("shapes", 6, stages, (), False)}, ServerLimits(1000, 10), Keys())
+    made.tier.set_variants("shapes", variants)
     return made
 
 
@@ -127,7 +127,7 @@ def test_a_full_member_sheds_the_whole_ensemble_with_retry_after() -> None:
 
 def test_a_server_without_variants_is_not_ready() -> None:
     closed = server(Fixed({}))
-    closed.tier.variants = None
+    closed.tier.set_variants("shapes", None)
     assert post(closed).status_code == 503
 
 

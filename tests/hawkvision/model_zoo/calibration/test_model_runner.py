@@ -88,7 +88,7 @@ def test_an_ensemble_reuses_the_views_of_shared_members(cache: Path) -> None:
     assert looks.reused_ms("tiny", "committee") == 0.0
 
 
-def test_a_stepwise_ensemble_is_served_as_it_was_certified_to_the_bit(cache: Path) -> None:
+def test_a_conditional_ensemble_is_served_as_it_was_certified_to_the_bit(cache: Path) -> None:
     """What an edge node's stage says of each image, and the logits that certificates are made of."""
     members = tuple(MANIFEST.variant(name) for name in ("tiny", "large"))
     steps = Ensemble(name="steps", members=("tiny", "large"), temperature=0.9, accept_confidence=0.5)

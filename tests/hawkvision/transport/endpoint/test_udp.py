@@ -189,7 +189,7 @@ def test_a_restarted_server_accepts_reconnecting_clients() -> None:
 
 def test_an_interim_response_arrives_before_the_response() -> None:
     go_on = asyncio.Event()
-    heard = list[bytes]()
+    interim = list[bytes]()
 
     async def handler(incoming: Incoming) -> tuple[Status, bytes]:
         incoming.send_interim(b"cat?")
@@ -198,14 +198,14 @@ def test_an_interim_response_arrives_before_the_response() -> None:
 
     async def scenario() -> tuple[Status, bytes]:
         async with serving(handler) as server, connected(server.port) as client:
-            asking = asyncio.create_task(client.ask(b"cats", IMAGE, on_interim=heard.append))
-            await until(lambda: bool(heard))
+            asking = asyncio.create_task(client.ask(b"cats", IMAGE, on_interim=interim.append))
+            await until(lambda: bool(interim))
             assert not asking.done()
             go_on.set()
             return await asking
 
     assert asyncio.run(scenario()) == (Status.OK, b"cat")
-    assert heard == [b"cat?"]
+    assert interim == [b"cat?"]
 
 
 def test_a_cancelled_request_cancels_the_handler() -> None:
@@ -588,8 +588,10 @@ def test_answers_that_a_client_does_not_take_do_not_gather() -> None:
             client.sender.receive = lambda *_: False  # type: ignore[method-assign]
             asking = [asyncio.ensure_future(client.ask(b"cats", IMAGE, timeout_s=60.0)) for _ in range(20)]
             answers = session.receiver._responses._answers
-            told = len(asking)
-            await until(lambda: sum(answer.by_stream for answer in answers.values()) == told, 9.0)  # none is given up
+            complete = len(asking)
+            await until(
+                lambda: sum(answer.by_stream for answer in answers.values()) == complete, 9.0
+            )  # none is given up
             held = session._protocol.unacknowledged_bytes
             for each in asking:
                 each.cancel()

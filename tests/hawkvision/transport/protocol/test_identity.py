@@ -1,4 +1,4 @@
-"""Certificates of the lossy server: its own, or an operator's, checked before anything listens; and who trusts them."""
+"""Certificates of the datagram server: its own, or an operator's, checked before it listens; and who trusts them."""
 
 from __future__ import annotations
 
