@@ -69,7 +69,6 @@ def _group_app(group: Group, catalog: Catalog, config: DatacenterConfig, server:
         user_config=group_settings(group, catalog, config).to_user_config(),
         max_ongoing_requests=config.max_ongoing_requests,
         max_queued_requests=config.max_queued_requests,
-        max_replicas_per_node=config.max_replicas_per_node,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=_DRAIN_S,
@@ -82,14 +81,17 @@ def _group_app(group: Group, catalog: Catalog, config: DatacenterConfig, server:
 
 
 def _scale(config: DatacenterConfig) -> dict[str, Any]:
+    per_node = config.max_replicas_per_node
+    spread = {} if per_node is None else {"max_replicas_per_node": per_node}
     if config.min_replicas == config.max_replicas:
-        return {"num_replicas": config.max_replicas}
+        return {"num_replicas": config.max_replicas, **spread}
     return {
+        **spread,
         "autoscaling_config": {
             "min_replicas": config.min_replicas,
             "max_replicas": config.max_replicas,
             "target_ongoing_requests": config.target_ongoing_requests,
             "upscale_delay_s": config.scale_up_after_s,
             "downscale_delay_s": config.scale_down_after_s,
-        }
+        },
     }
