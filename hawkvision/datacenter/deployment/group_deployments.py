@@ -16,7 +16,6 @@ from hawkvision.datacenter.deployment.replica_endpoint import ReplicaEndpoint
 from hawkvision.datacenter.execution.group_settings import ProcessSettings, group_settings, process_settings
 from hawkvision.datacenter.execution.model import HEALTH_LIMIT_S
 from hawkvision.datacenter.execution.threads import replica_cpus
-from hawkvision.datacenter.local_socket.protocol import Address
 from hawkvision.datacenter.stages.catalog import Catalog, Group
 from hawkvision.system.log_relay import configure_worker
 
@@ -50,18 +49,17 @@ class ServedReplica(ReplicaEndpoint):
 _GROUP: Any = serve.deployment(ServedReplica)
 
 
-def group_apps(config: DatacenterConfig, catalog: Catalog, server: Address | None = None) -> dict[str, Application]:
+def group_apps(config: DatacenterConfig, catalog: Catalog) -> dict[str, Application]:
     """Each group's deployment by name, in the order of `catalog.groups`.
 
     Other models or limits of the same group are an update of `user_config`, which replicas take without a restart, if
     `serve.run` deploys them; a file for `serve deploy` names the new `user_config` under `deployments`.
-    Replicas register at `server`, if that is on their machine.
     """
-    return {group.name: _group_app(group, catalog, config, server) for group in catalog.groups}
+    return {group.name: _group_app(group, catalog, config) for group in catalog.groups}
 
 
-def _group_app(group: Group, catalog: Catalog, config: DatacenterConfig, server: Address | None) -> Application:
-    process = process_settings(group, catalog, config, server)
+def _group_app(group: Group, catalog: Catalog, config: DatacenterConfig) -> Application:
+    process = process_settings(group, catalog, config)
     # Serve replaces all replicas when the version changes. Without one, `serve.run` replaces them each time.
     versioned = _GROUP.options(version=f"{__version__} {PROTOCOL} {process}", _internal=True)
     app: Application = versioned.options(

@@ -25,8 +25,6 @@ from hawkvision.datacenter.deployment.messages import (
 )
 from hawkvision.datacenter.execution.group_settings import GroupSettings, ProcessSettings
 from hawkvision.datacenter.execution.replica import Replica
-from hawkvision.datacenter.local_socket.protocol import ReplicaRequest as LocalRequest
-from hawkvision.datacenter.local_socket.replica_end import Registration, register
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -42,7 +40,6 @@ class ReplicaEndpoint:
         self._settings = settings
         self._replica: Replica | None = None
         self._refused = ""
-        self._registration: Registration | None = None
 
     @property
     def replica(self) -> Replica:
@@ -81,19 +78,8 @@ class ReplicaEndpoint:
 
         Raises:
             BackendError: if a model fails or is stuck; Serve then replaces the replica.
-            OSError: if the server on this machine is gone; the replica is then of no use.
         """
         await self.replica.check_health()
-        server = self._settings.server
-        if server is not None and (self._registration is None or self._registration.closed):
-            self._registration = await register(server, self._settings.group, self.replica.statement, self._run_local)
-
-    async def _run_local(self, sent: LocalRequest) -> AsyncGenerator[Part]:
-        left_ms = sent.remaining_ms
-        deadline = None if left_ms is None else Deadline.after_ms(left_ms, time.monotonic())
-        async with aclosing(self.replica.run(sent.image, sent.evaluations, deadline, streaming=sent.streaming)) as its:
-            async for part in its:
-                yield part
 
     async def present(self, _protocol: int) -> bytes:
         """The presence, whatever the caller's version: the caller compares."""

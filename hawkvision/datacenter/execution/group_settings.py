@@ -14,7 +14,6 @@ from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.execution.model import Model
 from hawkvision.datacenter.execution.threads import WIDE, ReplicaThreads, replica_threads
-from hawkvision.datacenter.local_socket.protocol import Address
 from hawkvision.datacenter.stages.catalog import Catalog, Group
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
 from hawkvision.inference.backend_registry import BackendKind, backend_name, execution_of, open_backend
@@ -33,7 +32,6 @@ BATCH_ON_CPU: Final = 8
 class ProcessSettings:
     """What a replica keeps as long as it lives; it travels to it in Ray's deployment record."""
 
-    group: str
     threads: ReplicaThreads
     memory_bytes: int | None
     request_memory_bytes: int | None
@@ -41,8 +39,6 @@ class ProcessSettings:
     """The most replicas of all groups that may share a machine's memory."""
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
-    server: Address | None = None
-    """Where to register, if the server is on this machine."""
 
 
 class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,19 +78,15 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return settings
 
 
-def process_settings(
-    group: Group, catalog: Catalog, config: DatacenterConfig, server: Address | None = None
-) -> ProcessSettings:
+def process_settings(group: Group, catalog: Catalog, config: DatacenterConfig) -> ProcessSettings:
     """What all replicas of a group keep."""
     return ProcessSettings(
-        group=group.name,
         threads=replica_threads(group, config),
         memory_bytes=config.memory_bytes,
         request_memory_bytes=config.request_memory_bytes,
         replicas=config.max_replicas * len(catalog.groups),
         log_level=config.log_level,
         log_format=config.log_format,
-        server=server,
     )
 
 
