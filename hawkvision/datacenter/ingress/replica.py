@@ -23,9 +23,9 @@ from starlette.responses import Response
 from hawkvision.core.errors import BackendError, NotReady
 from hawkvision.core.escalation_api import Transports
 from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.deployment.group_deployments import log_like_the_tier
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence
-from hawkvision.datacenter.deployment.served_replica import log_like_the_tier
 from hawkvision.datacenter.ingress.admission_share import AdmissionShare
 from hawkvision.datacenter.ingress.launcher_link import LauncherLink
 from hawkvision.datacenter.ingress.public_server import PublicServer
