@@ -48,6 +48,8 @@ CALLERS: Final = (1, 16)
 WARM_UP: Final = 30
 START_LIMIT_S: Final = 240.0
 STOP_LIMIT_S: Final = 60.0
+SAME: Final = {"RAY_worker_niceness": "0"}
+"""Of all ways in; the earlier tier's replica would otherwise wait for every other program."""
 RAY_CPUS: Final = 32
 """What the Ray behind HAProxy plans with, so that it starts all replicas on any machine, as a launcher's Ray does."""
 
@@ -179,7 +181,7 @@ def _running(command: list[str], environment: Mapping[str, str], folder: Path, p
     started, url = time.monotonic(), f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command, env={**os.environ, **environment}, cwd=folder, stdout=output, stderr=subprocess.STDOUT
+            command, env={**os.environ, **SAME, **environment}, cwd=folder, stdout=output, stderr=subprocess.STDOUT
         )
         try:
             if not asyncio.run(_answers(url, process)):
@@ -241,6 +243,8 @@ async def _round(
 
     begun = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(callers)))
+    if not wall:
+        return
     into.per_s.append(len(wall) / (time.perf_counter() - begun))
     p50, p99 = np.percentile(wall, (50, 99))
     into.p50_ms.append(float(p50))
@@ -249,6 +253,8 @@ async def _round(
 
 
 def _cell(values: list[float], *, most: bool = False) -> str:
+    if not values:
+        return "none"
     best, worst = (max(values), min(values)) if most else (min(values), max(values))
     return f"{median(values):.2f} ({best:.2f} to {worst:.2f})"
 
