@@ -156,12 +156,12 @@ async def reconfigured(tier: Tier) -> dict[str, Any]:
         async def changed() -> bool:
             return older not in seen.statements and len(seen.statements) == 1
 
-        async def settled() -> bool:
+        async def stable() -> bool:
             seen.statements.clear()
             await asyncio.sleep(0.2)
             return await changed()
 
-        await until(settled)
+        await until(stable)
     return {"outcomes": dict(seen.outcomes), "same processes": tier.replicas() == before}
 
 
