@@ -85,9 +85,10 @@ class Ingress:
         self._variants: dict[str, HandleVariants] = {}
         tier = self._server.tier
         for task, of_task in handles.items():
-            presence = PolledPresence(of_task, tier.set_live_replicas, partial(tier.record_statement, task))
+            presence = PolledPresence(
+                of_task, tier.set_live_replicas, partial(tier.record_statement, task), tier.record_problem
+            )
             self._presences[task] = presence
-            tier.explain_absence(task, presence.problem)
             groups = tier.catalogs[task].groups
             ordered = [of_task[group.name] for group in groups]
             self._variants[task] = HandleVariants(groups, ordered, presence if self._polls else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -25,10 +25,10 @@ class ServedTask:
         self.variants: Variants | None = None
         self.absent: set[str] = set()
         """The groups of variants that should have a live replica and have none."""
-        self.why_absent: Callable[[str], str] = lambda _: ""
-        """Why replicas of a group are refused; empty if none is."""
         self.max_in_flight = 0
         self.in_flight = 0
+        self.problems: dict[str, str] = {}
+        """What is wrong with the replicas of groups, as the log says."""
         self._statements: dict[str, None] = {}
         """The replicas' statements, the newest last; at most `_MAX_STATEMENTS`."""
 
@@ -66,9 +66,12 @@ class ServedTask:
             raise NotReady(f"task {self.name!r} cannot be served; the log says why, and this answer with a key")
         self.ready_variants()
         if self.absent:
-            reasons = {group: self.why_absent(group) if with_reason else "" for group in sorted(self.absent)}
-            named = ", ".join(f"{group} ({reason})" if reason else group for group, reason in reasons.items())
-            raise NotReady(f"task {self.name!r} has no live replica of {named}")
+            absent = (self._described(group, with_reason) for group in sorted(self.absent))
+            raise NotReady(f"task {self.name!r} has no live replica of {', '.join(absent)}")
+
+    def _described(self, group: str, with_reason: bool) -> str:
+        problem = self.problems.get(group) if with_reason else None
+        return f"{group} ({problem})" if problem else group
 
     def record_statement(self, statement: str) -> None:
         """Note what a replica states that it runs (`hawkvision.models.fingerprints`)."""

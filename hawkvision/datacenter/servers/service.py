@@ -120,10 +120,6 @@ class TierService:
         if missing:
             raise NotReady("; ".join(missing))
 
-    def explain_absence(self, task: str, why: Callable[[str], str]) -> None:
-        """Ask this why replicas of a group of the task are refused; empty if none is."""
-        self._tasks[task].why_absent = why
-
     def record_statement(self, task: str, statement: str) -> None:
         """Note what a replica of a task states that it runs (`hawkvision.models.fingerprints`)."""
         self._tasks[task].record_statement(statement)
@@ -136,6 +132,13 @@ class TierService:
             NotReady: if a stage cannot answer.
         """
         return self._task(task).listing()
+
+    def record_problem(self, group: str, problem: str) -> None:
+        """Note what is wrong with a group's replicas; an empty text if nothing is any more."""
+        problems = self._task_of_group[group].problems
+        problems.pop(group, None)
+        if problem:
+            problems[group] = problem
 
     def set_live_replicas(self, group: str, live: int) -> None:
         """Note the number of live replicas of a group of variants."""

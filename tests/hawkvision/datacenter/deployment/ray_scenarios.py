@@ -156,12 +156,12 @@ async def reconfigured(tier: Tier) -> dict[str, Any]:
         async def changed() -> bool:
             return older not in seen.statements and len(seen.statements) == 1
 
-        async def settled() -> bool:
+        async def stable() -> bool:
             seen.statements.clear()
             await asyncio.sleep(0.2)
             return await changed()
 
-        await until(settled)
+        await until(stable)
     return {"outcomes": dict(seen.outcomes), "same processes": tier.replicas() == before}
 
 
@@ -242,6 +242,8 @@ def noise_png() -> bytes:
 
 async def main(models: Path) -> dict[str, Any]:
     """What became of each scenario."""
+    from hawkvision.datacenter.ingress.application import application
+
     config = DatacenterConfig(
         tasks=("shapes",), models_dir=models, backend="noop", min_replicas=2, max_replicas=2, num_cpus=0.5
     )
@@ -249,7 +251,7 @@ async def main(models: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hawkvision") as folder, ThreadPoolExecutor(1, "ray") as thread:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(thread, local_ray.start_ray, config, Path(folder), Path(folder))
+            await loop.run_in_executor(thread, local_ray.start_ray, application(config), Path(folder))
             tier = Tier(config, catalog, thread)
             await tier.deploy()
             scenarios = (stored, suspended, killed, reconfigured, refused, rolled)

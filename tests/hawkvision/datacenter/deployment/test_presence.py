@@ -77,11 +77,13 @@ class Response:
         pass
 
 
-async def probed(handle: Handle, manifest: Manifest) -> tuple[PolledPresence, HandleVariants, asyncio.Queue[int]]:
+async def probed(
+    handle: Handle, manifest: Manifest, on_problem: Callable[[str, str], None] = lambda *_: None
+) -> tuple[PolledPresence, HandleVariants, asyncio.Queue[int]]:
     """Presence and access over this handle, and the changes of the group."""
     changes: asyncio.Queue[int] = asyncio.Queue()
     its = cast(DeploymentHandle, handle)
-    presence = PolledPresence({"small": its}, lambda _, live: changes.put_nowait(live), lambda _: None)
+    presence = PolledPresence({"small": its}, lambda _, live: changes.put_nowait(live), lambda _: None, on_problem)
     presence.start()
     assert await changes.get() == 0
     return presence, HandleVariants([Group("small", manifest.variants[:1])], [its], presence), changes
@@ -144,10 +146,13 @@ def test_a_replica_of_another_version_counts_as_none_and_the_log_names_both(
 
 
 def test_refused_settings_are_reported_while_the_replica_serves(manifest: Manifest) -> None:
+    problems: list[tuple[str, str]] = []
+
     async def scenario() -> str:
         handle = Handle(encode_presence(Presence(PROTOCOL, "0.0.0", refused="no such file")))
-        presence, _, changes = await probed(handle, manifest)
+        presence, _, changes = await probed(handle, manifest, lambda *problem: problems.append(problem))
         assert await asyncio.wait_for(changes.get(), LIMIT_S) == 1
         return presence.problem("small")
 
     assert asyncio.run(scenario()) == "no such file"
+    assert problems == [("small", "no such file")]

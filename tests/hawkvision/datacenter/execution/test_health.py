@@ -23,7 +23,7 @@ from hawkvision.models.fingerprints import VariantRun
 from hawkvision.models.manifest import InputSpec, Manifest
 
 SPEC = InputSpec(8, 8, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-PATIENT_S = 60.0
+LIMIT_S = 60.0
 
 
 class Breakable(NoopBackend):
@@ -56,19 +56,19 @@ def test_an_idle_model_is_checked_by_an_inference() -> None:
     backend = Breakable()
     model = loaded(backend)
     before = backend.inferences
-    asyncio.run(model.check_health(PATIENT_S))
+    asyncio.run(model.check_health(LIMIT_S))
     assert backend.inferences == before + 1
 
 
 def test_a_model_that_has_just_inferred_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_module, "_RECENT_S", PATIENT_S)
+    monkeypatch.setattr(model_module, "_RECENT_S", LIMIT_S)
     backend = Breakable()
     model = loaded(backend)
 
     async def scenario() -> int:
         await model.classify(np.zeros((1, 8, 8, 3), np.uint8), None, alone=True)
         before = backend.inferences
-        await model.check_health(PATIENT_S)
+        await model.check_health(LIMIT_S)
         return backend.inferences - before
 
     assert asyncio.run(scenario()) == 0
@@ -83,7 +83,7 @@ def test_a_backend_that_fails_makes_the_check_fail_and_the_message_names_the_cau
 
     backend.broken = fail
     with pytest.raises(BackendError, match="small: a blank image failed: RuntimeError: device lost"):
-        asyncio.run(model.check_health(PATIENT_S))
+        asyncio.run(model.check_health(LIMIT_S))
 
 
 def test_a_stuck_backend_makes_every_check_fail_within_its_limit_and_gets_one_blank_image() -> None:
@@ -95,10 +95,10 @@ def test_a_stuck_backend_makes_every_check_fail_within_its_limit_and_gets_one_bl
     async def scenario() -> None:
         for _ in range(3):
             with pytest.raises(BackendError, match=r"small: no inference has ended within 0\.1 s"):
-                await asyncio.wait_for(model.check_health(0.1), PATIENT_S)
+                await asyncio.wait_for(model.check_health(0.1), LIMIT_S)
         assert backend.inferences == before + 1
         go.set()
-        await model.check_health(PATIENT_S)
+        await model.check_health(LIMIT_S)
 
     try:
         asyncio.run(scenario())
@@ -107,7 +107,7 @@ def test_a_stuck_backend_makes_every_check_fail_within_its_limit_and_gets_one_bl
 
 
 def assert_set(event: threading.Event) -> None:
-    assert event.wait(PATIENT_S)
+    assert event.wait(LIMIT_S)
 
 
 def test_a_replica_whose_inference_threads_are_blocked_is_unhealthy(
@@ -122,11 +122,11 @@ def test_a_replica_whose_inference_threads_are_blocked_is_unhealthy(
         await replica.check_health()
         blocked = [blocking.submit(assert_set, go) for _ in range(blocking._max_workers)]
         with pytest.raises(BackendError, match="no inference has ended"):
-            await asyncio.wait_for(replica.check_health(0.1), PATIENT_S)
+            await asyncio.wait_for(replica.check_health(0.1), LIMIT_S)
         go.set()
         for each in blocked:
             await asyncio.wrap_future(each)
-        await replica.check_health(PATIENT_S)
+        await replica.check_health(LIMIT_S)
 
     try:
         asyncio.run(scenario())

@@ -182,19 +182,14 @@ def test_readiness_names_each_task_and_group_without_a_replica() -> None:
     assert str(caught.value) == (
         "task 'digits' has no live replica of digits.small; task 'shapes' has no live replica of shapes.medium"
     )
+    tier.record_problem("digits.small", "of another version")
+    with pytest.raises(NotReady, match=r"digits\.small \(of another version\); "):
+        tier.check_ready()
+    with pytest.raises(NotReady, match=r"digits\.small; "):
+        tier.check_ready(with_reason=False)
+    tier.record_problem("digits.small", "")
     tier.set_live_replicas("digits.small", 1)
     tier.check_ready("digits")
-
-
-def test_readiness_says_why_replicas_are_refused_to_those_with_a_key() -> None:
-    tier = server().tier
-    tier.set_variants("digits", Gated(0))
-    tier.explain_absence("digits", {"digits.small": "version 1 here, version 2 there"}.__getitem__)
-    tier.set_live_replicas("digits.small", 0)
-    with pytest.raises(NotReady, match=r"of digits\.small \(version 1 here, version 2 there\)$"):
-        tier.check_ready("digits")
-    with pytest.raises(NotReady, match=r"of digits\.small$"):
-        tier.check_ready("digits", with_reason=False)
 
 
 def test_an_overloaded_task_keeps_no_other_task_out() -> None:
