@@ -9,6 +9,7 @@ cluster.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import group_apps
 from hawkvision.datacenter.ingress.replica import DRAIN_S, Ingress, IngressSettings
-from hawkvision.datacenter.stages.catalog import load_catalogs, loaded
+from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, load_catalogs, loaded
 from hawkvision.transport.settings import DatagramSettings
 
 INGRESS: Final = "ingress"
@@ -43,8 +44,15 @@ class ServedIngress(Ingress):
 _INGRESS: Any = serve.deployment(ServedIngress)
 
 
-def application(config: DatacenterConfig, launcher: Path | None = None) -> Application:
+def application(
+    config: DatacenterConfig,
+    launcher: Path | None = None,
+    catalogs: Mapping[str, Catalog | TaskFailure] | None = None,
+) -> Application:
     """The whole application under these settings; with a launcher's Unix socket for this machine, else for a cluster.
+
+    `catalogs` are those of the settings, by default as `load_catalogs` reads them: a cluster's nodes may have model
+    files that this machine lacks.
 
     Raises:
         ConfigError: if the stages are unknown, or if a datagram port is set for a cluster, whose proxies speak HTTP
@@ -56,7 +64,7 @@ def application(config: DatacenterConfig, launcher: Path | None = None) -> Appli
             f"dc.datagram_port = {port}: in a cluster the tier speaks HTTP only; the datagram transport needs a "
             "tier on one machine (`hawkvision dc up`)"
         )
-    catalogs = load_catalogs(config)
+    catalogs = load_catalogs(config) if catalogs is None else catalogs
     settings = IngressSettings.of(config, catalogs)
     groups = {task: group_apps(config, catalog) for task, catalog in loaded(catalogs).items()}
     return _INGRESS.options(

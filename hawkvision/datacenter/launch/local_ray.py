@@ -13,11 +13,14 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from hawkvision.core import logs
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
+
+if TYPE_CHECKING:
+    from ray.serve import Application
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -41,8 +44,8 @@ def set_environment() -> None:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
-def start_ray(config: DatacenterConfig, folder: Path, launcher: Path) -> None:
-    """Start Ray with its sockets and logs in `folder`, large enough for the application of this `launcher`.
+def start_ray(folder: Path, app: Application) -> None:
+    """Start Ray with its sockets and logs in `folder`, large enough for the application.
 
     The kernel ends it with the thread that calls this.
     """
@@ -57,7 +60,7 @@ def start_ray(config: DatacenterConfig, folder: Path, launcher: Path) -> None:
     # replicas send themselves.
     ray._private.node.Node.start_monitor = lambda _: None
     ray._private.node.Node.start_log_monitor = lambda _: None
-    cpus = cpus_for(config, launcher)
+    cpus = cpus_for(app)
     log.info("Ray plans with %d CPUs, which the replicas reserve; this machine has %s", cpus, os.cpu_count())
     ray.init(
         address="local",
@@ -71,32 +74,27 @@ def start_ray(config: DatacenterConfig, folder: Path, launcher: Path) -> None:
     )
 
 
-def cpus_for(config: DatacenterConfig, launcher: Path) -> int:
+def cpus_for(app: Application) -> int:
     """The CPUs that all replicas reserve, so that a machine with fewer can run them too.
 
     Ray starts as many workers ahead, in parallel: at least one per replica and one for Serve's controller.
     """
-    from hawkvision.datacenter.ingress.application import application
     from hawkvision.datacenter.ingress.planned_deployments import planned_deployments
 
-    planned = planned_deployments(application(config, launcher))
+    planned = planned_deployments(app)
     replicas = sum(each.most for each in planned)
     return max(replicas + 1, math.ceil(sum(each.most * each.cpus for each in planned)))
 
 
-def deploy(config: DatacenterConfig, launcher: Path) -> None:
-    """Make Serve start the application; its ingress takes callers at the sockets that the launcher there hands out.
-
-    Returns before it runs.
-    """
+def deploy(config: DatacenterConfig, app: Application) -> None:
+    """Make Serve start the application; returns before it runs."""
     from ray.serve.config import HTTPOptions
 
-    from hawkvision.datacenter.ingress.application import application
     from hawkvision.datacenter.ingress.deploying import run_application
 
     logs.adopt("ray", logging.ERROR)
     logs.adopt("ray.serve")
-    run_application(application(config, launcher), config, HTTPOptions(location="NoServer"))
+    run_application(app, config, HTTPOptions(location="NoServer"))
     logs.adopt("ray.serve")  # again, because the start of Serve has replaced the handlers
 
 

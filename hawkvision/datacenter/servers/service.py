@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final, TypeVar
@@ -111,14 +111,15 @@ class TierService:
             NotFound: for a task that is not served.
             NotReady: names each task and group that is missing.
         """
-        missing: list[str] = []
-        for each in self._tasks.values() if task is None else (self._task(task),):
-            try:
-                each.check_ready(tell_reason=tell_reason)
-            except NotReady as error:
-                missing.append(error.message)
-        if missing:
-            raise NotReady("; ".join(missing))
+        _check(self._tasks.values() if task is None else (self._task(task),), tell_reason=tell_reason)
+
+    def check_started(self) -> None:
+        """Check that each stage can answer of the tasks that can be served. A task that has failed is not waited for.
+
+        Raises:
+            NotReady: names each task and group that is missing.
+        """
+        _check([task for task in self._tasks.values() if task.failure is None], tell_reason=True)
 
     def record_statement(self, task: str, statement: str) -> None:
         """Note what a replica of a task states that it runs (`hawkvision.models.fingerprints`)."""
@@ -193,6 +194,18 @@ class TierService:
             known = ", ".join(map(repr, self._tasks))
             raise NotFound(f"no task {name and name[:80]!r} here; this tier serves {known}")
         return task
+
+
+def _check(tasks: Iterable[ServedTask], *, tell_reason: bool) -> None:
+    """Raises: NotReady, which names what each of the tasks lacks."""
+    missing: list[str] = []
+    for task in tasks:
+        try:
+            task.check_ready(tell_reason=tell_reason)
+        except NotReady as error:
+            missing.append(error.message)
+    if missing:
+        raise NotReady("; ".join(missing))
 
 
 def _log_failure(task: str, reason: str) -> None:
