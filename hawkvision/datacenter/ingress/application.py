@@ -45,14 +45,14 @@ _INGRESS: Any = serve.deployment(ServedIngress)
 
 
 def application(
-    config: DatacenterConfig,
-    launcher: Path | None = None,
-    catalogs: Mapping[str, Catalog | TaskFailure] | None = None,
+    config: DatacenterConfig, launcher: Path | None = None, catalogs: Mapping[str, Catalog | TaskFailure] | None = None
 ) -> Application:
-    """The whole application under these settings; with a launcher's Unix socket for this machine, else for a cluster.
+    """The whole application under these settings.
 
-    `catalogs` are those of the settings, by default as `load_catalogs` reads them: a cluster's nodes may have model
-    files that this machine lacks.
+    Args:
+        config: the tier's settings.
+        launcher: the Unix socket of the launcher on this machine; None for a cluster.
+        catalogs: of the tasks; by default they are loaded here.
 
     Raises:
         ConfigError: if the stages are unknown, or if a datagram port is set for a cluster, whose proxies speak HTTP
@@ -64,7 +64,8 @@ def application(
             f"dc.datagram_port = {port}: in a cluster the tier speaks HTTP only; the datagram transport needs a "
             "tier on one machine (`hawkvision dc up`)"
         )
-    catalogs = load_catalogs(config) if catalogs is None else catalogs
+    if catalogs is None:
+        catalogs = load_catalogs(config)
     settings = IngressSettings.of(config, catalogs)
     groups = {task: group_apps(config, catalog) for task, catalog in loaded(catalogs).items()}
     return _INGRESS.options(

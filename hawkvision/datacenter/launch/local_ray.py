@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hawkvision.core import logs
+from hawkvision.core.errors import BackendError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
 
@@ -44,10 +45,13 @@ def set_environment() -> None:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
-def start_ray(folder: Path, app: Application) -> None:
-    """Start Ray with its sockets and logs in `folder`, large enough for the application.
+def start_ray(app: Application, folder: Path) -> None:
+    """Start Ray with its sockets and logs in `folder`, large enough for this application.
 
     The kernel ends it with the thread that calls this.
+
+    Raises:
+        BackendError: if it does not start, on a busy machine within Ray's 30 s; gives Ray's message.
     """
     import ray
 
@@ -62,16 +66,19 @@ def start_ray(folder: Path, app: Application) -> None:
     ray._private.node.Node.start_log_monitor = lambda _: None
     cpus = cpus_for(app)
     log.info("Ray plans with %d CPUs, which the replicas reserve; this machine has %s", cpus, os.cpu_count())
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        num_cpus=cpus,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level="error",
-        _node_ip_address=_LOOPBACK,
-        _temp_dir=str(folder),
-    )
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=cpus,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level="error",
+            _node_ip_address=_LOOPBACK,
+            _temp_dir=str(folder),
+        )
+    except Exception as error:  # Ray raises no class of its own
+        raise BackendError(f"Ray did not start: {' '.join(str(error).split())}") from error
 
 
 def cpus_for(app: Application) -> int:
@@ -86,8 +93,8 @@ def cpus_for(app: Application) -> int:
     return max(replicas + 1, math.ceil(sum(each.most * each.cpus for each in planned)))
 
 
-def deploy(config: DatacenterConfig, app: Application) -> None:
-    """Make Serve start the application; returns before it runs."""
+def deploy(app: Application, config: DatacenterConfig) -> None:
+    """Make Serve start the application without proxies of its own; returns before it runs."""
     from ray.serve.config import HTTPOptions
 
     from hawkvision.datacenter.ingress.deploying import run_application

@@ -62,8 +62,8 @@ def serve(launch: Launch, stopping: threading.Event) -> None:
         BackendError: if a deployment does not start.
     """
     config = launch.config
-    # Ingress and stages check the same again; here a mistake is an error of one line.
     catalogs = check_models(config, load_catalogs(config))
+    # The ingress reads these again; here a mistake is an error of one line.
     make_http_server(config, catalogs)
     server_certificates(config, "dc")
     local_ray.set_environment()
@@ -73,8 +73,8 @@ def serve(launch: Launch, stopping: threading.Event) -> None:
 
 class _TierProcess:
     def __init__(self, launch: Launch, catalogs: Mapping[str, Catalog | TaskFailure]) -> None:
-        self._config = launch.config
         self._catalogs = catalogs
+        self._config = launch.config
         self._folder = launch.folder
         self._ingress_socket = launch.ingress_socket
         self._launcher = launch.launcher
@@ -121,7 +121,7 @@ class _TierProcess:
         if self._stop.is_set():
             return False
         app = await step(self._application)
-        await step(lambda: local_ray.start_ray(self._folder, app))
+        await step(lambda: local_ray.start_ray(app, self._folder))
         # Ray has installed its own handlers meanwhile: they print the stack, and abort after three seconds.
         self._stop_on_signal()
         watcher.start()
@@ -129,7 +129,7 @@ class _TierProcess:
             return False
         from hawkvision.datacenter.ingress.deploying import is_running  # imports Ray, once its variables are set
 
-        await step(lambda: local_ray.deploy(self._config, app))
+        await step(lambda: local_ray.deploy(app, self._config))
         while not self._stop.is_set():
             if await step(lambda: is_running(self._config.app_name)) and await self._is_ready():
                 return True
@@ -138,8 +138,7 @@ class _TierProcess:
         return False
 
     def _application(self) -> Application:
-        """The application, whose ingress takes callers at the sockets that the launcher hands out."""
-        from hawkvision.datacenter.ingress.application import application  # imports Ray, once its variables are set
+        from hawkvision.datacenter.ingress.application import application
 
         return application(self._config, self._ingress_socket, self._catalogs)
 

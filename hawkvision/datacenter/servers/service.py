@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final, TypeVar
@@ -100,26 +100,25 @@ class TierService:
         self._tasks[task].variants = None
         self._tasks[task].failure = reason
 
-    def check_ready(self, task: str | None = None, *, tell_reason: bool = True) -> None:
+    def check_ready(self, task: str | None = None, *, with_reason: bool = True) -> None:
         """Check that each stage can answer: of that task, or of all.
 
         Args:
             task: None for all.
-            tell_reason: see `ServedTask.check_ready`.
+            with_reason: see `ServedTask.check_ready`.
 
         Raises:
             NotFound: for a task that is not served.
             NotReady: names each task and group that is missing.
         """
-        _check(self._tasks.values() if task is None else (self._task(task),), tell_reason=tell_reason)
-
-    def check_started(self) -> None:
-        """Check that each stage can answer of the tasks that can be served. A task that has failed is not waited for.
-
-        Raises:
-            NotReady: names each task and group that is missing.
-        """
-        _check([task for task in self._tasks.values() if task.failure is None], tell_reason=True)
+        missing: list[str] = []
+        for each in self._tasks.values() if task is None else (self._task(task),):
+            try:
+                each.check_ready(with_reason=with_reason)
+            except NotReady as error:
+                missing.append(error.message)
+        if missing:
+            raise NotReady("; ".join(missing))
 
     def record_statement(self, task: str, statement: str) -> None:
         """Note what a replica of a task states that it runs (`hawkvision.models.fingerprints`)."""
@@ -194,18 +193,6 @@ class TierService:
             known = ", ".join(map(repr, self._tasks))
             raise NotFound(f"no task {name and name[:80]!r} here; this tier serves {known}")
         return task
-
-
-def _check(tasks: Iterable[ServedTask], *, tell_reason: bool) -> None:
-    """Raises: NotReady, which names what each of the tasks lacks."""
-    missing: list[str] = []
-    for task in tasks:
-        try:
-            task.check_ready(tell_reason=tell_reason)
-        except NotReady as error:
-            missing.append(error.message)
-    if missing:
-        raise NotReady("; ".join(missing))
 
 
 def _log_failure(task: str, reason: str) -> None:
