@@ -113,8 +113,7 @@ serve.run(Other.bind(), name="other", route_prefix="/")
 @pytest.mark.slow
 def test_two_tasks_below_a_path_beside_another_application(cluster: Cluster) -> None:
     """Serve's proxies take the requests; `tests/system/test_route_prefix.py` shows the same at our own listener."""
-    cores = {"NUM_CPUS": "0.1", "INGRESS_NUM_CPUS": "0.1"}
-    settings = {"TASKS": "imagenet,cifar10", "APP_NAME": "eyes", "ROUTE_PREFIX": "/vision", **cores}
+    settings = {"TASKS": "imagenet,cifar10", "NUM_CPUS": "0.1", "APP_NAME": "eyes", "ROUTE_PREFIX": "/vision"}
     environment = dict(cluster.environment) | {f"HAWKVISION_DC_{name}": value for name, value in settings.items()}
     del environment["HAWKVISION_DC_MODELS_DIR"]
     done = deploy(environment, "--address", cluster.address, "--port", cluster.port)
