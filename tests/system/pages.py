@@ -1,7 +1,7 @@
 """The pages of the documentation: their code blocks, commands and links.
 
 A block that cannot be run here has a comment on a line before it: `<!-- not run: REASON -->`. One that belongs to one
-of the machines of `tests/system/machines.py` has `<!-- on: NAME -->`.
+of the machines of `tests/system/cluster/machines.py` has `<!-- on: NAME -->`.
 """
 
 from __future__ import annotations

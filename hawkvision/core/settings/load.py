@@ -118,7 +118,7 @@ def load_config(
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
     if isinstance(config, DatacenterConfig):
-        _check_scale(config)
+        _check_ingress(config)
     check_access(config, section, prefix, loopback=is_loopback(config.host))
     if isinstance(config, EdgeConfig):
         _check_datacenter_tls(config)
@@ -151,17 +151,15 @@ def _check_application(config: DatacenterConfig) -> None:
         )
 
 
-def _check_scale(config: DatacenterConfig) -> None:
+def _check_ingress(config: DatacenterConfig) -> None:
     """Refuse more replicas at least than at most.
 
     Raises:
         ConfigError: naming both settings.
     """
-    for least, most in (("min_replicas", "max_replicas"), ("ingress_min_replicas", "ingress_max_replicas")):
-        if getattr(config, least) > getattr(config, most):
-            raise ConfigError(
-                f"dc.{least} = {getattr(config, least)}: expected at most dc.{most} = {getattr(config, most)}"
-            )
+    least, most = config.ingress_min_replicas, config.ingress_max_replicas
+    if least > most:
+        raise ConfigError(f"dc.ingress_min_replicas = {least}: expected at most dc.ingress_max_replicas = {most}")
 
 
 def chosen_settings(config: ServerSettings) -> dict[str, Any]:

@@ -9,6 +9,7 @@ cluster.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import group_apps
 from hawkvision.datacenter.ingress.replica import DRAIN_S, Ingress, IngressSettings
-from hawkvision.datacenter.stages.catalog import load_catalogs, loaded
+from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, load_catalogs, loaded
 from hawkvision.transport.settings import DatagramSettings
 
 INGRESS: Final = "ingress"
@@ -43,8 +44,15 @@ class ServedIngress(Ingress):
 _INGRESS: Any = serve.deployment(ServedIngress)
 
 
-def application(config: DatacenterConfig, launcher: Path | None = None) -> Application:
-    """The whole application under these settings; with a launcher's Unix socket for this machine, else for a cluster.
+def application(
+    config: DatacenterConfig, launcher: Path | None = None, catalogs: Mapping[str, Catalog | TaskFailure] | None = None
+) -> Application:
+    """The whole application under these settings.
+
+    Args:
+        config: the tier's settings.
+        launcher: the Unix socket of the launcher on this machine; None for a cluster.
+        catalogs: of the tasks; by default they are loaded here.
 
     Raises:
         ConfigError: if the stages are unknown, or if a datagram port is set for a cluster, whose proxies speak HTTP
@@ -56,7 +64,8 @@ def application(config: DatacenterConfig, launcher: Path | None = None) -> Appli
             f"dc.datagram_port = {port}: in a cluster the tier speaks HTTP only; the datagram transport needs a "
             "tier on one machine (`hawkvision dc up`)"
         )
-    catalogs = load_catalogs(config)
+    if catalogs is None:
+        catalogs = load_catalogs(config)
     settings = IngressSettings.of(config, catalogs)
     groups = {task: group_apps(config, catalog) for task, catalog in loaded(catalogs).items()}
     return _INGRESS.options(

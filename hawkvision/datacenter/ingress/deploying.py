@@ -54,7 +54,7 @@ def is_running(app_name: str) -> bool:
 
 
 async def why_not_ready(app_name: str) -> str | None:
-    """Why callers of a running application would get 503 now; None if they are served."""
+    """Why callers of a running application would get 503 now, as `Ingress.unready`; None if they are served."""
     try:
         async with asyncio.timeout(_REPLY_S):
             reason: str | None = await serve.get_app_handle(app_name).unready.remote()

@@ -155,11 +155,12 @@ class Ingress:
             self._server.tier.metrics.describe(task, backend)
 
     async def unready(self) -> str | None:
-        """Why callers would get 503 now; None if they are served."""
+        """Why callers of tasks that were loaded would get 503 now; None if they are served."""
         if self._link is not None and not self._link.serves.is_set():
             return "no ingress replica serves at the public sockets"
         try:
-            self._server.tier.check_ready()
+            for task in self._variants:
+                self._server.tier.check_ready(task)
         except NotReady as error:
             return error.message
         return None

@@ -51,16 +51,16 @@ class ServedTask:
             raise NotReady(f"the datacenter tier is still loading the models of task {self.name!r}, or draining")
         return self.variants
 
-    def check_ready(self, *, tell_reason: bool = True) -> None:
+    def check_ready(self, *, with_reason: bool = True) -> None:
         """Check that each stage can answer.
 
         Args:
-            tell_reason: whether the error tells why the task cannot be served, which may name files.
+            with_reason: whether the error says why the task cannot be served, which may name files.
 
         Raises:
             NotReady: names what is missing.
         """
-        if self.failure is not None and not tell_reason:
+        if self.failure is not None and not with_reason:
             raise NotReady(f"task {self.name!r} cannot be served; the log says why, and this answer with a key")
         self.ready_variants()
         if self.absent:

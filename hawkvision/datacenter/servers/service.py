@@ -100,12 +100,12 @@ class TierService:
         self._tasks[task].variants = None
         self._tasks[task].failure = reason
 
-    def check_ready(self, task: str | None = None, *, tell_reason: bool = True) -> None:
+    def check_ready(self, task: str | None = None, *, with_reason: bool = True) -> None:
         """Check that each stage can answer: of that task, or of all.
 
         Args:
             task: None for all.
-            tell_reason: see `ServedTask.check_ready`.
+            with_reason: see `ServedTask.check_ready`.
 
         Raises:
             NotFound: for a task that is not served.
@@ -114,7 +114,7 @@ class TierService:
         missing: list[str] = []
         for each in self._tasks.values() if task is None else (self._task(task),):
             try:
-                each.check_ready(tell_reason=tell_reason)
+                each.check_ready(with_reason=with_reason)
             except NotReady as error:
                 missing.append(error.message)
         if missing:

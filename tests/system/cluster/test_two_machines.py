@@ -19,7 +19,7 @@ import pytest
 from hawkvision.models.sample_images import photographs
 from hawkvision.system.child_server import running
 from tests.system import pages
-from tests.system.machines import Machine, two_machines
+from tests.system.cluster.machines import Machine, two_machines
 from tests.system.pages import Block
 
 PAGE = pages.ROOT / "docs" / "operations" / "datacenter.md"
