@@ -40,7 +40,6 @@ from hawkvision.imaging.downscale import Reducer
 from hawkvision.inference.adaptive_parallelism import divides, usable_cores
 from hawkvision.inference.backend_registry import backend_name
 from hawkvision.inference.int8.backend import Int8Backend
-from hawkvision.inference.large_pages import take_large_pages
 from hawkvision.models.manifest import InputSpec, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.system.memory import divided, give_back_at_once
 from hawkvision.transport.settings import DatagramSettings
@@ -239,7 +238,6 @@ async def _warm_pool(
     if divides(config.backend, config.onnx_providers):
         # One worker is enough here: the models are warm on all of them, and decoders are not per thread.
         await pool.submit(partial(look_at_samples, stage, config.max_pixels, clock))
-        await asyncio.to_thread(take_large_pages)
     return pool
 
 
