@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ import numpy as np
 
 from hawkvision.core.escalation_api import INFER_PATH, VARIANT_HEADER, EscalationReply
 from hawkvision.system.child_server import ended
+from tests.bench.ports import free_port
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 60.0
@@ -126,7 +126,7 @@ async def _round(
 
 def _start(host: SocketOwner, variant: str, stack: ExitStack) -> str:
     """Start the host, wait until it answers, and have the stack stop it; its address."""
-    port = _free_port()
+    port = free_port()
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local", **host.environment}
     if host.own:
         command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", "noop", "--with-parent"]
@@ -173,11 +173,6 @@ async def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGINT)
     ended(process, STOP_LIMIT_S)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _image() -> bytes:

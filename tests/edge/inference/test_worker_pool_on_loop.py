@@ -185,7 +185,7 @@ def test_an_error_on_the_loop_reaches_only_its_own_request() -> None:
 
 
 async def alone_on_the_loop(pool: WorkerPool[Any]) -> bool:
-    """Whether one of a thousand jobs, of which a few hundred come in a second, is run by the loop."""
+    """Whether the loop runs at least one of a thousand jobs, at a few hundred jobs a second."""
     for _ in range(1000):
         await asyncio.sleep(0.003)  # the gap that the pool is to see
         if (await pool.submit(on_the_loop))[0]:
