@@ -14,9 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from edge.escalation.client import DatacenterClient
 from edge.inference.admission import Admission
 from edge.inference.edge_stage import EdgeStage, InferenceJob, StagePrediction, check_stage
 from edge.inference.job_queue import MAX_BATCH
@@ -45,8 +44,10 @@ from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.inference.large_pages import take_large_pages
 from hawkvision.models.manifest import InputSpec, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.system.memory import divided, give_back_at_once
-from hawkvision.transport.congestion.registry import controller_class
 from hawkvision.transport.settings import DatagramSettings
+
+if TYPE_CHECKING:
+    from edge.escalation.client import DatacenterClient
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -204,6 +205,10 @@ def _datacenter_client(
 ) -> DatacenterClient | None:
     if not config.datacenter_url:
         return None
+    # Imported here with an HTTP client, which a node without a datacenter needs not.
+    from edge.escalation.client import DatacenterClient
+    from hawkvision.transport.congestion.registry import controller_class
+
     return DatacenterClient(
         config.datacenter_url,
         config.datacenter_api_key,

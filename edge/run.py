@@ -16,14 +16,13 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
 from edge.factory import NodeComponents, load_components, open_node
 from edge.inference.startup_thread import Loading
 from edge.monitoring.certificate_reload import CertificationReload, files_of
-from edge.servers.datagram import DatagramServer
 from edge.servers.fast_path import fast_path_protocol
 from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
@@ -45,6 +44,9 @@ from hawkvision.servers.tls import Certificates
 from hawkvision.servers.tls_from_settings import datacenter_certificates, server_certificates
 from hawkvision.system.telemetry import warn_if_allowed
 from hawkvision.transport.settings import DatagramSettings
+
+if TYPE_CHECKING:
+    from edge.servers.datagram import DatagramServer
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -142,6 +144,8 @@ class EdgeServer:
             self._frontend.bodies.limit_bytes = bodies_limit(node.admission.parts)
         port = config.feature(DatagramSettings).port
         if port is not None:
+            from edge.servers.datagram import DatagramServer  # with QUIC, which HTTP needs not
+
             self._datagram = await DatagramServer.open(config, port, self._frontend, components.useful_side)
             offered = self._datagram.offered
             self._frontend.transports = offered.transports
@@ -207,7 +211,7 @@ def _announce(listener: socket.socket, node: EdgeNode, datagram: DatagramServer 
     if node.baseline is not None:
         print(f"policy: {node.baseline.name}", flush=True)  # noqa: T201
     if datagram is not None:
-        print(f"lossy: udp://{shown}:{datagram.offer.port}", flush=True)  # noqa: T201
+        print(f"datagram: udp://{shown}:{datagram.offer.port}", flush=True)  # noqa: T201
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -11,6 +11,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
+from hawkvision.system.closed_output import quiet_without_reader
 from hawkvision.system.unicode_fallback import write_anything
 from loadgen.commands import command_line
 
@@ -118,4 +119,5 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with quiet_without_reader():
+        sys.exit(main())

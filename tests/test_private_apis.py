@@ -42,6 +42,7 @@ PRIVATE: Final = {
         "ray._private.node.Node.start_log_monitor",
         "ray._private.node.Node.start_monitor",
         "ray._private.services.start_api_server",
+        "ray.serve._private.build_app.build_app",
         "the environment's variables",
     },
     "uvicorn": {"HttpToolsProtocol._unset_keepalive_if_required", "httptools_impl.STATUS_LINE", "RequestResponseCycle"},
@@ -230,6 +231,30 @@ def test_ray_starts_what_the_tier_does_without_by_the_functions_that_it_replaces
     body = inspect.getsource(node.Node.start_api_server)
     assert re.search(r"_webui_url, process_info = ray\._private\.services\.start_api_server\(", body)
     assert "if process_info is not None" in body
+
+
+def test_serve_lists_the_deployments_of_an_application_with_what_they_ask_for() -> None:
+    from ray import serve
+    from ray.serve._private.build_app import build_app
+    from ray.serve.config import AutoscalingConfig
+    from ray.serve.deployment import deployment_to_schema
+
+    class Anything:
+        """Takes another deployment."""
+
+        def __init__(self, *others: object) -> None:
+            pass
+
+    scaling = {"min_replicas": 2, "max_replicas": 5}
+    inner = serve.deployment(Anything).options(name="inner", num_replicas=3, ray_actor_options={"num_cpus": 1.5})
+    outer = serve.deployment(Anything).options(name="outer", autoscaling_config=scaling)
+    built = {each.name: each for each in build_app(outer.bind(inner.bind()), name="any").deployments}
+    assert built.keys() == {"inner", "outer"}
+    assert (built["inner"].num_replicas, built["inner"].ray_actor_options["num_cpus"]) == (3, 1.5)
+    found = deployment_to_schema(built["outer"]).autoscaling_config
+    assert isinstance(found, AutoscalingConfig)
+    assert (found.min_replicas, found.max_replicas) == (2, 5)
+    assert not isinstance(deployment_to_schema(built["inner"]).autoscaling_config, AutoscalingConfig)
 
 
 def test_ray_knows_the_variables_of_the_environment_that_tune_it() -> None:

@@ -245,14 +245,14 @@ class DatacenterClient:
 
         return self._probe(prepared)
 
-    async def stages(self) -> StageList:
-        """What the datacenter serves. If it has refused our key, it must accept it first.
+    async def stages(self, task: str | None = None) -> StageList:
+        """What the datacenter serves of a task. If it has refused our key, it must accept it first.
 
         Raises:
             EscalationFailed: if it does not answer, or still refuses the key.
         """
         try:
-            served = await self._selector.http.stages()
+            served = await self._selector.http.stages(task)
             if self._exchanges.key_refused is not None:
                 await self._selector.http.check_key()
         except KeyRefused as error:

@@ -1,8 +1,7 @@
 """The datagram transport to the datacenter, and the probes that measure its link while no images are sent.
 
 The peer's address is asked for over HTTP. A probe is one small datagram that asks for a report, about 80 bytes each way
-with headers: 10 a second while images are escalated, one a second otherwise. Losses are counted over ten seconds, so a
-hundred probes distinguish a loss of one percent from none.
+with headers. Losses are counted over ten seconds, so a hundred probes distinguish a loss of one percent from none.
 """
 
 from __future__ import annotations
@@ -14,7 +13,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from edge.escalation.http_transport import HttpTransport, ReplyLate, TransportBroken
+from edge.escalation.http_transport import (
+    HttpTransport,
+    ReplyLate,
+    TooLargeForDatagrams,
+    TransportBroken,
+    ignore_interim,
+)
 from hawkvision.core.errors import (
     MALFORMED,
     BadImage,
@@ -29,19 +34,13 @@ from hawkvision.core.trace_context import TraceContext
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.transport.client.datagram_client import DatagramLink, LinkView
-from hawkvision.transport.client.pending_responses import ConnectionLost, ignore_interim
+from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.protocol.status import Status
 
 log = logging.getLogger("hawkvision.edge")
 
-PROBE_S: Final = 0.1
-IDLE_PROBE_S: Final = 1.0
-ACTIVE_S: Final = 30.0
-"""How long probes stay frequent after an escalation: as long as the return to TCP takes."""
-RETRY_S: Final = 15.0
-"""Between attempts to find a peer that does not answer or does not offer datagrams."""
 CONNECT_S: Final = 10.0
 """For one attempt: the request for the address, over TCP that may lose packets, and the handshake."""
 SILENT_S: Final = 2.0
@@ -65,10 +64,6 @@ class _Refusal(msgspec.Struct):
 
 
 _refusal_decoder = msgspec.json.Decoder(_Refusal)
-
-
-class TooLargeForDatagrams(EscalationFailed):
-    """The image does not fit the datagram transport; another transport may carry it."""
 
 
 class DatagramTransport:

@@ -6,8 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from edge.escalation.datagram_transport import TooLargeForDatagrams
-from edge.escalation.http_transport import KEY_REFUSED, EscalationTransport, ReplyLate, TransportBroken
+from edge.escalation.http_transport import (
+    KEY_REFUSED,
+    EscalationTransport,
+    ReplyLate,
+    TooLargeForDatagrams,
+    TransportBroken,
+)
 from edge.escalation.pending_request import PendingRequest
 from edge.escalation.reply_validation import Escalated, checked, refused
 from edge.escalation.transport_selector import TransportSelector
@@ -124,12 +129,8 @@ class Exchanges:
         *,
         expected: bool,
     ) -> None:
-        """Record a reply; `expected`: it should have been on time.
-
-        A request without a deadline asks for more work, so its round trip is not comparable and not recorded.
-        """
-        if pending.request.deadline_ms is None:
-            return
+        """Record a reply, with a deadline or without; `expected`: it should have been on time."""
+        carrier.breaker.replied(sent.sent)
         now, first_ms = self._clock.now(), pending.parts.first_ms
         carrier.breaker.times.answered(sent, answer.until_first_ms, now)
         if first_ms is not None:
@@ -166,7 +167,7 @@ class Exchanges:
             self._probe(pending)
 
     def _record_failure(self, carrier: EscalationTransport) -> None:
-        carrier.breaker.connected = False
+        carrier.breaker.failed(self._clock.now())
         self._on_failure()
 
     def _refusal(
@@ -180,6 +181,7 @@ class Exchanges:
         """Record a reply other than 200, and translate it."""
         fault, said = refused(status, payload)
         if fault is not None:
+            carrier.breaker.replied(sent.sent)
             return fault
         if status in KEY_REFUSED:
             self.key_refused = said
@@ -187,6 +189,8 @@ class Exchanges:
             # It is alive but too busy. A refusal at once (429) is not recorded: it caused no wait.
             now = self._clock.now()
             carrier.breaker.times.given_up(sent, (now - sent.sent) * 1e3, now, probe=pending.probe)
-        elif status not in (errors.Overloaded.status, errors.TooLarge.status):
+        elif status in (errors.Overloaded.status, errors.TooLarge.status):
+            carrier.breaker.replied(sent.sent)
+        else:
             self._record_failure(carrier)
         return EscalationFailed(f"{self._url} refused with HTTP {status}: {said[:200]}")

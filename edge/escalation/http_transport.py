@@ -12,12 +12,13 @@ import re
 import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from urllib.parse import quote
 from weakref import WeakSet
 
 import aiohttp
 import msgspec
 
-from edge.escalation.reply_validation import refused
+from edge.escalation.reply_validation import ListingRefused, refused
 from hawkvision.core.errors import MALFORMED, EscalationFailed, Forbidden, NotFound, Unauthorized
 from hawkvision.core.escalation_api import (
     INFER_PATH,
@@ -35,7 +36,6 @@ from hawkvision.core.logs import REQUEST_ID_HEADER
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
-from hawkvision.transport.client.pending_responses import ignore_interim
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
@@ -72,6 +72,14 @@ class KeyRefused(EscalationFailed):
 
 class ReplyLate(EscalationFailed):
     """No reply came within the timeout."""
+
+
+class TooLargeForDatagrams(EscalationFailed):
+    """The image does not fit the datagram transport; another transport may carry it."""
+
+
+def ignore_interim(_: bytes) -> None:
+    """Does nothing with an interim body."""
 
 
 class EscalationTransport(Protocol):
@@ -286,13 +294,14 @@ class HttpTransport:
         if not exchange.cancelled():
             exchange.exception()  # mark it as retrieved: an abandoned one has no reader
 
-    async def stages(self) -> StageList:
-        """What the datacenter serves.
+    async def stages(self, task: str | None = None) -> StageList:
+        """What the datacenter serves of a task; by default of its first.
 
         Raises:
             EscalationFailed: if it does not say.
         """
-        return await self._listing(self._session, STAGES_PATH, _stages_decoder)
+        query = "" if task is None else f"?task={quote(task, safe='')}"
+        return await self._listing(self._session, f"{STAGES_PATH}{query}", _stages_decoder)
 
     async def check_key(self) -> None:
         """Send an empty body: the datacenter refuses either the key or the body.
@@ -345,7 +354,8 @@ class HttpTransport:
             if response.status in KEY_REFUSED:
                 raise KeyRefused(refused(response.status, payload)[1])
             if response.status != 200:
-                raise EscalationFailed(f"{self.url}{path} answered HTTP {response.status}")
+                said = refused(response.status, payload)[1]
+                raise ListingRefused(f"{self.url}{path} answered HTTP {response.status}: {said[:200]}")
             return decoder.decode(payload)
         except (aiohttp.ClientSSLError, ssl.SSLError) as error:
             raise EscalationFailed(self._why_not(error)) from None

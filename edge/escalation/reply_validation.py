@@ -17,6 +17,10 @@ CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.Uns
 _reply_decoder = msgspec.json.Decoder(EscalationReply)
 
 
+class ListingRefused(EscalationFailed):
+    """The datacenter answers, but does not say what was asked: it is loading, or serves another task."""
+
+
 class _ErrorBody(msgspec.Struct):
     error: str = ""
     code: str = ""

@@ -11,15 +11,24 @@ import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from edge.escalation.datagram_transport import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, DatagramTransport
 from edge.escalation.http_transport import EscalationTransport, HttpTransport
 from hawkvision.core.clock import Clock
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.network.transport_choice import LATE_AMONG, LinkReading, Transport, TransportChoice
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
+
+if TYPE_CHECKING:
+    from edge.escalation.datagram_transport import DatagramTransport
+
+PROBE_S: Final = 0.1
+IDLE_PROBE_S: Final = 1.0
+ACTIVE_S: Final = 30.0
+"""How long probes stay frequent after an escalation: as long as the return to TCP takes."""
+RETRY_S: Final = 15.0
+"""Between attempts to find a peer that does not answer or does not offer datagrams."""
 
 Wanted: TypeAlias = Literal["tcp", "datagram", "auto"]
 """How images should travel; `datagram` and `auto` fall back to TCP where datagrams get no answer."""
@@ -52,7 +61,7 @@ class TransportSelector:
             congestion: makes the congestion controller of datagrams.
         """
         self.http = http
-        self.datagram = None if wanted == "tcp" else DatagramTransport(http, api_key, congestion)
+        self.datagram = None if wanted == "tcp" else _datagram_transport(http, api_key, congestion)
         self._wanted = wanted
         self._clock = clock
         self._switched = switched
@@ -139,3 +148,9 @@ class TransportSelector:
             metrics.uplink_transport.labels(transport.value).set_function(partial(self._uses, transport))
         metrics.uplink_loss_ratio.set_function(lambda: math.nan if self.loss is None else self.loss)
         metrics.uplink_rtt.set_function(lambda: math.nan if self.rtt_s is None else self.rtt_s)
+
+
+def _datagram_transport(http: HttpTransport, api_key: str | None, congestion: CongestionFactory) -> DatagramTransport:
+    from edge.escalation.datagram_transport import DatagramTransport  # with QUIC, which TCP needs not
+
+    return DatagramTransport(http, api_key, congestion)

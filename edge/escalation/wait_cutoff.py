@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from edge.escalation.http_transport import EscalationTransport
 from edge.escalation.pending_request import PendingRequest
 from edge.escalation.reply_validation import Escalated
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed, RequestError
+
+if TYPE_CHECKING:
+    from edge.escalation.http_transport import EscalationTransport
 
 log = logging.getLogger("hawkvision.edge")
 

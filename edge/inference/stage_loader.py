@@ -119,6 +119,7 @@ class StageLoader:
             self._manifest.classes,
             providers=config.onnx_providers,
             threads=threads,
+            precision=config.onnx_precision,
         )
 
     def _executions(self, model: LoadedModel) -> str:

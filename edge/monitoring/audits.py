@@ -22,9 +22,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from edge.escalation.client import DatacenterClient
 from edge.monitoring.request_streams import StreamController, StreamControllers
 from edge.monitoring.stream import StageScore
 from hawkvision.core.errors import EscalationFailed, RequestError
@@ -33,6 +32,9 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import WHOLE, Reason, Received
 from hawkvision.imaging.preprocessing import probe
+
+if TYPE_CHECKING:
+    from edge.escalation.client import DatacenterClient
 
 log = logging.getLogger("hawkvision.edge")
 

@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from edge.escalation.client import DatacenterClient
+from edge.escalation.reply_validation import ListingRefused
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import StageList
+from hawkvision.core.logs import Transitions
+
+if TYPE_CHECKING:
+    from edge.escalation.client import DatacenterClient
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -28,11 +32,15 @@ longest. A tier that takes 20 s to start is found within a second."""
 class DatacenterWatch:
     """A background task on the event loop on which it was made."""
 
-    def __init__(self, datacenter: DatacenterClient, clock: Clock, record_list: Callable[[StageList], None]) -> None:
-        """Begin to ask; `record_list` is called with each list of stages."""
+    def __init__(
+        self, datacenter: DatacenterClient, task: str, clock: Clock, record_list: Callable[[StageList], None]
+    ) -> None:
+        """Begin to ask for the stages of a task; `record_list` is called with each list."""
         self._datacenter = datacenter
+        self._task_name = task
         self._clock = clock
         self._record_list = record_list
+        self._refusals = Transitions(log, {"stages": None})
         self._task = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
@@ -40,6 +48,7 @@ class DatacenterWatch:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+        self._refusals.close()
 
     async def _watch(self) -> None:
         datacenter, link, lost = self._datacenter, self._datacenter.link, self._datacenter.lost
@@ -61,9 +70,13 @@ class DatacenterWatch:
 
     async def _answers(self) -> bool:
         try:
-            served = await self._datacenter.stages()
+            served = await self._datacenter.stages(self._task_name)
         except EscalationFailed as error:
-            log.debug("datacenter: %s", error)
+            if isinstance(error, ListingRefused):
+                self._refusals.note("stages", str(error), logging.WARNING, "datacenter: %s", error)
+            else:
+                log.debug("datacenter: %s", error)
             return False
+        self._refusals.note("stages", None, logging.INFO, "datacenter: lists the stages of task %s", self._task_name)
         self._record_list(served)
         return True

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from edge.escalation.client import DatacenterClient
 from edge.monitoring.audits import Auditor
 from edge.monitoring.served_versions import ServedVersions
 from edge.serving.edge_execution import EdgeExecutor
 from edge.serving.guarantees import Guarantees
 from hawkvision.core.clock import Clock
 from hawkvision.core.metrics import EdgeMetrics
+
+if TYPE_CHECKING:
+    from edge.escalation.client import DatacenterClient
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class EdgeNode:
         self._handler = RequestHandler if baseline is None else baseline.handler
         self._watch = None
         if self.datacenter is not None:
-            self._watch = DatacenterWatch(self.datacenter, self.clock, context.served.record_list)
+            self._watch = DatacenterWatch(self.datacenter, self.task, self.clock, context.served.record_list)
         metrics.certificates_valid.labels(self.task).set_function(lambda: float(self.guarantees.certificates_valid))
         self._count = {status: metrics.guarantees.labels(self.task, status.value).inc for status in AccuracyStatus}
         self._count_miss = metrics.deadline_misses.labels(self.task).inc

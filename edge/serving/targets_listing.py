@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edge.escalation.client import DatacenterClient
 from edge.serving.node import LISTED_TARGETS, EdgeNode
 from hawkvision.cascade.route import Route
 from hawkvision.core.settings.package_settings import HAWKVISION
 from hawkvision.core.types import AccuracyStatus, Target, Tier, target_fields
+
+if TYPE_CHECKING:
+    from edge.escalation.client import DatacenterClient
 
 
 def describe_targets(node: EdgeNode, caller: str = "") -> dict[str, Any]:

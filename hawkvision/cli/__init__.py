@@ -17,6 +17,7 @@ from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.core.version import __version__
 from hawkvision.system.child_server import exit_on_sigterm
+from hawkvision.system.closed_output import quiet_without_reader
 from hawkvision.system.unicode_fallback import write_anything
 
 app = typer.Typer(
@@ -39,8 +40,13 @@ EXTRA_OF: Final = {
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command of this process's command line."""
     write_anything()
+    with quiet_without_reader():
+        _run()
+
+
+def _run() -> None:
     if (renamed := renamed_option(sys.argv[1:])) is not None:
         typer.echo(f"error: {renamed}", err=True)
         sys.exit(2)

@@ -134,6 +134,7 @@ def models_equivalence(
     provider: Annotated[
         list[str] | None, typer.Option(help="Execution providers of ONNX Runtime, in order; default: its CPU's.")
     ] = None,
+    precision: Annotated[str, typer.Option(help="Of ONNX Runtime: model, or fp16 for half precision.")] = "model",
     task: Task = "imagenet",
     stage: Annotated[list[str] | None, typer.Option(help="Default: all that certificates depend on.")] = None,
     edge: Annotated[str | None, typer.Option(help="The edge stage; default: the manifest's.")] = None,
@@ -147,14 +148,21 @@ def models_equivalence(
     from rich.console import Console
     from rich.table import Table
 
+    from hawkvision.inference.backend_registry import ON_THE_CPU
     from hawkvision.model_zoo.calibration.equivalence import check_equivalence
+    from hawkvision.model_zoo.calibration.model_runner import ModelExecution
     from hawkvision.models import manifest
 
+    if precision not in ("model", "fp16"):
+        raise typer.BadParameter(f"--precision is model or fp16, got {precision!r}")
     results = check_equivalence(
         task,
         images,
-        backend=backend,  # type: ignore[arg-type]  # `open_backend` says which there are
-        providers=tuple(provider or ("CPUExecutionProvider",)),
+        execution=ModelExecution(
+            backend,
+            tuple(provider or ON_THE_CPU),
+            precision=precision,  # type: ignore[arg-type]
+        ),
         stages=tuple(stage or ()),
         edge=edge,
         profile=profile,

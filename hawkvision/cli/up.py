@@ -19,6 +19,7 @@ from hawkvision.core.errors import ArtifactError, BackendError, ConfigError, Not
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.load import load_config
 from hawkvision.core.types import Answer, Tier
+from hawkvision.datacenter.stages.catalog import variants_by_task
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
 from hawkvision.models.sample_images import sample_image
@@ -49,14 +50,14 @@ class UpOptions:
 
     def edge(self) -> dict[str, Any]:
         """Settings of the edge node."""
-        return {"host": self.host, "port": self.port, "profile": self.profile, **self._both()}
+        return {"host": self.host, "port": self.port, "profile": self.profile, "task": self.task, **self._both()}
 
     def datacenter(self) -> dict[str, Any]:
         """Settings of the datacenter tier."""
-        return {"port": self.dc_port, **self._both()}
+        return {"port": self.dc_port, "tasks": None if self.task is None else [self.task], **self._both()}
 
     def _both(self) -> dict[str, Any]:
-        return {"task": self.task, "models_dir": self.models_dir, "cache_dir": self.cache_dir}
+        return {"models_dir": self.models_dir, "cache_dir": self.cache_dir}
 
     def words(self, settings: Mapping[str, Any]) -> list[str]:
         """Settings in the form of a server's command line."""
@@ -65,7 +66,7 @@ class UpOptions:
             word
             for name, value in given.items()
             if value is not None
-            for word in (f"--{name.replace('_', '-')}", str(value))
+            for word in (f"--{name.replace('_', '-')}", ",".join(value) if isinstance(value, list) else str(value))
         ]
 
 
@@ -112,16 +113,20 @@ def prepare_models(edge: EdgeConfig, datacenter: DatacenterConfig, say: Callable
     if edge.backend == datacenter.backend == "noop":
         return
     models, cache = models_dir(edge.models_dir), cache_dir(edge.cache_dir)
-    manifest = load_manifest(edge.task, models)
-    stages = (edge.variant or manifest.cascade.default_edge, *(datacenter.variants or manifest.cascade.dc))
-    missing = [stage for stage in dict.fromkeys(stages) if not _is_built(manifest, stage, cache)]
-    if not missing:
-        return
-    say(f"building models, once: {', '.join(missing)} (weights are downloaded) …")
-    # Imported here because it needs packages that only builders install.
-    from hawkvision.model_zoo.building.build import build
+    named = variants_by_task(datacenter)
+    for task in dict.fromkeys((edge.task, *datacenter.tasks)):
+        manifest = load_manifest(task, models)
+        stages = list(named.get(task, manifest.cascade.dc)) if task in datacenter.tasks else []
+        if task == edge.task:
+            stages.insert(0, edge.variant or manifest.cascade.default_edge)
+        missing = [stage for stage in dict.fromkeys(stages) if not _is_built(manifest, stage, cache)]
+        if not missing:
+            continue
+        say(f"building models of {task}, once: {', '.join(missing)} (weights are downloaded) …")
+        # Imported here because it needs packages that only builders install.
+        from hawkvision.model_zoo.building.build import build
 
-    build(manifest.task, missing, models=models, cache=cache)
+        build(task, missing, models=models, cache=cache)
 
 
 @contextmanager

@@ -6,12 +6,11 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Unpack
-from urllib.parse import urlsplit
 
 from hawkvision.client.batch import Outcome, in_order
 from hawkvision.client.http import HttpConnections
@@ -37,6 +36,7 @@ from hawkvision.client.response import (
 from hawkvision.core.errors import ConfigError, NotReady
 from hawkvision.core.escalation_api import TRANSPORT_PATH
 from hawkvision.core.key_text import clean_key
+from hawkvision.core.server_url import check_server_url
 from hawkvision.core.types import Answer, Pixels
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class AsyncClient:
         """Prepare a client; nothing is sent yet.
 
         Args:
-            url: of the node, such as `http://127.0.0.1:8080`.
+            url: of the node, such as `http://127.0.0.1:8080`; with the path below which it answers, if there is one.
             api_key: sent as `Authorization: Bearer …`.
             timeout_s: time for one attempt, from an open connection to the last byte of the reply. Connecting may take
                 as long again. With a `deadline_ms` both share the time.
@@ -109,14 +109,15 @@ class AsyncClient:
             ConfigError: if the URL is malformed, a key or a file cannot be used, or an argument belongs to the other
                 transport.
         """
-        self.url = _checked_url(url)
+        check_server_url("url", url)
+        self.url = url.rstrip("/")
         _check_transport(transport, paths)
         self._datagram = transport == "datagram"
         self._paths = tuple(paths)
         self._tls: ssl.SSLContext | Literal[True] = True
         if ca is not None or certificate is not None or certificate_key is not None:
             if not self.url.lower().startswith("https:"):
-                raise ConfigError(f"ca, certificate: only for https://HOST[:PORT], got {url!r}")
+                raise ConfigError(f"ca, certificate: only for https://HOST[:PORT][/PATH], got {url!r}")
             # Imported here because other callers do not need cryptography, which loads slowly.
             from hawkvision.servers.tls import caller_context
 
@@ -201,10 +202,10 @@ class AsyncClient:
             BadField: for contradictory fields, before anything is sent.
         """
         query_fields(**fields)
-        async for outcome in in_order(
-            images, partial(self.classify, encoding=encoding, color=color, **fields), concurrency
-        ):
-            yield outcome
+        call = partial(self.classify, encoding=encoding, color=color, **fields)
+        async with aclosing(in_order(images, call, concurrency)) as outcomes:
+            async for outcome in outcomes:
+                yield outcome
 
     async def targets(self) -> dict[str, Any]:
         """The reply to `GET /v1/targets`: attainable targets with guarantee, expected escalation rate and latency.
@@ -366,15 +367,3 @@ def _check_transport(transport: str, paths: Sequence[str]) -> None:
         raise ConfigError(f"transport: expected 'http' or 'datagram', got {transport!r}")
     if paths and transport != "datagram":
         raise ConfigError("paths: only transport='datagram' takes them; the system chooses the path of HTTP")
-
-
-def _checked_url(url: str) -> str:
-    expected = f"url: expected http://HOST[:PORT] or https://HOST[:PORT], got {url!r}"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:  # an unclosed bracket, or a malformed port
-        raise ConfigError(f"{expected} ({error})") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
-        raise ConfigError(expected)
-    return url.rstrip("/")

@@ -41,7 +41,9 @@ async def in_order(
     waiting: deque[asyncio.Task[Outcome]] = deque()
     try:
         for image in images:
-            waiting.append(asyncio.create_task(outcome(image)))
+            task = asyncio.create_task(outcome(image))
+            task.add_done_callback(_mark_retrieved)
+            waiting.append(task)
             if len(waiting) >= AHEAD * concurrency:
                 yield await waiting.popleft()
         while waiting:
@@ -50,3 +52,9 @@ async def in_order(
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _mark_retrieved(task: asyncio.Task[Outcome]) -> None:
+    """Keep asyncio from logging the exception of a call whose outcome nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from hawkvision.client.request import TARGETS, TimeLimit
 from hawkvision.core import errors
-from hawkvision.core.errors import MALFORMED, HawkVisionError, Overloaded, ServiceError, TargetUnreachable
+from hawkvision.core.errors import BY_CODE, MALFORMED, HawkVisionError, Overloaded, ServiceError, TargetUnreachable
 from hawkvision.core.types import (
     AccuracyGuarantee,
     AccuracyStatus,
@@ -128,13 +128,6 @@ def _target(written: _Target) -> Target:
     return given[0]
 
 
-def _subclasses(kind: type[HawkVisionError]) -> list[type[HawkVisionError]]:
-    return [kind, *(below for child in kind.__subclasses__() for below in _subclasses(child))]
-
-
-_BY_CODE: Final = {kind.code: kind for kind in _subclasses(HawkVisionError) if kind.__module__ == errors.__name__}
-
-
 def error_from_reply(status: int, payload: bytes, retry_after_s: float | None, where: str) -> HawkVisionError:
     """The error of a reply other than 200, with the node's class, message and figures.
 
@@ -147,7 +140,7 @@ def error_from_reply(status: int, payload: bytes, retry_after_s: float | None, w
         body = {}
     written, code = body.get("error"), body.get("code")
     message = written if isinstance(written, str) else f"{where} answered HTTP {status}: {payload[:120]!r}"
-    kind = _BY_CODE.get(code) if isinstance(code, str) else None
+    kind = BY_CODE.get(code) if isinstance(code, str) else None
     if kind is None or kind.status != status:
         kind = {401: errors.Unauthorized, 429: Overloaded, 503: errors.NotReady}.get(status, BadReply)
         message = f"{where} answered HTTP {status}: {payload[:120]!r}"

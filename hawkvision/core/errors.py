@@ -236,3 +236,11 @@ class EscalationFailed(HawkVisionError):
     """The datacenter tier did not answer; the edge answers `degraded` instead."""
 
     code = "escalation_failed"
+
+
+def _with_subclasses(kind: type[HawkVisionError]) -> list[type[HawkVisionError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _with_subclasses(child))]
+
+
+BY_CODE: Final = {kind.code: kind for kind in _with_subclasses(HawkVisionError)}
+"""The classes above by their codes."""

@@ -86,10 +86,9 @@ class Instrumented(Protocol):
         ...
 
 
-def describe_process(registry: CollectorRegistry, prefix: str, text: str, task: str, backend: str) -> None:
-    """Register `<prefix>_build_info{version, task, backend}`, whose value is 1."""
-    info = Gauge(f"{prefix}_build_info", text, ("version", "task", "backend"), registry=registry)
-    info.labels(__version__, task, backend).set(1.0)
+def build_info(registry: CollectorRegistry, prefix: str, text: str) -> Gauge:
+    """Register `<prefix>_build_info{version, task, backend}`, whose value is 1 for what a process runs."""
+    return Gauge(f"{prefix}_build_info", text, ("version", "task", "backend"), registry=registry)
 
 
 class EdgeMetrics:
@@ -107,7 +106,8 @@ class EdgeMetrics:
 
     def describe(self, task: str, backend: str) -> None:
         """Publish what the node runs, once that is known."""
-        describe_process(self.registry, "hawkvision", "What the node is and runs", task, backend)
+        info = build_info(self.registry, "hawkvision", "What the node is and runs")
+        info.labels(__version__, task, backend).set(1.0)
 
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Publish the requests by key."""

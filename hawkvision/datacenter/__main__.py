@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from hawkvision.core.settings.config import DatacenterConfig
     from hawkvision.datacenter.launch.supervisor import launch
     from hawkvision.system.child_server import stop_with_parent
+    from hawkvision.system.closed_output import quiet_without_reader
     from hawkvision.system.telemetry import warn_if_allowed
 
     words = list(sys.argv[1:] if argv is None else argv)
@@ -35,10 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         stop_with_parent()
     logs.configure()  # until the settings are read
     try:
-        config = parse_arguments(DatacenterConfig, *DC_UP, words)
-        logs.configure(config.log_level, config.log_format)
-        warn_if_allowed()
-        return launch(config, stopping)
+        with quiet_without_reader():
+            config = parse_arguments(DatacenterConfig, *DC_UP, words)
+            logs.configure(config.log_level, config.log_format)
+            warn_if_allowed()
+            return launch(config, stopping)
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  the command's output
         return 1

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
+import time
 from typing import Final
 
 from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.deployment.ray_address import check_address
 from hawkvision.datacenter.deployment.ray_settings import CONNECTION_RETRIES, TUNING
 from hawkvision.datacenter.deployment.ray_version import check_ray
 
 log = logging.getLogger("hawkvision.datacenter")
 
-_CONNECT_S: Final = 5.0
+_POLL_S: Final = 0.5
 
 
 def deploy(config: DatacenterConfig, address: str) -> None:
-    """Deploy or update the application `hawkvision` on the Ray cluster at `address`, and wait until it runs.
+    """Deploy or update the application on the Ray cluster at `address`, and wait until it is ready.
 
-    Each node that may run a replica needs the same version of `hawkvision[datacenter]` as this machine, and the model
-    files under `config.cache_dir`; nothing is uploaded. A cluster with a key needs `RAY_AUTH_MODE` and
-    `RAY_AUTH_TOKEN` here. Serve listens on `config.host` and `config.port` of each node, unless it already listens
-    elsewhere. `TUNING` takes effect only if the cluster's own processes were started with it, which
-    `manifests.rayservice` does.
+    It is the application that `hawkvision dc up` runs. Each node that may run a replica needs the same version of
+    `hawkvision[datacenter]` as this machine, and the model files under `config.cache_dir`; nothing is uploaded. A
+    cluster with a key needs `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN` here. Serve listens on `config.host` and
+    `config.port` of each node, unless it already listens elsewhere. `TUNING` takes effect only if the cluster's own
+    processes were started with it, which `manifests` does.
 
     Args:
         config: the tier's settings.
@@ -32,10 +33,11 @@ def deploy(config: DatacenterConfig, address: str) -> None:
 
     Raises:
         ConfigError: if the stages are unknown, or the cluster cannot be reached, refuses the key or runs another Ray.
-        BackendError: if the application does not start on the cluster; gives Serve's message.
+        BackendError: if the application does not start on the cluster, with Serve's message, or is not ready within
+            `config.deploy_timeout_s`.
     """
     check_ray()
-    _check_address(address)
+    check_address(address)
     if os.environ.get("RAY_AUTH_MODE") != "token":
         log.warning(
             "RAY_AUTH_MODE is not 'token': a Ray that takes this deployment runs the code of anybody who reaches its "
@@ -44,11 +46,11 @@ def deploy(config: DatacenterConfig, address: str) -> None:
     for name, value in {**TUNING, **CONNECTION_RETRIES}.items():
         os.environ.setdefault(name, value)
     import ray
-    from ray import serve
     from ray.exceptions import RayError
     from ray.serve.config import HTTPOptions
 
-    from hawkvision.datacenter.app import APP_NAME, application
+    from hawkvision.datacenter.ingress.application import application
+    from hawkvision.datacenter.ingress.deploying import run_application
 
     app = application(config)
     try:
@@ -56,25 +58,38 @@ def deploy(config: DatacenterConfig, address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise ConfigError(f"dc.address: cannot use the Ray at {address!r}: {_one_line(error)}") from None
     try:
-        serve.start(http_options=HTTPOptions(host=config.host, port=config.port, location="EveryNode"))
-        serve.run(app, name=APP_NAME, route_prefix="/")
-    except (RuntimeError, RayError) as error:
-        raise BackendError(f"the cluster at {address!r} did not start the application: {_one_line(error)}") from None
+        run_application(app, config, HTTPOptions(host=config.host, port=config.port, location="EveryNode"))
+        _wait_until_ready(config)
     finally:
         ray.shutdown()
 
 
-def _check_address(address: str) -> None:
-    """Refuse an address where nothing listens; `ray.init` would try for two minutes and then end the process."""
-    if address == "auto":
-        return
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigError(f"dc.address = {address!r}: expected auto, HOST:PORT or ray://HOST:PORT")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except OSError as error:
-        raise ConfigError(f"dc.address: no Ray cluster answers at {address!r}: {error}") from None
+def _wait_until_ready(config: DatacenterConfig) -> None:
+    """Wait until the application runs and each stage has a replica; log what is missing.
+
+    Raises:
+        BackendError: if it failed to start, or is not ready in time.
+    """
+    import ray
+
+    from hawkvision.datacenter.ingress.deploying import is_running, readiness
+
+    # On the cluster: the ingress can be called from there, and perhaps not from here (ray://).
+    asked = ray.remote(num_cpus=0)(readiness)
+    ends = time.monotonic() + config.deploy_timeout_s
+    shown = None
+    while True:
+        missing: str | None = "Serve starts its replicas"
+        if is_running(config.app_name):
+            missing = ray.get(asked.remote(config.app_name))
+        if missing is None:
+            return
+        if missing != shown:
+            log.info("%s: %s", config.app_name, missing)
+            shown = missing
+        if time.monotonic() > ends:
+            raise BackendError(f"{config.app_name!r} is not ready after {config.deploy_timeout_s:g} s: {missing}")
+        time.sleep(_POLL_S)
 
 
 def _one_line(error: object) -> str:

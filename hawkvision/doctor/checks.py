@@ -14,8 +14,8 @@ from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig, defaul
 from hawkvision.core.settings.load import ConfigT, load_config
 from hawkvision.datacenter.deployment.ray_version import check_ray
 from hawkvision.datacenter.launch.private_network import why_not_private
-from hawkvision.datacenter.stages.catalog import load_catalog
-from hawkvision.doctor import access, files, machine, network
+from hawkvision.datacenter.stages.catalog import TaskFailure, load_catalogs
+from hawkvision.doctor import access, files, machine, network, onnx_runtime
 from hawkvision.doctor.findings import Check, Finding, examine, ok, problem, warning
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
 from hawkvision.servers.tls_from_settings import datacenter_certificates
@@ -65,6 +65,7 @@ def _state_file(config: EdgeConfig) -> Finding:
 
 def _edge_checks(config: EdgeConfig) -> Iterable[tuple[str, Check]]:
     yield from _machine_checks(machine.EDGE_BYTES)
+    yield "ONNX Runtime", partial(onnx_runtime.runtime, config.onnx_providers)
     yield "cache", partial(files.cache, cache_dir())
     if config.backend != "noop":
         yield "models", partial(_edge_models, config)
@@ -78,17 +79,21 @@ def _edge_checks(config: EdgeConfig) -> Iterable[tuple[str, Check]]:
 
 def _datacenter_checks(config: DatacenterConfig) -> Iterable[tuple[str, Check]]:
     yield from _machine_checks(machine.DATACENTER_BYTES)
+    yield "ONNX Runtime", partial(onnx_runtime.runtime, config.onnx_providers)
     yield "Ray", _ray
     yield "namespaces", partial(_namespaces, config)
     yield "cache", partial(files.cache, cache_dir())
     if config.backend != "noop":
         yield "models", partial(_datacenter_models, config)
     yield "keys and TLS", partial(access.access, config, "dc", _now())
-    yield from _port_checks("dc", config.host, config.port, config.feature(DatagramSettings).port)
+    below = config.route_prefix.rstrip("/")
+    yield from _port_checks("dc", config.host, config.port, config.feature(DatagramSettings).port, below)
 
 
-def _port_checks(section: str, host: str, port: int, datagram_port: int | None) -> Iterable[tuple[str, Check]]:
-    yield f"port {port}", partial(network.port, host, port, socket.SOCK_STREAM, f"{section}.port")
+def _port_checks(
+    section: str, host: str, port: int, datagram_port: int | None, prefix: str = ""
+) -> Iterable[tuple[str, Check]]:
+    yield f"port {port}", partial(network.port, host, port, socket.SOCK_STREAM, f"{section}.port", prefix)
     if datagram_port is not None:
         where = f"{section}.datagram_port"
         yield f"UDP port {datagram_port}", partial(network.port, host, datagram_port, socket.SOCK_DGRAM, where)
@@ -100,7 +105,11 @@ def _edge_models(config: EdgeConfig) -> Iterable[Finding]:
 
 
 def _datacenter_models(config: DatacenterConfig) -> Iterable[Finding]:
-    return files.models(config.task, load_catalog(config).variants, cache_dir(config.cache_dir))
+    for task, catalog in load_catalogs(config).items():
+        if isinstance(catalog, TaskFailure):
+            yield problem(f"task {task}", catalog.reason, "mend it, or take the task out of dc.tasks")
+        else:
+            yield from files.models(task, catalog.variants, cache_dir(config.cache_dir))
 
 
 def _profile(config: EdgeConfig) -> Finding:
@@ -119,9 +128,8 @@ def _datacenter(config: EdgeConfig, url: str) -> Iterable[Finding]:
         asked = [manifest.best] if pair.intermediate is None else [manifest.best, pair.intermediate.name]
         expected = {each: profile.stage(each).fingerprint for each in asked}
     certificates = datacenter_certificates(config)
-    return network.datacenter(
-        url, config.datacenter_api_key, expected, None if certificates is None else certificates.context
-    )
+    context = None if certificates is None else certificates.context
+    return network.datacenter(url, config.datacenter_api_key, expected, context, task=config.task)
 
 
 def _now() -> datetime.datetime:

@@ -9,6 +9,7 @@ import http.client
 import socket
 import ssl
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -21,13 +22,18 @@ from hawkvision.core.escalation_api import INFER_PATH, STAGES_PATH, StageList
 from hawkvision.doctor.findings import Finding, ok, problem, warning
 
 TIMEOUT_S: Final = 5.0
+MAX_ERROR_BYTES: Final = 4096
 MAX_LISTING_BYTES: Final = 2**20
 SKEW_S: Final = 30.0
 """Difference of clocks beyond which log lines and dates of certificates are hard to compare."""
 
 
-def port(host: str, number: int, kind: socket.SocketKind, setting: str) -> Finding:
-    """Whether a server can listen on an address."""
+class _ErrorBody(msgspec.Struct):
+    error: str
+
+
+def port(host: str, number: int, kind: socket.SocketKind, setting: str, prefix: str = "") -> Finding:
+    """Whether a server can listen on an address, or listens there already and answers below `prefix`."""
     name = f"port {number}" if kind is socket.SOCK_STREAM else f"UDP port {number}"
     try:
         family, _, _, _, address = socket.getaddrinfo(host, number, type=kind)[0]
@@ -38,7 +44,7 @@ def port(host: str, number: int, kind: socket.SocketKind, setting: str) -> Findi
             if kind is socket.SOCK_STREAM:
                 trial.listen(1)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE and kind is socket.SOCK_STREAM and _is_ours(host, number):
+        if error.errno == errno.EADDRINUSE and kind is socket.SOCK_STREAM and _is_ours(host, number, prefix):
             return ok(name, f"{host}:{number} is a HawkVision server's, which runs")
         advice = f"stop what listens there (ss -ltnup shows it), or set {setting}"
         if isinstance(error, PermissionError):
@@ -49,13 +55,13 @@ def port(host: str, number: int, kind: socket.SocketKind, setting: str) -> Findi
     return ok(name, f"{host}:{number} is free")
 
 
-def _is_ours(host: str, number: int) -> bool:
+def _is_ours(host: str, number: int, prefix: str) -> bool:
     """Whether any HawkVision server listens there."""
     shown = f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1"}.get(host, host)  # noqa: S104
     unverified = ssl._create_unverified_context()  # noqa: S323 - nothing is told or believed
     for scheme in ("http", "https"):
         try:
-            asked = f"{scheme}://{shown}:{number}/healthz"
+            asked = f"{scheme}://{shown}:{number}{prefix}/healthz"
             with urllib.request.urlopen(asked, timeout=TIMEOUT_S, context=unverified) as response:  # noqa: S310
                 return response.read(64) in (b'{"status":"alive"}', b"ok")
         except (OSError, http.client.HTTPException):
@@ -64,7 +70,12 @@ def _is_ours(host: str, number: int) -> bool:
 
 
 def datacenter(
-    url: str, key: str | None, expected: Mapping[str, str], context: ssl.SSLContext | None = None
+    url: str,
+    key: str | None,
+    expected: Mapping[str, str],
+    context: ssl.SSLContext | None = None,
+    *,
+    task: str | None = None,
 ) -> Iterator[Finding]:
     """Whether the datacenter replies, accepts the key, serves the certified models, and has the same time.
 
@@ -73,9 +84,12 @@ def datacenter(
         key: that it asks for.
         expected: fingerprint of each stage.
         context: for TLS; None is the system's.
+        task: that it must serve; None is its first.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}{STAGES_PATH}", headers=headers)  # noqa: S310 - http or https, by the settings
+    query = "" if task is None else f"?{urllib.parse.urlencode({'task': task})}"
+    # http or https, by the settings
+    request = urllib.request.Request(f"{url.rstrip('/')}{STAGES_PATH}{query}", headers=headers)  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as response:  # noqa: S310
             listing = msgspec.json.decode(response.read(MAX_LISTING_BYTES), type=StageList)
@@ -125,10 +139,22 @@ def _refused(url: str, error: urllib.error.HTTPError) -> Finding:
         if error.code in (401, 403):
             advice = "set HAWKVISION_EDGE_DATACENTER_API_KEY to a key that the datacenter takes, with the scope infer"
             return problem("datacenter", f"{url} does not take the key (HTTP {error.code})", advice)
+        said = error.read(MAX_ERROR_BYTES)
         if error.code == 503:
-            return warning("datacenter", f"{url} is not ready (HTTP 503)", "wait for it, or look into its log")
-        advice = "set edge.datacenter_url to the datacenter tier's own address, without a path"
-        return problem("datacenter", f"{url} answers HTTP {error.code} at {STAGES_PATH}", advice)
+            found = f"{url} is not ready (HTTP 503){_reason(said)}"
+            return warning("datacenter", found, "wait for it, or look into its log")
+        advice = "set edge.datacenter_url to the datacenter tier's address, with dc.route_prefix as its path"
+        if _reason(said):
+            advice += ", and edge.task to a task that it serves (dc.tasks)"
+        return problem("datacenter", f"{url} answers HTTP {error.code} at {STAGES_PATH}{_reason(said)}", advice)
+
+
+def _reason(body: bytes) -> str:
+    """The reason that a HawkVision server gives; empty for another server's body."""
+    try:
+        return f": {msgspec.json.decode(body, type=_ErrorBody).error}"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
 
 
 def _certified(url: str, listing: StageList, expected: Mapping[str, str]) -> Finding:

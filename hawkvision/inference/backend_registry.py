@@ -1,23 +1,36 @@
-"""Loads backends by the names in the settings."""
+"""Loads backends by the names in the settings: ours, and those that packages add by the entry point
+`hawkvision.backends`.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from hawkvision.core.errors import BackendError
-from hawkvision.inference.backends.interface import Backend
+from hawkvision.core.settings.package_settings import BACKEND_ENTRY_POINTS, backend_names
+from hawkvision.inference.backends.interface import Backend, OnnxPrecision
 from hawkvision.models.fingerprints import Execution
 from hawkvision.models.manifest import InputSpec
 
 log = logging.getLogger("hawkvision.inference")
 
-BackendKind: TypeAlias = Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"]
-"""`auto` is `int8`, our own kernels, for models that they can run on this machine, else `onnxruntime`."""
+BackendKind: TypeAlias = str
+"""One of `backend_names()`. `auto` is `int8`, our own kernels, for models that they can run on this machine, else
+`onnxruntime`."""
 
 ON_THE_CPU: Final = ("CPUExecutionProvider",)
+
+
+class OpenBackend(Protocol):
+    """What an entry point of the group `hawkvision.backends` names."""
+
+    def __call__(self, model: Path | bytes, spec: InputSpec, classes: int, threads: int) -> Backend:
+        """Load a variant; see `open_backend`."""
+        ...
 
 
 def open_backend(
@@ -27,6 +40,7 @@ def open_backend(
     classes: int,
     providers: Sequence[str] = ON_THE_CPU,
     threads: int = 1,
+    precision: OnnxPrecision = "model",
 ) -> Backend:
     """Load a variant. Imports only the module of the chosen backend.
 
@@ -37,20 +51,24 @@ def open_backend(
         classes: the number of classes from the manifest.
         providers: of ONNX Runtime. With any but the CPU's, `auto` is `onnxruntime`.
         threads: threads per inference of ONNX Runtime, OpenVINO and our own kernels.
+        precision: of ONNX Runtime's layers. With another than the model file's, `auto` is `onnxruntime`.
 
     Raises:
-        BackendError: if the model cannot be loaded, or its input or output differ from `spec` and `classes`.
+        BackendError: if the model cannot be loaded, the backend has no such precision, or the model's input or output
+            differ from `spec` and `classes`.
     """
+    if precision != "model" and kind not in ("auto", "onnxruntime"):
+        raise BackendError(f"backend {kind} runs models as they are; precision {precision} is ONNX Runtime's")
     backend: Backend
     match kind:
         case "auto":
-            backend = _open_fastest(model, providers, threads)
+            backend = _open_fastest(model, providers, threads, precision)
         case "int8":
             backend = _open_int8(model, threads)
         case "onnxruntime":
             from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 
-            backend = OnnxRuntimeBackend(model, providers, threads)
+            backend = OnnxRuntimeBackend(model, providers, threads, precision)
         case "openvino":
             from hawkvision.inference.backends.openvino_backend import OpenVinoBackend
 
@@ -64,9 +82,7 @@ def open_backend(
 
             backend = NoopBackend((spec.height, spec.width, 3), classes)
         case _:
-            raise BackendError(
-                f"no backend is called {kind!r}; expected auto, int8, onnxruntime, openvino, numpy or noop"
-            )
+            backend = _added(kind)(model, spec, classes, threads)
     expected, found = ((spec.height, spec.width, 3), classes), (backend.input_shape, backend.classes)
     if found != expected:
         backend.close()
@@ -75,6 +91,21 @@ def open_backend(
             f"the manifest says {expected[0]} and {expected[1]}"
         )
     return backend
+
+
+def _added(kind: str) -> OpenBackend:
+    """What opens a backend that an installed package provides.
+
+    Raises:
+        BackendError: if there is none of this name, or it cannot be imported.
+    """
+    for point in entry_points(group=BACKEND_ENTRY_POINTS, name=kind):
+        try:
+            found: OpenBackend = point.load()
+        except (ImportError, AttributeError) as error:
+            raise BackendError(f"backend {kind!r}: entry point {point.value}: {error}") from None
+        return found
+    raise BackendError(f"no backend is called {kind!r}; expected one of {', '.join(backend_names())}")
 
 
 @runtime_checkable
@@ -101,15 +132,15 @@ def backend_name(asked: str, backend: Backend) -> str:
     return "int8" if isinstance(backend, Int8Backend) else "onnxruntime"
 
 
-def _open_fastest(model: Path | bytes, providers: Sequence[str], threads: int) -> Backend:
-    if tuple(providers) == ON_THE_CPU:
+def _open_fastest(model: Path | bytes, providers: Sequence[str], threads: int, precision: OnnxPrecision) -> Backend:
+    if tuple(providers) == ON_THE_CPU and precision == "model":
         try:
             return _open_int8(model, threads)
         except BackendError as error:
             log.info("ONNX Runtime runs the model: %s", error.message)
     from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 
-    return OnnxRuntimeBackend(model, providers, threads)
+    return OnnxRuntimeBackend(model, providers, threads, precision)
 
 
 def _open_int8(model: Path | bytes, threads: int) -> Backend:

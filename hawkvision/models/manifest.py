@@ -234,10 +234,32 @@ def parse_manifest(text: str, where: str) -> Manifest:
     """
     try:
         document = tomllib.loads(text)
-        _refuse_old_words(document, where)
-        manifest = msgspec.convert(_with_source_kinds(document, where), Manifest)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ManifestError(f"{where}: {error}") from None
+    return manifest_of(document, where)
+
+
+def manifest_of(document: dict[str, Any], where: str) -> Manifest:
+    """The manifest in a TOML document, which is changed; `where` names it in errors.
+
+    Raises:
+        ManifestError: as `parse_manifest`, whatever values the document has.
+    """
+    _refuse_old_words(document, where)
+    try:
+        manifest = msgspec.convert(_with_source_kinds(document, where), Manifest)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ManifestError(f"{where}: {error}") from None
+    _check_stages(manifest, where)
+    return manifest
+
+
+def _check_stages(manifest: Manifest, where: str) -> None:
+    """Check that names are distinct, and that each stage and member that is named exists.
+
+    Raises:
+        ManifestError: naming the one that is wrong.
+    """
     names = [v.name for v in manifest.variants] + [c.name for c in manifest.ensembles]
     if len(set(names)) != len(names):
         raise ManifestError(f"{where}: variants and ensembles must have distinct names, got {sorted(names)}")
@@ -246,7 +268,10 @@ def parse_manifest(text: str, where: str) -> Manifest:
             raise ManifestError(f"{where}: cascade names {stage!r}, which is neither a variant nor an ensemble")
     for ensemble in manifest.ensembles:
         for member in ensemble.members:
-            manifest.variant(member)
+            try:
+                manifest.variant(member)
+            except ManifestError as error:
+                raise ManifestError(f"{where}: ensemble {ensemble.name!r}: {error}") from None
         if ensemble.accept_confidence is not None and ensemble.horizontal_flip:
             raise ManifestError(f"{where}: ensemble {ensemble.name!r} has accept_confidence, and so no horizontal_flip")
     _check_conditional(manifest, where)
@@ -254,7 +279,6 @@ def parse_manifest(text: str, where: str) -> Manifest:
         raise ManifestError(f"{where}: cascade.default_edge {manifest.cascade.default_edge!r} is not in cascade.edge")
     if manifest.cascade.fpga is not None and manifest.cascade.fpga not in manifest.cascade.edge:
         raise ManifestError(f"{where}: cascade.fpga {manifest.cascade.fpga!r} is not in cascade.edge")
-    return manifest
 
 
 def _check_conditional(manifest: Manifest, where: str) -> None:
@@ -303,7 +327,8 @@ def _refuse_old_words(document: dict[str, Any], where: str) -> None:
     for place, table in tables.items():
         for old in table.keys() & _RENAMED_KEYS.keys():
             raise ManifestError(f"{place}: {old} is called {_RENAMED_KEYS[old]} since 0.2")
-    for each in document.get("ensembles", ()):
+    ensembles = document.get("ensembles")
+    for each in ensembles if isinstance(ensembles, list) else ():
         if isinstance(each, dict) and "sure_from" in each:
             raise ManifestError(f"{where}: [[ensembles]]: sure_from is called accept_confidence since 0.2")
 
@@ -342,13 +367,16 @@ def load_manifest(task: str, models: Path) -> Manifest:
 
     Raises:
         NotFound: if the task has no manifest there; the message lists those that have.
-        ManifestError: if the file breaks the schema.
+        ManifestError: if the file breaks the schema, or is that of another task.
     """
     path = models / task / "manifest.toml"
     if not path.is_file():
         known = sorted(p.parent.name for p in models.glob("*/manifest.toml"))
         raise NotFound(f"no task {task!r} under {models}; known tasks: {', '.join(known) or 'none'}")
-    return parse_manifest(_read(path), where=str(path))
+    manifest = parse_manifest(_read(path), where=str(path))
+    if manifest.task != task:
+        raise ManifestError(f"{path}: expected task = {task!r}, the name of its folder, got {manifest.task!r}")
+    return manifest
 
 
 def load_labels(manifest: Manifest, models: Path) -> tuple[str, ...]:

@@ -42,7 +42,8 @@ class CircuitBreaker:
         """Start closed, or open until there is a connection."""
         self.times = times
         self.connected = connected
-        """Whether the last connection attempt succeeded; set by the caller."""
+        """Whether the link works as far as is known; the caller sets it after a connection attempt."""
+        self._failed = float("-inf")
         self._recent_ms: deque[float] = deque(maxlen=RECENT)
         self._refused_ms: float | None = None
         """The remaining time of the last caller that was refused."""
@@ -70,6 +71,15 @@ class CircuitBreaker:
         if self.connected and (not self._recent_ms or self._likely(self.longest_ms, now)):
             return BreakerState.CLOSED
         return BreakerState.HALF_OPEN if self._probing else BreakerState.OPEN
+
+    def failed(self, now: float) -> None:
+        """The link does not work: a connection was refused or broke off, or nothing came back."""
+        self.connected, self._failed = False, now
+
+    def replied(self, sent: float) -> None:
+        """A request sent then has a reply, so the link works; unless it failed after that."""
+        if sent >= self._failed:
+            self.connected = True
 
     def begin_probe(self, now: float) -> bool:
         """Whether a probe is due and none is running; if so, `end_probe` must follow."""

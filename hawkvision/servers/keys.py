@@ -249,12 +249,17 @@ class Keys:
         if not self.required:
             self._anybody += 1
             return NOBODY_ASKED
-        scheme, _, given = (authorization or "").partition(" ")
-        caller = self.identify(given.strip().encode("latin-1", "replace")) if scheme.lower() == "bearer" else None
+        caller = self.caller_of(authorization)
         if caller is None:
             raise self.refused()
         self.admit(caller, needed)
         return caller
+
+    def caller_of(self, authorization: str | None) -> Caller | None:
+        """The caller of an HTTP request, which is not counted; None for a missing or wrong key."""
+        scheme, _, given = (authorization or "").partition(" ")
+        presented = given.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else None
+        return self.identify(presented)
 
     def counts(self) -> Mapping[tuple[str, str], int]:
         """Requests by name of the key and outcome. Names are those of the keys, and two more."""

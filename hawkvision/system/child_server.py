@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Final
+from urllib.parse import urlsplit
 
 from hawkvision.core.errors import NotReady
 
@@ -40,7 +41,7 @@ class ServerProcess:
     @property
     def port(self) -> int:
         """The port of `url`."""
-        return int(self.url.rpartition(":")[2])
+        return urlsplit(self.url).port or 0
 
     @property
     def pid(self) -> int:

@@ -12,12 +12,13 @@ import ssl
 import time
 from dataclasses import dataclass, field
 from typing import Final, cast
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 import httptools
 
 from hawkvision.client.response import Unreachable
 from hawkvision.core.errors import ConfigError
+from hawkvision.core.server_url import check_server_url
 from loadgen.clients.base import RequestTimes
 
 MAX_REPLY_BYTES: Final = 4 << 20
@@ -48,17 +49,9 @@ def check_server(url: str, api_key: str | None) -> SplitResult:
     """The parts of a server's URL.
 
     Raises:
-        ConfigError: if it is none, or holds a password, which records would show; or if no header can hold the key.
+        ConfigError: as `check_server_url`, or if no header can hold the key.
     """
-    try:
-        parts = urlsplit(url)
-        if "@" in parts.netloc:
-            raise ConfigError("--url: expected no name and no password, which records would show; see --api-key")
-        _ = parts.port  # raises where it is none
-    except ValueError:
-        raise ConfigError(f"--url: expected http://HOST[:PORT], got {url!r}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ConfigError(f"--url: expected http://HOST[:PORT] or https://HOST[:PORT], got {url!r}")
+    parts = check_server_url("--url", url)
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise ConfigError("--api-key: expected printable ASCII")
     return parts

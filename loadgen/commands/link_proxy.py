@@ -77,7 +77,7 @@ class LinkProxy:
         Raises:
             ConfigError: naming what does not fit.
         """
-        self._target = _address_of(url)
+        self._target, self._path = _address_of(url)
         self._listen = _loopback(listen)
         if len(udp_ports) > MAX_UDP_PORTS:
             raise ConfigError(f"{len(udp_ports)} UDP ports; expected at most {MAX_UDP_PORTS}")
@@ -109,7 +109,7 @@ class LinkProxy:
             arriving = await asyncio.start_server(self._arrived, sock=far, limit=PIECE_BYTES)
             stack.callback(arriving.close)
             near = _listener(self._listen, self._port)
-            self.url = f"http://{self._listen}:{near.getsockname()[1]}"
+            self.url = f"http://{self._listen}:{near.getsockname()[1]}{self._path}"
             called = await asyncio.start_server(self._called, sock=near, limit=PIECE_BYTES)
             stack.callback(called.close)
             for port in self._udp_ports:
@@ -235,11 +235,12 @@ def _listener(host: str, port: int) -> socket.socket:
     return made
 
 
-def _address_of(url: str) -> tuple[str, int]:
+def _address_of(url: str) -> tuple[tuple[str, int], str]:
+    """Host and port of a server, and the path below which it answers."""
     parts = check_server(url, None)
     if parts.scheme != "http" or not parts.hostname:
-        raise ConfigError(f"{url!r}: expected http://HOST[:PORT]; behind a link there is plain HTTP only")
-    return parts.hostname, 80 if parts.port is None else parts.port
+        raise ConfigError(f"{url!r}: expected http://HOST[:PORT][/PATH]; behind a link there is plain HTTP only")
+    return (parts.hostname, 80 if parts.port is None else parts.port), parts.path.rstrip("/")
 
 
 def _loopback(address: str) -> str:
@@ -310,7 +311,7 @@ async def run(given: LinkProxyOptions) -> None:
         given.url,
         load_profile(given.link),
         listen=given.listen,
-        port=_address_of(given.url)[1] if given.port is None else given.port,
+        port=_address_of(given.url)[0][1] if given.port is None else given.port,
         udp_ports=given.udp_port,
         congestion=given.congestion,
     )

@@ -35,7 +35,7 @@ MAX_PATHS: Final = 2
 MTU: Final = 1500
 TX_QUEUE_PACKETS: Final = 1000
 """What the kernel holds while the relay does not read: 0.6 s of 20 Mbit/s, so that a pause of ours loses nothing."""
-_NAMES: Final = re.compile(r"hvlink-(?P<pid>\d+)-(?P<birth>\d+)-\d+-(?:client|server)")
+_NAMES: Final = re.compile(r"hvlink-(?P<pid>\d+)-(?P<birth>\d+)-\d+-(?:client|server|node\d+)")
 _NAMESPACES: Final = Path("/run/netns")
 _CLONE_NEWNET: Final = 0x40000000
 _TUNSETIFF: Final = 0x400454CA
@@ -83,7 +83,7 @@ def sweep() -> list[str]:
 
 
 def new_name() -> str:
-    """What the namespaces of one link are called, before "-client" and "-server"."""
+    """What the namespaces of one link or network are called, before "-client", "-server" or "-nodeN"."""
     return f"hvlink-{os.getpid()}-{_birth(os.getpid())}-{next(_serial)}"
 
 

@@ -37,8 +37,10 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.datacenter.local_socket", "hawkvision.datacenter.servers"),
     ("hawkvision.datacenter.execution",),
     ("hawkvision.datacenter.deployment",),
+    ("hawkvision.datacenter.ingress",),
     ("hawkvision.datacenter.launch",),
     ("hawkvision.datacenter",),
+    ("hawkvision.datacenter.manifests",),
     ("hawkvision.model_zoo.building",),
     ("hawkvision.model_zoo.calibration",),
     ("hawkvision.model_zoo.training", "hawkvision.model_zoo.reports"),
@@ -67,6 +69,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("loadgen",),
     ("hawkvision.doctor",),
     ("hawkvision.cli",),
+    ("hawkvision.__main__",),
 )
 
 APART: Final[dict[str, tuple[str, ...]]] = {

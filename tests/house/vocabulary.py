@@ -78,7 +78,7 @@ ALLOWED: Final[tuple[tuple[str, str, str], ...]] = (
     (r"(tests/)?edge/monitoring/\w+\.py", r"[\"']void[\"']", "a key in state files of the first version"),
     (r"hawkvision/transport/(WIRE\.md|protocol/control\.py)", r"[\"`]picture[\"`]", "a key on the wire"),
     (
-        r"hawkvision/datacenter/servers/metrics\.py|docs/(operations/datacenter|reference/metrics)\.md",
+        r"hawkvision/datacenter/servers/metrics\.py|docs/(operations/(datacenter|escalation)|reference/metrics)\.md",
         r"hawkvision_datacenter_settled_answers(_total)?",
         "a metric that dashboards name",
     ),

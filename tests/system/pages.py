@@ -1,6 +1,7 @@
 """The pages of the documentation: their code blocks, commands and links.
 
-A block that cannot be run here has a comment on a line before it: `<!-- not run: REASON -->`.
+A block that cannot be run here has a comment on a line before it: `<!-- not run: REASON -->`. One that belongs to one
+of the machines of `tests/system/cluster/machines.py` has `<!-- on: NAME -->`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +28,7 @@ COMMAND_LIMIT_S: Final = 120.0
 
 _FENCE: Final = re.compile(r"^```(\w*)$")
 _NOT_RUN: Final = re.compile(r"^<!-- not run: (\S.*) -->$")
+_ON: Final = re.compile(r"^<!-- on: (\w+) -->$")
 _LINK: Final = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
 
 
@@ -39,6 +42,8 @@ class Block:
     text: str
     not_run: str | None
     """Why it is not run; None if it is."""
+    machine: str | None = None
+    """The machine on which it is run; None for this one."""
 
     @property
     def place(self) -> str:
@@ -65,20 +70,24 @@ def blocks(page: Path) -> list[Block]:
     found: list[Block] = []
     started: tuple[int, str] | None = None
     reason: str | None = None
+    machine: str | None = None
     lines = page.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
         fence = _FENCE.match(line)
         if started is not None:
             if line == "```":
                 begin, language = started
-                found.append(Block(page, begin, language, "\n".join(lines[begin : number - 1]) + "\n", reason))
-                started, reason = None, None
+                text = "\n".join(lines[begin : number - 1]) + "\n"
+                found.append(Block(page, begin, language, text, reason, machine))
+                started, reason, machine = None, None, None
         elif fence is not None:
             started = number, fence.group(1)
         elif marked := _NOT_RUN.match(line):
             reason = marked.group(1)
+        elif placed := _ON.match(line):
+            machine = placed.group(1)
         elif line.strip():
-            reason = None
+            reason, machine = None, None
     assert started is None, f"{page}: a block is not closed"
     return found
 
@@ -94,11 +103,17 @@ def shell_environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "XDG_STATE_HOME": str(folder / "state")}
 
 
-def run_block(block: Block, script: str, folder: Path, environment: dict[str, str]) -> str:
-    """Run what a block holds in `folder`, and give what it prints; an error names the block."""
+def run_block(
+    block: Block, script: str, folder: Path, environment: dict[str, str], entering: Sequence[str] = ()
+) -> str:
+    """Run what a block holds in `folder`, and give what it prints; an error names the block.
+
+    Args:
+        entering: a command that becomes the shell or Python behind it, somewhere else.
+    """
     program = [sys.executable, "-c"] if block.language == "python" else ["bash", "-e", "-u", "-o", "pipefail", "-c"]
     ran = subprocess.run(
-        [*program, script],
+        [*entering, *program, script],
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -30,7 +30,9 @@ REFERENCE = "".join(
 COMMAND_BLOCKS = [
     block for page in pages.run_pages() for block in pages.blocks(page) if block.language in pages.RUN_LANGUAGES
 ]
-RUN_HERE = sorted({block.page for block in COMMAND_BLOCKS if block.is_run} - {pages.ROOT / "README.md"})
+HERE = [block for block in COMMAND_BLOCKS if block.is_run and block.machine is None]
+"""Others are run by test_two_machines.py."""
+RUN_HERE = sorted({block.page for block in HERE} - {pages.ROOT / "README.md"})
 """README's blocks are run by test_first_screen.py."""
 PAGES_ABOUT_THE_CODE = [page for page in pages.PAGES if page.name != "CHANGELOG.md" and "benchmarks" not in page.parts]
 
@@ -130,7 +132,7 @@ def test_every_option_of_our_commands_is_in_the_reference(block: Block) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN_HERE, ids=name_of)
 def test_blocks_of_a_page_run_in_their_order(page: Path, port: int, tmp_path: Path) -> None:
-    run = [block for block in pages.blocks(page) if block.is_run]
+    run = [block for block in HERE if block.page == page]
     for program in ("curl", "openssl"):
         if shutil.which(program) is None and any(program in block.text for block in run):
             pytest.skip(f"{program} is not installed (apt-get install {program})")

@@ -126,7 +126,7 @@ def datagram(noop: ServerProcess) -> Iterator[Client]:
 def test_the_node_says_where_it_listens_and_prints_it(noop: ServerProcess) -> None:
     offered = offer_of(noop.url)
     assert str(offered["certificate"]).startswith("-----BEGIN CERTIFICATE-----")
-    assert f"lossy: udp://127.0.0.1:{offered['port']}" in noop.output()
+    assert f"datagram: udp://127.0.0.1:{offered['port']}" in noop.output()
 
 
 def test_images_paths_and_pixels_are_answered(datagram: Client, tmp_path: object) -> None:

@@ -89,7 +89,12 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     run a quantised variant: on the CPU with a device's arithmetic, as simulated RTL, on a device, and on a device with
     the CPU taking what the device cannot (`fpga/offload`)."""
     onnx_providers: tuple[Word, ...] = ("CPUExecutionProvider",)
-    """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
+    """ONNX Runtime execution providers in order of preference, such as `TensorrtExecutionProvider`,
+    `CUDAExecutionProvider`, `CPUExecutionProvider`. Each takes the layers that those before it cannot run. One that is
+    not installed or does not start is an error; so are layers that only the CPU can run, unless it is named."""
+    onnx_precision: Literal["model", "fp16"] = "model"
+    """Precision of the layers in ONNX Runtime: that of the model files, or half precision (`fp16`) for float models on
+    a GPU. Answers in half precision are certified once `hawkvision models equivalence` has passed."""
     models_dir: Path | None = None
     """Folder of manifests, labels and profiles, one folder per task. Default: those that are installed."""
     cache_dir: Path | None = None
@@ -128,7 +133,8 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
 
     # == Datacenter ==
     datacenter_url: str | None = None
-    """Address of the datacenter tier, `http://HOST[:PORT]` or https. Without it the node answers alone."""
+    """Address of the datacenter tier, `http://HOST[:PORT][/PATH]` or https; the path is `dc.route_prefix`. Without it
+    the node answers alone."""
     datacenter_api_key: Key | None = None
     """The key that the datacenter tier asks for; it must allow `infer`."""
     datacenter_ca: Path | None = None
@@ -178,6 +184,9 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Address to listen on. Beyond loopback, keys and TLS are required."""
     port: Port = 8090
     """TCP port to listen on; 0 takes a free one."""
+    route_prefix: str = "/"
+    """Path below which the tier answers, such as `/vision`, for example beside other applications of a cluster. Edge
+    nodes add it to `datacenter_url`."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     """Longest request body, in bytes; longer ones are refused with 413."""
     connections_per_address: Annotated[int, Meta(ge=0)] = 512
@@ -203,15 +212,24 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Serve HTTP without TLS beyond loopback, behind a proxy that ends TLS or on a private network."""
 
     # == Models ==
-    task: str = "imagenet"
-    """The task to serve: a folder with a manifest in `models_dir`."""
+    tasks: Annotated[tuple[Word, ...], Meta(min_length=1)] = ("imagenet",)
+    """The tasks to serve: folders with a manifest in `models_dir`. The first answers requests that name no task. Each
+    has its own part of the admission limit. A task that cannot be loaded does not take the others down."""
     variants: tuple[Word, ...] = ()
-    """The stages to serve: variants and ensembles of the manifest. Default: the manifest's `cascade.dc`."""
-    backend: Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"] = "auto"
-    """What runs the models. `auto` takes the `int8` kernels for models and processors that they support, else ONNX
-    Runtime, which gives the same logits. `openvino` gives other logits, for which nothing is certified."""
+    """The stages to serve: variants and ensembles of the manifest, with several tasks each as `TASK:STAGE`. Default:
+    each manifest's `cascade.dc`."""
+    backend: Word = "auto"
+    """What runs the models: auto, int8, onnxruntime, openvino, numpy or noop. `auto` takes the `int8` kernels for
+    models and processors that they support, else ONNX Runtime, which gives the same logits. `openvino` gives other
+    logits, for which nothing is certified. Packages add backends by an entry point of `hawkvision.backends`; they
+    certify nothing."""
     onnx_providers: tuple[Word, ...] = ("CPUExecutionProvider",)
-    """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
+    """ONNX Runtime execution providers in order of preference, such as `TensorrtExecutionProvider`,
+    `CUDAExecutionProvider`, `CPUExecutionProvider`. Each takes the layers that those before it cannot run. One that is
+    not installed or does not start is an error; so are layers that only the CPU can run, unless it is named."""
+    onnx_precision: Literal["model", "fp16"] = "model"
+    """Precision of the layers in ONNX Runtime: that of the model files, or half precision (`fp16`) for float models on
+    a GPU. Answers in half precision are certified once `hawkvision models equivalence` has passed."""
     models_dir: Path | None = None
     """Folder of manifests, labels and profiles, one folder per task. Default: those that are installed."""
     cache_dir: Path | None = None
@@ -224,6 +242,10 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Most replicas of each deployment; Ray Serve scales between `min_replicas` and this."""
     target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 4.0
     """Ongoing requests per replica that Ray Serve scales for."""
+    scale_up_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
+    """Seconds for which a deployment must need more replicas before it gets them."""
+    scale_down_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 600.0
+    """Seconds for which a deployment must need fewer replicas before it loses them."""
     num_cpus: Annotated[float, Meta(ge=0.0)] = 0.1
     """Ray's reservation of cores per replica. It is a placement hint: models use all cores they find."""
     num_gpus: Annotated[float, Meta(ge=0.0)] = 0.0
@@ -231,10 +253,12 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
     """CPU threads of a model for a single image; 0 takes two if there are two cores. Batches, and members of an
     ensemble that run in parallel, have one thread each."""
-    max_batch_size: Count = 8
-    """Most images in one batch."""
+    max_batch_size: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """Most images in one batch. 0 takes 8 on a CPU; with other execution providers each replica measures at its start
+    which sizes pay, up to 64."""
     batch_wait_ms: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0
-    """Milliseconds that an idle model waits for more images. Batches form while a model is busy, so 0 costs nothing."""
+    """Milliseconds that an idle model waits for more images. Batches form while a model is busy, so 0 is quickest at
+    every load."""
     max_ongoing_requests: Count = 32
     """Most ongoing requests of one replica."""
     max_queued_requests: Annotated[int, Meta(ge=-1)] = 128
@@ -252,9 +276,23 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     request_memory_bytes: Memory | None = None
     """Memory for decoding one image, in bytes. Default: half of `memory_bytes`."""
 
+    # == Ingress ==
+    ingress_min_replicas: Count = 1
+    """Fewest replicas of the ingress, which takes requests. On one machine there are always this many."""
+    ingress_max_replicas: Count = 1
+    """Most replicas of the ingress in a cluster; Ray Serve scales between `ingress_min_replicas` and this."""
+    ingress_target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 64.0
+    """Ongoing requests per ingress replica that Ray Serve scales for."""
+    ingress_num_cpus: Annotated[float, Meta(gt=0.0)] = 1.0
+    """Ray's reservation of cores per ingress replica, which has one busy thread."""
+
     # == Ray ==
+    app_name: str = "hawkvision"
+    """Name of the Ray Serve application. Two tiers on one cluster need different names and route prefixes."""
     address: Word | None = None
     """An existing Ray cluster (`auto`, HOST:PORT or ray://HOST:PORT). Default: Ray is started on this machine."""
+    deploy_timeout_s: Seconds = 600.0
+    """Seconds that `dc deploy` waits until each stage has a replica. The cluster goes on if they pass."""
     ray_network: Literal["private", "auto", "shared"] = "private"
     """The network of Ray's own ports: a network namespace (`private`), this machine's (`shared`), or what the kernel
     allows (`auto`). With `shared` they are on loopback, except one port of each replica, which requires a token."""

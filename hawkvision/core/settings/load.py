@@ -5,28 +5,34 @@ An unknown key is an error that names the key and its place.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
 from hawkvision.core.advice import remember
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.key_text import clean_key, own_key
+from hawkvision.core.server_url import check_route_prefix, check_server_url
 from hawkvision.core.settings.access import check_access, check_both_or_neither, is_loopback
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.kubernetes_variables import without_service_links
 from hawkvision.core.settings.package_settings import (
+    BACKEND_ENTRY_POINTS,
+    BACKENDS,
+    HAWKVISION,
     POLICY_ENTRY_POINTS,
     Section,
     ServerSettings,
+    backend_names,
     policy_names,
     settings_groups,
 )
@@ -42,7 +48,7 @@ _SECTIONS: dict[type, tuple[Section, str]] = {
 }
 
 
-RENAMED: Final = {
+_RENAMED: Final = {
     "give_up_below": "min_on_time_probability",
     "dc_url": "datacenter_url",
     "dc_api_key": "datacenter_api_key",
@@ -61,6 +67,14 @@ RENAMED: Final = {
     "providers": "onnx_providers",
 }
 """Settings of earlier releases, and their new names."""
+_APP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_RENAMED_OF: Final[dict[type, dict[str, str]]] = {EdgeConfig: {}, DatacenterConfig: {"task": "tasks"}}
+"""The same for one server, where the other still has a setting of the old name."""
+
+
+def renamed(kind: type) -> dict[str, str]:
+    """The settings of a server in earlier releases, and their new names."""
+    return {**_RENAMED, **_RENAMED_OF[kind]}
 
 
 def load_config(
@@ -90,16 +104,21 @@ def load_config(
     values |= {k: v for k, v in (overrides or {}).items() if v is not None}
     config = _convert(kind, values, "command line")
     if isinstance(config, EdgeConfig) and config.datacenter_url is not None:
-        _check_origin(f"{section}.datacenter_url", config.datacenter_url)
+        check_server_url(f"{section}.datacenter_url", config.datacenter_url)
     if isinstance(config, EdgeConfig) and config.datacenter_transport != "tcp" and config.datacenter_url is None:
         raise ConfigError(
             f"{section}.datacenter_transport = {config.datacenter_transport!r}: missing {section}.datacenter_url to "
             "send to"
         )
     if isinstance(config, EdgeConfig):
-        _check_policy(config)
+        _check_provided("edge.policy", config.policy, (HAWKVISION,), policy_names, POLICY_ENTRY_POINTS)
+    else:
+        _check_application(config)
+        _check_provided("dc.backend", config.backend, BACKENDS, backend_names, BACKEND_ENTRY_POINTS)
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
+    if isinstance(config, DatacenterConfig):
+        _check_ingress(config)
     check_access(config, section, prefix, loopback=is_loopback(config.host))
     if isinstance(config, EdgeConfig):
         _check_datacenter_tls(config)
@@ -114,6 +133,45 @@ def load_config(
         profile=config.profile if isinstance(config, EdgeConfig) else None,
     )
     return _with_clean_keys(config, section)
+
+
+def _check_application(config: DatacenterConfig) -> None:
+    """Check what names the application and its tasks.
+
+    Raises:
+        ConfigError: naming the setting, what was expected and what was found.
+    """
+    if len(set(config.tasks)) != len(config.tasks):
+        raise ConfigError(f"dc.tasks: expected each task once, got {', '.join(config.tasks)}")
+    check_route_prefix("dc.route_prefix", config.route_prefix)
+    if _APP_NAME.fullmatch(config.app_name) is None:
+        raise ConfigError(
+            f"dc.app_name: expected at most 63 letters, digits and ._-, the first a letter or digit, got "
+            f"{config.app_name!r}"
+        )
+
+
+def _check_ingress(config: DatacenterConfig) -> None:
+    """Refuse more replicas at least than at most.
+
+    Raises:
+        ConfigError: naming both settings.
+    """
+    least, most = config.ingress_min_replicas, config.ingress_max_replicas
+    if least > most:
+        raise ConfigError(f"dc.ingress_min_replicas = {least}: expected at most dc.ingress_max_replicas = {most}")
+
+
+def chosen_settings(config: ServerSettings) -> dict[str, Any]:
+    """The settings that are not at their defaults, as JSON and TOML have them: overrides for `load_config`."""
+    chosen: dict[str, Any] = {}
+    for struct in (config, *config.features):
+        defaults = type(struct)()
+        for field in msgspec.structs.fields(struct):
+            value = getattr(struct, field.name)
+            if field.name != "features" and value != getattr(defaults, field.name):
+                chosen[field.encode_name] = msgspec.to_builtins(value, enc_hook=str)
+    return chosen
 
 
 def _with_clean_keys(config: ConfigT, section: str) -> ConfigT:
@@ -141,9 +199,7 @@ def _check_datacenter_tls(config: EdgeConfig) -> None:
     )
     for key in ("datacenter_ca", "datacenter_certificate"):
         if getattr(config, key) is not None and not (config.datacenter_url or "").lower().startswith("https:"):
-            raise ConfigError(
-                f"edge.{key} belongs to an edge.datacenter_url of https://HOST[:PORT], got {config.datacenter_url!r}"
-            )
+            raise ConfigError(f"edge.{key} belongs to an edge.datacenter_url of https, got {config.datacenter_url!r}")
 
 
 def section_of(kind: type[EdgeConfig] | type[DatacenterConfig]) -> tuple[Section, str]:
@@ -174,7 +230,7 @@ def _file_section(path: Path, section: str) -> dict[str, Any]:
 
 
 def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
-    for old, new in RENAMED.items():
+    for old, new in renamed(kind).items():
         if old in values:
             raise ConfigError(f"{where}: {old} is not a setting any more; use {new}")
     if "features" in values:
@@ -198,11 +254,13 @@ def structs_of(kind: type[ServerSettings]) -> list[type[msgspec.Struct]]:
 
 def _hints(kind: type[ConfigT]) -> dict[str, Any]:
     """The types of a server's settings, by name."""
-    return {
-        field.encode_name: typing.get_type_hints(struct)[field.name]
-        for struct in structs_of(kind)
-        for field in msgspec.structs.fields(struct)
-    }
+    return {name: hint for struct in structs_of(kind) for name, hint in _hints_of(struct).items()}
+
+
+@functools.cache
+def _hints_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    hints = typing.get_type_hints(struct)
+    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(struct)}
 
 
 def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
@@ -217,17 +275,21 @@ def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -
             raise ConfigError(f"{where}: Expected one of {choices}, got {values[key]!r} - at `$.{key}`")
 
 
-def _check_policy(config: EdgeConfig) -> None:
-    """Refuse a policy that no installed package provides.
+def _check_provided(
+    key: str, value: str, own: Collection[str], names: Callable[[], Sequence[str]], entry_points: str
+) -> None:
+    """Refuse the name of something that no installed package provides.
 
     Raises:
         ConfigError: naming those that there are.
     """
-    known = policy_names()
-    if config.policy not in known:
+    if value not in own:  # a look at what is installed takes time
+        known = names()
+        if value in known:
+            return
         raise ConfigError(
-            f"edge.policy: expected one of {', '.join(known)}, got {config.policy!r}; a package with an entry point of "
-            f"{POLICY_ENTRY_POINTS} provides another, and none that is installed has this one"
+            f"{key}: expected one of {', '.join(known)}, got {value!r}; a package with an entry point of "
+            f"{entry_points} provides another, and none that is installed has this one"
         )
 
 
@@ -245,25 +307,6 @@ def _path(kind: type, value: object) -> Path:
         return Path(value).expanduser()
     except RuntimeError as error:  # ~somebody who has no home here
         raise ValueError(f"{value}: {error}") from None
-
-
-def _check_origin(key: str, url: str) -> None:
-    """Check the datacenter's URL at the start.
-
-    Raises:
-        ConfigError: if the URL is not `http://HOST[:PORT]` or https.
-    """
-    expected = f"{key}: expected http://HOST[:PORT] or https://HOST[:PORT], got {url!r}"
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:  # an unclosed bracket, or a malformed port
-        raise ConfigError(f"{expected} ({error})") from None
-    named = parts.scheme in ("http", "https") and parts.hostname and port != 0
-    # urlsplit drops tabs and newlines, and accepts blanks.
-    clean = not any(character.isspace() for character in url) and parts.username is None
-    if not named or not clean or parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise ConfigError(expected)
 
 
 def _listed(text: str) -> list[str]:

@@ -19,6 +19,10 @@ from hawkvision.core.errors import ConfigError
 ENTRY_POINTS: Final = "hawkvision.settings"
 POLICY_ENTRY_POINTS: Final = "hawkvision.policies"
 """The group by which packages provide policies for edge nodes (`edge.serving.policy_plugin`)."""
+BACKEND_ENTRY_POINTS: Final = "hawkvision.backends"
+"""The group by which packages provide backends for datacenter tiers (`hawkvision.inference.backend_registry`)."""
+BACKENDS: Final = ("auto", "int8", "onnxruntime", "openvino", "numpy", "noop")
+"""The backends that are built in."""
 HAWKVISION: Final = "hawkvision"
 """The policy that is built in."""
 
@@ -83,3 +87,8 @@ def settings_groups(section: Section) -> tuple[SettingsGroup[Any, Any], ...]:
 def policy_names() -> tuple[str, ...]:
     """The values of an edge node's setting `policy`: the built-in one, and those of installed packages."""
     return (HAWKVISION, *sorted(point.name for point in entry_points(group=POLICY_ENTRY_POINTS)))
+
+
+def backend_names() -> tuple[str, ...]:
+    """The values of a datacenter tier's setting `backend`: the built-in ones, and those of installed packages."""
+    return (*BACKENDS, *sorted(point.name for point in entry_points(group=BACKEND_ENTRY_POINTS)))

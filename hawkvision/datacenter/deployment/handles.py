@@ -1,40 +1,78 @@
-"""Requests to replicas: over the local socket, or through Serve's handles with Serve's errors translated."""
+"""Requests to replicas through Serve's handles, with Serve's errors translated."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
+import grpc
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from hawkvision.core.errors import HawkVisionError, NotReady, Overloaded
-from hawkvision.core.logs import current_request
-from hawkvision.datacenter.local_socket.protocol import Part, PeerClosed, ReplicaRequest, no_replica
-from hawkvision.datacenter.local_socket.registry import ReplicaRegistry
+from hawkvision.core.clock import Deadline
+from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded
+from hawkvision.core.logs import RequestIds, current_request
+from hawkvision.datacenter.deployment.messages import (
+    PROTOCOL,
+    Part,
+    Presence,
+    ReplicaRequest,
+    decode_presence,
+    decode_reply,
+    encode_request,
+)
 from hawkvision.datacenter.stages.catalog import Group
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest
 
 _RETRY_AFTER_S: Final = 1.0
 """How long a shed caller should wait. A full queue of 128 at 8 a batch and 50 ms a batch drains in 0.8 s."""
+_TRIES: Final = 2
+"""Replicas that one request is sent to, if the first is gone before it has answered anything."""
 
 AnswerT = TypeVar("AnswerT")
+
+
+class ReplicaGone(NotReady):
+    """The replica is gone; another one may take the request."""
 
 
 class ReplicaPresence(Protocol):
     """Knows which groups have live replicas."""
 
-    def wait_until_absent(self, group: str) -> Coroutine[Any, Any, None]:
-        """Return once no replica of the group is live."""
+    def is_absent(self, group: str) -> bool:
+        """Whether no replica of the group is live."""
+        ...
+
+    def waiting(self, group: str) -> set[asyncio.Timeout]:
+        """The timers of the requests that wait for the group; all expire when it has no live replica any more."""
         ...
 
     def record_reply(self, group: str) -> None:
         """A replica of the group has answered a request."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One image for one group."""
+
+    group: str
+    handle: DeploymentHandle
+    image: bytes
+    evaluations: tuple[EvaluationRequest, ...]
+    deadline: Deadline | None
+    request: RequestIds | None
+
+    def message(self) -> tuple[int, bytes, bytes]:
+        """The arguments of the replica's method, as of now."""
+        left_ms = None if self.deadline is None else self.deadline.remaining_ms(time.monotonic())
+        return PROTOCOL, self.image, encode_request(ReplicaRequest(self.evaluations, left_ms, self.request))
 
 
 class HandleVariants:
@@ -45,134 +83,139 @@ class HandleVariants:
         groups: Sequence[Group],
         handles: Sequence[DeploymentHandle],
         presence: ReplicaPresence | None = None,
-        local: ReplicaRegistry | None = None,
     ) -> None:
-        """Access to `groups` by their `handles`, or by `local` if it is given.
+        """Access to `groups` by their `handles`.
 
         With `presence`, a request to a group without live replicas fails; without, Serve's router lets it wait.
         """
-        self._groups = {v.name: (g.name, handle) for g, handle in zip(groups, handles, strict=True) for v in g.variants}
+        # Cloudpickle, Serve's default, takes longer, and these arguments are numbers and bytes.
+        quick = [each.options(request_serialization="pickle", response_serialization="pickle") for each in handles]
+        self._groups = {v.name: (g.name, handle) for g, handle in zip(groups, quick, strict=True) for v in g.variants}
+        self._streams = {name: handle.options(stream=True) for name, handle in self._groups.values()}
         self._presence = presence
-        self._local = local
 
     async def ask(
-        self, evaluations: Sequence[EvaluationRequest], image: bytes, expires_at: float, *, streaming: bool
+        self, evaluations: Sequence[EvaluationRequest], image: bytes, deadline: Deadline | None, *, streaming: bool
     ) -> AsyncGenerator[Part]:
         """See `cascade_executor.Variants.ask`.
 
-        The members of a stage are all in one group, and stages that share a member are in the same group.
-        """
-        by_group = groupby(evaluations, lambda evaluation: self._groups[next(iter(evaluation.wanted))])
-        for (group, handle), of_group in by_group:
-            request = ReplicaRequest(image, tuple(of_group), expires_at, streaming, current_request())
-            if self._local is not None:
-                answer = self._local.ask(group, request)
-            else:
-                answer = self._through_ray(group, handle, request)
-            async with aclosing(answer) as parts:
-                async for part in parts:
-                    yield part
-
-    async def _through_ray(self, group: str, handle: DeploymentHandle, request: ReplicaRequest) -> AsyncGenerator[Part]:
-        """The answer by Serve's handle; tries again once if the replica dies before its first part.
+        The members of a stage are all in one group, and stages that share a member are in the same group. The request
+        is cancelled at its deadline, wherever it waits; a replica that dies before it answers is replaced by another
+        once.
 
         Raises:
             NotReady: if there is no replica; Serve would wait for one without end.
         """
-        call = _streaming_call if request.streaming else _plain_call
-        for tries_left in (1, 0):
-            replied = False
+        by_group = groupby(evaluations, lambda evaluation: self._groups[next(iter(evaluation.wanted))])
+        for (group, handle), of_group in by_group:
+            call = _Call(group, handle, image, tuple(of_group), deadline, current_request())
+            if not streaming:
+                for part in await self._plain(call):
+                    yield part
+                continue
+            async with aclosing(self._streamed(call)) as parts:
+                async for part in parts:
+                    yield part
+
+    async def presence(self) -> tuple[Presence, ...]:
+        """What a replica of each group says of itself."""
+        handles = dict(self._groups.values())
+        replies = await asyncio.gather(*(handle.present.remote(PROTOCOL) for handle in handles.values()))
+        return tuple(map(decode_presence, replies))
+
+    async def _plain(self, call: _Call) -> tuple[Part, ...]:
+        for left in reversed(range(_TRIES)):
+            response = call.handle.classify.remote(*call.message())
             try:
-                through = call(group, handle, request)
-                async with aclosing(through), aclosing(self._while_present(group, through)) as parts:
-                    async for part in parts:
-                        replied = True
-                        if self._presence is not None:
-                            self._presence.record_reply(group)
+                return decode_reply(await self._reply(call, response))
+            except ReplicaGone:
+                if not left:
+                    raise
+            except BaseException:
+                response.cancel()  # does nothing once it has ended
+                raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _streamed(self, call: _Call) -> AsyncGenerator[Part]:
+        for left in reversed(range(_TRIES)):
+            replied = False
+            stream = self._streams[call.group].classify_streaming.remote(*call.message())
+            try:
+                while (reply := await self._reply(call, anext(stream, None))) is not None:
+                    replied = True
+                    for part in decode_reply(reply):
                         yield part
-            except PeerClosed:
-                if replied or not tries_left:
+            except ReplicaGone:
+                if replied or not left:
                     raise
             else:
                 return
+            finally:
+                stream.cancel()  # does nothing once it has ended
 
-    def _while_present(self, group: str, parts: AsyncGenerator[Part]) -> AsyncGenerator[Part]:
-        return parts if self._presence is None else _until(self._presence.wait_until_absent(group), parts, group)
+    async def _reply(self, call: _Call, reply: Awaitable[AnswerT]) -> AnswerT:
+        """A reply of a replica, by the deadline and while the group has one.
 
-    async def backends(self) -> str:
-        """The replicas' backends, each once, separated by commas."""
-        handles = dict(self._groups.values())
-        replies = await asyncio.gather(*(handle.backends.remote() for handle in handles.values()))
-        return ",".join(dict.fromkeys(name for names in replies for name in names))
+        Raises:
+            HawkVisionError: Serve's errors in our terms.
+        """
+        try:
+            async with asyncio.timeout_at(None if call.deadline is None else call.deadline.at) as timer:
+                with self._watched(call.group, timer):
+                    answer = await _translated(call.group, reply)
+        except TimeoutError:
+            if self._is_absent(call.group):
+                raise no_replica(call.group) from None
+            raise DeadlineMissed(f"the deadline passed before {call.group!r} answered") from None
+        if self._presence is not None:
+            self._presence.record_reply(call.group)
+        return answer
 
+    def _is_absent(self, group: str) -> bool:
+        return self._presence is not None and self._presence.is_absent(group)
 
-async def _until(
-    absent: Coroutine[Any, Any, None], parts: AsyncGenerator[AnswerT], group: str
-) -> AsyncGenerator[AnswerT]:
-    """The parts, as long as the group has a live replica.
+    @contextmanager
+    def _watched(self, group: str, timer: asyncio.Timeout) -> Iterator[None]:
+        """Let the timer expire when the group has no replica any more.
 
-    Raises:
-        NotReady: once it has none.
-    """
-    leaving = asyncio.ensure_future(absent)
-    coming: asyncio.Task[AnswerT | None] | None = None
-    try:
-        await asyncio.sleep(0)  # lets `leaving` begin
-        while True:
-            if leaving.done():
-                raise no_replica(group)
-            coming = asyncio.create_task(_next(parts))
-            await asyncio.wait((leaving, coming), return_when=asyncio.FIRST_COMPLETED)
-            if coming.done():
-                if (part := coming.result()) is None:
-                    return
-                yield part
-    finally:
-        leaving.cancel()
-        if coming is not None:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
-
-
-async def _next(parts: AsyncGenerator[AnswerT]) -> AnswerT | None:
-    return await anext(parts, None)
-
-
-async def _streaming_call(group: str, handle: DeploymentHandle, request: ReplicaRequest) -> AsyncGenerator[Part]:
-    remote = handle.options(stream=True).classify_streaming
-    stream = remote.remote(request.image, request.evaluations, request.expires_at, request.request)
-    try:
-        while (part := await _translated(group, anext(stream, None))) is not None:
-            yield part
-    finally:
-        stream.cancel()  # does nothing once it has ended
+        Raises:
+            NotReady: if it has none now.
+        """
+        if self._presence is None:
+            yield
+            return
+        if self._presence.is_absent(group):
+            raise no_replica(group)
+        waiting = self._presence.waiting(group)
+        waiting.add(timer)
+        try:
+            yield
+        finally:
+            waiting.discard(timer)
 
 
-async def _plain_call(group: str, handle: DeploymentHandle, request: ReplicaRequest) -> AsyncGenerator[Part]:
-    response = handle.classify.remote(request.image, request.evaluations, request.expires_at, request.request)
-    try:
-        parts: tuple[Part, ...] = await _translated(group, response)
-    except asyncio.CancelledError:
-        response.cancel()
-        raise
-    for part in parts:
-        yield part
+def no_replica(group: str) -> NotReady:
+    """The error for a group without a live replica."""
+    return NotReady(f"{group!r} has no live replica")
 
 
-async def _translated(group: str, reply: Awaitable[AnswerT | HawkVisionError]) -> AnswerT:
+async def _translated(group: str, reply: Awaitable[AnswerT]) -> AnswerT:
     """The reply of a replica of the group.
 
     Raises:
-        HawkVisionError: the replica's own, or Serve's in our terms.
+        HawkVisionError: Serve's errors in our terms.
     """
     try:
-        answer = await reply
+        return await reply
     except BackPressureError:
         raise Overloaded(f"the queue of {group!r} is full", _RETRY_AFTER_S) from None
-    except RayActorError as error:
-        raise PeerClosed(f"a replica of {group!r} is gone: {type(error).__name__}") from None
+    except (RayActorError, grpc.aio.AioRpcError) as error:
+        raise ReplicaGone(f"a replica of {group!r} is gone: {type(error).__name__}") from None
     except DeploymentUnavailableError as error:
         raise NotReady(f"{group!r} has no live replica: {type(error).__name__}") from None
-    if isinstance(answer, HawkVisionError):
-        raise answer
-    return answer
+    except asyncio.CancelledError:
+        # A replica that is stopped cancels its requests, and Serve raises here what was raised there.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise ReplicaGone(f"a replica of {group!r} has stopped") from None

@@ -14,6 +14,8 @@ TUNING: Final = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
     "RAY_SERVE_LOG_TO_STDERR": "0",
+    # Ray starts its workers with a niceness of 15; these serve callers, and must not wait for other programs.
+    "RAY_worker_niceness": "0",
     **SILENCED,
 }
 CONNECTION_RETRIES: Final = {"RAY_NUM_REDIS_GET_RETRIES": "5"}

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from hawkvision.core.clock import Clock
+from hawkvision.core.clock import Clock, Deadline
 from hawkvision.core.errors import DeadlineMissed
 
 ItemT = TypeVar("ItemT")
@@ -32,7 +32,7 @@ class BatchedResult(Generic[ResultT]):
 @dataclass(slots=True)
 class _Waiting(Generic[ItemT, ResultT]):
     item: ItemT
-    expires_at: float
+    deadline: Deadline | None
     arrived_at: float
     done: asyncio.Future[BatchedResult[ResultT]] = field(default_factory=asyncio.Future)
 
@@ -60,16 +60,16 @@ class Batcher(Generic[ItemT, ResultT]):
         self._arrived = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
 
-    async def submit(self, item: ItemT, expires_at: float) -> BatchedResult[ResultT]:
+    async def submit(self, item: ItemT, deadline: Deadline | None) -> BatchedResult[ResultT]:
         """The item's result; cancellation takes the item out of the queue.
 
         Raises:
-            DeadlineMissed: if the clock passes `expires_at` before inference begins.
+            DeadlineMissed: if the deadline passes before inference begins.
             Exception: as `infer` raised for the whole batch.
         """
         if self._runner is None:
             self._runner = asyncio.create_task(self._run())
-        waiting: _Waiting[ItemT, ResultT] = _Waiting(item, expires_at, self._clock.now())
+        waiting: _Waiting[ItemT, ResultT] = _Waiting(item, deadline, self._clock.now())
         self._waiting.append(waiting)
         self._arrived.set()
         return await waiting.done
@@ -91,7 +91,7 @@ class Batcher(Generic[ItemT, ResultT]):
             waiting = self._waiting.popleft()
             if waiting.done.done():
                 continue
-            if now >= waiting.expires_at:
+            if waiting.deadline is not None and waiting.deadline.passed(now):
                 waiting.done.set_exception(DeadlineMissed("the deadline passed before inference began"))
                 continue
             batch.append(waiting)

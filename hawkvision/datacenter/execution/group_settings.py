@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.core.settings.config import DatacenterConfig
@@ -13,11 +14,15 @@ from hawkvision.datacenter.local_socket.protocol import Address
 from hawkvision.datacenter.stages.catalog import Catalog, Group
 from hawkvision.inference.adaptive_parallelism import divides, open_wide
 from hawkvision.inference.backend_registry import BackendKind, backend_name, execution_of, open_backend
-from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.interface import Backend, OnnxPrecision
+from hawkvision.inference.batch_sizes import prepares_sizes, with_fixed_batches
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun
 from hawkvision.models.manifest import Variant, cache_dir
 from hawkvision.system.files import sha256_of
+
+BATCH_ON_CPU: Final = 8
+"""Requests in a batch, if neither the settings nor a measurement say so. On a CPU batches hardly save time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class GroupSettings:
     classes: int
     backend: BackendKind
     providers: tuple[str, ...]
+    precision: OnnxPrecision
     cache_dir: Path | None
     max_batch_size: int
     batch_wait_ms: float
@@ -56,6 +62,7 @@ def settings_of(
         classes=catalog.classes,
         backend=config.backend,
         providers=config.onnx_providers,
+        precision=config.onnx_precision,
         cache_dir=config.cache_dir,
         max_batch_size=config.max_batch_size,
         batch_wait_ms=config.batch_wait_ms,
@@ -84,19 +91,21 @@ def load_model(variant: Variant, settings: GroupSettings, threads: Executor) -> 
 
     def opened(intra_op: int) -> Backend:
         return open_backend(
-            settings.backend, data, variant.input, settings.classes, settings.providers, threads=intra_op
+            settings.backend, data, variant.input, settings.classes, settings.providers, intra_op, settings.precision
         )
 
     narrow, wide = opened(1), None
     if divides(settings.backend, settings.providers):
         # `known`: replicas load at the same time, so a measurement of threads would include the other replicas.
         wide = open_wide(narrow, opened, settings.intra_op_threads, known=True)
+    execution = BETWEEN.join(dict.fromkeys(execution_of(settings.backend, each) for each in (narrow, wide) if each))
+    batched, most = _for_batches(narrow, settings)
     return Model(
-        narrow,
+        batched,
         wide,
         variant.temperature,
         threads,
-        max_batch_size=settings.max_batch_size,
+        max_batch_size=most,
         batch_wait_s=settings.batch_wait_ms / 1e3,
         backend=backend_name(settings.backend, narrow),
         run=VariantRun(
@@ -104,6 +113,14 @@ def load_model(variant: Variant, settings: GroupSettings, threads: Executor) -> 
             sha256_of(data) if data else None,
             variant.input,
             variant.temperature,
-            BETWEEN.join(dict.fromkeys(execution_of(settings.backend, each) for each in (narrow, wide) if each)),
+            execution,
         ),
     )
+
+
+def _for_batches(backend: Backend, settings: GroupSettings) -> tuple[Backend, int]:
+    """The backend as batches run on it, and the most requests in a batch."""
+    if not prepares_sizes(settings.backend, settings.providers):
+        return backend, settings.max_batch_size or BATCH_ON_CPU
+    fixed = with_fixed_batches(backend, settings.max_batch_size)
+    return fixed, settings.max_batch_size or fixed.sizes[-1]

@@ -10,6 +10,7 @@ from itertools import pairwise
 import cv2
 import numpy as np
 
+from hawkvision.core.clock import Deadline
 from hawkvision.core.types import Pixels
 from hawkvision.datacenter.execution.model import Model
 from hawkvision.datacenter.stages.ensemble import (
@@ -25,12 +26,12 @@ class ImageEvaluation:
     """The variants' work on one image."""
 
     def __init__(
-        self, models: Mapping[str, Model], statement: str, expires_at: float, only_image: Callable[[], bool]
+        self, models: Mapping[str, Model], statement: str, deadline: Deadline | None, only_image: Callable[[], bool]
     ) -> None:
-        """`expires_at` is monotonic; `only_image` tells whether the replica has no other image."""
+        """The deadline is on `MonotonicClock`; `only_image` tells whether the replica has no other image."""
         self._models = models
         self._statement = statement
-        self.expires_at = expires_at
+        self.deadline = deadline
         self._only_image = only_image
         self._decode_ms: dict[str, float] = {}
         self._tasks: list[asyncio.Task[VariantAnswer]] = []
@@ -67,7 +68,7 @@ class ImageEvaluation:
     async def _answer(
         self, name: str, views: Augmentation, upright: Pixels, decode_ms: float, *, alone: bool
     ) -> VariantAnswer:
-        done = await self._models[name].classify(_images(upright, views), self.expires_at, alone=alone)
+        done = await self._models[name].classify(_images(upright, views), self.deadline, alone=alone)
         return VariantAnswer(
             name, views, done.result, decode_ms, done.queue_ms, done.infer_ms, done.batch_size, self._statement
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hawkvision.cascade.confidence.scores import Probabilities, average, softmax
-from hawkvision.core.clock import MonotonicClock
+from hawkvision.core.clock import Deadline, MonotonicClock
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.datacenter.execution.batching import BatchedResult, Batcher
 from hawkvision.inference.backends.interface import Backend
@@ -66,15 +66,15 @@ class Model:
             self._infer, max_size=max_batch_size, wait_s=batch_wait_s, clock=MonotonicClock()
         )
 
-    async def classify(self, images: Pixels, expires_at: float, *, alone: bool) -> BatchedResult[Probabilities]:
+    async def classify(self, images: Pixels, deadline: Deadline | None, *, alone: bool) -> BatchedResult[Probabilities]:
         """The mean probabilities (1, classes) of an image's views (1 or 2, height, width, 3).
 
-        `expires_at` is monotonic.
+        The deadline is on `MonotonicClock`.
 
         Raises:
             DeadlineMissed: if the deadline passes before inference begins.
         """
-        return await self._batcher.submit(_Views(images, alone), expires_at)
+        return await self._batcher.submit(_Views(images, alone), deadline)
 
     async def _infer(self, batch: list[_Views]) -> list[Probabilities]:
         images = [views.images for views in batch]

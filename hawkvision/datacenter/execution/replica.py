@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import cv2
 import numpy as np
 
-from hawkvision.core.errors import DeadlineMissed, HawkVisionError, Overloaded, RequestError, TooLarge
-from hawkvision.core.logs import RequestIds, resume
+from hawkvision.core.clock import Deadline
+from hawkvision.core.errors import DeadlineMissed, TooLarge
 from hawkvision.core.types import Pixels
 from hawkvision.datacenter.execution.group_settings import GroupSettings, load_model
 from hawkvision.datacenter.execution.image_evaluation import ImageEvaluation, next_batch, view_batches
-from hawkvision.datacenter.local_socket.replica_end import Registration, register
 from hawkvision.datacenter.stages.ensemble import (
     Augmentation,
     EvaluationRequest,
@@ -86,81 +86,25 @@ class Replica:
         self._heavy = MemoryBudget(_DECODE_THREADS - 1)
         """The threads that large images may occupy."""
         self._images = 0
-        self._registration: Registration | None = None
 
-    async def backends(self) -> tuple[str, ...]:
+    @property
+    def backends(self) -> tuple[str, ...]:
         """The backends of the variants, each once."""
         return self._backends
 
-    async def check_health(self) -> None:
-        """Register with a server on this machine. Serve calls this before it calls the replica started, and regularly.
-
-        Raises:
-            OSError: if the server is gone; the replica is then of no use.
-        """
-        server = self._settings.server
-        if server is not None and (self._registration is None or self._registration.closed):
-            self._registration = await register(
-                server,
-                self._settings.group,
-                self.statement,
-                lambda q: self._run(q.image, q.evaluations, q.expires_at, streaming=q.streaming),
-            )
-
-    async def present(self) -> str:
-        """The statement of the variants; the reply shows a server that asks through Ray that a replica is live."""
-        return self.statement
-
-    async def classify(
-        self,
-        image: bytes,
-        evaluations: Sequence[EvaluationRequest],
-        expires_at: float,
-        request: RequestIds | None = None,
-    ) -> tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError:
-        """The variants' answers to an image, in parts, one evaluation after the other.
-
-        An unreadable image and a missed deadline are returned as values: Ray logs each raised error with its
-        traceback, so callers could fill the disk.
-
-        Args:
-            image: encoded.
-            evaluations: what to run; `EvaluationRequest` says when one ends.
-            expires_at: the deadline, on the clock of `time.time()`, so that the wait in Ray's router counts. The nodes
-                of a cluster must agree on the time to within milliseconds.
-            request: the caller's request, for the log.
-        """
-        resume(request)
-        try:
-            return tuple([part async for part in self._run(image, evaluations, expires_at, streaming=False)])
-        except (RequestError, DeadlineMissed, Overloaded) as error:
-            return error
-
-    async def classify_streaming(
-        self,
-        image: bytes,
-        evaluations: Sequence[EvaluationRequest],
-        expires_at: float,
-        request: RequestIds | None = None,
-    ) -> AsyncIterator[tuple[VariantAnswer, ...] | HawkVisionError]:
-        """As `classify`, but each part comes as soon as it is ready, and parts are smaller; an error comes last.
-
-        The first view runs alone on all cores that its variant can use, the others run side by side.
-        """
-        resume(request)
-        try:
-            async with aclosing(self._run(image, evaluations, expires_at, streaming=True)) as parts:
-                async for part in parts:
-                    yield part
-        except (RequestError, DeadlineMissed, Overloaded) as error:
-            yield error
-
-    async def _run(
-        self, image: bytes, evaluations: Sequence[EvaluationRequest], expires_at: float, *, streaming: bool
+    async def run(
+        self, image: bytes, evaluations: Sequence[EvaluationRequest], deadline: Deadline | None, *, streaming: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         """The answers of each batch of each evaluation, until the evaluations have enough.
 
         A finished part is yielded only after the next batch has started: Ray is slow to ask for more.
+
+        Args:
+            image: encoded.
+            evaluations: what to run, one after the other; `EvaluationRequest` says when one ends.
+            deadline: on `MonotonicClock`.
+            streaming: parts are smaller: the first view runs alone on all cores that its variant can use, the others
+                run side by side.
 
         Raises:
             RequestError, DeadlineMissed, Overloaded: as their names say.
@@ -168,7 +112,7 @@ class Replica:
         known: dict[str, ViewProbabilities] = {}
         names = list(dict.fromkeys(name for each in evaluations for name in self._models if name in each.wanted))
         part: tuple[VariantAnswer, ...] = ()
-        async with self._evaluation(expires_at) as running, AsyncExitStack() as decoding:
+        async with self._evaluation(deadline) as running, AsyncExitStack() as decoding:
             inputs = _Inputs(self, image, names, running, decoding)
             for evaluation in evaluations:
                 if enough(evaluation, known):
@@ -202,16 +146,15 @@ class Replica:
         return deque(view_batches(names, evaluation.wanted, streaming=streaming))
 
     @asynccontextmanager
-    async def _evaluation(self, expires_at: float) -> AsyncGenerator[ImageEvaluation]:
+    async def _evaluation(self, deadline: Deadline | None) -> AsyncGenerator[ImageEvaluation]:
         """The work on one image; what is unanswered at the end is cancelled.
 
         Raises:
             DeadlineMissed: if the deadline has passed.
         """
-        left_s = expires_at - time.time()
-        if left_s <= 0.0:
-            raise DeadlineMissed(f"the deadline passed {-left_s * 1e3:.1f} ms before decoding began")
-        running = ImageEvaluation(self._models, self.statement, time.monotonic() + left_s, lambda: self._images == 1)
+        if deadline is not None and deadline.passed(now := time.monotonic()):
+            raise DeadlineMissed(f"the deadline passed {-deadline.remaining_ms(now):.1f} ms before decoding began")
+        running = ImageEvaluation(self._models, self.statement, deadline, lambda: self._images == 1)
         self._images += 1
         try:
             yield running
@@ -303,7 +246,8 @@ class _Inputs:
             RequestError: if the image cannot be decoded.
             DeadlineMissed, Overloaded: as their names say.
         """
-        names, until = self.missing(evaluation), self._running.expires_at
+        names, deadline = self.missing(evaluation), self._running.deadline
+        until = math.inf if deadline is None else deadline.at
         if not self.ready:
             await self._decoding.enter_async_context(self._replica.memory.held(self._cost.bytes, until))
         begun = time.perf_counter()

@@ -19,11 +19,9 @@ from hawkvision.core import logs
 from hawkvision.core.errors import BackendError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
-from hawkvision.datacenter.local_socket.registry import ReplicaRegistry
-from hawkvision.datacenter.stages.catalog import Catalog
 
 if TYPE_CHECKING:
-    from hawkvision.datacenter.deployment.handles import HandleVariants
+    from ray.serve import Application
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -47,8 +45,14 @@ def set_environment() -> None:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
-def start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None:
-    """Start Ray with its sockets and logs in `folder`. The kernel ends it with the thread that calls this."""
+def start_ray(app: Application, folder: Path) -> None:
+    """Start Ray with its sockets and logs in `folder`, large enough for this application.
+
+    The kernel ends it with the thread that calls this.
+
+    Raises:
+        BackendError: if it does not start, on a busy machine within Ray's 30 s; gives Ray's message.
+    """
     import ray
 
     # Before the start: Ray would warn that it did not get SIGTERM, which is intended.
@@ -60,64 +64,45 @@ def start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None:
     # replicas send themselves.
     ray._private.node.Node.start_monitor = lambda _: None
     ray._private.node.Node.start_log_monitor = lambda _: None
-    replicas = len(catalog.groups) * config.max_replicas
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        # Ray starts this many workers ahead, in parallel: at least one per replica and one for Serve's controller.
-        num_cpus=max(replicas + 1, math.ceil(replicas * config.num_cpus)),
-        object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level="error",
-        _node_ip_address=_LOOPBACK,
-        _temp_dir=str(folder),
-    )
+    cpus = cpus_for(app)
+    log.info("Ray plans with %d CPUs, which the replicas reserve; this machine has %s", cpus, os.cpu_count())
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=cpus,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level="error",
+            _node_ip_address=_LOOPBACK,
+            _temp_dir=str(folder),
+        )
+    except Exception as error:  # Ray raises no class of its own
+        raise BackendError(f"Ray did not start: {' '.join(str(error).split())}") from error
 
 
-def deploy_groups(config: DatacenterConfig, catalog: Catalog, registry: ReplicaRegistry) -> HandleVariants:
-    """Make Serve start each group of variants; returns before they run."""
-    from ray import serve
+def cpus_for(app: Application) -> int:
+    """The CPUs that all replicas reserve, so that a machine with fewer can run them too.
+
+    Ray starts as many workers ahead, in parallel: at least one per replica and one for Serve's controller.
+    """
+    from hawkvision.datacenter.ingress.planned_deployments import planned_deployments
+
+    planned = planned_deployments(app)
+    replicas = sum(each.most for each in planned)
+    return max(replicas + 1, math.ceil(sum(each.most * each.cpus for each in planned)))
+
+
+def deploy(app: Application, config: DatacenterConfig) -> None:
+    """Make Serve start the application without proxies of its own; returns before it runs."""
     from ray.serve.config import HTTPOptions
-    from ray.serve.schema import LoggingConfig
 
-    from hawkvision.datacenter.deployment.group_deployments import group_apps
-    from hawkvision.datacenter.deployment.handles import HandleVariants
+    from hawkvision.datacenter.ingress.deploying import run_application
 
-    quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
     logs.adopt("ray", logging.ERROR)
     logs.adopt("ray.serve")
-    serve.start(http_options=HTTPOptions(location="NoServer"), logging_config=quiet)
-    logs.adopt("ray.serve")  # again, because the start has replaced the handlers
-    apps = group_apps(config, catalog, registry.address)
-    handles = serve.run_many(
-        [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],
-        wait_for_applications_running=False,
-    )
-    presence = registry if config.min_replicas > 0 else None
-    local = registry if presence is not None and is_fixed(config) else None
-    return HandleVariants(catalog.groups, handles, presence, local)
-
-
-def is_fixed(config: DatacenterConfig) -> bool:
-    """Whether the number of replicas never changes; otherwise Serve must count their requests."""
-    return config.min_replicas == config.max_replicas
-
-
-def all_running(catalog: Catalog) -> bool:
-    """Whether Serve calls each group running.
-
-    Raises:
-        BackendError: if one of them failed to start.
-    """
-    from ray import serve
-    from ray.serve.schema import ApplicationStatus
-
-    applications = serve.status().applications
-    for name, state in applications.items():
-        if state.status == ApplicationStatus.DEPLOY_FAILED:
-            raise BackendError(f"{name!r} did not start: {' '.join(state.message.split())}")
-    running = [name for name, state in applications.items() if state.status == ApplicationStatus.RUNNING]
-    return set(running) >= {group.name for group in catalog.groups}
+    run_application(app, config, HTTPOptions(location="NoServer"))
+    logs.adopt("ray.serve")  # again, because the start of Serve has replaced the handlers
 
 
 class RayWatcher:
@@ -159,7 +144,7 @@ def adopt_orphans() -> None:
 def stop_ray(*, ask: bool) -> None:
     """Stop all of Ray's processes: by Ray's own shutdown if `ask`, and after five seconds by force.
 
-    Serve's shutdown is left out: it drains replica by replica for 5 to 50 s, and the server has drained already.
+    Serve's shutdown is left out: it drains replica by replica for 5 to 50 s, and the ingress has drained already.
     """
     ray = sys.modules.get("ray")
     if ray is not None and ask:

@@ -1,4 +1,4 @@
-"""The tier's public sockets: the launcher opens them once and hands them to the process that serves.
+"""The tier's public sockets: the launcher opens them once and hands them to the processes that serve.
 
 A socket that is handed over (SCM_RIGHTS, unix(7)) stays the same: it keeps its port and its waiting connections,
 whatever network the process is in and however often the process is replaced.
@@ -18,9 +18,6 @@ from hawkvision.transport.settings import DatagramSettings
 
 BACKLOG: Final = 1024
 """Connections that wait for `accept`; the kernel may allow fewer (net.core.somaxconn)."""
-MESSAGE_BYTES: Final = 256 * 1024
-"""The longest message with sockets; the settings have a few kB."""
-_MAX_SOCKETS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +67,6 @@ def open_sockets(config: DatacenterConfig) -> PublicSockets:
     except OSError as error:
         http.close()
         raise ConfigError(f"dc.host, dc.datagram_port: cannot listen on UDP {config.host}:{port}: {error}") from None
-
-
-def hand_over(connection: socket.socket, sockets: PublicSockets, message: bytes) -> None:
-    """Send the sockets and a message over a Unix socket with message boundaries (SOCK_SEQPACKET).
-
-    Raises:
-        OSError: if the other end is gone.
-    """
-    assert len(message) <= MESSAGE_BYTES, "settings are small"
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MESSAGE_BYTES)
-    socket.send_fds(connection, [message], [its.fileno() for its in sockets.all])
-
-
-def take_over(connection: socket.socket) -> tuple[PublicSockets, bytes]:
-    """Receive what `hand_over` has sent.
-
-    Raises:
-        ConnectionError: if the other end is gone.
-    """
-    message, numbers, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, _MAX_SOCKETS)
-    if not numbers:
-        raise ConnectionError("the launcher is gone")
-    # The protocol matters, see `_listen`.
-    http, *datagrams = [socket.socket(fileno=number) for number in numbers]
-    return PublicSockets(http, datagrams[0] if datagrams else None), message
 
 
 def _listen(host: str, port: int) -> socket.socket:

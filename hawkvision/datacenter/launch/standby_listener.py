@@ -1,23 +1,19 @@
-"""The launcher's immediate 503 for callers while no tier process accepts them."""
+"""The launcher's immediate 503 for callers while no ingress replica accepts them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 from typing import Final
 
 import msgspec
 
 from hawkvision.core.errors import NotReady
-
-log = logging.getLogger("hawkvision.datacenter")
+from hawkvision.datacenter.ingress.acceptor import Acceptor
 
 _CONNECTIONS: Final = 256
 """At once; more are closed."""
-_PAUSE_S: Final = 0.1
-"""The pause after a failed `accept`."""
 _ANSWER_S: Final = 2.0
 """The time for a caller to send its request and to disconnect."""
 _TLS_HANDSHAKE: Final = 0x16
@@ -38,39 +34,21 @@ _NOT_READY: Final = _not_ready()
 
 
 class StandbyListener:
-    """Answers 503 to all callers while no tier process listens."""
+    """Answers 503 to all callers while no ingress replica does."""
 
     def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
-        self._listener.setblocking(False)
-        self._is_open = False
-        self._pause: asyncio.TimerHandle | None = None
+        self._acceptor = Acceptor(listener, self._accepted)
         self._answering: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
         """Accept callers from now on."""
-        # Not asyncio's server: when closed, it may leave an accepted connection open and its caller waiting.
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
-        self._is_open = True
+        self._acceptor.open()
 
     def close(self) -> None:
         """Leave the socket to others; accepted callers still get their answer."""
-        if self._pause is not None:
-            self._pause.cancel()
-        if self._is_open:
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
-            self._is_open = False
+        self._acceptor.close()
 
-    def _accept(self) -> None:
-        try:
-            caller, _ = self._listener.accept()
-        except BlockingIOError:  # the tier process has accepted it
-            return
-        except OSError as error:  # the caller is gone, or no file descriptor is free
-            log.warning("cannot accept a connection: %s", error)
-            self.close()
-            self._pause = asyncio.get_running_loop().call_later(_PAUSE_S, self.open)
-            return
+    def _accepted(self, caller: socket.socket) -> None:
         if len(self._answering) >= _CONNECTIONS:
             caller.close()
             return

@@ -1,8 +1,9 @@
 """The launcher: owns the public sockets, and keeps a tier process running that serves them.
 
-    launcher ── settings, public sockets ───────────────────► tier process: HTTP server, Ray and all its processes,
-             ◄── "listening", "ready", "alive" … "leaving" ──               in a network of their own
-             ── 503 while there is none ──► callers (`standby_listener`)
+    launcher ── settings ───────────────────────────► tier process: Ray and all its processes, in a network of their own
+             ◄── "ready", "lost" ────────────────────
+             ── public sockets, reload, drain ──────► ingress replicas, which are among them (`ingress_links`)
+             ── 503 while none of them serves ──► callers (`standby_listener`)
 
 The launcher imports neither Ray nor models. It replaces a tier process that dies, because of a death in Ray or a
 defect: at once, then after growing pauses, a bounded number of times. If the launcher is killed, the kernel ends all
@@ -17,14 +18,12 @@ import ctypes
 import functools
 import logging
 import os
-import pickle
 import signal
 import socket
 import sys
 import threading
 import time
 from asyncio.subprocess import Process
-from collections import deque
 from pathlib import Path
 from typing import Final
 
@@ -32,29 +31,27 @@ import msgspec
 
 from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.settings.load import chosen_settings
 from hawkvision.datacenter.deployment.ray_version import check_ray
 from hawkvision.datacenter.launch.child import LAUNCHER_DIED
 from hawkvision.datacenter.launch.folder import private_folder
-from hawkvision.datacenter.launch.messages import LEAVING, LISTENING, RAY_DIED, READY
+from hawkvision.datacenter.launch.ingress_links import IngressLinks
+from hawkvision.datacenter.launch.messages import ABANDON_S, LOST, RAY_DIED, READY, TierSettings
 from hawkvision.datacenter.launch.open_ports import family, listeners, network_of, uninvited
 from hawkvision.datacenter.launch.private_network import why_not_private
-from hawkvision.datacenter.launch.sockets import PublicSockets, hand_over, open_sockets
+from hawkvision.datacenter.launch.restarts import MAX_RESTARTS, WITHIN_S, Restarts
+from hawkvision.datacenter.launch.sockets import PublicSockets, open_sockets
 from hawkvision.datacenter.launch.standby_listener import StandbyListener
 from hawkvision.system.child_server import stop_with_parent
 
 log = logging.getLogger("hawkvision.datacenter")
 
-SILENT_S: Final = 3.0
-"""A tier process that is silent for longer is suspended, or hangs."""
-MAX_RESTARTS: Final = 5
-WITHIN_S: Final = 600.0
-"""After more restarts within this time the launcher gives up with an exit status."""
-MAX_PAUSE_S: Final = 8.0
-STOP_S: Final = 60.0
-"""The time for a tier process to stop before it is killed; it drains 10 s per server and stops Ray in 5 s."""
+DRAIN_S: Final = 10.0
+"""The time for the requests inside when the tier is stopped."""
+STOP_S: Final = 50.0
+"""The time for a tier process to stop before it is killed; it stops Ray in 5 s, or when a step of its start ends."""
 _END_S: Final = 10.0
 """The wait for killed processes; one that hangs in a device's driver is left behind."""
-_ROUNDS: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -63,20 +60,39 @@ def launch(config: DatacenterConfig, stopping: threading.Event) -> int:
 
     `stopping`, set by a signal that came before, ends the start at its next step.
 
-    Prints `ready: http://HOST:PORT` on standard output once every variant is loaded. Until then, while draining and
-    while a tier process is replaced, callers get 503. With a datagram port the tier also accepts images as datagrams,
-    at the address in a second line `lossy: udp://HOST:PORT` and in `GET /v1/transport`.
+    Prints `ready: http://HOST:PORT[/PATH]` on standard output once every variant is loaded. Until then, while draining
+    and while a tier process is replaced, callers get 503. With a datagram port the tier also accepts images as
+    datagrams, at the address in a second line `datagram: udp://HOST:PORT` and in `GET /v1/transport`.
 
     Raises:
-        ConfigError: if the address cannot be listened on, Ray's version is not supported, or Ray cannot have the
-            private network that the settings demand.
+        ConfigError: if a setting belongs to a cluster, the address cannot be listened on, Ray's version is not
+            supported, or Ray cannot have the private network that the settings demand.
         BackendError: if more than the public sockets can be reached from outside, or tier processes keep dying.
     """
     check_ray()
+    _check_options(config)
     config = _with_ray_network(config)
     with contextlib.closing(open_sockets(config)) as sockets, private_folder() as folder:
         _adopt_orphans()
         return asyncio.run(_Launcher(config, sockets, folder).run(stopping))
+
+
+def _check_options(config: DatacenterConfig) -> None:
+    """Refuse settings that make no sense on one machine.
+
+    Raises:
+        ConfigError: names the setting, and the command that it belongs to.
+    """
+    if config.address is not None:
+        raise ConfigError(
+            f"dc.address = {config.address!r}: `hawkvision dc up` starts a Ray of its own; to deploy to one that runs, "
+            "use `hawkvision dc deploy`"
+        )
+    if config.ingress_max_replicas != config.ingress_min_replicas:
+        raise ConfigError(
+            f"dc.ingress_max_replicas = {config.ingress_max_replicas}: on one machine the ingress does not scale; "
+            f"expected dc.ingress_min_replicas = {config.ingress_min_replicas}"
+        )
 
 
 def _with_ray_network(config: DatacenterConfig) -> DatacenterConfig:
@@ -100,29 +116,6 @@ def _with_ray_network(config: DatacenterConfig) -> DatacenterConfig:
     )
 
 
-class Restarts:
-    """The recent restarts, and the pause before the next one."""
-
-    def __init__(self) -> None:
-        self._past: deque[float] = deque()
-        """The times within the last `WITHIN_S`; at most `MAX_RESTARTS`."""
-
-    @property
-    def count(self) -> int:
-        """The restarts within `WITHIN_S` of the last one."""
-        return len(self._past)
-
-    def pause_s(self, now: float) -> float | None:
-        """Count a restart, and return the pause before it; None if there were too many. `now` is monotonic."""
-        while self._past and now - self._past[0] > WITHIN_S:
-            self._past.popleft()
-        if len(self._past) >= MAX_RESTARTS:
-            return None
-        pause_s = min(2.0 ** (len(self._past) - 1), MAX_PAUSE_S) if self._past else 0.0
-        self._past.append(now)
-        return pause_s
-
-
 class _Launcher:
     """A launcher, its tier process and its restarts."""
 
@@ -130,9 +123,9 @@ class _Launcher:
         self._config = config
         self._sockets = sockets
         self._folder = folder
-        self._process: Process | None = None
         self._has_been_ready = False
         self._standby = StandbyListener(sockets.http)
+        self._links: IngressLinks | None = None
         self._stop = asyncio.Event()
         self._restarts = Restarts()
 
@@ -140,7 +133,7 @@ class _Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop_signal)
-        loop.add_signal_handler(signal.SIGHUP, self._forward_signal, signal.SIGHUP)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         if stopping.is_set():
             self._stop.set()
         try:
@@ -185,23 +178,15 @@ class _Launcher:
     async def _one_process(self) -> int:
         """Run a tier process and return its exit status, or the negative number of the signal that ended it."""
         self._standby.open()
+        path = self._folder.parent / "ingress"
+        self._links = links = IngressLinks(path, self._sockets, self._standby, self._restarts.count)
+        links.open()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with ours, theirs:
-            self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "hawkvision.datacenter.launch.child",
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                env=self._environment(),
-                # Ctrl-C must reach only the launcher, which stops the others in order.
-                process_group=0,
-                preexec_fn=functools.partial(stop_with_parent, LAUNCHER_DIED),
-            )
-            theirs.close()
-            hand_over(ours, self._sockets, pickle.dumps((self._config, str(self._folder), self._restarts.count)))
-            reading = asyncio.create_task(self._read_messages(ours))
+            process = await self._start(theirs)
+            ours.send(msgspec.json.encode(self._settings(path)))
+            reading = asyncio.create_task(self._read_messages(ours, links))
             stopping = asyncio.create_task(self._stop.wait())
             ended = asyncio.create_task(process.wait())
             try:
@@ -209,60 +194,66 @@ class _Launcher:
                 if not ended.done() and reading.done() and reading.exception() is None:
                     # It has closed its socket, so it is about to end.
                     await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
-                self._standby.open()
                 if not ended.done():
-                    with contextlib.suppress(ProcessLookupError):
-                        process.terminate()
-                    await asyncio.wait((ended,), timeout=STOP_S)
-                    if not ended.done():
-                        log.error("the tier process did not stop within %g s: killed", STOP_S)
-                        process.kill()
+                    await self._end(process, ended, links)
                 status = await ended
                 if reading.done() and (failed := reading.exception()) is not None:
                     raise failed
                 return status
             finally:
-                self._process = None
                 for task in (reading, stopping, ended):
                     task.cancel()
                 await asyncio.gather(reading, stopping, ended, return_exceptions=True)
+                await links.close()
+                self._links = None
 
-    async def _read_messages(self, tier: socket.socket) -> None:
+    async def _start(self, theirs: socket.socket) -> Process:
+        """A tier process, which gets this end of a socket pair."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "hawkvision.datacenter.launch.child",
+            str(theirs.fileno()),
+            pass_fds=(theirs.fileno(),),
+            env=self._environment(),
+            # Ctrl-C must reach only the launcher, which stops the others in order.
+            process_group=0,
+            preexec_fn=functools.partial(stop_with_parent, LAUNCHER_DIED),
+        )
+        theirs.close()
+        return process
+
+    def _settings(self, path: Path) -> TierSettings:
+        private = self._config.ray_network == "private"
+        return TierSettings(chosen_settings(self._config), str(self._folder), str(path), private)
+
+    async def _end(self, process: Process, ended: asyncio.Task[int], links: IngressLinks) -> None:
+        """Drain the ingress, then stop the tier process, by force if it takes too long."""
+        await links.drain(DRAIN_S)
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await asyncio.wait((ended,), timeout=STOP_S)
+        if not ended.done():
+            log.error("the tier process did not stop within %g s: killed", STOP_S)
+            process.kill()
+
+    async def _read_messages(self, tier: socket.socket, links: IngressLinks) -> None:
         """Handle the tier process's messages until it closes its socket.
 
         Raises:
             BackendError: if more than the public sockets can be reached from outside.
         """
-        serves = silent = False
-        while True:
-            reading = asyncio.create_task(_next_message(tier))
-            try:
-                while not await _done(reading, SILENT_S if serves and not silent else None):
-                    silent = True
-                    log.warning("the tier process has been silent for %g s: new callers get 503", SILENT_S)
-                    self._standby.open()
-            finally:
-                reading.cancel()
-            message = reading.result()
-            if not message:
-                return
-            if silent:
-                silent = False
-                log.info("the tier process responds again")
-                self._standby.close()
-            if message == LISTENING:
-                self._standby.close()
-            elif message == LEAVING:
-                serves = False
-                self._standby.open()
-            elif message == READY:
-                serves = True
+        while message := await _next_message(tier):
+            if message == READY:
+                await links.serving.wait()  # the ingress says so on its own connection
                 self._check_exposure()
                 if self._has_been_ready:
                     log.info("the tier is ready again")
                 else:
                     self._has_been_ready = True
                     self._print_ready()
+            elif message == LOST:
+                await links.drain(ABANDON_S / 2)
 
     def _check_exposure(self) -> None:
         """Log the tier's listening sockets; refuse any that is not public and can be reached from outside.
@@ -291,9 +282,10 @@ class _Launcher:
     def _print_ready(self) -> None:
         shown = self._sockets.shown_host
         scheme = "http" if self._config.tls_certificate is None else "https"
-        print(f"ready: {scheme}://{shown}:{self._sockets.http.getsockname()[1]}", flush=True)  # noqa: T201  the contract
+        port, path = self._sockets.http.getsockname()[1], self._config.route_prefix.rstrip("/")
+        print(f"ready: {scheme}://{shown}:{port}{path}", flush=True)  # noqa: T201  the contract
         if self._sockets.datagrams is not None:
-            print(f"lossy: udp://{shown}:{self._sockets.datagrams.getsockname()[1]}", flush=True)  # noqa: T201
+            print(f"datagram: udp://{shown}:{self._sockets.datagrams.getsockname()[1]}", flush=True)  # noqa: T201
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "RAY_TMPDIR": str(self._folder)}
@@ -301,10 +293,9 @@ class _Launcher:
     def _on_stop_signal(self) -> None:
         self._stop.set()
 
-    def _forward_signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+    def _on_hangup(self) -> None:
+        if self._links is not None:
+            self._links.reload()
 
 
 async def _next_message(tier: socket.socket) -> bytes:
@@ -313,15 +304,6 @@ async def _next_message(tier: socket.socket) -> bytes:
         return await asyncio.get_running_loop().sock_recv(tier, 64)
     except ConnectionError:
         return b""
-
-
-async def _done(task: asyncio.Task[bytes], within_s: float | None) -> bool:
-    """Whether a task ends within this time; otherwise it goes on."""
-    await asyncio.wait((task,), timeout=within_s)
-    # If this process was suspended, the next rounds of the loop still read what has arrived.
-    for _ in range(_ROUNDS):
-        await asyncio.sleep(0)
-    return task.done()
 
 
 def _cause(status: int) -> str:

@@ -1,9 +1,4 @@
-"""The tier process: starts a private Ray, deploys each group of variants, and serves HTTP and datagrams itself.
-
-The process speaks HTTP itself rather than through Serve's proxies: its own server has the lowest cost per escalation,
-answers while models load, and opens no port beside its own. Clusters use Serve's proxies (`manifests`). The comparison
-is `tests/bench/transport/escalation_http.py`.
-"""
+"""The tier process: starts a private Ray, deploys the application, and watches until it is told to stop."""
 
 from __future__ import annotations
 
@@ -14,122 +9,87 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
-import uvicorn
-
-from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.launch import local_ray
-from hawkvision.datacenter.launch.messages import ALIVE, BEAT_S, LEAVING, LISTENING, RAY_DIED, READY
-from hawkvision.datacenter.launch.sockets import PublicSockets
-from hawkvision.datacenter.local_socket.registry import QueueBounds, ReplicaRegistry
-from hawkvision.datacenter.servers.datagram_server import TierDatagramServer
-from hawkvision.datacenter.servers.http_server import HttpServer, make_http_server
-from hawkvision.datacenter.servers.service import TierService
-from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
-from hawkvision.datacenter.stages.ensemble import evaluation_requests
-from hawkvision.models.artifacts import load_variant
-from hawkvision.models.manifest import cache_dir
-from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
-from hawkvision.servers.handshake import behind_tls
-from hawkvision.servers.protocol import bounded
-from hawkvision.servers.reload import FileWatcher
-from hawkvision.servers.tls import Certificates
+from hawkvision.datacenter.launch.messages import ABANDON_S, LOST, RAY_DIED, READY
+from hawkvision.datacenter.servers.http_server import make_http_server
+from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, check_models, load_catalogs
 from hawkvision.servers.tls_from_settings import server_certificates
 from hawkvision.system.log_relay import relaying
-from hawkvision.transport.settings import DatagramSettings
 
 if TYPE_CHECKING:
-    from hawkvision.datacenter.deployment.handles import HandleVariants
+    from ray.serve import Application
 
 log = logging.getLogger("hawkvision.datacenter")
 
 ResultT = TypeVar("ResultT")
 
-_DRAIN_S: Final = 10
-_ABANDON_S: Final = 1.0
-_LEAVE_S: Final = 0.1
-_POLL_S: Final = 0.05
+_POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What the launcher hands to a tier process."""
+    """What the launcher tells a tier process."""
 
     config: DatacenterConfig
-    sockets: PublicSockets
     folder: Path
     """Private, for Ray's sockets and logs."""
+    ingress_socket: Path
+    """Where ingress replicas get the public sockets."""
     launcher: socket.socket
     """Keeps message boundaries (SOCK_SEQPACKET)."""
-    restarts: int
-    """How many tier processes preceded this one; for the metrics."""
 
 
 def serve(launch: Launch, stopping: threading.Event) -> None:
-    """Serve at the public sockets until SIGTERM or SIGINT; then answer the requests inside, stop Ray and return.
+    """Run the application on a private Ray until SIGTERM or SIGINT; then stop Ray and return.
 
-    Tells the launcher when the server listens and when each variant is loaded. If Ray's raylet or its global control
-    store dies, the process ends at once with the status `RAY_DIED`, because neither can be replaced while Ray runs.
+    Tells the launcher when the application serves. If Ray's raylet or its global control store dies, the process ends
+    with the status `RAY_DIED`, because neither can be replaced while Ray runs.
 
     Args:
-        launch: settings, sockets and the launcher.
+        launch: settings, paths and the launcher.
         stopping: set by a signal that came before; it ends the start at its next step.
 
     Raises:
         ConfigError: if stages, keys or certificates are unknown or unusable.
         ArtifactError: if a model file is missing or is not the one that the manifest names.
-        BackendError: if a variant does not start.
+        BackendError: if a deployment does not start.
     """
     config = launch.config
-    catalog = load_catalog(config)
-    http_server = make_http_server(config, catalog)
-    certificates = server_certificates(config, "dc")
-    if config.backend != "noop":
-        for variant in catalog.variants:  # replicas check this again; here a wrong file fails at once
-            load_variant(cache_dir(config.cache_dir), config.task, variant)
+    catalogs = check_models(config, load_catalogs(config))
+    # The ingress reads these again; here a mistake is an error of one line.
+    make_http_server(config, catalogs)
+    server_certificates(config, "dc")
     local_ray.set_environment()
     local_ray.adopt_orphans()
-    asyncio.run(_TierProcess(launch, catalog, http_server, certificates).run(stopping))
+    asyncio.run(_TierProcess(launch, catalogs).run(stopping))
 
 
 class _TierProcess:
-    def __init__(
-        self, launch: Launch, catalog: Catalog, http_server: HttpServer, certificates: Certificates | None
-    ) -> None:
+    def __init__(self, launch: Launch, catalogs: Mapping[str, Catalog | TaskFailure]) -> None:
+        self._catalogs = catalogs
         self._config = launch.config
-        self._sockets = launch.sockets
         self._folder = launch.folder
+        self._ingress_socket = launch.ingress_socket
         self._launcher = launch.launcher
-        self._catalog = catalog
-        self._http_server = http_server
-        self._tier = http_server.tier
-        self._certificates = certificates
-        self._tier.metrics.restarts.set(launch.restarts)
 
     async def run(self, stopping: threading.Event) -> None:
-        """Serve until a signal; raises what a failed start raises."""
+        """Run until a signal; raises what a failed start raises."""
         self._stop = asyncio.Event()
         self._stop_on_signal()
         if stopping.is_set():
             self._stop.set()
-        datagram = await self._open_datagram_server()
-        reloads = self._start_reloads(datagram)
-        server = self._uvicorn()
-        serving = asyncio.create_task(server.serve(sockets=[self._sockets.http]))
-        registry = await _open_registry(self._config, self._catalog, self._tier)
-        self._report(LISTENING)
-        heartbeat = asyncio.create_task(self._beat())
         watcher = local_ray.RayWatcher()
-        # Ray starts outside the main thread, where it would take SIGTERM for itself and block the server. One thread
-        # lives as long as Ray's processes, because the kernel kills them with the thread that started them.
+        # Ray starts outside the main thread, where it would take SIGTERM for itself. One thread lives as long as Ray's
+        # processes, because the kernel kills them with the thread that started them.
         with relaying(self._folder), ThreadPoolExecutor(1, "ray") as ray_thread:
-            opening = asyncio.create_task(self._load(registry, ray_thread, watcher))
+            opening = asyncio.create_task(self._open(ray_thread, watcher))
             lost = asyncio.create_task(watcher.lost.wait())
             try:
                 await asyncio.wait((opening, lost), return_when=asyncio.FIRST_COMPLETED)
@@ -138,168 +98,71 @@ class _TierProcess:
                     stopped = asyncio.create_task(self._stop.wait())
                     await asyncio.wait((stopped, lost), return_when=asyncio.FIRST_COMPLETED)
                 if lost.done() and not self._stop.is_set():
-                    self._tier.variants = None
-                    registry.close()
-                    await self._leave()
-                    await _abandon(server, serving)
+                    self._report(LOST)
+                    await _abandon()
             finally:
-                self._tier.variants = None
-                await self._leave()
-                server.should_exit = True
-                await serving
-                await reloads.close()
-                if datagram is not None:
-                    await datagram.close(_DRAIN_S)
-                registry.close()
-                heartbeat.cancel()
                 watcher.stop()
                 local_ray.stop_ray(ask=not lost.done())
                 lost.cancel()
 
-    async def _open_datagram_server(self) -> TierDatagramServer | None:
-        port = self._config.feature(DatagramSettings).port
-        if port is None:
-            return None
-        server = await TierDatagramServer.open(
-            self._config, port, self._tier, self._http_server.keys, self._sockets.datagrams
-        )
-        self._http_server.transports = server.offered.transports
-        return server
-
-    def _start_reloads(self, datagram: TierDatagramServer | None) -> FileWatcher:
-        reloads = FileWatcher.of(self._http_server.keys, self._certificates)
-        if datagram is not None:
-            reloads.add("dc.datagram_certificate", datagram.offered.files, datagram.offered.reload)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
-        reloads.start()
-        return reloads
-
-    def _uvicorn(self) -> _Server:
-        return _Server(
-            uvicorn.Config(
-                self._http_server.asgi,
-                http=self._protocol(),
-                interface="asgi3",
-                timeout_keep_alive=KEEP_ALIVE_S,
-                lifespan="off",
-                ws="none",
-                access_log=False,
-                server_header=False,
-                log_config=None,  # its lines take our format
-                log_level="warning",
-                timeout_graceful_shutdown=_DRAIN_S,
-            )
-        )
-
-    def _protocol(self) -> type[asyncio.Protocol]:
-        """The bounded HTTP protocol, behind TLS if there is a certificate."""
-        protocol = bounded(Limits(connections_for(raise_open_files()), self._config.connections_per_address))
-        if self._certificates is None:
-            return protocol
-        self._tier.metrics.watch_tls(self._certificates.state)
-        return behind_tls(protocol, self._certificates)
-
-    async def _load(
-        self, registry: ReplicaRegistry, ray_thread: ThreadPoolExecutor, watcher: local_ray.RayWatcher
-    ) -> bool:
-        """Start Ray, load all variants and give them to the server; False if `stop` was set first.
+    async def _open(self, ray_thread: ThreadPoolExecutor, watcher: local_ray.RayWatcher) -> bool:
+        """Start Ray and the application; False if `stop` was set before it serves.
 
         A step is never interrupted, because Ray cannot be stopped under a call that uses it. The longest are Ray's own
         start and that of Serve's controller, some seconds each.
 
         Raises:
-            BackendError: if a variant does not start.
+            BackendError: if a deployment does not start.
         """
-        config, catalog = self._config, self._catalog
 
         async def step(work: Callable[[], ResultT]) -> ResultT:
             return await asyncio.get_running_loop().run_in_executor(ray_thread, work)
 
         if self._stop.is_set():
             return False
-        await step(lambda: local_ray.start_ray(config, catalog, self._folder))
+        app = await step(self._application)
+        await step(lambda: local_ray.start_ray(app, self._folder))
         # Ray has installed its own handlers meanwhile: they print the stack, and abort after three seconds.
         self._stop_on_signal()
         watcher.start()
         if self._stop.is_set():
             return False
-        variants = await step(lambda: local_ray.deploy_groups(config, catalog, registry))
+        from hawkvision.datacenter.ingress.deploying import is_running  # imports Ray, once its variables are set
+
+        await step(lambda: local_ray.deploy(app, self._config))
         while not self._stop.is_set():
-            running = await step(lambda: local_ray.all_running(catalog))
-            if running and (config.min_replicas == 0 or not registry.absent):
-                await self._connect(variants)
-                self._tier.metrics.describe(config.task, await variants.backends())
-                self._tier.variants = variants
+            if await step(lambda: is_running(self._config.app_name)) and await self._is_ready():
                 return True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _POLL_S)
         return False
 
-    async def _connect(self, variants: HandleVariants) -> None:
-        """Connect to replicas that are called through Ray, so that the first caller need not wait for it.
+    def _application(self) -> Application:
+        from hawkvision.datacenter.ingress.application import application
 
-        An expired request connects and does nothing else.
-        """
-        if local_ray.is_fixed(self._config):
-            return
-        for group in self._catalog.groups:
-            stage = self._catalog.stage(group.name)
-            assert stage is not None, "a group is named after one of its stages"
-            with contextlib.suppress(DeadlineMissed):
-                await anext(variants.ask(evaluation_requests(stage), b"", expires_at=0.0, streaming=False))
+        return application(self._config, self._ingress_socket, self._catalogs)
 
-    async def _leave(self) -> None:
-        """Leave new callers to the launcher, and give recent ones the time to send their requests."""
-        self._report(LEAVING)
-        asyncio.get_running_loop().remove_reader(self._sockets.http.fileno())
-        await asyncio.sleep(_LEAVE_S)
+    async def _is_ready(self) -> bool:
+        from hawkvision.datacenter.ingress.deploying import why_not_ready
+
+        return await why_not_ready(self._config.app_name) is None
 
     def _report(self, word: bytes) -> None:
-        """Send the launcher a word; if the launcher is gone, the kernel ends this process as well.
-
-        A suspended launcher with a full socket misses words; some hundred fit.
-        """
+        """Send the launcher a word; if the launcher is gone, the kernel ends this process as well."""
         with contextlib.suppress(OSError):
             self._launcher.send(word, socket.MSG_DONTWAIT)
-
-    async def _beat(self) -> None:
-        """Show the launcher that this event loop runs."""
-        while True:
-            self._report(ALIVE)
-            await asyncio.sleep(BEAT_S)
 
     def _stop_on_signal(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
 
 
-async def _open_registry(config: DatacenterConfig, catalog: Catalog, tier: TierService) -> ReplicaRegistry:
-    """Where replicas register. While a group that should have a live replica has none, the tier is not ready."""
-    registry = ReplicaRegistry(
-        [group.name for group in catalog.groups],
-        QueueBounds(config.max_ongoing_requests, config.max_queued_requests),
-        on_change=tier.set_live_replicas if config.min_replicas > 0 else lambda *_: None,
-        on_statement=tier.record_statement,
-    )
-    await registry.listen()
-    return registry
-
-
-async def _abandon(server: _Server, serving: asyncio.Task[None]) -> NoReturn:
-    """End the process after a death in Ray.
+async def _abandon() -> NoReturn:
+    """End the process after a death in Ray, once the ingress had the time to answer the requests inside.
 
     Ray's own shutdown is left out: it waits for processes that may be gone.
     """
-    server.should_exit = True
-    await asyncio.wait((serving,), timeout=_ABANDON_S)
+    await asyncio.sleep(ABANDON_S)
     local_ray.kill(local_ray.children())
     logging.shutdown()
     os._exit(RAY_DIED)
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn without its signal handlers: it would re-raise SIGTERM before Ray has been stopped."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

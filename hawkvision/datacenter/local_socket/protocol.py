@@ -29,7 +29,8 @@ class ReplicaRequest:
 
     image: bytes
     evaluations: tuple[EvaluationRequest, ...]
-    expires_at: float
+    remaining_ms: float | None
+    """Of the deadline, when this is sent."""
     streaming: bool
     request: RequestIds | None = None
     """The caller's request, for the log."""

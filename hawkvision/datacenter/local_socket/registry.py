@@ -60,6 +60,7 @@ class ReplicaRegistry:
         """Set while a group has no live replica, which includes the time before the first."""
         for event in self._absent.values():
             event.set()
+        self._waiting: dict[str, set[asyncio.Timeout]] = {group: set() for group in groups}
         self._bounds = bounds
         self._on_change = on_change
         self._on_statement = on_statement
@@ -90,6 +91,14 @@ class ReplicaRegistry:
     def live(self, group: str) -> int:
         """The number of live replicas of a group."""
         return len(self._live[group])
+
+    def is_absent(self, group: str) -> bool:
+        """See `handles.ReplicaPresence`."""
+        return not self._live[group]
+
+    def waiting(self, group: str) -> set[asyncio.Timeout]:
+        """See `handles.ReplicaPresence`."""
+        return self._waiting[group]
 
     async def wait_until_absent(self, group: str) -> None:
         """Return once no replica of the group is live."""
@@ -167,6 +176,10 @@ class ReplicaRegistry:
             self._absent[group].clear()
         else:
             self._absent[group].set()
+            now = asyncio.get_running_loop().time()
+            for timer in self._waiting[group]:
+                if not timer.expired():
+                    timer.reschedule(now)
         self._on_change(group, len(replicas))
 
 

@@ -73,7 +73,7 @@ class TierDatagramServer:
             server.answer,
             keys=keys,
             accept_sent_keys=datagrams.accept_sent_keys,
-            useful_side=useful_side(tier.catalog),
+            useful_side=useful_side(*tier.catalogs.values()),
             timeouts=ReceiveTimeouts(reserve_s=RESERVE_S),
             congestion=controller_class(datagrams.congestion_control),
             bound=bound,
@@ -103,7 +103,7 @@ class TierDatagramServer:
             self._front_end.keys.admit(incoming.caller, INFER)
             request, trace = parse_escalation_datagram(incoming.template, incoming.meta)
             observed.use_trace(trace)
-            observed.stage = request.variant
+            observed.task, observed.stage = request.task, request.variant
             reply = await self._run(await _best_version(incoming), request)
             observed.status = 200
             return Status.OK, reply
@@ -127,9 +127,10 @@ class TierDatagramServer:
         await self._server.close()
 
 
-def useful_side(catalog: Catalog) -> int:
+def useful_side(*catalogs: Catalog) -> int:
     """The pixels of an image's shorter side that the most demanding variant can use."""
-    return max(math.ceil(max(v.input.height, v.input.width) / v.input.crop_fraction) for v in catalog.variants)
+    inputs = [variant.input for catalog in catalogs for variant in catalog.variants]
+    return max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
 
 
 def _encoded(reply: EscalationReply, image: Complete | Partial) -> bytes:

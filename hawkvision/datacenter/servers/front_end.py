@@ -34,6 +34,8 @@ class ObservedRequest:
 
     request_id: str
     span: TraceContext
+    task: str | None = None
+    """The task that the caller names; None is the first."""
     stage: str | None = None
     """The stage that the caller names; None is the best."""
     status: int = CALLER_GONE
@@ -82,7 +84,7 @@ class FrontEnd:
             log.exception("unexpected failure")
             raise InternalError("internal error; the datacenter's log has the details") from None
         finally:
-            self.tier.count(path, observed.stage, observed.status, time.perf_counter() - started)
+            self.tier.count(path, observed.task, observed.stage, observed.status, time.perf_counter() - started)
 
     def check_size(self, size: int) -> None:
         """Check an image whose bytes are here already.

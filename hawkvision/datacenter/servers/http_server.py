@@ -2,14 +2,15 @@
 
 `HttpServer.respond` takes Starlette's `Request` and returns its `Response`. On one machine uvicorn calls it through
 `HttpServer.asgi`; in a cluster Ray Serve's ingress deployment calls it. `hawkvision.core.escalation_api` describes the
-wire.
+wire. All paths are below `dc.route_prefix`, which is ASGI's `root_path`: Serve's proxies set it and leave it in the
+path; at a listener of our own `HttpServer.asgi` sets it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -33,6 +34,7 @@ from hawkvision.core.escalation_api import (
     PREVIOUS_STAGES_PATH,
     PROGRESSIVE_TYPE,
     STAGES_PATH,
+    TASK_HEADER,
     TRACE_HEADER,
     TRANSPORT_PATH,
     VARIANT_HEADER,
@@ -47,7 +49,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.trace_context import parse_traceparent
 from hawkvision.datacenter.servers.front_end import CALLER_GONE, FrontEnd
 from hawkvision.datacenter.servers.service import AdmittedRequest, TierService
-from hawkvision.datacenter.stages.catalog import Catalog
+from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, loaded
 from hawkvision.servers.bodies import Bodies, Body, CallerGone
 from hawkvision.servers.keys import Keys, needed_scopes
 
@@ -67,32 +69,45 @@ class ServerLimits:
 class HttpServer:
     """Routes requests, reads images, and writes replies."""
 
-    def __init__(self, catalog: Catalog, limits: ServerLimits, keys: Keys) -> None:
-        self.tier = TierService(catalog, limits.max_in_flight)
+    def __init__(
+        self,
+        catalogs: Mapping[str, Catalog | TaskFailure],
+        limits: ServerLimits,
+        keys: Keys,
+        route_prefix: str = "/",
+    ) -> None:
+        self.tier = TierService(catalogs, limits.max_in_flight)
         self.keys = keys
         self.tier.metrics.watch_keys(keys.counts)
         self.transports: Callable[[], Transports] = Transports
         """The reply to `GET /v1/transport`."""
         self._front_end = FrontEnd(self.tier, keys, limits.max_body_bytes)
+        self._root_path = route_prefix.rstrip("/")
         self._bodies = Bodies(limits.max_body_bytes, self.tier.metrics.received_bytes)
 
+    def set_max_body_bytes(self, most: int) -> None:
+        """Read bodies of at most this many bytes from now on."""
+        self._front_end.max_body_bytes = self._bodies.max_body_bytes = most
+
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The server as an ASGI application for HTTP; uvicorn is told to send nothing else."""
+        """The server as an ASGI application for HTTP at a listener of its own; uvicorn is told to send nothing else."""
+        if self._root_path:
+            scope = {**scope, "root_path": self._root_path}
         response = await self.respond(Request(scope, receive))
         await response(scope, receive, send)
 
     async def respond(self, request: Request) -> Response:
         """The reply to one request; errors become their documented bodies and statuses."""
-        path, headers = request.url.path, request.headers
+        path, headers = _path_of(request.scope), request.headers
         trace = parse_traceparent(headers.get(TRACE_HEADER))
         observing = self._front_end.observe(
             path if path in _METHODS else "other", trace, headers.get(REQUEST_ID_HEADER)
         )
         try:
             with observing as observed:
-                observed.stage = headers.get(VARIANT_HEADER)
+                observed.task, observed.stage = headers.get(TASK_HEADER), headers.get(VARIANT_HEADER)
                 try:
-                    response = await self._route(request)
+                    response = await self._route(request, path)
                 except (CallerGone, ClientDisconnect):
                     response = Response(status_code=CALLER_GONE)  # nobody reads it
                 observed.status = response.status_code
@@ -102,17 +117,20 @@ class HttpServer:
         response.headers[REQUEST_ID_HEADER] = observed.request_id
         return response
 
-    async def _route(self, request: Request) -> Response:
-        path, method = request.url.path, request.method
+    async def _route(self, request: Request, path: str) -> Response:
+        method = request.method
         expected = _METHODS.get(path)
         if expected is None:
-            raise NotFound(f"no path {path[:80]!r}; the datacenter tier answers {', '.join(_METHODS)}")
+            below = request.scope.get("root_path") or "/"
+            found = request.scope["path"][:80]
+            raise NotFound(f"no path {found!r}; the datacenter tier answers {', '.join(_METHODS)} below {below}")
         if method != expected:
             raise MethodNotAllowed(f"{path} takes {expected}, not {method}")
         if path == "/healthz":
             return Response(b"ok", media_type="text/plain")
         if path == "/readyz":
-            self.tier.check_ready()
+            known = self.keys.caller_of(request.headers.get("authorization")) is not None
+            self.tier.check_ready(_task_of(request), with_reason=known)
             return Response(b"ready", media_type="text/plain")
         if path == TRANSPORT_PATH:
             return _json(self.transports())
@@ -122,8 +140,7 @@ class HttpServer:
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
         check_wire_version(request.headers)
         if path in (STAGES_PATH, PREVIOUS_STAGES_PATH):
-            self.tier.check_ready()
-            listing = self.tier.listing()
+            listing = self.tier.listing(_task_of(request))
             return _json(listing if path == STAGES_PATH else PreviousStages.of(listing))
         return await self._infer(request)
 
@@ -166,20 +183,35 @@ _METHODS = {
 }
 
 
-def make_http_server(config: DatacenterConfig, catalog: Catalog) -> HttpServer:
-    """The server for these settings; it replies 503 until its tier has its variants.
+def make_http_server(config: DatacenterConfig, catalogs: Mapping[str, Catalog | TaskFailure]) -> HttpServer:
+    """The server for these settings; it replies 503 for each task until its tier has that task's variants.
 
     Raises:
         ConfigError: if the keys cannot be read.
     """
     keys = Keys(config.api_key, config.keys_file, where="dc.api_key")
-    return HttpServer(catalog, ServerLimits(config.max_body_bytes, max_in_flight(config, catalog)), keys)
+    return HttpServer(
+        catalogs, ServerLimits(config.max_body_bytes, max_in_flight(config, catalogs)), keys, config.route_prefix
+    )
 
 
-def max_in_flight(config: DatacenterConfig, catalog: Catalog) -> int:
-    """The requests that all groups together can run and queue."""
+def max_in_flight(config: DatacenterConfig, catalogs: Mapping[str, Catalog | TaskFailure]) -> int:
+    """The requests that all groups of all tasks together can run and queue."""
     per_group = config.max_replicas * config.max_ongoing_requests + max(config.max_queued_requests, 0)
-    return per_group * len(catalog.groups)
+    return per_group * sum(len(catalog.groups) for catalog in loaded(catalogs).values())
+
+
+def _task_of(request: Request) -> str | None:
+    """The task that a GET is about; None if it names none."""
+    return request.query_params.get("task") or None
+
+
+def _path_of(scope: Scope) -> str:
+    """The path below the server's `root_path`; empty for a path that is not below it."""
+    path, root_path = str(scope["path"]), str(scope.get("root_path", ""))
+    if not root_path:
+        return path
+    return path.removeprefix(root_path) if path.startswith(f"{root_path}/") else ""
 
 
 async def _progressive_response(request: Request, admitted: AdmittedRequest, image: bytes, held: ExitStack) -> Response:

@@ -1,7 +1,7 @@
 """The metrics at `GET /metrics`: Prometheus' conventions, prefix `hawkvision_datacenter_`.
 
 `process_*` describe the server's own process. All else comes from the replies, so nothing is gathered from Ray's
-processes. Labels are stages and variants of the catalog, paths that exist and status codes; a caller's text never
+processes. Labels are tasks, their stages and variants, paths that exist and status codes; a caller's text never
 becomes a label.
 """
 
@@ -26,8 +26,9 @@ from hawkvision.core.metrics import (
     KeyRequestsCollector,
     TlsCollector,
     TlsState,
-    describe_process,
+    build_info,
 )
+from hawkvision.core.version import __version__
 
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
 
@@ -42,35 +43,40 @@ class DatacenterMetrics:
         ProcessCollector(registry=self.registry)
 
         def histogram(name: str, text: str, label: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_S) -> Histogram:
-            return Histogram(f"hawkvision_datacenter_{name}", text, (label,), registry=self.registry, buckets=buckets)
+            name = f"hawkvision_datacenter_{name}"
+            return Histogram(name, text, ("task", label), registry=self.registry, buckets=buckets)
 
         self.requests = Counter(
             "hawkvision_datacenter_requests",
-            "Requests, by the stage asked for",
-            ("path", "stage", "code"),
+            "Requests, by the task and the stage asked for",
+            ("path", "task", "stage", "code"),
             registry=self.registry,
         )
         self.answers = Counter(
-            "hawkvision_datacenter_answers", "Answers, by the stage that gave them", ("stage",), registry=self.registry
+            "hawkvision_datacenter_answers",
+            "Answers, by the stage that gave them",
+            ("task", "stage"),
+            registry=self.registry,
         )
         self.ensemble_runs = Counter(
             "hawkvision_datacenter_ensemble_runs",
             "Images of which this stage was not confident enough, so that another answered",
-            ("stage",),
+            ("task", "stage"),
             registry=self.registry,
         )
         self.incomplete = Counter(
             "hawkvision_datacenter_incomplete_answers",
             "Answers of some of a stage's members, given because the others missed the deadline",
-            ("stage",),
+            ("task", "stage"),
             registry=self.registry,
         )
         self.decided = Counter(
             "hawkvision_datacenter_settled_answers",
             "Answers given before all of a stage's members had answered, because these could not change the class",
-            ("stage",),
+            ("task", "stage"),
             registry=self.registry,
         )
+        self._build_info = build_info(self.registry, "hawkvision_datacenter", "The tier's version, tasks and backends")
         self.replicas = Gauge(
             "hawkvision_datacenter_live_replicas",
             "Live replicas, by the group of variants that they run; in a cluster 1 or 0",
@@ -85,6 +91,7 @@ class DatacenterMetrics:
         self.in_flight = Gauge(
             "hawkvision_datacenter_requests_in_flight",
             "Images inside the tier, queued ones included",
+            ("task",),
             registry=self.registry,
         )
         self.received_bytes = Counter(
@@ -114,8 +121,8 @@ class DatacenterMetrics:
         self.registry.register(TlsCollector("hawkvision_datacenter", read))
 
     def describe(self, task: str, backend: str) -> None:
-        """Add the task and the backend, once they are known."""
-        describe_process(self.registry, "hawkvision_datacenter", "The tier's version, task and backend", task, backend)
+        """Add a task and its backend, once they are known."""
+        self._build_info.labels(__version__, task, backend).set(1.0)
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

@@ -21,6 +21,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from hawkvision.core.clock import Deadline
 from hawkvision.core.types import Score
 from hawkvision.datacenter.stages.catalog import ServedStage
 from hawkvision.datacenter.stages.ensemble import (
@@ -42,7 +43,7 @@ class Variants(Protocol):
     """Access to the variants' replicas."""
 
     def ask(
-        self, evaluations: Sequence[EvaluationRequest], image: bytes, expires_at: float, *, streaming: bool
+        self, evaluations: Sequence[EvaluationRequest], image: bytes, deadline: Deadline | None, *, streaming: bool
     ) -> Parts:
         """The variants' answers to an image, one evaluation after the other; closing the generator ends the work.
 
@@ -52,7 +53,7 @@ class Variants(Protocol):
         Args:
             evaluations: what to run, in order.
             image: encoded.
-            expires_at: the deadline, on the clock of `time.time()`.
+            deadline: on `MonotonicClock`; it crosses to other processes as the time that is left.
             streaming: whether parts come as soon as each is useful.
 
         Raises:
@@ -80,7 +81,7 @@ async def run_two_stages(
     first: ServedStage,
     second: SecondStage | None,
     image: bytes,
-    expires_at: float,
+    deadline: Deadline | None,
     on_partial: OnPartialResult | None = None,
 ) -> tuple[StageResult, ...]:
     """The results of one stage or two; the last one counts.
@@ -93,7 +94,7 @@ async def run_two_stages(
     """
     threshold = None if second is None else AcceptThreshold(second.score, second.accept_score)
     evaluations = evaluation_requests(first, None if second is None else second.stage, threshold)
-    async with aclosing(variants.ask(evaluations, image, expires_at, streaming=on_partial is not None)) as parts:
+    async with aclosing(variants.ask(evaluations, image, deadline, streaming=on_partial is not None)) as parts:
         if second is None or threshold is None:
             return (await _run_stage(parts, first, None, on_partial),)
         # All views: the first stage's score is compared, and a decided class has no score.

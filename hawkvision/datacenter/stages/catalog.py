@@ -1,4 +1,4 @@
-"""The stages of one task that a tier serves, from the manifest and the settings. Starts nothing.
+"""The stages of each task that a tier serves, from the manifests and the settings. Starts nothing.
 
 An ensemble is not a model: a request for it goes to its members, which are loaded once and shared with the stages of
 their own names. Variants that share requests form a group. A group is one deployment and scales by itself.
@@ -6,15 +6,16 @@ their own names. Variants that share requests form a group. A group is one deplo
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from hawkvision.core.errors import ConfigError, ManifestError
+from hawkvision.core.errors import ConfigError, HawkVisionError, ManifestError
 from hawkvision.core.escalation_api import ListedStage, StageList, StageMember
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.inference.backend_registry import ON_THE_CPU
+from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import stage_fingerprint
-from hawkvision.models.manifest import Manifest, Variant, load_manifest, models_dir
+from hawkvision.models.manifest import Manifest, Variant, cache_dir, load_manifest, models_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class ServedStage:
 class Group:
     """Variants that share images, directly or through other stages. They run in one process.
 
-    The name is that of the best stage of the group.
+    The name is that of the best stage of the group, after the task and a dot if the tier serves several tasks. No two
+    groups of a tier have the same name.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Catalog:
     stages: tuple[ServedStage, ...]
     variants: tuple[Variant, ...]
     has_artifacts: bool
+    group_prefix: str = ""
 
     @property
     def best(self) -> ServedStage:
@@ -63,6 +66,11 @@ class Catalog:
         """The stage of that name, or None."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
+    def best_of(self, group: Group) -> ServedStage:
+        """The best stage that a group runs."""
+        names = {variant.name for variant in group.variants}
+        return next(stage for stage in reversed(self.stages) if names.issuperset(stage.members))
+
     @property
     def groups(self) -> tuple[Group, ...]:
         """All variants, each in one group; the group of the best stage comes last."""
@@ -72,7 +80,9 @@ class Catalog:
             joined = [part for part in parts if part[1] & members]
             parts = [part for part in parts if part not in joined]
             parts.append((stage.name, members.union(*(names for _, names in joined))))
-        return tuple(Group(name, tuple(v for v in self.variants if v.name in names)) for name, names in parts)
+        return tuple(
+            Group(self.group_prefix + name, tuple(v for v in self.variants if v.name in names)) for name, names in parts
+        )
 
     def listing(self, statements: Collection[str] = ()) -> StageList:
         """The reply to `GET /v1/stages`; `statements` are those of replicas, newest first."""
@@ -89,28 +99,97 @@ class Catalog:
         return StageList(self.task, self.best.name, stages)
 
 
-def load_catalog(config: DatacenterConfig) -> Catalog:
-    """The catalog of `config.task`.
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """A task that cannot be served, and why."""
+
+    reason: str
+
+
+def load_catalogs(config: DatacenterConfig) -> dict[str, Catalog | TaskFailure]:
+    """The catalogs of `config.tasks`, in that order.
+
+    A task whose manifest is missing or unusable does not take the others down.
 
     Raises:
-        NotFound: if the task has no manifest.
-        ConfigError: if `variants` names a stage that the manifest lacks.
+        HawkVisionError: if no task can be loaded; the error of the first.
+        ConfigError: if `variants` does not fit `tasks`.
     """
-    return catalog_of(load_manifest(config.task, models_dir(config.models_dir)), config)
+    variants_by_task(config)
+    catalogs: dict[str, Catalog | TaskFailure] = {}
+    failures: list[HawkVisionError] = []
+    for task in config.tasks:
+        try:
+            catalogs[task] = catalog_of(load_manifest(task, models_dir(config.models_dir)), config)
+        except HawkVisionError as error:
+            failures.append(error)
+            catalogs[task] = TaskFailure(error.message)
+    if len(failures) == len(config.tasks):
+        raise failures[0]
+    return catalogs
+
+
+def loaded(catalogs: Mapping[str, Catalog | TaskFailure]) -> dict[str, Catalog]:
+    """Those of the tasks that can be served."""
+    return {task: catalog for task, catalog in catalogs.items() if isinstance(catalog, Catalog)}
+
+
+def check_models(
+    config: DatacenterConfig, catalogs: Mapping[str, Catalog | TaskFailure]
+) -> dict[str, Catalog | TaskFailure]:
+    """The same catalogs, with a failure for each task of which this machine lacks a model file.
+
+    Raises:
+        ArtifactError: if no task can be served; the error of the first.
+    """
+    checked = dict(catalogs)
+    failures: list[HawkVisionError] = []
+    for task, catalog in loaded(catalogs).items():
+        try:
+            for variant in catalog.variants if catalog.has_artifacts else ():
+                load_variant(cache_dir(config.cache_dir), task, variant)
+        except HawkVisionError as error:
+            failures.append(error)
+            checked[task] = TaskFailure(error.message)
+    if failures and not loaded(checked):
+        raise failures[0]
+    return checked
+
+
+def variants_by_task(config: DatacenterConfig) -> dict[str, tuple[str, ...]]:
+    """The stages that `config.variants` names for each task.
+
+    Raises:
+        ConfigError: if it names another task, or none although there are several.
+    """
+    named: dict[str, tuple[str, ...]] = {}
+    for word in config.variants:
+        task, colon, stage = word.rpartition(":")
+        if not colon and len(config.tasks) > 1:
+            raise ConfigError(f"dc.variants: expected TASK:STAGE, because there are several tasks, got {word!r}")
+        task = task if colon else config.tasks[0]
+        if task not in config.tasks:
+            raise ConfigError(f"dc.variants: {word!r} is of task {task!r}; dc.tasks has {', '.join(config.tasks)}")
+        named[task] = (*named.get(task, ()), stage)
+    return named
 
 
 def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
-    """The stages named by `config.variants`, or by the manifest's `cascade.dc` if that is empty; best last.
+    """The stages named by `config.variants`, or by the manifest's `cascade.dc` if that names none; best last.
 
     Raises:
         ConfigError: if a name is unknown or repeated, or names an ensemble with `accept_confidence`.
     """
-    names = config.variants or manifest.cascade.dc
+    names = variants_by_task(config).get(manifest.task, manifest.cascade.dc)
     if len(set(names)) != len(names):
         raise ConfigError(f"dc.variants: expected each stage once, got {', '.join(names)}")
-    certifiable = config.backend in ("auto", "int8", "onnxruntime") and config.onnx_providers == ON_THE_CPU
+    certifiable = (
+        config.backend in ("auto", "int8", "onnxruntime")
+        and config.onnx_providers == ON_THE_CPU
+        and config.onnx_precision == "model"
+    )
     stages: list[ServedStage] = []
-    variants: dict[str, Variant] = {}
+    members_used: dict[str, Variant] = {}
     for name in names:
         ensemble = manifest.ensemble(name)
         try:
@@ -123,5 +202,12 @@ def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
         temperature = ensemble.temperature if ensemble is not None else 1.0
         fingerprint = manifest.fingerprint(name) if certifiable else None
         stages.append(ServedStage(name, tuple(m.name for m in members), flip, temperature, fingerprint))
-        variants |= {m.name: m for m in members}
-    return Catalog(manifest.task, manifest.classes, tuple(stages), tuple(variants.values()), config.backend != "noop")
+        members_used |= {m.name: m for m in members}
+    return Catalog(
+        manifest.task,
+        manifest.classes,
+        tuple(stages),
+        tuple(members_used.values()),
+        has_artifacts=config.backend != "noop",
+        group_prefix=f"{manifest.task}." if len(config.tasks) > 1 else "",
+    )

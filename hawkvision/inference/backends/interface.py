@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
+
+OnnxPrecision: TypeAlias = Literal["model", "fp16"]
+"""Of a model's layers in ONNX Runtime: as in its file, or float16 (`half_precision`)."""
 
 
 @runtime_checkable

@@ -16,7 +16,14 @@ import numpy as np
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.inference.backends.devices import processor_of
-from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.inference.backends.execution_providers import (
+    available_providers,
+    load_libraries,
+    missing_reason,
+    start_failure,
+)
+from hawkvision.inference.backends.half_precision import FP16, in_half_precision
+from hawkvision.inference.backends.interface import OnnxPrecision, check_batch, check_open
 from hawkvision.inference.backends.intra_op_threads import HelperThreads, can_step_aside, helpers_started
 from hawkvision.models.fingerprints import Execution
 from hawkvision.system.onnx_runtime import ort
@@ -25,8 +32,7 @@ Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 """An execution provider's name, alone or with its options as ONNX Runtime documents them."""
 
 SPIN_US: Final = 100
-"""Microseconds for which a helper waits for more work before it sleeps: longer than most layers in which it has no
-part."""
+"""How long a helper waits for more work before it sleeps: longer than most layers that it has no part in."""
 
 
 class OnnxRuntimeBackend:
@@ -37,16 +43,24 @@ class OnnxRuntimeBackend:
         providers: in order of preference, e.g. `("TensorrtExecutionProvider", "CPUExecutionProvider")` or
             `(("CUDAExecutionProvider", {"device_id": 1}),)`.
         threads: intra-op threads of each inference.
+        precision: of the layers: the model file's, or float16 for float models (`half_precision`).
 
     Raises:
-        BackendError: if the file is missing or has another form, or a provider is not installed or did not start.
-            There is no silent fallback: a node that was configured for a GPU does not run on the CPU.
+        BackendError: if the file is missing or no such graph, or a provider is not installed or did not start, or
+            part of the graph would run on the CPU although its provider is not named. There is no silent fallback.
     """
 
     def __init__(
-        self, model: Path | bytes, providers: Sequence[Provider] = ("CPUExecutionProvider",), threads: int = 1
+        self,
+        model: Path | bytes,
+        providers: Sequence[Provider] = ("CPUExecutionProvider",),
+        threads: int = 1,
+        precision: OnnxPrecision = "model",
     ) -> None:
         self._where = "model" if isinstance(model, bytes) else str(model)
+        self._precision = precision
+        if precision == FP16:
+            model = in_half_precision(_content(model, self._where), self._where)
         self._session: Any
         self._session, self._helpers = _open_session(model, self._where, providers, threads)
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
@@ -75,21 +89,12 @@ class OnnxRuntimeBackend:
 
     @property
     def execution(self) -> Execution:
-        """The execution: what runs the network, and its precision if a provider does not keep to the model file's."""
-        providers = self.providers
-        if providers == (_CPU,):
-            return Execution("onnxruntime", _CPU)
-        options = self._session.get_provider_options()
-        faster = sorted(
-            precision
-            for (provider, option), precision in _PRECISIONS.items()
-            if options.get(provider, {}).get(option, "0").lower() in ("1", "true")
-        )
-        return Execution("onnxruntime", ",".join(providers), ",".join(faster), ort.__version__, processor_of(providers))
+        """What runs the network, and in which precision if that is not the model file's."""
+        return execution_on(self.providers, self._session.get_provider_options(), self._precision)
 
     def infer(self, batch: Pixels) -> Logits:
         """See `Backend.infer`. A graph of fixed batch size 1 is run once per image."""
-        session = self._session  # keeps the session alive for this run if another thread calls `close`
+        session = self._session  # held here, so that `close` in another thread waits for this run
         check_open("ONNX Runtime", session is None)
         check_batch(batch, self._shape)
         if self._batch is not None and self._batch != len(batch):
@@ -104,14 +109,14 @@ class OnnxRuntimeBackend:
             self.infer(np.zeros((size, *self._shape), np.uint8))
 
     def close(self) -> None:
-        """See `Backend.close`. Runs of other threads finish."""
+        """See `Backend.close`. Runs that have begun in other threads end well."""
         self._session = None
 
     def _run(self, session: Any, batch: Pixels) -> Logits:
         self._helpers.step_aside()
         try:
             (logits,) = session.run([self._output], {self._input: np.ascontiguousarray(batch)})
-        except Exception as error:  # the runtime's own exceptions have no narrower base class
+        except Exception as error:  # the runtime's own exceptions derive from nothing narrower
             raise BackendError(f"{self._where}: ONNX Runtime failed: {error}") from error
         if logits.shape != (len(batch), self._classes):
             raise BackendError(
@@ -121,6 +126,23 @@ class OnnxRuntimeBackend:
         return result
 
 
+def execution_on(
+    providers: Sequence[str], options: Mapping[str, Mapping[str, str]], precision: OnnxPrecision
+) -> Execution:
+    """The execution of a session with these providers and their options; `precision` is that of the layers."""
+    if tuple(providers) == (_CPU,) and precision == "model":
+        return Execution("onnxruntime", _CPU)
+    faster = {
+        word
+        for (provider, option), word in _PRECISIONS.items()
+        if options.get(provider, {}).get(option, "0").lower() in ("1", "true")
+    }
+    if precision != "model":
+        faster.add(precision)
+    words = ",".join(sorted(faster))
+    return Execution("onnxruntime", ",".join(providers), words, ort.__version__, processor_of(providers))
+
+
 _CPU: Final = "CPUExecutionProvider"
 _PRECISIONS: Final = {
     ("CUDAExecutionProvider", "use_tf32"): "tf32",
@@ -128,36 +150,62 @@ _PRECISIONS: Final = {
     ("TensorrtExecutionProvider", "trt_bf16_enable"): "bf16",
     ("TensorrtExecutionProvider", "trt_int8_enable"): "int8",
 }
-"""Options with which a provider computes less exactly than the model file states."""
+"""Options with which a provider computes less exactly than the model file says."""
 
+_NO_FILE: Final = "no such model file; build the cascade first"
 _loading = threading.Lock()
-"""Two sessions that load at the same time would double the peak of memory, which is an edge node's peak."""
+"""Two sessions loading at once would double the peak of memory, which on an edge node is the peak of the process."""
 
 
 def _open_session(
     model: Path | bytes, where: str, providers: Sequence[Provider], threads: int
 ) -> tuple[Any, HelperThreads]:
     wanted = [(p, {}) if isinstance(p, str) else (p[0], dict(p[1])) for p in providers]
-    available = ort.get_available_providers()
-    missing = [name for name, _ in wanted if name not in available]
-    if missing or not wanted:
-        raise BackendError(
-            f"{where}: execution provider {missing[0] if missing else '(none given)'} is not installed; "
-            f"this ONNX Runtime {ort.__version__} has {', '.join(available)}"
-        )
+    _check_installed([name for name, _ in wanted], where)
     if isinstance(model, Path) and not model.is_file():
-        raise BackendError(f"{where}: no such model file; build the cascade first")
+        raise BackendError(f"{where}: {_NO_FILE}")
     spins = can_step_aside(threads)
     try:
         session, helpers = _load(model, wanted, threads, spins=spins)
         if spins and not helpers.threads:
             session, helpers = _load(model, wanted, threads, spins=False)
     except Exception as error:  # the exceptions of the runtime, see above
-        raise BackendError(f"{where}: ONNX Runtime cannot load the model: {error}") from error
-    lost = [name for name, _ in wanted if name not in session.get_providers()]
-    if lost:
-        raise BackendError(f"{where}: execution provider {lost[0]} is installed but did not start; see the log")
+        _check_started([name for name, _ in wanted], where, error)
+        advice = f"; to allow that, name {_CPU} last" if "fallback to CPU EP" in str(error) else ""
+        raise BackendError(f"{where}: ONNX Runtime cannot load the model: {error}{advice}") from error
+    for name, _ in wanted:
+        if name not in session.get_providers():
+            _check_started([name], where)
+            raise BackendError(f"{where}: execution provider {name} is installed but did not start; see the log")
     return session, helpers
+
+
+def _content(model: Path | bytes, where: str) -> bytes:
+    try:
+        return model if isinstance(model, bytes) else model.read_bytes()
+    except OSError as error:
+        raise BackendError(f"{where}: {_NO_FILE}") from error
+
+
+def _check_installed(providers: Sequence[str], where: str) -> None:
+    """Raises: BackendError unless there are providers, all of them in this ONNX Runtime."""
+    if not providers:
+        raise BackendError(f"{where}: no execution provider is named (none given); expected at least {_CPU}")
+    known = available_providers()
+    for name in providers:
+        if name not in known:
+            raise BackendError(f"{where}: execution provider {name} is not installed; {missing_reason(name)}")
+    load_libraries(providers)
+
+
+def _check_started(providers: Sequence[str], where: str, cause: Exception | None = None) -> None:
+    """Raises: BackendError if something is known to keep one of these providers from starting."""
+    for name in providers:
+        reason = start_failure(name)
+        if reason is not None:
+            raise BackendError(
+                f"{where}: execution provider {name} is installed but did not start: {reason}"
+            ) from cause
 
 
 def _load(
@@ -166,14 +214,16 @@ def _load(
     with _loading, helpers_started(threads) as helpers:
         session = ort.InferenceSession(
             model if isinstance(model, bytes) else str(model),
-            sess_options=_session_options(threads, spins=spins),
+            sess_options=_session_options(threads, spins=spins, on_cpu=any(name == _CPU for name, _ in providers)),
             providers=providers,
+            enable_fallback=0,  # otherwise the runtime tries others when one of these does not start
         )
         session.disable_fallback()
     return session, helpers
 
 
-def _session_options(threads: int, *, spins: bool) -> Any:
+def _session_options(threads: int, *, spins: bool, on_cpu: bool) -> Any:
+    """`on_cpu`: whether nodes that no other provider takes may run on the CPU."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -186,11 +236,12 @@ def _session_options(threads: int, *, spins: bool) -> Any:
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "0" if on_cpu else "1")
     return options
 
 
 def _input_contract(value: Any, where: str) -> tuple[tuple[int, int, int], int | None]:
-    """(height, width, 3) and the batch size, or None if it is free."""
+    """(height, width, 3) and the batch size, None where it is free."""
     shape = value.shape
     fixed = len(shape) == 4 and all(isinstance(size, int) and size > 0 for size in shape[1:])
     if value.type != "tensor(uint8)" or not fixed or shape[3] != 3:

@@ -31,9 +31,14 @@ from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.confidence.scores import Probabilities, softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Score
-from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, execution_of, open_backend
-from hawkvision.model_zoo.calibration.model_runner import AnyImages, ModelExecution, run_stages
-from hawkvision.models.artifacts import load_variant
+from hawkvision.inference.backend_registry import execution_of
+from hawkvision.inference.batch_sizes import SIZES, prepares_sizes
+from hawkvision.model_zoo.calibration.model_runner import (
+    CERTIFIED_EXECUTION,
+    AnyImages,
+    ModelExecution,
+    run_stages,
+)
 from hawkvision.models.datasets import read_images, read_unlabelled
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, is_exact, stage_fingerprint, statement
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
@@ -41,6 +46,8 @@ from hawkvision.system.files import write_atomic
 
 WAYS: Final = ((8, 1), (1, 1), (1, 2))
 """Batch sizes and numbers of threads, as in replicas and edge nodes."""
+DEVICE_WAYS: Final = tuple((size, 1) for size in SIZES)
+"""The same on devices that prepare for each batch size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +65,7 @@ def check_equivalence(
     task: str,
     data: Path,
     *,
-    backend: BackendKind,
-    providers: Sequence[str] = ON_THE_CPU,
+    execution: ModelExecution,
     stages: Sequence[str] = (),
     edge: str | None = None,
     profile: Path | None = None,
@@ -74,8 +80,7 @@ def check_equivalence(
     Args:
         task: the task, by the name of its manifest.
         data: the images that the certificates were made from.
-        backend: the other execution's.
-        providers: of ONNX Runtime.
+        execution: the other one; its batch size and threads do not count.
         stages: to check; none means all that certificates depend on.
         edge: the edge stage; None means the manifest's default.
         profile: None means the task's own.
@@ -104,7 +109,7 @@ def check_equivalence(
     before = load_equivalences(path)
     results, passed = [], []
     for each in wanted:
-        result = _checked(manifest, each, images, backend, tuple(providers), cache)
+        result = _checked(manifest, each, images, execution, cache)
         results.append(result)
         if result.outcome is not None and result.outcome.passed:
             passed.append(_written(result, result.outcome, each, images, today or date.today()))
@@ -127,8 +132,7 @@ def _checked(
     manifest: Manifest,
     judged: CertificateInputs,
     images: AnyImages,
-    backend: BackendKind,
-    providers: tuple[str, ...],
+    execution: ModelExecution,
     cache: Path,
 ) -> StageCheck:
     name = judged.stage
@@ -142,16 +146,16 @@ def _checked(
             f"{images.name}: expected the images of the certificates, SHA-256 {judged.images_sha256}, found "
             f"{images.sha256}; other images do not show that the certificates would be the same"
         )
-    fingerprint = _fingerprint(manifest, name, backend, providers, cache)
+    fingerprint = _fingerprint(manifest, name, execution, cache)
     if is_exact(fingerprint):
         return StageCheck(name, fingerprint, len(images), None)
-    outcome = _compared(manifest, judged, images, backend, providers, cache)
+    outcome = _compared(manifest, judged, images, execution, cache)
     ensemble = manifest.ensemble(name)
     if ensemble is not None and ensemble.accept_confidence is not None:
         first = manifest.members(name)[0]
         bar = float(np.float32(ensemble.accept_confidence))
         asks = CertificateInputs(first.name, "", first.temperature, Score.TOP1, (bar,), images.sha256)
-        others = _compared(manifest, asks, images, backend, providers, cache).decisions
+        others = _compared(manifest, asks, images, execution, cache).decisions
         outcome = replace(outcome, decisions=outcome.decisions + others)
     return StageCheck(name, fingerprint, len(images), outcome)
 
@@ -160,12 +164,13 @@ def _compared(
     manifest: Manifest,
     judged: CertificateInputs,
     images: AnyImages,
-    backend: BackendKind,
-    providers: tuple[str, ...],
+    execution: ModelExecution,
     cache: Path,
 ) -> ComparisonResult:
-    certified = _probabilities(manifest, judged, images, "onnxruntime", ON_THE_CPU, cache, WAYS[0])
-    ways = [_probabilities(manifest, judged, images, backend, providers, cache, way) for way in WAYS]
+    certified = _probabilities(manifest, judged, images, CERTIFIED_EXECUTION, cache)
+    used = DEVICE_WAYS if prepares_sizes(execution.backend, execution.providers) else WAYS
+    other = [replace(execution, batch=batch, threads=threads) for batch, threads in used]
+    ways = [_probabilities(manifest, judged, images, each, cache) for each in other]
     return compare(judged, certified, ways)
 
 
@@ -173,32 +178,27 @@ def _probabilities(
     manifest: Manifest,
     judged: CertificateInputs,
     images: AnyImages,
-    backend: BackendKind,
-    providers: tuple[str, ...],
+    execution: ModelExecution,
     cache: Path,
-    way: tuple[int, int],
 ) -> Probabilities:
     """Of all images, at the temperature at which the stage serves."""
-    batch, threads = way
-    execution = ModelExecution(backend, providers, batch, threads)
     predictions = run_stages(manifest, [judged.stage], images, execution=execution, cache=cache)
     if judged.stage in manifest.cascade.dc:
         return predictions.served(judged.stage).probabilities
     return softmax(predictions.logits(judged.stage), judged.temperature)
 
 
-def _fingerprint(manifest: Manifest, stage: str, backend: BackendKind, providers: tuple[str, ...], cache: Path) -> str:
+def _fingerprint(manifest: Manifest, stage: str, execution: ModelExecution, cache: Path) -> str:
     """As stated by a process that runs the stage so."""
     runs = []
     for variant in manifest.members(stage):
-        data = load_variant(cache, manifest.task, variant)
         executions = []
         for threads in dict.fromkeys(threads for _, threads in WAYS):
-            opened = open_backend(backend, data, variant.input, manifest.classes, providers, threads)
-            executions.append(execution_of(backend, opened))
+            opened = replace(execution, threads=threads).open(manifest, variant, cache)
+            executions.append(execution_of(execution.backend, opened))
             opened.close()
-        execution = BETWEEN.join(dict.fromkeys(executions))
-        runs.append(VariantRun(variant.name, variant.sha256, variant.input, variant.temperature, execution))
+        ran = BETWEEN.join(dict.fromkeys(executions))
+        runs.append(VariantRun(variant.name, variant.sha256, variant.input, variant.temperature, ran))
     ensemble = manifest.ensemble(stage)
     found = stage_fingerprint(
         statement(runs),

@@ -27,7 +27,7 @@ from hawkvision.core.types import Logits, Pixels
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import load_input, probe
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, open_backend
-from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.interface import Backend, OnnxPrecision
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import LabelledImages, UnlabelledImages
 from hawkvision.models.manifest import Ensemble, Manifest, Variant
@@ -46,12 +46,13 @@ Corruption: TypeAlias = Callable[[Pixels, int], Pixels]
 
 @dataclass(frozen=True, slots=True)
 class ModelExecution:
-    """How models run: backend, providers of ONNX Runtime, images per inference, and threads per inference."""
+    """How models run: backend, providers of ONNX Runtime, images and threads per inference, and its precision."""
 
     backend: BackendKind = "onnxruntime"
     providers: tuple[str, ...] = ON_THE_CPU
     batch: int = BATCH
     threads: int = 1
+    precision: OnnxPrecision = "model"
 
     def open(self, manifest: Manifest, variant: Variant, cache: Path) -> Backend:
         """A variant, ready to run.
@@ -60,7 +61,9 @@ class ModelExecution:
             ArtifactError: if the model is missing or not the manifest's.
         """
         model = load_variant(cache, manifest.task, variant)
-        return open_backend(self.backend, model, variant.input, manifest.classes, self.providers, threads=self.threads)
+        return open_backend(
+            self.backend, model, variant.input, manifest.classes, self.providers, self.threads, self.precision
+        )
 
 
 CERTIFIED_EXECUTION: Final = ModelExecution()

@@ -76,7 +76,7 @@ def _evaluated(given: argparse.Namespace) -> EvaluationReport:
     indices = () if given.profile is None else ("--indices", str(given.profile.with_name("held_out.json")))
     with (
         tempfile.TemporaryDirectory() as folder,
-        running("hawkvision.datacenter", "--port", "0", "--task", given.task) as datacenter,
+        running("hawkvision.datacenter", "--port", "0", "--tasks", given.task) as datacenter,
         running(
             "edge", "--port", "0", "--task", given.task, "--backend", given.backend, *device, *profile,
             "--datacenter-url", datacenter.url,

@@ -1,6 +1,6 @@
 """What three special cases of the edge node gain: the HTTP fast path, large pages, inference on the event loop.
 
-    python -m tests.bench.inference.special_cases [--rounds 15] [EDGE OPTIONS]
+    python -m tests.bench.inference.special_cases [--rounds 15] [--one-core] [EDGE OPTIONS]
 
 Five nodes answer one photograph over loopback: two as shipped, and three that each lack one special case. They take
 turns in random order. Each turn measures the latency of single requests and the throughput of concurrent ones. A gain
@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import http.client
+import os
 import random
 import statistics
 import sys
@@ -44,6 +45,7 @@ ON_LOOP: Final = "no inference on the event loop"
 WITHOUT: Final = (FAST_PATH, LARGE_PAGES, ON_LOOP)
 SIDE: Final = 256
 """Shorter side of the image, in pixels."""
+NODE_CORE: Final = 0
 WORTH: Final = 1.10
 """Median gain from which on a special case is worth its code."""
 
@@ -55,6 +57,8 @@ class Measured:
     latency_ms: list[float] = field(default_factory=list)
     """Median of each turn."""
     per_s: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    """Processor time of each request of a turn, single and concurrent ones together."""
     memory_mb: float = 0.0
 
 
@@ -106,8 +110,8 @@ def latency_ms(server: ServerProcess, body: bytes, requests: int, pause_s: float
     return statistics.median(took)
 
 
-def per_s(server: ServerProcess, body: bytes, connections: int, duration_s: float) -> float:
-    """Requests answered per second over concurrent connections."""
+def throughput(server: ServerProcess, body: bytes, connections: int, duration_s: float) -> tuple[int, float]:
+    """Requests answered over concurrent connections, and those per second."""
     end = time.perf_counter() + duration_s
 
     def caller() -> int:
@@ -121,7 +125,12 @@ def per_s(server: ServerProcess, body: bytes, connections: int, duration_s: floa
     begun = time.perf_counter()
     with ThreadPoolExecutor(connections) as threads:
         answered = sum(future.result() for future in [threads.submit(caller) for _ in range(connections)])
-    return answered / (time.perf_counter() - begun)
+    return answered, answered / (time.perf_counter() - begun)
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of all threads so far."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
 def memory_mb(pid: int) -> float:
@@ -143,14 +152,25 @@ def gains(measured: dict[str, Measured], name: str) -> tuple[list[float], list[f
 def report(measured: dict[str, Measured]) -> Table:
     """Worst, median and best gain of each special case, and the verdict."""
     noise = [statistics.median(values) for values in gains(measured, SAME)]
-    table = Table("node", "P50 ms", "gain in P50", "requests/s", "gain in requests/s", "RSS MB", "verdict")
+    table = Table("node", "P50 ms", "gain", "requests/s", "gain", "CPU ms/request", "gain", "RSS MB", "verdict")
     for name, turns in measured.items():
         faster, more = gains(measured, name)
         worth = any(statistics.median(v) >= max(WORTH, n) for v, n in zip((faster, more), noise, strict=True))
         verdict = "" if name in (SHIPPED, SAME) else "keep" if worth else "drop"
         shown = ["" if name == SHIPPED else _spread(values) for values in (faster, more)]
-        latency, rate = statistics.median(turns.latency_ms), statistics.median(turns.per_s)
-        table.add_row(name, f"{latency:.2f}", shown[0], f"{rate:.0f}", shown[1], f"{turns.memory_mb:.0f}", verdict)
+        less = [theirs / ours for ours, theirs in zip(measured[SHIPPED].cpu_ms, turns.cpu_ms, strict=True)]
+        shown.append("" if name == SHIPPED else _spread(less))
+        latency, rate, cpu = map(statistics.median, (turns.latency_ms, turns.per_s, turns.cpu_ms))
+        figures = (
+            f"{latency:.2f}",
+            shown[0],
+            f"{rate:.0f}",
+            shown[1],
+            f"{cpu:.2f}",
+            shown[2],
+            f"{turns.memory_mb:.0f}",
+        )
+        table.add_row(name, *figures, verdict)
     return table
 
 
@@ -163,20 +183,27 @@ def measure(options: argparse.Namespace, edge_options: list[str]) -> dict[str, M
     """All rounds."""
     names = (SHIPPED, SAME, *WITHOUT)
     measured = {name: Measured() for name in names}
-    order = random.Random(0)
+    order, cores = random.Random(0), os.sched_getaffinity(0)
     with contextlib.ExitStack() as stack:
         body = camera_image(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         servers = {}
         for name in names:
             command = (THIS, "--serve", name, "--port", "0", "--log-level", "warning", *edge_options)
+            if options.one_core:
+                os.sched_setaffinity(0, {NODE_CORE})  # which the node inherits
             servers[name] = stack.enter_context(running(*command, title=name))
+        if options.one_core:
+            os.sched_setaffinity(0, cores - {NODE_CORE})
         for number in range(options.rounds + 1):
             for name in order.sample(names, len(names)):
+                begun = cpu_s(servers[name].pid)
                 latency = latency_ms(servers[name], body, options.requests, options.pause_ms * 1e-3)
-                rate = per_s(servers[name], body, options.connections, options.duration_s)
+                answered, rate = throughput(servers[name], body, options.connections, options.duration_s)
+                spent = cpu_s(servers[name].pid) - begun
                 if number:  # the first round warms up
                     measured[name].latency_ms.append(latency)
                     measured[name].per_s.append(rate)
+                    measured[name].cpu_ms.append(spent / (answered + options.requests) * 1e3)
         for name, server in servers.items():
             measured[name].memory_mb = memory_mb(server.pid)
     return measured
@@ -194,8 +221,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--pause-ms", type=float, default=10.0, help="before each single request")
     parser.add_argument("--connections", type=int, default=4, help="concurrent requests for the throughput")
     parser.add_argument("--duration-s", type=float, default=0.7, help="of each measurement of throughput")
+    parser.add_argument("--one-core", action="store_true", help="nodes share one core, and the load has the others")
     options, edge_options = parser.parse_known_args(argv)
-    Console().print(report(measure(options, edge_options)))
+    Console(width=150).print(report(measure(options, edge_options)))
     return 0
 
 

@@ -101,7 +101,7 @@ async def run(given: argparse.Namespace) -> int:
     (plan.out / "rounds").mkdir(parents=True, exist_ok=True)
     console = terminal(180)
     backend = ("--backend", given.backend)
-    dc_arguments = ("--task", given.task, "--datagram-port", "0", *backend)
+    dc_arguments = ("--tasks", given.task, "--datagram-port", "0", *backend)
     found = _PartialResults({}, [])
     floors = {} if given.no_noise else await _floors(plan, dataset)
     for protocol, floor in floors.items():

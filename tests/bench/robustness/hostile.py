@@ -464,7 +464,7 @@ def main() -> int:
                 module,
                 "--port",
                 "0",
-                "--task",
+                "--task" if name == "edge" else "--tasks",
                 options.task,
                 "--backend",
                 options.backend,

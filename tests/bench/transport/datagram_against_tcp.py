@@ -110,7 +110,7 @@ async def _call_datagram(job: CallerJob, chosen: Sequence[tuple[bytes, int]]) ->
                 answer = await client.classify(body, quality="fast", deadline_ms=job.deadline_ms)
                 right, degraded, received = answer.index == label, answer.degraded, answer.received_fraction
             except HawkVisionError as error:
-                print(f"lossy: {error}", file=sys.stderr)
+                print(f"datagram: {error}", file=sys.stderr)
                 right, degraded, received = False, True, 0.0
             if number >= WARM_UP:
                 asked.append(TimedAnswer((time.monotonic() - started) * 1e3, right, degraded, received))

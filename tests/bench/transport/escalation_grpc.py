@@ -36,7 +36,7 @@ from hawkvision.core.escalation_api import INFER_PATH
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
-from hawkvision.datacenter.stages.catalog import load_catalog
+from hawkvision.datacenter.stages.catalog import Catalog, load_catalogs, loaded
 from hawkvision.system.child_server import running, stop_with_parent
 from tests.bench.ports import free_port
 
@@ -127,9 +127,10 @@ class GrpcIngress:
     def __init__(self, config: DatacenterConfig, *handles: Any) -> None:
         from hawkvision.datacenter.deployment.handles import HandleVariants
 
-        catalog = load_catalog(config)
-        self._server = make_http_server(config, catalog)
-        self._server.tier.variants = HandleVariants(catalog.groups, handles)
+        ((task, catalog),) = load_catalogs(config).items()
+        assert isinstance(catalog, Catalog), "load_catalogs raises if no task can be loaded"
+        self._server = make_http_server(config, {task: catalog})
+        self._server.tier.set_variants(task, HandleVariants(catalog.groups, handles))
 
     async def infer(self, image: BytesValue) -> BytesValue:
         """What the server answers to the image."""
@@ -169,9 +170,9 @@ def _serve_grpc(port: int, variant: str) -> None:
             port=port, grpc_servicer_functions=["tests.bench.transport.escalation_grpc.add_escalation_to_server"]
         ),
     )
-    catalog = load_catalog(config)
+    (catalog,) = loaded(load_catalogs(config)).values()
     ingress: Any = serve.deployment(escalation_grpc.GrpcIngress)
-    limit = max_in_flight(config, catalog)
+    limit = max_in_flight(config, {catalog.task: catalog})
     app = ingress.options(max_ongoing_requests=limit, ray_actor_options={"num_cpus": 0.1})
     serve.run(app.bind(config, *group_apps(config, catalog).values()), name=APPLICATION, route_prefix="/")
     print(f"ready: 127.0.0.1:{port}", flush=True)

@@ -1,10 +1,14 @@
-"""`python -m tests.bench.transport.escalation_http`: the cost of an escalation to the datacenter tier, by
-the owner of its socket.
+"""`python -m tests.bench.transport.escalation_http`: the cost of an escalation to the datacenter tier, by its way in.
 
-Starts the tier on a no-op variant under each host (our own server, and Ray Serve's ingress behind its HAProxy and its
-Python proxy), all on this machine at once, and sends the same JPEG over kept-alive connections: closed loop, one
-caller and sixteen, in rounds that rotate the order so that drift of the machine falls on all alike. `wall` is the
-caller's wait; `escalation` is that minus the reply's times of decoding, queue and inference.
+All at once on this machine, and asked in rounds that rotate the order, so that drift of the machine falls on all alike:
+
+- `launcher`: `hawkvision dc up`, whose ingress serves at the launcher's sockets;
+- `HAProxy`: the same application on a Ray without launcher, through Serve's HAProxy;
+- `before`: the tier of an earlier commit (`--before`, in a git worktree), whose driver was the server and called its
+  replicas over a local socket.
+
+Each gets the same JPEG over kept-alive connections in a closed loop of one caller, then of sixteen: a no-op variant,
+then (`--stages`) a stage with its models. Printed are the median of the rounds, the best and the worst.
 """
 
 from __future__ import annotations
@@ -14,14 +18,17 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
+from typing import Final
 
 import aiohttp
 import cv2
@@ -29,150 +36,222 @@ import msgspec
 import numpy as np
 
 from hawkvision.core.escalation_api import INFER_PATH, VARIANT_HEADER, EscalationReply
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.settings.load import load_config
+from hawkvision.models.manifest import load_manifest, models_dir
 from hawkvision.system.child_server import ended
-from tests.bench.ports import free_port
 
-START_LIMIT_S = 120.0
-STOP_LIMIT_S = 60.0
-WARM_UP = 30
-TUNED = {
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
-}
+ROOT: Final = Path(__file__).parents[3]
+BEFORE: Final = "1211107f"
+"""The last commit with the driver's own server."""
+CALLERS: Final = (1, 16)
+WARM_UP: Final = 30
+START_LIMIT_S: Final = 240.0
+STOP_LIMIT_S: Final = 60.0
+RAY_CPUS: Final = 32
+"""What the Ray behind HAProxy plans with, so that it starts all replicas on any machine, as a launcher's Ray does."""
 
 
 @dataclass(frozen=True, slots=True)
-class SocketOwner:
-    """One way to own the socket: `own` is `python -m hawkvision.datacenter`, else `serve run` with this environment."""
+class Stage:
+    """What is asked for."""
 
+    title: str
     name: str
-    own: bool
-    environment: Mapping[str, str]
-
-
-HOSTS = (
-    SocketOwner("own server", True, {}),
-    SocketOwner("Serve, HAProxy", False, {**TUNED, "RAY_SERVE_ENABLE_HA_PROXY": "1"}),
-    SocketOwner("Serve, Python proxy, tuned", False, {**TUNED, "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}),
-    SocketOwner("Serve, Python proxy", False, {}),
-)
+    backend: str
 
 
 @dataclass(slots=True)
-class Samples:
-    """Milliseconds of one host at one concurrency, over all rounds, and how long the rounds took in seconds."""
+class Rounds:
+    """Of one way in at one concurrency: a value per round."""
 
-    wall: list[float] = field(default_factory=list)
-    escalation: list[float] = field(default_factory=list)
-    seconds: float = 0.0
+    p50_ms: list[float] = field(default_factory=list)
+    p99_ms: list[float] = field(default_factory=list)
+    own_p50_ms: list[float] = field(default_factory=list)
+    """Without the reply's times of decoding, queue and inference."""
+    per_s: list[float] = field(default_factory=list)
 
 
 def main() -> int:
-    """Run the comparison and print one row per host and concurrency."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--requests", type=int, default=200, help="per round, host and concurrency")
-    parser.add_argument("--variant", default="efficientnet_lite0", help="a variant of task imagenet, run as no-op")
+    """Run the comparison and print one row per stage, concurrency and way in."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.transport.escalation_http", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--requests", type=int, default=160, help="per round, way in and concurrency")
+    parser.add_argument("--stages", default="noop,reference", help="of noop and reference")
+    parser.add_argument("--before", default=BEFORE, help="a commit, or `none`")
+    parser.add_argument("--serve", metavar="JSON", help="used by the command itself: these settings behind HAProxy")
     given = parser.parse_args()
-    image = _image()
-    with ExitStack() as stack:
-        urls = [_start(host, given.variant, stack) for host in HOSTS]
-        table = asyncio.run(_measure(urls, image, given.variant, given.rounds, given.requests))
-    _say(f"{len(image)} byte JPEG, {os.cpu_count()} cores, {given.rounds} rounds of {given.requests}; milliseconds")
-    _say(f"{'host':28}{'callers':>8}{'n':>7}{'wall P50':>10}{'wall P99':>10}{'tier P50':>9}{'tier P99':>9}{'req/s':>7}")
-    for (name, callers), samples in table.items():
-        figures = [*np.percentile(samples.wall, (50, 99)), *np.percentile(samples.escalation, (50, 99))]
-        n = len(samples.wall)
-        row = "".join(f"{f:{w}.2f}" for f, w in zip(figures, (10, 10, 9, 9), strict=True))
-        _say(f"{name:28}{callers:8}{n:7}{row}{n / samples.seconds:7.0f}")
+    if given.serve is not None:
+        _serve(json.loads(given.serve))
+    best = load_manifest("imagenet", models_dir(None)).cascade.dc[-1]
+    known = {"noop": Stage("no-op", "efficientnet_lite0", "noop"), "reference": Stage(best, best, "auto")}
+    _print(f"{os.cpu_count()} cores, {given.rounds} rounds of {given.requests} requests; median (best to worst)")
+    for stage in (known[name] for name in given.stages.split(",")):
+        with ExitStack() as stack:
+            urls = {name: stack.enter_context(way) for name, way in _ways(stage, given.before).items()}
+            table = asyncio.run(_measure(urls, stage, given.rounds, given.requests))
+        for (name, callers), rounds in table.items():
+            cells = [
+                _cell(rounds.p50_ms),
+                _cell(rounds.p99_ms),
+                _cell(rounds.own_p50_ms),
+                _cell(rounds.per_s, most=True),
+            ]
+            titles = ("P50 ms", "P99 ms", "P50 of the tier ms", "requests/s")
+            words = ", ".join(f"{title} {cell}" for title, cell in zip(titles, cells, strict=True))
+            _print(f"{stage.title}, {callers} callers, {name}: {words}")
     return 0
 
 
-async def _measure(
-    urls: list[str], image: bytes, variant: str, rounds: int, requests: int
-) -> dict[tuple[str, int], Samples]:
-    table = {(host.name, callers): Samples() for callers in (1, 16) for host in HOSTS}
-    hosts = list(zip(HOSTS, urls, strict=True))
-    async with aiohttp.ClientSession(headers={VARIANT_HEADER: variant}) as session:
-        for _, url in hosts:
-            await _round(session, url, image, 1, WARM_UP, Samples())
-        for turn in range(rounds):
-            first = turn % len(hosts)
-            for host, url in hosts[first:] + hosts[:first]:
-                for callers in (1, 16):
-                    await _round(session, url, image, callers, requests, table[host.name, callers])
-    return table
-
-
-async def _round(
-    session: aiohttp.ClientSession, url: str, image: bytes, callers: int, requests: int, into: Samples
-) -> None:
-    async def caller() -> None:
-        for _ in range(requests // callers):
-            started = time.perf_counter()
-            async with session.post(url + INFER_PATH, data=image) as response:
-                body = await response.read()
-                response.raise_for_status()
-            wall = (time.perf_counter() - started) * 1e3
-            spent = msgspec.json.decode(body, type=EscalationReply).timing_ms
-            into.wall.append(wall)
-            into.escalation.append(wall - spent.decode - spent.queue - spent.infer)
-
-    started = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(callers)))
-    into.seconds += time.perf_counter() - started
-
-
-def _start(host: SocketOwner, variant: str, stack: ExitStack) -> str:
-    """Start the host, wait until it answers, and have the stack stop it; its address."""
-    port = free_port()
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local", **host.environment}
-    if host.own:
-        command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", "noop", "--with-parent"]
-        command += ["--port", str(port), "--variants", variant]
-    else:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        file = Path(folder) / "serve.json"  # JSON is YAML too
-        file.write_text(json.dumps(_serve_document(port, variant)))
-        command = [str(Path(sys.executable).with_name("serve")), "run", "--app-dir", str(Path.cwd()), str(file)]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    stack.callback(_stop, process)
-    started = time.monotonic()
-    url = f"http://127.0.0.1:{port}"
-    asyncio.run(_until_ready(url, process))
-    _say(f"{host.name}: ready after {time.monotonic() - started:.1f} s")
-    return url
-
-
-def _serve_document(port: int, variant: str) -> dict[str, object]:
-    application = {
-        "name": "hawkvision",
-        "route_prefix": "/",
-        "import_path": "hawkvision.datacenter.app:build",
-        "args": {"backend": "noop", "variants": [variant]},
+def _ways(stage: Stage, before: str) -> dict[str, AbstractContextManager[str]]:
+    """The ways in, as context managers of their URLs."""
+    ways: dict[str, AbstractContextManager[str]] = {
+        "launcher": _launched(stage, ROOT),
+        "HAProxy": _behind_haproxy(stage),
     }
-    http = {"host": "127.0.0.1", "port": port}
-    return {"proxy_location": "HeadOnly", "http_options": http, "applications": [application]}
+    if before != "none":
+        ways[f"before ({before})"] = _of_commit(stage, before)
+    return ways
 
 
-async def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+@contextmanager
+def _launched(stage: Stage, tree: Path) -> Iterator[str]:
+    port = _free_port()
+    command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", stage.backend, "--with-parent"]
+    command += ["--port", str(port), "--variants", stage.name]
+    with _running(command, {"PYTHONPATH": str(tree)}, tree, port) as url:
+        yield url
+
+
+@contextmanager
+def _of_commit(stage: Stage, commit: str) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="hawkvision-before-") as folder:
+        tree = Path(folder) / "tree"
+        git = ("git", "-C", str(ROOT), "worktree")
+        subprocess.run([*git, "add", "--detach", str(tree), commit], check=True, capture_output=True)
+        try:
+            with _launched(stage, tree) as url:
+                yield url
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True, capture_output=True)
+
+
+@contextmanager
+def _behind_haproxy(stage: Stage) -> Iterator[str]:
+    port = _free_port()
+    settings = {"backend": stage.backend, "variants": [stage.name], "port": port}
+    command = [sys.executable, "-m", "tests.bench.transport.escalation_http", "--serve", json.dumps(settings)]
+    environment = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
+    with _running(command, environment, ROOT, port) as url:
+        yield url
+
+
+def _serve(settings: Mapping[str, object]) -> None:
+    """The application behind Serve's proxy, until a signal. In a process of its own."""
+    config = load_config(DatacenterConfig, overrides=settings, environ={})
+    from hawkvision.datacenter.deployment.ray_settings import TUNING
+
+    for name, value in TUNING.items():
+        os.environ.setdefault(name, value)
+    import ray
+    from ray.serve.config import HTTPOptions
+
+    from hawkvision.datacenter.ingress.application import application
+    from hawkvision.datacenter.ingress.deploying import run_application
+
+    ray.init(address="local", num_cpus=RAY_CPUS, include_dashboard=False, log_to_driver=False, logging_level="error")
+    for number in (signal.SIGTERM, signal.SIGINT):  # in place of Ray's
+        signal.signal(number, lambda *_: sys.exit(0))
+    try:
+        run_application(
+            application(config), config, HTTPOptions(host="127.0.0.1", port=config.port, location="HeadOnly")
+        )
+        signal.pause()
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _running(command: list[str], environment: Mapping[str, str], folder: Path, port: int) -> Iterator[str]:
+    """Run a host until the block ends; it answers when the block begins."""
+    started, url = time.monotonic(), f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment}, cwd=folder, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            if not asyncio.run(_answers(url, process)):
+                output.seek(0)
+                raise SystemExit(f"{command}: not ready\n{output.read()[-3000:].decode(errors='replace')}")
+            _print(f"ready after {time.monotonic() - started:.1f} s: {folder.name} {command[2:4]}")
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            ended(process, STOP_LIMIT_S)
+
+
+async def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
     ends = time.monotonic() + START_LIMIT_S
     async with aiohttp.ClientSession() as session:
         while time.monotonic() < ends and process.poll() is None:
             try:
                 async with session.get(url + "/readyz") as response:
                     if response.status == 200:
-                        return
+                        return True
             except aiohttp.ClientError:
                 pass
             await asyncio.sleep(0.1)
-    raise SystemExit(f"{process.args!r}: not ready after {START_LIMIT_S:g} s (exit status {process.poll()})")
+    return False
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGINT)
-    ended(process, STOP_LIMIT_S)
+async def _measure(urls: Mapping[str, str], stage: Stage, rounds: int, requests: int) -> dict[tuple[str, int], Rounds]:
+    table = {(name, callers): Rounds() for callers in CALLERS for name in urls}
+    ways, image = list(urls.items()), _image()
+    async with aiohttp.ClientSession(headers={VARIANT_HEADER: stage.name}) as session:
+        for _, url in ways:
+            for callers in CALLERS:
+                await _round(session, url, image, callers, WARM_UP, Rounds())
+        for turn in range(rounds):
+            first = turn % len(ways)
+            for name, url in ways[first:] + ways[:first]:
+                for callers in CALLERS:
+                    await _round(session, url, image, callers, requests, table[name, callers])
+    return table
+
+
+async def _round(
+    session: aiohttp.ClientSession, url: str, image: bytes, callers: int, requests: int, into: Rounds
+) -> None:
+    wall: list[float] = []
+    own: list[float] = []
+
+    async def caller() -> None:
+        for _ in range(max(1, requests // callers)):
+            begun = time.perf_counter()
+            async with session.post(url + INFER_PATH, data=image) as response:
+                body = await response.read()
+                response.raise_for_status()
+            wall.append((time.perf_counter() - begun) * 1e3)
+            spent = msgspec.json.decode(body, type=EscalationReply).timing_ms
+            own.append(wall[-1] - spent.decode - spent.queue - spent.infer)
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    into.per_s.append(len(wall) / (time.perf_counter() - begun))
+    p50, p99 = np.percentile(wall, (50, 99))
+    into.p50_ms.append(float(p50))
+    into.p99_ms.append(float(p99))
+    into.own_p50_ms.append(median(own))
+
+
+def _cell(values: list[float], *, most: bool = False) -> str:
+    best, worst = (max(values), min(values)) if most else (min(values), max(values))
+    return f"{median(values):.2f} ({best:.2f} to {worst:.2f})"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def _image() -> bytes:
@@ -181,7 +260,7 @@ def _image() -> bytes:
     return bytes(cv2.imencode(".jpg", cv2.GaussianBlur(noise, (5, 5), 0), [cv2.IMWRITE_JPEG_QUALITY, 55])[1])
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

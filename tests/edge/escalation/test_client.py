@@ -10,11 +10,12 @@ import pytest
 from edge.escalation.client import DatacenterClient
 from edge.escalation.reply_validation import Escalated
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.errors import EscalationFailed
+from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationRequest, IntermediateOffer, IntermediateResult
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import Score
+from hawkvision.network.circuit_breaker import BreakerState
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
 from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer, running_peer
 
@@ -75,3 +76,51 @@ def test_an_intermediate_answer_to_a_request_for_the_reference_stage_is_rejected
 
 def test_the_default_setting_is_the_default_of_the_response_time_model() -> None:
     assert EdgeConfig().min_on_time_probability == MIN_ON_TIME_PROBABILITY
+
+
+BEST = EscalationRequest(variant="committee")
+"""Without a deadline."""
+
+
+def test_a_reply_without_a_deadline_closes_the_breaker_and_is_a_sample_of_the_response_time(peer: Peer) -> None:
+    async def scenario() -> None:
+        clock = MonotonicClock()
+        datacenter = DatacenterClient(peer.url, None, connections=1, classes=10, clock=clock)
+        try:
+            times = datacenter.link.times
+            while datacenter.admits(100.0):  # as after some outage
+                times.given_up(times.sent(clock.now() - 0.1), 100.0, clock.now())
+            datacenter.link.failed(clock.now())
+            before = datacenter.up
+            reply = await datacenter.infer(b"image", BEST, start_trace(), timeout_s=60.0)
+            assert (before, datacenter.up) == (False, True)
+            assert datacenter.state is BreakerState.CLOSED
+            assert datacenter.admits(2.0 * reply.round_trip_ms + 100.0)
+            assert datacenter.link.times.mean_ms is not None
+        finally:
+            await datacenter.close()
+
+    peer.model = "committee"
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("status", "code"), [(429, "overloaded"), (400, "bad_image")])
+def test_a_refusal_that_blames_the_load_or_the_image_shows_that_the_link_works(
+    peer: Peer, status: int, code: str
+) -> None:
+    async def scenario() -> None:
+        clock = MonotonicClock()
+        datacenter = DatacenterClient(peer.url, None, connections=1, classes=10, clock=clock)
+        try:
+            datacenter.link.failed(clock.now())
+            with pytest.raises((EscalationFailed, RequestError)):
+                await datacenter.infer(b"image", BEST, start_trace(), timeout_s=60.0)
+            assert datacenter.up
+        finally:
+            await datacenter.close()
+
+    peer.status, peer.error_code = status, code
+    try:
+        asyncio.run(scenario())
+    finally:
+        peer.status = 200

@@ -54,7 +54,7 @@ def test_every_reply_names_its_request(caller: Caller, method: str, path: str) -
 
 
 def lines(node: ServerProcess) -> list[dict[str, object]]:
-    return [json.loads(line) for line in node.output().splitlines() if not line.startswith(("ready: ", "lossy: "))]
+    return [json.loads(line) for line in node.output().splitlines() if not line.startswith(("ready: ", "datagram: "))]
 
 
 def test_lines_about_a_request_carry_its_id_and_all_lines_are_json_if_that_is_set() -> None:

@@ -93,7 +93,7 @@ def launch(models: Path, *arguments: str, log: Path | None = None, **settings: s
         **os.environ,
         MARK: mark,
         "HAWKVISION_DC_MODELS_DIR": str(models),
-        "HAWKVISION_DC_TASK": "shapes",
+        "HAWKVISION_DC_TASKS": "shapes",
         **{f"HAWKVISION_DC_{k.upper()}": v for k, v in settings.items()},
     }
     port = free_port()
@@ -154,7 +154,7 @@ def manifest() -> Manifest:
 
 @pytest.fixture(scope="session")
 def config(models: Path) -> DatacenterConfig:
-    return DatacenterConfig(task="shapes", models_dir=models, backend="noop")
+    return DatacenterConfig(tasks=("shapes",), models_dir=models, backend="noop")
 
 
 @pytest.fixture(scope="package")

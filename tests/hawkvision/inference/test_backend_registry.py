@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from hawkvision.core.errors import BackendError
+from hawkvision.core.errors import BackendError, ConfigError
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.settings.load import load_config
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.inference.backends.interface import Backend
@@ -20,6 +22,7 @@ from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.inference.backends.openvino_backend import OpenVinoBackend
 from hawkvision.models.manifest import InputSpec
 from hawkvision.testing import BackendConformance, random_images
+from tests.bench.cluster.local.sleep_backend import BATCH_MS, INSTALLED, SleepBackend
 from tests.hawkvision.inference.graphs import model, tiny_classifier
 
 SPEC = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -224,9 +227,9 @@ def test_numpy_backend_names_node_and_operator_it_does_not_know() -> None:
 def test_opened_backend_must_fit_the_manifest(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.onnx"
     path.write_bytes(tiny_classifier(classes=7))
-    assert open_backend(kind, path, SPEC, 7).classes == 7  # type: ignore[arg-type]
+    assert open_backend(kind, path, SPEC, 7).classes == 7
     with pytest.raises(BackendError, match="manifest says"):
-        open_backend(kind, path, SPEC, 8)  # type: ignore[arg-type]
+        open_backend(kind, path, SPEC, 8)
 
 
 def test_noop_backend_needs_no_file(tmp_path: Path) -> None:
@@ -236,7 +239,19 @@ def test_noop_backend_needs_no_file(tmp_path: Path) -> None:
 
 def test_unknown_backend_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="'tpu'"):
-        open_backend("tpu", tmp_path, SPEC, 10)  # type: ignore[arg-type]
+        open_backend("tpu", tmp_path, SPEC, 10)
+
+
+def test_an_installed_package_provides_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(INSTALLED))
+    monkeypatch.setenv(BATCH_MS, "0")
+    assert isinstance(open_backend("sleep", b"any", SPEC, 4), SleepBackend)
+    assert load_config(DatacenterConfig, environ={}, overrides={"backend": "sleep"}).backend == "sleep"
+
+
+def test_the_setting_names_the_backends_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"dc\.backend: expected one of auto, int8, .*, noop, got 'sleep'"):
+        load_config(DatacenterConfig, environ={}, overrides={"backend": "sleep"})
 
 
 def test_opening_one_backend_does_not_import_the_others() -> None:

@@ -1,6 +1,9 @@
 """Manifests: the schema, and how breaking it is reported."""
 
+import datetime
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +19,7 @@ from hawkvision.models.manifest import (
     Training,
     load_labels,
     load_manifest,
+    manifest_of,
     models_dir,
     parse_manifest,
 )
@@ -92,6 +96,42 @@ def test_any_text_is_a_manifest_or_an_error_that_names_the_file(text: str) -> No
         assert "here.toml" in str(error)  # noqa: PT017
     else:
         assert isinstance(manifest, Manifest)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(datetime.date.min)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+)
+
+
+def places(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """The paths of all keys and items in a document."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, each in inner for found in ((*path, key), *places(each, (*path, key)))]
+
+
+@given(st.sampled_from(places(tomllib.loads(GOOD))), VALUES)
+def test_any_value_at_any_place_gives_a_manifest_or_an_error_that_names_the_file(
+    path: tuple[str | int, ...], value: object
+) -> None:
+    document: Any = tomllib.loads(GOOD)
+    table = document
+    for key in path[:-1]:
+        table = table[key]
+    table[path[-1]] = value
+    try:
+        assert isinstance(manifest_of(document, "here.toml"), Manifest)
+    except ManifestError as error:
+        assert str(error).startswith("here.toml")  # noqa: PT017
+
+
+@pytest.mark.parametrize("key", ["ensembles", "variants", "cascade", "training", "classes"])
+@pytest.mark.parametrize("value", ["-5", "true", '"text"', "1.5", "1979-05-27", "[1]", "{ x = 1 }"])
+def test_a_value_of_another_type_is_refused_with_its_key(key: str, value: str) -> None:
+    rest = "\n".join(line for line in MINIMAL.splitlines() if not line.startswith(key))
+    variants = "" if key == "variants" else GOOD.removeprefix(MINIMAL)
+    with pytest.raises(ManifestError, match=rf"here\.toml: .*{key}"):
+        parse_manifest(f"{key} = {value}\n{rest}\n{variants}", "here.toml")
 
 
 @pytest.mark.parametrize(

@@ -82,3 +82,12 @@ def test_no_caller_waits_without_remaining_time() -> None:
     assert not breaker.admits(0.0, 0.0)
     assert not breaker.admits(-5.0, 0.0)
     assert breaker.longest_ms == DEADLINE_MS
+
+
+def test_a_reply_to_a_request_from_before_a_failure_does_not_say_that_the_link_works_again() -> None:
+    breaker = CircuitBreaker(ResponseTimes())
+    breaker.failed(2.0)
+    breaker.replied(1.0)
+    assert breaker.state(2.0) is BreakerState.OPEN
+    breaker.replied(2.5)
+    assert breaker.state(3.0) is BreakerState.CLOSED

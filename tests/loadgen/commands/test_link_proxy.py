@@ -222,7 +222,7 @@ def test_a_server_that_does_not_say_in_time_is_named_with_the_reason(monkeypatch
         ("127.0.0.1:1", "127.0.0.2", "expected http://HOST"),
         ("http://[::1", "127.0.0.2", "expected http://HOST"),
         ("http://127.0.0.1:99999", "127.0.0.2", "expected http://HOST"),
-        ("http://name:secret@127.0.0.1:1", "127.0.0.2", "no password"),
+        ("http://name:secret@127.0.0.1:1", "127.0.0.2", "user name or password"),
         ("http://127.0.0.1:1", "0.0.0.0", "beyond this machine"),
         ("http://127.0.0.1:1", "localhost", "beyond this machine"),
     ],

@@ -11,7 +11,7 @@ from hawkvision.core.settings.arguments import DC_UP, EDGE_UP, parse_arguments
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.descriptions import settings_of, topics_of
 from hawkvision.core.settings.kubernetes_variables import without_service_links
-from hawkvision.core.settings.load import RENAMED, load_config, structs_of
+from hawkvision.core.settings.load import load_config, renamed, structs_of
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -99,14 +99,24 @@ def test_a_setting_left_empty_in_a_template_is_a_mistake_not_a_value(key: str) -
 @pytest.mark.parametrize(
     "url",
     ["127.0.0.1:8090", "localhost", "http://[::1", "http://h:99999", "http://h:0", "http://", "ftp://h", "http://a b",
-     "http://h/path", "http://h?x=1", "http://h#f", "http://h:port", "http://me:secret@h", "http://h\n"],
+     "http://h?x=1", "http://h#f", "http://h:port", "http://me:secret@h", "http://h\n"],
 )  # fmt: skip
 def test_datacenter_url_that_can_never_work_is_refused_at_the_start(url: str) -> None:
     with pytest.raises(ConfigError, match=r"edge\.datacenter_url: expected http://HOST"):
         load_config(EdgeConfig, overrides={"datacenter_url": url}, environ={})
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8090", "https://dc.example/", "http://[::1]:80", "HTTP://h"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:8090",
+        "https://dc.example/",
+        "http://[::1]:80",
+        "HTTP://h",
+        "http://h/vision",
+        "https://h:1/a/b/",
+    ],
+)
 def test_datacenter_url_that_can_work_is_taken(url: str) -> None:
     assert load_config(EdgeConfig, overrides={"datacenter_url": url}, environ={}).datacenter_url == url
 
@@ -248,7 +258,30 @@ def test_an_unknown_option_is_a_wrong_command_line(capsys: pytest.CaptureFixture
     assert "--prot" in said
 
 
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+@pytest.mark.parametrize(("old", "new"), renamed(EdgeConfig).items())
 def test_settings_of_releases_before_name_their_successors(old: str, new: str) -> None:
     with pytest.raises(ConfigError, match=f"{old} is not a setting any more; use {new}"):
         load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{old.upper()}": "1"})
+
+
+def test_a_datacenter_serves_tasks_where_it_served_one_task() -> None:
+    with pytest.raises(ConfigError, match="task is not a setting any more; use tasks"):
+        load_config(DatacenterConfig, environ={"HAWKVISION_DC_TASK": "cifar10"})
+    with pytest.raises(ConfigError, match="--task is not an option any more; use --tasks"):
+        parse_arguments(DatacenterConfig, *DC_UP, ["--task", "cifar10"])
+
+
+def test_each_task_of_a_datacenter_is_named_once() -> None:
+    with pytest.raises(ConfigError, match=r"dc\.tasks: expected each task once, got digits, shapes, digits"):
+        load_config(DatacenterConfig, overrides={"tasks": ["digits", "shapes", "digits"]}, environ={})
+
+
+@pytest.mark.parametrize("name", ["", "-eyes", "two words", "a#b", "a/b", "x" * 64])
+def test_an_application_name_that_ray_serve_could_not_use_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"dc\.app_name: expected at most 63 letters"):
+        load_config(DatacenterConfig, overrides={"app_name": name}, environ={})
+
+
+def test_a_malformed_route_prefix_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"dc\.route_prefix: expected / or a path"):
+        load_config(DatacenterConfig, overrides={"route_prefix": "vision"}, environ={})

@@ -18,7 +18,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hawkvision.client.blocking import Client
 from hawkvision.core.escalation_api import EscalationReply, StageList
+from hawkvision.core.types import Tier
+from hawkvision.system.child_server import running
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, free_port, image, marked_processes
 from tests.hawkvision.datacenter.servers.test_service import ask
 
@@ -28,6 +31,8 @@ class Cluster:
     """A Ray of its own temporary directory; `environment` holds its key and the mark of its processes."""
 
     address: str
+    port: str
+    """Where Serve listens once the first application is deployed."""
     environment: Mapping[str, str]
 
 
@@ -49,10 +54,10 @@ def cluster(models: Path) -> Iterator[Cluster]:
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "HAWKVISION_DC_MODELS_DIR": str(models),
-        "HAWKVISION_DC_TASK": "shapes",
+        "HAWKVISION_DC_TASKS": "shapes",
         "HAWKVISION_DC_API_KEY": KEY,
     }
-    bounds = ["--num-cpus=2", "--object-store-memory=83886080", "--include-dashboard=false"]
+    bounds = ["--num-cpus=16", "--object-store-memory=83886080", "--include-dashboard=false"]
     ports = [f"--port={port}", f"--ray-client-server-port={free_port()}", "--dashboard-agent-listen-port=0"]
     # A short directory of its own: the paths of Ray's sockets may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="hawkvision", ignore_cleanup_errors=True) as folder:
@@ -63,7 +68,7 @@ def cluster(models: Path) -> Iterator[Cluster]:
         assert head.stdout is not None
         try:
             assert any(b"Ray runtime started" in line for line in head.stdout)
-            yield Cluster(f"127.0.0.1:{port}", environment)
+            yield Cluster(f"127.0.0.1:{port}", str(free_port()), environment)
         finally:
             head.send_signal(signal.SIGTERM)
             head.communicate(timeout=60)
@@ -79,10 +84,9 @@ def until_none(mark: str) -> None:
 
 @pytest.mark.slow
 def test_the_deployed_application_answers_and_an_update_replaces_it(cluster: Cluster) -> None:
-    port = str(free_port())
-    service = f"http://127.0.0.1:{port}"
+    service = f"http://127.0.0.1:{cluster.port}"
     for stages in ("medium", "medium,committee"):
-        done = deploy(cluster.environment, "--address", cluster.address, "--port", port, "--variants", stages)
+        done = deploy(cluster.environment, "--address", cluster.address, "--port", cluster.port, "--variants", stages)
         assert done.returncode == 0, done.stderr
         assert ask(service, path="/readyz", Authorization="").status == 200
         listed = msgspec.json.decode(ask(service, path="/v1/stages").body, type=StageList)
@@ -90,6 +94,45 @@ def test_the_deployed_application_answers_and_an_update_replaces_it(cluster: Clu
         assert [stage.name for stage in listed.stages] == stages.split(",")
         assert answer.model == listed.best
         assert ask(service, path="/v1/stages", Authorization="").status == 401
+
+
+OTHER = """
+from ray import serve
+from starlette.responses import Response
+
+@serve.deployment(ray_actor_options={"num_cpus": 0.1})
+class Other:
+    def __call__(self, request):
+        return Response("another application")
+
+serve.delete("hawkvision")  # which another test deployed at /
+serve.run(Other.bind(), name="other", route_prefix="/")
+"""
+
+
+@pytest.mark.slow
+def test_two_tasks_below_a_path_beside_another_application(cluster: Cluster) -> None:
+    """Serve's proxies take the requests; `tests/system/test_route_prefix.py` shows the same at our own listener."""
+    settings = {"TASKS": "imagenet,cifar10", "NUM_CPUS": "0.1", "APP_NAME": "eyes", "ROUTE_PREFIX": "/vision"}
+    environment = dict(cluster.environment) | {f"HAWKVISION_DC_{name}": value for name, value in settings.items()}
+    del environment["HAWKVISION_DC_MODELS_DIR"]
+    done = deploy(environment, "--address", cluster.address, "--port", cluster.port)
+    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, "-c", OTHER], env={**environment, "RAY_ADDRESS": cluster.address}, check=True)
+    service = f"http://127.0.0.1:{cluster.port}"
+    assert ask(service, path="/any/path").body == b"another application"
+    assert ask(service, path="/vision/readyz", Authorization="").status == 200
+    for task in ("imagenet", "cifar10"):
+        listed = msgspec.json.decode(ask(service, path=f"/vision/v1/stages?task={task}").body, type=StageList)
+        assert listed.task == task
+        words = ("--backend", "noop", "--port", "0", "--task", task, "--datacenter-url", f"{service}/vision")
+        with (
+            running("edge", *words, env={"HAWKVISION_EDGE_DATACENTER_API_KEY": KEY}) as node,
+            Client(node.url) as client,
+        ):
+            ends = time.monotonic() + 60.0
+            while client.classify(image(), quality="best").tier is not Tier.DATACENTER:
+                assert time.monotonic() < ends, node.output()
 
 
 @pytest.mark.slow
@@ -102,7 +145,7 @@ def test_a_wrong_cluster_key_is_explained_in_one_line(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "somewhere", "local"])
 def test_an_address_without_a_cluster_is_explained_in_one_line(models: Path, address: str) -> None:
-    environment = {**os.environ, "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASK": "shapes"}
+    environment = {**os.environ, "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASKS": "shapes"}
     done = deploy(environment, "--address", address.format(port=free_port()))
     assert done.returncode == 1
     assert explanation(done).startswith("error: dc.address")

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import math
 from collections.abc import Callable, Coroutine
 
 import pytest
 
-from hawkvision.core.clock import ManualClock
+from hawkvision.core.clock import Deadline, ManualClock
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.datacenter.execution.batching import Batcher
 
@@ -47,7 +46,7 @@ async def behind_a_busy_model(model: Model, b: Batcher[int, int], items: list[in
     """Items submitted while the model works on a first one, 0."""
 
     async def one(item: int) -> int:
-        return (await b.submit(item, math.inf)).result
+        return (await b.submit(item, None)).result
 
     tasks = [asyncio.create_task(one(0))]
     await model.busy.wait()
@@ -81,7 +80,7 @@ async def test_expired_request_takes_no_place() -> None:
     model, clock = Model(), ManualClock()
     b = batcher(model, clock)
     first = (await behind_a_busy_model(model, b, []))[0]
-    late, live = asyncio.create_task(b.submit(1, 5.0)), asyncio.create_task(b.submit(2, 50.0))
+    late, live = asyncio.create_task(b.submit(1, Deadline(5.0))), asyncio.create_task(b.submit(2, Deadline(50.0)))
     await asyncio.sleep(0)
     clock.advance(5.0)
     model.gate.set()
@@ -105,7 +104,7 @@ async def test_result_tells_wait_and_batch_size() -> None:
     model, clock = Model(), ManualClock()
     b = batcher(model, clock)
     first = (await behind_a_busy_model(model, b, []))[0]
-    second = asyncio.create_task(b.submit(1, math.inf))
+    second = asyncio.create_task(b.submit(1, None))
     await asyncio.sleep(0)
     clock.advance(0.25)
     model.gate.set()

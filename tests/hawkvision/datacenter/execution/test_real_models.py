@@ -22,7 +22,7 @@ from hawkvision.core.errors import NotFound
 from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Pixels, Score
-from hawkvision.datacenter.stages.catalog import Catalog, load_catalog
+from hawkvision.datacenter.stages.catalog import Catalog, load_catalogs, loaded
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Variant, artifact_path, cache_dir
@@ -51,7 +51,7 @@ class Tier:
 
 def built(task: str) -> Catalog:
     try:
-        catalog = load_catalog(DatacenterConfig(task=task))
+        catalog = loaded(load_catalogs(DatacenterConfig(tasks=(task,))))[task]
     except NotFound as error:
         pytest.skip(str(error))
     missing = [v.name for v in catalog.variants if not artifact_path(cache_dir(), task, v.name).is_file()]
@@ -63,7 +63,7 @@ def built(task: str) -> Catalog:
 @pytest.fixture(scope="module", params=["imagenet", "cifar10"])
 def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
     catalog = built(request.param)
-    command = [sys.executable, "-m", "hawkvision.datacenter", "--port", "0", "--task", catalog.task]
+    command = [sys.executable, "-m", "hawkvision.datacenter", "--port", "0", "--tasks", catalog.task]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True)
     running = Running(process, ready_url(process), "")
     yield Tier(running, catalog)

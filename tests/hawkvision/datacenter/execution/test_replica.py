@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hawkvision.cascade.confidence.scores import Probabilities, average
+from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import BadImage, DeadlineMissed, HawkVisionError, TooLarge, UnsupportedMedia
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Score
@@ -26,6 +27,8 @@ from hawkvision.datacenter.stages.ensemble import (
     evaluation_requests,
 )
 from hawkvision.inference.backend_registry import BackendKind
+from hawkvision.inference.batch_sizes import FixedBatches
+from hawkvision.models.fingerprints import is_exact
 from hawkvision.models.manifest import Manifest, artifact_path
 from tests.hawkvision.datacenter.conftest import image
 from tests.hawkvision.inference.graphs import tiny_classifier
@@ -43,11 +46,36 @@ def replica(manifest: Manifest, config: DatacenterConfig) -> Replica:
     return Replica(settings_of(group, catalog, config))
 
 
+async def classify(
+    loaded: Replica, body: bytes, evaluations: Sequence[EvaluationRequest], left_ms: float | None
+) -> tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError:
+    """The parts of an answer, or the error."""
+    try:
+        return tuple([part async for part in loaded.run(body, evaluations, deadline(left_ms), streaming=False)])
+    except HawkVisionError as error:
+        return error
+
+
+async def streamed(
+    loaded: Replica, body: bytes, evaluations: Sequence[EvaluationRequest], left_ms: float | None
+) -> AsyncIterator[tuple[VariantAnswer, ...] | HawkVisionError]:
+    """The parts of an answer as they come; the last may be the error."""
+    try:
+        async for part in loaded.run(body, evaluations, deadline(left_ms), streaming=True):
+            yield part
+    except HawkVisionError as error:
+        yield error
+
+
+def deadline(left_ms: float | None) -> Deadline | None:
+    return None if left_ms is None else Deadline.after_ms(left_ms, time.monotonic())
+
+
 def test_a_bad_image_does_not_fail_its_neighbours(manifest: Manifest, config: DatacenterConfig) -> None:
     async def together() -> list[tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError]:
         loaded = replica(manifest, config)
         bodies = [image(), b"not an image", image(), image()[:600]]
-        return await asyncio.gather(*[loaded.classify(b, BOTH, math.inf) for b in bodies])
+        return await asyncio.gather(*[classify(loaded, b, BOTH, None) for b in bodies])
 
     answers = asyncio.run(together())
     assert [type(a) for a in answers] == [tuple, UnsupportedMedia, tuple, BadImage]
@@ -55,9 +83,9 @@ def test_a_bad_image_does_not_fail_its_neighbours(manifest: Manifest, config: Da
 
 def test_an_expired_request_is_not_even_decoded(manifest: Manifest, config: DatacenterConfig) -> None:
     async def late() -> list[object]:
-        loaded, past = replica(manifest, config), time.time() - 1.0
-        parts = [part async for part in loaded.classify_streaming(b"not an image", UPRIGHT, past)]
-        return [await loaded.classify(b"not an image", UPRIGHT, past), *parts]
+        loaded, past = replica(manifest, config), -1000.0
+        parts = [part async for part in streamed(loaded, b"not an image", UPRIGHT, past)]
+        return [await classify(loaded, b"not an image", UPRIGHT, past), *parts]
 
     assert [type(answer) for answer in asyncio.run(late())] == [DeadlineMissed, DeadlineMissed]
 
@@ -66,7 +94,7 @@ def test_probabilities_sum_to_one_whatever_the_views(manifest: Manifest, config:
     async def each() -> list[tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError]:
         loaded = replica(manifest, config)
         looks = [(EvaluationRequest(ENSEMBLE, {"small": views}),) for views in Augmentation]
-        return await asyncio.gather(*[loaded.classify(image(), look, math.inf) for look in looks])
+        return await asyncio.gather(*[classify(loaded, image(), look, None) for look in looks])
 
     for parts in asyncio.run(each()):
         (answer,) = answered(parts)
@@ -117,9 +145,7 @@ def test_the_largest_variant_runs_first_and_the_others_together_unless_some_are_
 
     async def parts(of: Manifest) -> list[list[tuple[str, Augmentation]]]:
         loaded = replica(of, config)
-        received = [
-            part async for part in loaded.classify_streaming(image(), (EvaluationRequest(ENSEMBLE, wanted),), math.inf)
-        ]
+        received = [part async for part in streamed(loaded, image(), (EvaluationRequest(ENSEMBLE, wanted),), None)]
         return [asked([part]) for part in received]
 
     assert asyncio.run(parts(opinionated(sized))) == sure
@@ -139,8 +165,8 @@ def test_a_replica_stops_once_the_evaluations_have_enough(
 ) -> None:
     async def views(of: Manifest) -> set[int]:
         loaded = replica(of, config)
-        parts = [part async for part in loaded.classify_streaming(image(), evaluations, math.inf)]
-        at_once = await loaded.classify(image(), evaluations, math.inf)
+        parts = [part async for part in streamed(loaded, image(), evaluations, None)]
+        at_once = await classify(loaded, image(), evaluations, None)
         assert isinstance(at_once, tuple)
         return {sum(2 if its is Augmentation.BOTH else 1 for _, its in asked(each)) for each in (parts, at_once)}
 
@@ -152,7 +178,7 @@ def test_two_evaluations_are_one_call_and_no_part_belongs_to_both(manifest: Mani
     async def received() -> list[list[tuple[str, Augmentation]]]:
         loaded = replica(manifest, config)
         evaluations = evaluation_requests(ServedStage("upright", ("small", "medium")), ENSEMBLE, NEVER)
-        parts = [part async for part in loaded.classify_streaming(image(), evaluations, math.inf)]
+        parts = [part async for part in streamed(loaded, image(), evaluations, None)]
         return [asked([part]) for part in parts]
 
     first, *second = asyncio.run(received())
@@ -162,7 +188,7 @@ def test_two_evaluations_are_one_call_and_no_part_belongs_to_both(manifest: Mani
 
 def test_a_bad_image_is_an_error_and_no_parts(manifest: Manifest, config: DatacenterConfig) -> None:
     async def parts() -> list[object]:
-        return [part async for part in replica(manifest, config).classify_streaming(b"not an image", BOTH, math.inf)]
+        return [part async for part in streamed(replica(manifest, config), b"not an image", BOTH, None)]
 
     assert [type(part) for part in asyncio.run(parts())] == [UnsupportedMedia]
 
@@ -183,11 +209,11 @@ def real(manifest: Manifest, tmp_path: Path) -> Manifest:
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "numpy", "noop"])
 def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: Path, backend: BackendKind) -> None:
-    config = DatacenterConfig(task=real.task, cache_dir=tmp_path, backend=backend)
+    config = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path, backend=backend)
 
     async def scenario() -> tuple[Replica, tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError, str]:
         loaded = replica(real, config)
-        return loaded, await loaded.classify(image(), BOTH, math.inf), await loaded.present()
+        return loaded, await classify(loaded, image(), BOTH, None), loaded.statement
 
     loaded, answers, present = asyncio.run(scenario())
     assert {answer.statement for answer in answered(answers)} == {loaded.statement} == {present}
@@ -197,19 +223,55 @@ def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: 
     assert served.ran(present) == (execution and f"{real.fingerprint('committee')}/{execution}")
 
 
+def test_half_precision_is_stated_and_not_listed_as_certified(real: Manifest, tmp_path: Path) -> None:
+    config = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path, onnx_precision="fp16")
+    served = catalog_of(real, config).stage("committee")
+    assert served is not None
+    assert served.fingerprint is None
+    ran = served.ran(replica(real, config).statement)
+    assert ran is not None
+    assert ":fp16:" in ran
+    assert not is_exact(ran)
+
+
+@pytest.mark.parametrize("most", [0, 4])
+def test_on_a_device_batches_run_at_warm_sizes_and_answer_as_on_the_cpu(
+    real: Manifest, tmp_path: Path, most: int
+) -> None:
+    """Another provider than the CPU's, which takes no layer of these models: the CPU runs them as a GPU would."""
+    on_cpu = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path)
+    device = ("AzureExecutionProvider", "CPUExecutionProvider")
+    on_device = msgspec.structs.replace(on_cpu, onnx_providers=device, max_batch_size=most)
+
+    async def answers(loaded: Replica) -> list[dict[str, Probabilities]]:
+        found = await asyncio.gather(*(classify(loaded, image(), BOTH, None) for _ in range(7)))
+        return [seen(answered(each)) for each in found]
+
+    cpu, batched = replica(real, on_cpu), replica(real, on_device)
+    for model in batched._models.values():
+        fixed = model._narrow
+        assert isinstance(fixed, FixedBatches)
+        assert fixed.sizes == (1, 2, 4) if most else fixed.sizes[0] == 1
+    wanted, found = asyncio.run(answers(cpu)), asyncio.run(answers(batched))
+    for one, other in zip(wanted, found, strict=True):
+        assert one.keys() == other.keys()
+        for key in one:
+            np.testing.assert_allclose(other[key], one[key], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_an_image_gets_the_same_answers_in_parts_and_beside_others_and_on_however_many_threads(
     real: Manifest, tmp_path: Path, threads: int
 ) -> None:
-    config = DatacenterConfig(task=real.task, cache_dir=tmp_path, intra_op_threads=threads)
+    config = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path, intra_op_threads=threads)
 
     async def scenario() -> list[dict[str, Probabilities]]:
         loaded = replica(real, config)
         assert [loaded._models[name].wide is not None for name in ENSEMBLE.members] == [threads > 1] * 2
         singly = [evaluation_requests(ServedStage(name, (name,), mirrored=True)) for name in ENSEMBLE.members]
-        one_by_one = [await loaded.classify(image(), evaluations, math.inf) for evaluations in singly]
-        beside = await asyncio.gather(*(loaded.classify(image(), BOTH, math.inf) for _ in range(5)))
-        parts = [part async for part in loaded.classify_streaming(image(), BOTH, math.inf)]
+        one_by_one = [await classify(loaded, image(), evaluations, None) for evaluations in singly]
+        beside = await asyncio.gather(*(classify(loaded, image(), BOTH, None) for _ in range(5)))
+        parts = [part async for part in streamed(loaded, image(), BOTH, None)]
         return [
             seen([answer for each in one_by_one for answer in answered(each)]),
             seen([answer for part in parts if isinstance(part, tuple) for answer in part]),
@@ -243,7 +305,7 @@ def test_images_that_cost_too_much_are_refused_before_they_are_decoded(
     async def each() -> tuple[list[object], int]:
         loaded = replica(manifest, tight)
         bodies = [flat_png(2000, 1000), flat_png(1200, 1000, 6), flat_png(1200, 1000)]
-        answers = [await loaded.classify(body, UPRIGHT, math.inf) for body in bodies]
+        answers = [await classify(loaded, body, UPRIGHT, None) for body in bodies]
         return list(answers), loaded.memory.in_use
 
     (many, much, fine), in_use = asyncio.run(each())
@@ -260,8 +322,8 @@ def test_an_image_that_cannot_be_decoded_in_time_is_not_begun(manifest: Manifest
     async def late() -> tuple[object, object, int]:
         loaded = replica(manifest, config)
         body = flat_png(4000, 4000)
-        slow = await loaded.classify(body, UPRIGHT, time.time() + 0.02)
-        return slow, await loaded.classify(body, UPRIGHT, math.inf), loaded.memory.in_use
+        slow = await classify(loaded, body, UPRIGHT, 20.0)
+        return slow, await classify(loaded, body, UPRIGHT, None), loaded.memory.in_use
 
     slow, waiting, in_use = asyncio.run(late())
     assert isinstance(slow, DeadlineMissed)
@@ -277,7 +339,7 @@ def test_rasters_of_all_images_together_stay_within_the_memory_there_is(
     async def crowd() -> tuple[list[object], int, int, int]:
         loaded = replica(manifest, tight)
         body = flat_png(1600, 1600)
-        asked = [asyncio.create_task(loaded.classify(body, BOTH, math.inf)) for _ in range(8)]
+        asked = [asyncio.create_task(classify(loaded, body, BOTH, None)) for _ in range(8)]
         asked[3].cancel()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return list(answers), loaded.memory.peak, loaded.memory.limit, loaded.memory.in_use

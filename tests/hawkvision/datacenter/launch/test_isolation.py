@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from http.client import HTTPConnection
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Final
@@ -22,9 +25,15 @@ from hypothesis import strategies as st
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_version import check_ray
+from hawkvision.datacenter.ingress.launcher_messages import (
+    PublicListener,
+    accept_ingress,
+    connect_to_launcher,
+    listen_for_ingress,
+)
 from hawkvision.datacenter.launch.folder import LONGEST_BASE_BYTES, PREFIX, private_folder
-from hawkvision.datacenter.launch.open_ports import address_of, listeners, network_of, uninvited
-from hawkvision.datacenter.launch.sockets import hand_over, open_sockets, take_over
+from hawkvision.datacenter.launch.open_ports import address_of, family, listeners, network_of, uninvited
+from hawkvision.datacenter.launch.sockets import open_sockets
 from hawkvision.system.child_server import ServerProcess, running
 from hawkvision.transport.settings import DatagramSettings
 from tests.bench.robustness.exposure import (
@@ -37,6 +46,7 @@ from tests.bench.robustness.exposure import (
 )
 from tests.hawkvision.datacenter.conftest import MARK, ROOT, marked_processes
 from tests.hawkvision.datacenter.launch.test_stopping import until
+from tests.hawkvision.datacenter.launch.test_supervision import INGRESS, command_line
 
 KEY: Final = "a-key-for-tests-of-exposure"
 POWERLESS: Final = ("setpriv", "--bounding-set=-all,+setfcap", "--inh-caps=-all")
@@ -64,7 +74,7 @@ def long_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def isolated(models: Path, long_tmpdir: Path) -> Iterator[ServerProcess]:
-    """A tier that has no capability, under a TMPDIR of 98 characters, with Ray told to ask for no token.
+    """A tier of two ingress replicas without capabilities, under a long TMPDIR, with Ray told to ask for no token.
 
     The last test of this file kills it.
     """
@@ -72,9 +82,11 @@ def isolated(models: Path, long_tmpdir: Path) -> Iterator[ServerProcess]:
         pytest.skip("no setpriv here")
     env = {
         "HAWKVISION_DC_MODELS_DIR": str(models),
-        "HAWKVISION_DC_TASK": "shapes",
+        "HAWKVISION_DC_TASKS": "shapes",
         "HAWKVISION_DC_API_KEY": KEY,
         "RAY_AUTH_MODE": "disabled",
+        "HAWKVISION_DC_INGRESS_MIN_REPLICAS": "2",
+        "HAWKVISION_DC_INGRESS_MAX_REPLICAS": "2",
         "TMPDIR": str(long_tmpdir),
         MARK: ISOLATED,
     }
@@ -118,8 +130,40 @@ def test_rays_processes_ask_for_tokens_whatever_was_set(isolated: ServerProcess)
     assert any(line.startswith(b"RAY_AUTH_TOKEN=") and len(line) > 64 for line in environment)
 
 
+def holders(server: ServerProcess) -> list[int]:
+    """The ingress replicas that accept at the public TCP socket."""
+    here = network_of(os.getpid())
+    (public,) = [each for each in listeners(server.pid) if each.network == here and each.protocol == "tcp"]
+    return [pid for pid in family(server.pid) if INGRESS in command_line(pid) and public.inode in open_sockets_of(pid)]
+
+
+def open_sockets_of(pid: int) -> set[int]:
+    with suppress(OSError):
+        links = [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
+        return {int(link[len("socket:[") : -1]) for link in links if link.startswith("socket:[")}
+    return set()
+
+
+@linux
+@pytest.mark.slow
+def test_two_ingress_replicas_serve_at_the_same_sockets_and_one_goes_on_alone(isolated: ServerProcess) -> None:
+    until(lambda: len(holders(isolated)) == 2)
+    dead = holders(isolated)[0]
+    os.kill(dead, signal.SIGKILL)
+    assert {without_key(isolated.url, path) for path in ASKING * 20} == {401}
+    until(lambda: len(holders(isolated)) == 2)
+    assert dead not in holders(isolated)
+    until(lambda: b'"datagram":{' in offered(isolated))
+
+
+def offered(server: ServerProcess) -> bytes:
+    with closing(HTTPConnection(server.url.removeprefix("http://"), timeout=60.0)) as connection:
+        connection.request("GET", "/v1/transport")
+        return connection.getresponse().read()
+
+
 def refused(models: Path, prefix: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASK": "shapes"}
+    environment = {**os.environ, "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASKS": "shapes"}
     return subprocess.run(
         [*prefix, sys.executable, "-m", *COMMAND, *arguments],
         cwd=ROOT,
@@ -153,9 +197,25 @@ def test_where_ray_may_have_no_network_of_its_own_the_tier_does_not_start_unaske
 
 
 @linux
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--address", "auto"), "error: dc.address = 'auto': `hawkvision dc up` starts a Ray of its own"),
+        (
+            ("--ingress-max-replicas", "2"),
+            "error: dc.ingress_max_replicas = 2: on one machine the ingress does not scale",
+        ),
+    ],
+)
+def test_a_setting_of_a_cluster_is_refused_on_one_machine(models: Path, options: tuple[str, ...], named: str) -> None:
+    done = refused(models, (), *options)
+    assert (done.returncode, done.stderr.startswith(named)) == (1, True)
+
+
+@linux
 @pytest.mark.slow
 def test_where_it_shares_the_machines_network_only_ports_that_ask_for_a_token_leave_loopback(models: Path) -> None:
-    mine = {"HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASK": "shapes"}
+    mine = {"HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASKS": "shapes"}
     with running(*COMMAND, "--ray-network", "auto", prefix=no_namespaces(), env=mine) as server:
         found = listeners(server.pid)
         assert {each.network for each in found} == {network_of(server.pid)}
@@ -178,18 +238,47 @@ def test_a_ray_that_asks_for_tokens_everywhere_is_taken(version: str) -> None:
 
 
 @linux
-def test_a_listener_that_was_handed_over_is_the_same_one() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    config = DatacenterConfig(port=0, features=(DatagramSettings(port=0),))
-    with ours, theirs, closing(open_sockets(config)) as opened:
-        hand_over(ours, opened, b"settings")
-        taken, message = take_over(theirs)
-        with closing(taken):
-            assert (taken.inodes, message) == (opened.inodes, b"settings")
-            with socket.create_connection(opened.http.getsockname()) as caller:
-                accepted, _ = taken.http.accept()
+def test_a_listener_that_was_handed_over_is_the_same_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        config = DatacenterConfig(port=0, features=(DatagramSettings(port=0),))
+        path = tmp_path / "s"
+        with (
+            closing(open_sockets(config)) as opened,
+            closing(listen_for_ingress(path, 1)) as listener,
+            closing(connect_to_launcher(path)) as replica,
+        ):
+            launcher = accept_ingress(listener)
+            assert launcher is not None
+            with closing(launcher):
+                assert launcher.send(PublicListener(2), opened.http)
+                message, taken = await replica.receive()
+            assert (message, taken is not None) == (PublicListener(2), True)
+            assert taken is not None
+            with taken, socket.create_connection(opened.http.getsockname()) as caller:
+                assert os.fstat(taken.fileno()).st_ino == os.fstat(opened.http.fileno()).st_ino
+                accepted, _ = taken.accept()
                 with accepted:
                     assert accepted.getpeername() == caller.getsockname()
+
+    asyncio.run(scenario())
+
+
+@linux
+def test_another_users_process_gets_no_public_socket() -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("another user's process needs root and setpriv")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        path = Path(folder) / "s"
+        with closing(listen_for_ingress(path, 1)) as listener:
+            assert path.stat().st_mode & 0o777 == 0o600
+            path.parent.chmod(0o755)
+            path.chmod(0o666)  # even if the path let it in
+            stranger = ("setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c", CONNECT, str(path))
+            subprocess.run(stranger, check=True, timeout=60)
+            assert accept_ingress(listener) is None
+
+
+CONNECT: Final = "import socket, sys; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])"
 
 
 @linux

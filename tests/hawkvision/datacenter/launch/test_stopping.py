@@ -1,7 +1,8 @@
-"""SIGTERM at every stage of a start: a clean stop, exit status 0, and no process left."""
+"""SIGTERM at every stage of a start, and with a request inside: a clean stop, exit status 0, and no process left."""
 
 from __future__ import annotations
 
+import http.client
 import selectors
 import signal
 import socket
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hawkvision.datacenter.conftest import START_LIMIT_S, Running, launch, marked_processes
+from hawkvision.core.escalation_api import INFER_PATH
+from tests.hawkvision.datacenter.conftest import START_LIMIT_S, Running, image, launch, marked_processes, start
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +51,34 @@ STAGES: dict[str, Callable[[Running], object]] = {
     "Ray begins to start": lambda running: until(lambda: runs(running, "gcs_server")),
     "replicas are deployed": lambda running: until(lambda: runs(running, "ServeController")),
 }
+
+
+def ready(running: Running) -> int:
+    """The status of /readyz; 0 if it does not come within a second."""
+    connection = http.client.HTTPConnection(running.url.removeprefix("http://"), timeout=1.0)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
+
+
+def test_a_request_inside_is_answered_before_the_tier_stops(models: Path) -> None:
+    running, body = start(models, "--variants", "medium"), image()
+    head = f"POST {INFER_PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2])), START_LIMIT_S) as caller:
+        caller.sendall(head.encode())
+        assert caller.recv(100).startswith(b"HTTP/1.1 100 ")  # it is inside
+        running.process.terminate()
+        until(lambda: ready(running) == 503)
+        caller.sendall(body)
+        answer = caller.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert running.process.wait(60) == 0
+    assert running.process.stdout is not None
+    running.process.stdout.close()
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import io
 import logging
 import os
@@ -13,8 +12,7 @@ import signal
 import struct
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,15 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import BadImage, DeadlineMissed, NotReady, Overloaded, TargetUnreachable
-from hawkvision.core.escalation_api import INFER_PATH
 from hawkvision.core.logs import RequestIds, TextFormatter
-from hawkvision.datacenter.launch.open_ports import family
 from hawkvision.datacenter.local_socket.protocol import FrameProtocol, Part, ReplicaRequest
 from hawkvision.datacenter.local_socket.registry import QueueBounds, ReplicaRegistry
 from hawkvision.datacenter.local_socket.replica_end import Registration, register
 from hawkvision.datacenter.stages.ensemble import Augmentation, VariantAnswer
-from tests.hawkvision.datacenter.conftest import MARK, START_LIMIT_S, Running, image, start, stop
-from tests.hawkvision.datacenter.launch.test_stopping import until
+from tests.hawkvision.datacenter.conftest import START_LIMIT_S
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
@@ -50,7 +45,7 @@ def part(number: int) -> Part:
 
 
 def replica_request(image: bytes = b"", *, streaming: bool = True) -> ReplicaRequest:
-    return ReplicaRequest(image, (), 0.0, streaming)
+    return ReplicaRequest(image, (), None, streaming)
 
 
 async def numbers(request: ReplicaRequest) -> AsyncGenerator[Part]:
@@ -394,76 +389,3 @@ def test_frames_may_be_split_anywhere(bodies: list[tuple[int, bytes]], data: st.
     for begin, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
         receiver.data_received(sent[begin:end])
     assert receiver.found == bodies
-
-
-# ── In a real tier ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def ask(running: Running, limit_s: float = LIMIT_S) -> int:
-    connection = http.client.HTTPConnection(running.url.removeprefix("http://"), timeout=limit_s)
-    try:
-        connection.request("POST", INFER_PATH, image())
-        return connection.getresponse().status
-    finally:
-        connection.close()
-
-
-def replicas(running: Running) -> list[int]:
-    """The process ids of its replicas."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and f"{MARK}={running.mark}".encode() in (entry / "environ").read_bytes():
-                found += [int(entry.name)] * ("ServeReplica" in (entry / "cmdline").read_text())
-    return found
-
-
-def local_connections(running: Running) -> int:
-    """The server's connections to replicas, by the kernel's account (proc(5): state 3 is connected)."""
-    server = next(pid for pid in family(running.process.pid) if "launch.child" in command_line(pid))
-    lines = [
-        line.split() for line in Path(f"/proc/{server}/net/unix").read_text().splitlines() if "@hawkvision-" in line
-    ]
-    return sum(state == "03" for _, _, _, _, _, state, _, _ in lines)
-
-
-def command_line(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    return ""
-
-
-@pytest.mark.slow
-def test_a_tier_uses_the_local_socket_for_its_only_replica(medium: Running) -> None:
-    until(
-        lambda: local_connections(medium) == 1
-    )  # not at once: the replica takes the connection after the server has it
-    assert ask(medium) == 200
-
-
-@pytest.mark.slow
-def test_a_dead_replica_is_replaced_and_its_successor_registers(medium: Running) -> None:
-    (dead,) = replicas(medium)
-    with ThreadPoolExecutor(8) as callers:
-        answers = [callers.submit(ask, medium, START_LIMIT_S) for _ in range(64)]
-        assert answers[0].result() == 200
-        os.kill(dead, signal.SIGKILL)
-        assert {answer.result() for answer in answers} <= {200, 503}
-    until(lambda: ask(medium) == 200)
-    until(lambda: local_connections(medium) == 1)
-    assert ask(medium) == 200
-    assert replicas(medium) != [dead]
-
-
-@pytest.mark.slow
-def test_another_replica_answers_for_one_that_dies(models: Path) -> None:
-    running = start(models, "--variants", "medium", "--min-replicas", "2", "--max-replicas", "2", "--num-cpus", "0.1")
-    try:
-        until(lambda: local_connections(running) == 2)
-        with ThreadPoolExecutor(8) as callers:
-            answers = [callers.submit(ask, running, LIMIT_S) for _ in range(64)]
-            assert answers[0].result() == 200
-            os.kill(replicas(running)[0], signal.SIGKILL)
-            assert {answer.result() for answer in answers} == {200}
-    finally:
-        stop(running)

@@ -61,7 +61,7 @@ def test_slow_heads_and_stalled_bodies_do_not_keep_others_out(service: Running) 
         ]
         assert answers(service)
         metrics = ask(service, path="/metrics").body.decode()
-        assert "hawkvision_datacenter_requests_in_flight 0.0" in metrics
+        assert 'hawkvision_datacenter_requests_in_flight{task="shapes"} 0.0' in metrics
         stalled[0].sendall(bytes(99_000))
         assert status(stalled[0]) == 415, "it was read to its end, and is no image"
 

@@ -14,16 +14,17 @@ import numpy as np
 import pytest
 from cryptography import x509
 
+from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import ConfigError, Unauthorized
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
 from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import Score
-from hawkvision.datacenter.app import application
+from hawkvision.datacenter.ingress.application import application
 from hawkvision.datacenter.servers.datagram_server import TierDatagramServer, useful_side
 from hawkvision.datacenter.servers.service import TierService
-from hawkvision.datacenter.stages.catalog import load_catalog
+from hawkvision.datacenter.stages.catalog import load_catalogs, loaded
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest, VariantAnswer
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import Keys
@@ -65,7 +66,7 @@ class Sure:
         self,
         evaluations: Sequence[EvaluationRequest],
         image: bytes,
-        expires_at: float,
+        deadline: Deadline | None,
         *,
         streaming: bool,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
@@ -84,8 +85,8 @@ class Sure:
 async def mark_ready(
     config: DatacenterConfig, keys: Keys | None = None
 ) -> AsyncIterator[tuple[TierDatagramServer, TierService, Sure]]:
-    tier, variants = TierService(load_catalog(config), 4), Sure()
-    tier.variants = variants
+    tier, variants = TierService(load_catalogs(config), 4), Sure()
+    tier.set_variants("shapes", variants)
     server = await TierDatagramServer.open(config, 0, tier, keys or Keys(config.api_key))
     try:
         yield server, tier, variants
@@ -174,7 +175,7 @@ def test_a_body_beyond_the_limit_is_refused(config: DatacenterConfig) -> None:
 def test_a_tier_that_is_not_ready_replies_503(config: DatacenterConfig) -> None:
     async def scenario() -> tuple[Status, bytes]:
         async with mark_ready(config) as (server, tier, _), connected(server) as client:
-            tier.variants = None
+            tier.set_variants("shapes", None)
             return await client.ask(
                 EscalationRequest().template(), WHOLE, meta=EscalationRequest().meta(TRACE), timeout_s=60.0
             )
@@ -274,7 +275,7 @@ def test_an_incomplete_image_waits_for_its_deadline_and_reports_its_received_fra
 
 
 def test_the_useful_side_is_that_of_the_most_demanding_variant(config: DatacenterConfig) -> None:
-    assert useful_side(load_catalog(config)) == 48
+    assert useful_side(*loaded(load_catalogs(config)).values()) == 48
 
 
 def test_a_cluster_does_not_offer_the_datagram_transport(config: DatacenterConfig) -> None:

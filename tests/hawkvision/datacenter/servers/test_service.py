@@ -198,15 +198,15 @@ def test_metrics_count_an_answer_by_stage_and_its_members_by_variant(service: Ru
     after = series(service)
     grown = {name for name, value in after.items() if value > before.get(name, 0.0)}
     assert {
-        'hawkvision_datacenter_requests_total{code="200",path="/v1/infer",stage="committee"}',
-        'hawkvision_datacenter_request_duration_seconds_count{stage="committee"}',
+        'hawkvision_datacenter_requests_total{code="200",path="/v1/infer",stage="committee",task="shapes"}',
+        'hawkvision_datacenter_request_duration_seconds_count{stage="committee",task="shapes"}',
         *(
-            f'hawkvision_datacenter_{name}_count{{variant="{variant}"}}'
+            f'hawkvision_datacenter_{name}_count{{task="shapes",variant="{variant}"}}'
             for name in ("batch_size", "queue_duration_seconds", "inference_duration_seconds")
             for variant in ("small", "medium")
         ),
     } <= grown
-    assert after["hawkvision_datacenter_requests_in_flight"] == 0.0
+    assert after['hawkvision_datacenter_requests_in_flight{task="shapes"}'] == 0.0
 
 
 def test_metrics_count_ensemble_runs_and_answers_by_stage(service: Running) -> None:
@@ -214,7 +214,11 @@ def test_metrics_count_ensemble_runs_and_answers_by_stage(service: Running) -> N
     for accept_score in ("0", "1", "1"):
         ask(service, image(), **{**INTERMEDIATE, "accept_score": accept_score})
     after = series(service)
-    names = ['answers_total{stage="medium"}', 'answers_total{stage="committee"}', 'ensemble_runs_total{stage="medium"}']
+    names = [
+        'answers_total{stage="medium",task="shapes"}',
+        'answers_total{stage="committee",task="shapes"}',
+        'ensemble_runs_total{stage="medium",task="shapes"}',
+    ]
     grown = [after[f"hawkvision_datacenter_{n}"] - before.get(f"hawkvision_datacenter_{n}", 0.0) for n in names]
     assert grown == [1.0, 2.0, 2.0]
 
@@ -225,8 +229,8 @@ def test_no_callers_text_becomes_a_label(service: Running) -> None:
     ask(service, path="/v1/infer")
     after = series(service)
     assert not [name for name in after if "invented" in name]
-    assert after['hawkvision_datacenter_requests_total{code="404",path="/v1/infer",stage="none"}'] >= 1.0
-    assert after['hawkvision_datacenter_requests_total{code="404",path="other",stage="none"}'] >= 1.0
+    assert after['hawkvision_datacenter_requests_total{code="404",path="/v1/infer",stage="none",task="shapes"}'] >= 1.0
+    assert after['hawkvision_datacenter_requests_total{code="404",path="other",stage="none",task="none"}'] >= 1.0
 
 
 def test_metrics_need_the_key(service: Running) -> None:
@@ -250,7 +254,10 @@ def test_the_tier_accepts_images_as_datagrams_at_its_advertised_port(service: Ru
 
     status, body = asyncio.run(scenario())
     assert (status, msgspec.json.decode(body, type=EscalationReply).model) == (Status.OK, "medium")
-    assert series(service)['hawkvision_datacenter_requests_total{code="200",path="datagram",stage="medium"}'] >= 1.0
+    assert (
+        series(service)['hawkvision_datacenter_requests_total{code="200",path="datagram",stage="medium",task="shapes"}']
+        >= 1.0
+    )
 
 
 PARENT = """
@@ -263,7 +270,7 @@ sys.stdin.read()
 
 def test_a_dead_parent_takes_the_tier_with_it(models: Path) -> None:
     command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", "noop", "--port", "0", "--with-parent"]
-    environment = {MARK: "orphan", "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASK": "shapes"}
+    environment = {MARK: "orphan", "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASKS": "shapes"}
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, *command, "--variants", "medium"],
         cwd=ROOT,

@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 from ray.serve.handle import DeploymentHandle
 
+from hawkvision.core.clock import Deadline
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Score
 from hawkvision.datacenter.deployment.handles import HandleVariants
+from hawkvision.datacenter.deployment.messages import PROTOCOL, decode_request, encode_answers
 from hawkvision.datacenter.execution.group_settings import settings_of
 from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_stages
@@ -45,17 +47,10 @@ class Local:
     replica: Replica
 
     async def ask(
-        self, evaluations: Sequence[EvaluationRequest], image: bytes, expires_at: float, *, streaming: bool
+        self, evaluations: Sequence[EvaluationRequest], image: bytes, deadline: Deadline | None, *, streaming: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        if streaming:
-            async for part in self.replica.classify_streaming(image, evaluations, expires_at):
-                assert isinstance(part, tuple)
-                yield part
-            return
-        parts = await self.replica.classify(image, evaluations, expires_at)
-        assert isinstance(parts, tuple)
-        for each in parts:
-            yield each
+        async for part in self.replica.run(image, evaluations, deadline, streaming=streaming):
+            yield part
 
 
 def replica(manifest: Manifest, models: Path, temperature: float) -> Replica:
@@ -69,7 +64,7 @@ def replica(manifest: Manifest, models: Path, temperature: float) -> Replica:
         file.write_bytes(data)
         sha256 = hashlib.sha256(data).hexdigest()
         variants.append(msgspec.structs.replace(variant, sha256=sha256, temperature=temperature))
-    config = DatacenterConfig(task=manifest.task, cache_dir=models, backend="onnxruntime")
+    config = DatacenterConfig(tasks=(manifest.task,), cache_dir=models, backend="onnxruntime")
     catalog = catalog_of(msgspec.structs.replace(manifest, variants=tuple(variants)), config)
     (group,) = catalog.groups
     return Replica(settings_of(group, catalog, config))
@@ -93,7 +88,7 @@ def test_stages_end_where_the_replica_stops_with_the_class_of_all_views(
         ) -> tuple[StageResult, ...]:
             receive = (lambda looks: reported.append(looks[-1])) if parts else None
             reported: list[StageResult] = []
-            looks = await run_two_stages(variants, first, second, image, math.inf, receive)
+            looks = await run_two_stages(variants, first, second, image, None, receive)
             assert not any(look.decided for look in reported)
             return looks
 
@@ -128,18 +123,16 @@ class Elsewhere:
     asked: list[dict[str, Augmentation]] = field(default_factory=list)
     cancelled: int = 0
 
-    def options(self, *, stream: bool) -> Elsewhere:
-        assert stream
+    def options(self, **_: object) -> Elsewhere:
         return self
 
     @property
     def classify_streaming(self) -> Any:
         return self
 
-    def remote(
-        self, _: bytes, evaluations: Sequence[EvaluationRequest], __: float, ___: object
-    ) -> AsyncIterator[tuple[VariantAnswer, ...]]:
-        handle = self
+    def remote(self, protocol: int, _: bytes, request: bytes) -> AsyncIterator[bytes]:
+        assert protocol == PROTOCOL
+        handle, evaluations = self, decode_request(request).evaluations
 
         class Stream:
             def __init__(self) -> None:
@@ -148,13 +141,14 @@ class Elsewhere:
             def __aiter__(self) -> Stream:
                 return self
 
-            async def __anext__(self) -> tuple[VariantAnswer, ...]:
+            async def __anext__(self) -> bytes:
                 evaluation = next(self.parts, None)
                 if evaluation is None:
                     raise StopAsyncIteration
                 handle.asked.append(dict(evaluation.wanted))
                 row = np.array([[handle.top, 1.0 - handle.top]], np.float32)
-                return tuple(VariantAnswer(v, views, row, 0.0, 0.0, 0.0, 1) for v, views in evaluation.wanted.items())
+                wanted = evaluation.wanted.items()
+                return encode_answers([tuple(VariantAnswer(v, views, row, 0.0, 0.0, 0.0, 1) for v, views in wanted)])
 
             def cancel(self) -> None:
                 handle.cancelled += 1
@@ -171,7 +165,7 @@ def test_stages_in_two_groups_are_asked_one_after_the_other_and_the_second_only_
     variants = HandleVariants(groups, cast(list[DeploymentHandle], handles))
     second = SecondStage(ServedStage("medium", ("medium",)), Score.TOP1, 0.8)
 
-    looks = asyncio.run(run_two_stages(variants, STAGES[0], second, b"", math.inf, lambda _: None))
+    looks = asyncio.run(run_two_stages(variants, STAGES[0], second, b"", None, lambda _: None))
 
     assert looks[-1].stage.name == answered_by
     assert [handle.asked for handle in handles] == [

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.cascade.confidence.scores import average, score
+from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.types import Logits, Score
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_stages
@@ -24,7 +25,7 @@ TWO = ServedStage("two", ("b", "c"))
 MIRRORED_TWO = ServedStage("mirrored two", ("c", "b"), mirrored=True)
 ALL = ServedStage("all", ("a", "b", "c"), mirrored=True, temperature=0.8)
 PLAIN_ALL = ServedStage("plain all", ("a", "b", "c"))
-EXPIRES_AT = 5e9
+DEADLINE = Deadline(5e9)
 
 
 def row(*key: object) -> Logits:
@@ -38,12 +39,12 @@ class Drawn:
     """Variants with different probabilities for each view; they record their evaluations and deadlines."""
 
     asked: list[tuple[str, Augmentation]] = field(default_factory=list)
-    expiries: set[float] = field(default_factory=set)
+    deadlines: set[Deadline | None] = field(default_factory=set)
 
     async def ask(
-        self, evaluations: Sequence[EvaluationRequest], image: bytes, expires_at: float, *, streaming: bool
+        self, evaluations: Sequence[EvaluationRequest], image: bytes, deadline: Deadline | None, *, streaming: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        self.expiries.add(expires_at)
+        self.deadlines.add(deadline)
         for evaluation in evaluations:
             self.asked.extend(evaluation.wanted.items())
             answers = tuple(self.answer(variant, image, views) for variant, views in evaluation.wanted.items())
@@ -66,7 +67,7 @@ class Drawn:
 def run_stages(
     variants: Drawn, first: ServedStage, second: SecondStage | None = None, image: bytes = b""
 ) -> tuple[StageResult, ...]:
-    return asyncio.run(run_two_stages(variants, first, second, image, EXPIRES_AT))
+    return asyncio.run(run_two_stages(variants, first, second, image, DEADLINE))
 
 
 @given(st.binary(max_size=4), st.sampled_from(Score), st.floats(0.0, 1.0))
@@ -129,7 +130,7 @@ def test_an_accepted_image_runs_one_stage() -> None:
 def test_both_stages_run_under_the_same_deadline() -> None:
     variants = Drawn()
     run_stages(variants, INTERMEDIATE, SecondStage(ALL, Score.TOP1, math.inf))
-    assert variants.expiries == {EXPIRES_AT}
+    assert variants.deadlines == {DEADLINE}
 
 
 class Late(Drawn):
@@ -151,7 +152,7 @@ def run_with_partials(
 ) -> tuple[list[tuple[StageResult, ...]], tuple[StageResult, ...]]:
     """The partial results, and the final ones."""
     partials: list[tuple[StageResult, ...]] = []
-    return partials, asyncio.run(run_two_stages(Drawn(), first, second, image, EXPIRES_AT, partials.append))
+    return partials, asyncio.run(run_two_stages(Drawn(), first, second, image, DEADLINE, partials.append))
 
 
 STAGES = st.sampled_from([INTERMEDIATE, TWO, MIRRORED_TWO, ALL, PLAIN_ALL])
@@ -232,7 +233,7 @@ def test_missing_views_cannot_change_a_decided_class_but_may_change_an_undecided
 def in_parts(variants: Drawn, stage: ServedStage, image: bytes = b"") -> list[StageResult]:
     """The partial results of a stage, and its result."""
     partials: list[tuple[StageResult, ...]] = []
-    partials.append(asyncio.run(run_two_stages(variants, stage, None, image, EXPIRES_AT, partials.append)))
+    partials.append(asyncio.run(run_two_stages(variants, stage, None, image, DEADLINE, partials.append)))
     return [results[-1] for results in partials]
 
 

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import Overloaded
 from hawkvision.core.escalation_api import EscalationReply, IntermediateResult
 from hawkvision.core.types import Logits
@@ -44,7 +45,7 @@ class Fixed:
         self,
         evaluations: Sequence[EvaluationRequest],
         image: bytes,
-        expires_at: float,
+        deadline: Deadline | None,
         *,
         streaming: bool,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
@@ -62,8 +63,8 @@ class Fixed:
 
 def server(variants: Fixed, temperature: float = 1.0) -> HttpServer:
     stages = (ServedStage("a", ("a",)), ServedStage("all", MEMBERS, mirrored=True, temperature=temperature))
-    made = HttpServer(Catalog("shapes", 6, stages, (), False), ServerLimits(1000, 10), Keys())
-    made.tier.variants = variants
+    made = HttpServer({"shapes": Catalog("shapes", 6, stages, (), False)}, ServerLimits(1000, 10), Keys())
+    made.tier.set_variants("shapes", variants)
     return made
 
 
@@ -126,7 +127,7 @@ def test_a_full_member_sheds_the_whole_ensemble_with_retry_after() -> None:
 
 def test_a_server_without_variants_is_not_ready() -> None:
     closed = server(Fixed({}))
-    closed.tier.variants = None
+    closed.tier.set_variants("shapes", None)
     assert post(closed).status_code == 503
 
 
@@ -170,9 +171,9 @@ class Stuck(Fixed):
     """Variants of which "b" never answers."""
 
     async def ask(
-        self, evaluations: Sequence[EvaluationRequest], image: bytes, expires_at: float, *, streaming: bool
+        self, evaluations: Sequence[EvaluationRequest], image: bytes, deadline: Deadline | None, *, streaming: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        async with aclosing(super().ask(evaluations, image, expires_at, streaming=streaming)) as parts:
+        async with aclosing(super().ask(evaluations, image, deadline, streaming=streaming)) as parts:
             async for part in parts:
                 if any(answer.variant == "b" for answer in part):
                     await asyncio.Event().wait()

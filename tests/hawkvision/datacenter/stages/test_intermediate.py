@@ -98,7 +98,7 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tier]:
     root = tmp_path_factory.mktemp("tiny")
     write_cascade(root)
     models = root / "models"
-    running = start(models, "--task", "tiny", "--backend", "onnxruntime", cache_dir=str(root / "cache"))
+    running = start(models, "--tasks", "tiny", "--backend", "onnxruntime", cache_dir=str(root / "cache"))
     yield Tier(running, load_manifest("tiny", models), root / "cache")
     stop(running)
 
@@ -191,7 +191,7 @@ def test_replies_and_the_listing_say_what_the_replicas_have_loaded_and_run(tier:
 def test_ensemble_runs_are_counted(tier: Tier) -> None:
     def count() -> float:
         lines = tier.get("/metrics").decode().splitlines()
-        name = 'hawkvision_datacenter_ensemble_runs_total{stage="medium"} '
+        name = 'hawkvision_datacenter_ensemble_runs_total{stage="medium",task="tiny"} '
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
     before = count()

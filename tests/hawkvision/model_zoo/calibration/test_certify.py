@@ -18,6 +18,7 @@ from hawkvision.core.types import AccuracyStatus, Basis, MaxAccuracyDrop, MinAcc
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.certify import certify_site
 from hawkvision.model_zoo.calibration.equivalence import check_equivalence
+from hawkvision.model_zoo.calibration.model_runner import ModelExecution
 from hawkvision.models.manifest import models_dir
 from tests.images import DATA, encoded
 
@@ -123,10 +124,13 @@ def test_the_command_prints_what_was_certified_and_where_it_lies(site: Path, cac
     assert load_site(out).pair("tiny", "committee").edge == "tiny"
 
 
-def equivalent(site: Path, cache: Path, tmp_path: Path, backend: str) -> subprocess.CompletedProcess[str]:
+def equivalent(
+    site: Path, cache: Path, tmp_path: Path, backend: str, precision: str = "model"
+) -> subprocess.CompletedProcess[str]:
     certify_site("cifar10", site, tmp_path / "site.json", edges=("tiny",), models=models_dir(), cache=cache)
     command = [sys.executable, "-m", "hawkvision.cli", "models", "equivalence", "--task", "cifar10", "--edge", "tiny"]
     command += ["--images", str(site), "--certificates", str(tmp_path / "site.json"), "--backend", backend]
+    command += ["--precision", precision]
     return subprocess.run(
         [*command, "--stage", "tiny", "--cache-dir", str(cache), "--out", str(tmp_path / "checks.json")],
         capture_output=True, text=True,
@@ -148,6 +152,20 @@ def test_another_execution_is_certified_once_it_could_not_have_changed_the_sites
     assert passed(checks, profile, profile.pair("tiny", "committee")) == {}, "the profile's are of other images"
 
 
+def test_half_precision_is_certified_as_such_once_it_has_passed(site: Path, cache: Path, tmp_path: Path) -> None:
+    ran = equivalent(site, cache, tmp_path, "onnxruntime", "fp16")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    checks, profile, certificates = (
+        load_equivalences(tmp_path / "checks.json"), load_profile(PROFILE), load_site(tmp_path / "site.json")
+    )  # fmt: skip
+    found = passed(checks, profile, profile.pair("tiny", "committee"), certificates)
+    versions = CertifiedVersions({stage.name: stage.fingerprint for stage in profile.stages}, found)
+    (stated,) = found["tiny"]
+    assert stated.startswith(f"{profile.stage('tiny').fingerprint}/onnxruntime:CPUExecutionProvider:fp16:")
+    assert versions.holds("tiny", stated)
+    assert not versions.holds("tiny", stated.replace("fp16", "bf16"))
+
+
 def test_images_without_certificates_are_refused(site: Path, cache: Path, tmp_path: Path) -> None:
     certify_site("cifar10", site, tmp_path / "site.json", edges=("tiny",), models=models_dir(), cache=cache)
     (tmp_path / "other" / "0").mkdir(parents=True)
@@ -156,7 +174,7 @@ def test_images_without_certificates_are_refused(site: Path, cache: Path, tmp_pa
         (tmp_path / "other" / str(i) / "a.jpg").write_bytes(encoded(seed=100 + i))
     with pytest.raises(ConfigError, match="expected the images of the certificates"):
         check_equivalence(
-            "cifar10", tmp_path / "other", backend="numpy", edge="tiny", certificates=tmp_path / "site.json",
-            out=tmp_path / "checks.json", models=models_dir(), cache=cache,
+            "cifar10", tmp_path / "other", execution=ModelExecution("numpy"), edge="tiny",
+            certificates=tmp_path / "site.json", out=tmp_path / "checks.json", models=models_dir(), cache=cache,
         )  # fmt: skip
     assert not (tmp_path / "checks.json").exists()

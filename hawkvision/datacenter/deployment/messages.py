@@ -1,0 +1,163 @@
+"""What the server and the replicas send each other through Serve: bytes, so that neither unpickles objects.
+
+    server ── protocol, image, request ──► replica ── reply, or replies ──► server
+
+The image stays as it came. Requests and replies are MessagePack. `PROTOCOL` is the version of all that: a replica
+refuses requests of another version. `Failure` has the same form in every version, and so has `Presence`, whose new
+fields go last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from hawkvision.core.errors import BY_CODE, HawkVisionError, InternalError, NotReady, Overloaded, TargetUnreachable
+from hawkvision.core.logs import RequestIds
+from hawkvision.core.version import __version__
+from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, VariantAnswer
+
+PROTOCOL: Final = 1
+"""Changes whenever a replica could misread a request, or a server a reply."""
+
+Part: TypeAlias = tuple[VariantAnswer, ...]
+_Answer: TypeAlias = tuple[str, Augmentation, bytes, float, float, float, int]
+"""A `VariantAnswer` without its statement; the probabilities are float32, little-endian."""
+_ROW: Final = np.dtype("<f4")
+
+
+class ReplicaRequest(msgspec.Struct, frozen=True, array_like=True):
+    """What to evaluate on an image."""
+
+    evaluations: tuple[EvaluationRequest, ...]
+    remaining_ms: float | None
+    """Time left when this was sent; None for no deadline. Clocks of machines differ."""
+    request: RequestIds | None
+    """The caller's request, for the log."""
+
+
+class Answers(msgspec.Struct, frozen=True, array_like=True, tag="answers"):
+    """One or more parts of an answer, all under one statement."""
+
+    statement: str
+    parts: tuple[tuple[_Answer, ...], ...]
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
+    """Why there is no (further) answer; the form never changes."""
+
+    code: str
+    message: str
+    retry_after_s: float = 0.0
+
+
+class Presence(msgspec.Struct, frozen=True, array_like=True):
+    """What a replica says of itself. New fields go last."""
+
+    protocol: int
+    version: str
+    statement: str = ""
+    backends: tuple[str, ...] = ()
+    refused: str = ""
+    """Why the replica did not take its newest settings; empty if it did."""
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_request: Final = msgspec.msgpack.Decoder(ReplicaRequest).decode
+_decode_reply: Final = msgspec.msgpack.Decoder(Answers | Failure).decode
+_decode_presence: Final = msgspec.msgpack.Decoder(Presence).decode
+
+
+def encode_request(request: ReplicaRequest) -> bytes:
+    """The bytes of a request."""
+    return _encode(request)
+
+
+def decode_request(data: bytes) -> ReplicaRequest:
+    """The request of these bytes.
+
+    Raises:
+        msgspec.DecodeError: if they are not one of this version.
+    """
+    return _decode_request(data)
+
+
+def encode_answers(parts: Sequence[Part]) -> bytes:
+    """The reply that holds these parts of one request."""
+    statement = next((answer.statement for part in parts for answer in part), "")
+    return _encode(Answers(statement, tuple(tuple(map(_encoded, part)) for part in parts)))
+
+
+def encode_failure(error: HawkVisionError) -> bytes:
+    """The reply that reports an error."""
+    return _encode(Failure(error.code, error.message, error.retry_after_s if isinstance(error, Overloaded) else 0.0))
+
+
+def decode_reply(data: bytes) -> tuple[Part, ...]:
+    """The parts in a reply.
+
+    Raises:
+        HawkVisionError: the error that the reply reports.
+        msgspec.DecodeError: if it is no reply of this version.
+    """
+    reply = _decode_reply(data)
+    if isinstance(reply, Failure):
+        raise _error(reply)
+    return tuple(tuple(_answer(each, reply.statement) for each in part) for part in reply.parts)
+
+
+def encode_presence(presence: Presence) -> bytes:
+    """The bytes of a presence."""
+    return _encode(presence)
+
+
+def decode_presence(data: bytes) -> Presence:
+    """The presence of these bytes.
+
+    Raises:
+        NotReady: if the replica speaks another version.
+        msgspec.DecodeError: if they are no presence.
+    """
+    presence = _decode_presence(data)
+    if presence.protocol != PROTOCOL:
+        raise _mismatch(f"the replica speaks {presence.protocol} ({presence.version})", "this server")
+    return presence
+
+
+def check_protocol(received: int) -> None:
+    """Refuse a request of another version.
+
+    Raises:
+        NotReady: names both versions.
+    """
+    if received != PROTOCOL:
+        raise _mismatch(f"the server speaks {received}", "this replica")
+
+
+def _mismatch(other: str, this: str) -> NotReady:
+    return NotReady(
+        f"server and replica are of different versions: of the internal protocol, {other} and {this} {PROTOCOL} "
+        f"({__version__}); deploy both from one version"
+    )
+
+
+def _encoded(answer: VariantAnswer) -> _Answer:
+    row = answer.probabilities.astype(_ROW, copy=False).tobytes()
+    times = answer.decode_ms, answer.queue_ms, answer.infer_ms
+    return (answer.variant, answer.augmentation, row, *times, answer.batch_size)
+
+
+def _answer(sent: _Answer, statement: str) -> VariantAnswer:
+    variant, augmentation, row, decode_ms, queue_ms, infer_ms, batch_size = sent
+    probabilities = np.frombuffer(row, _ROW)[None].astype(np.float32, copy=False)
+    return VariantAnswer(variant, augmentation, probabilities, decode_ms, queue_ms, infer_ms, batch_size, statement)
+
+
+def _error(failure: Failure) -> HawkVisionError:
+    if failure.code == Overloaded.code:
+        return Overloaded(failure.message, failure.retry_after_s)
+    kind = BY_CODE.get(failure.code, InternalError)
+    return InternalError(failure.message) if kind is TargetUnreachable else kind(failure.message)

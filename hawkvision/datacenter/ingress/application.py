@@ -1,0 +1,92 @@
+"""The Ray Serve application: an ingress, and a deployment per group of variants.
+
+    caller ──HTTP──▶ ingress ──handle──▶ the members of an ensemble  (1..n replicas, each decodes and batches)
+                         └───handle──▶ a variant that is in no ensemble
+
+On one machine the ingress also serves at the public sockets of a launcher (`launch`). Everything else is the same in a
+cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from ray import serve
+from ray.serve import Application
+
+from hawkvision.core.errors import ConfigError
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.deployment.group_deployments import group_apps
+from hawkvision.datacenter.ingress.replica import DRAIN_S, Ingress, IngressSettings
+from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, load_catalogs, loaded
+from hawkvision.transport.settings import DatagramSettings
+
+INGRESS: Final = "ingress"
+"""The name of the ingress deployment."""
+_HEALTH_PERIOD_S: Final = 1.0
+"""How soon Serve notices and replaces a dead replica, instead of 10 s."""
+_DRAIN_CHECK_S: Final = 0.2
+"""Between Serve's looks at the requests inside a replica that stops, instead of 2 s."""
+
+
+class ServedIngress(Ingress):
+    """An ingress replica in one of Ray's processes."""
+
+    async def __del__(self) -> None:
+        """Serve awaits this when it stops the replica, once its own requests are answered."""
+        await self.drain()
+
+
+# Wrapped by name, not by decorator, so that the class stays plain for tests and the type checker.
+_INGRESS: Any = serve.deployment(ServedIngress)
+
+
+def application(
+    config: DatacenterConfig, launcher: Path | None = None, catalogs: Mapping[str, Catalog | TaskFailure] | None = None
+) -> Application:
+    """The whole application under these settings.
+
+    Args:
+        config: the tier's settings.
+        launcher: the Unix socket of the launcher on this machine; None for a cluster.
+        catalogs: of the tasks; by default they are loaded here.
+
+    Raises:
+        ConfigError: if the stages are unknown, or if a datagram port is set for a cluster, whose proxies speak HTTP
+            only.
+    """
+    port = config.feature(DatagramSettings).port
+    if launcher is None and port is not None:
+        raise ConfigError(
+            f"dc.datagram_port = {port}: in a cluster the tier speaks HTTP only; the datagram transport needs a "
+            "tier on one machine (`hawkvision dc up`)"
+        )
+    if catalogs is None:
+        catalogs = load_catalogs(config)
+    settings = IngressSettings.of(config, catalogs)
+    groups = {task: group_apps(config, catalog) for task, catalog in loaded(catalogs).items()}
+    return _INGRESS.options(
+        name=INGRESS,
+        # Above the server's own bound, so that the server sheds, with 429 and Retry-After.
+        max_ongoing_requests=2 * settings.max_in_flight,
+        max_queued_requests=settings.max_in_flight,
+        user_config=msgspec.to_builtins(settings),
+        health_check_period_s=_HEALTH_PERIOD_S,
+        graceful_shutdown_wait_loop_s=_DRAIN_CHECK_S,
+        graceful_shutdown_timeout_s=2 * DRAIN_S,
+        ray_actor_options={"num_cpus": config.ingress_num_cpus},
+        **_scale(config, launcher),
+    ).bind(config, catalogs, groups, None if launcher is None else str(launcher))
+
+
+def _scale(config: DatacenterConfig, launcher: Path | None) -> dict[str, Any]:
+    """The number of ingress replicas."""
+    least, most = config.ingress_min_replicas, config.ingress_max_replicas
+    # Serve does not see the requests at a launcher's sockets, so it could only scale down.
+    if launcher is not None or least == most:
+        return {"num_replicas": least}
+    target = config.ingress_target_ongoing_requests
+    return {"autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": target}}

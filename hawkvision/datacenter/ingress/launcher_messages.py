@@ -1,0 +1,187 @@
+"""The messages between the launcher and the ingress replicas on its machine, and the socket that carries them.
+
+    launcher                                                    ingress replica
+      listens on a Unix socket in its private folder  ◄──────── connects
+      PublicListener + the HTTP socket  ──────────────────────► accepts callers
+                                        ◄────────────────────── Serving, then Alive every `BEAT_S`
+      TakeDatagrams + the UDP socket, to one replica  ────────► DatagramOffer ──► the others
+      Reload (SIGHUP), Drain            ──────────────────────► Leaving, then it closes the connection
+
+A message is JSON and keeps its boundaries (SOCK_SEQPACKET); a socket travels beside it (SCM_RIGHTS, unix(7)). A path
+crosses network namespaces, an abstract name does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Final, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from hawkvision.core.escalation_api import Transports
+
+BEAT_S: Final = 0.5
+MESSAGE_BYTES: Final = 64 * 1024
+"""The longest message. A `DatagramOffer` with its certificate takes some 2 kB."""
+_CREDENTIALS: Final = struct.Struct("=iII")
+"""`struct ucred` (unix(7)): process, user, group."""
+
+
+class PublicListener(msgspec.Struct, frozen=True, tag=True):
+    """The HTTP socket comes with this message."""
+
+    restarts: int
+    """How many tier processes preceded this one; for the metrics."""
+
+
+class TakeDatagrams(msgspec.Struct, frozen=True, tag=True):
+    """The UDP socket comes with this message, to one replica at a time."""
+
+
+class Reload(msgspec.Struct, frozen=True, tag=True):
+    """Read keys and certificates again."""
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True):
+    """Accept nobody any more, answer the requests inside, and disconnect."""
+
+    within_s: float
+
+
+class Serving(msgspec.Struct, frozen=True, tag=True):
+    """The replica accepts callers at the HTTP socket."""
+
+
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """The replica's event loop runs."""
+
+
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """The replica accepts no more callers."""
+
+
+class DatagramOffer(msgspec.Struct, frozen=True, tag=True):
+    """What `GET /v1/transport` says of the datagram server, whichever replica has it."""
+
+    transports: Transports
+
+
+FromLauncher: TypeAlias = PublicListener | TakeDatagrams | Reload | Drain | DatagramOffer
+FromIngress: TypeAlias = Serving | Alive | Leaving | DatagramOffer
+
+ReceivedT = TypeVar("ReceivedT")
+
+
+class MessageSocket(Generic[ReceivedT]):
+    """One end of a connection between the launcher and an ingress replica. Close it."""
+
+    def __init__(self, connection: socket.socket, received: msgspec.json.Decoder[ReceivedT]) -> None:
+        self._socket = connection
+        self._socket.setblocking(False)
+        self._decoder = received
+
+    def send(self, message: msgspec.Struct, passed: socket.socket | None = None) -> bool:
+        """Send a message, and a socket with it, without waiting; False if the other end is gone or reads nothing."""
+        data = msgspec.json.encode(message)
+        assert len(data) <= MESSAGE_BYTES, "messages are small"
+        try:
+            socket.send_fds(self._socket, [data], [] if passed is None else [passed.fileno()])
+        except OSError:
+            return False
+        return True
+
+    async def receive(self) -> tuple[ReceivedT, socket.socket | None]:
+        """The next message, and the socket that came with it.
+
+        Raises:
+            ConnectionError: if the other end is gone, or does not keep to the protocol.
+        """
+        while True:
+            try:
+                data, numbers, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, 1)
+                break
+            except BlockingIOError:
+                await self._readable()
+        passed = socket.socket(fileno=numbers[0]) if numbers else None
+        if passed is not None:
+            passed.set_inheritable(False)
+        try:
+            if not data:
+                raise ConnectionError("the other end is gone")
+            return self._decoder.decode(data), passed
+        except (msgspec.DecodeError, ConnectionError) as error:
+            if passed is not None:
+                passed.close()
+            raise ConnectionError(str(error)) from None
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._socket.fileno(), _set, arrived)
+        try:
+            await arrived
+        finally:
+            if self._socket.fileno() >= 0:
+                loop.remove_reader(self._socket.fileno())
+
+    def close(self) -> None:
+        """End the connection. A `receive` that waits must have been cancelled before."""
+        self._socket.close()
+
+
+def _set(arrived: asyncio.Future[None]) -> None:
+    if not arrived.done():
+        arrived.set_result(None)
+
+
+def connect_to_launcher(path: Path) -> MessageSocket[FromLauncher]:
+    """A connection of an ingress replica.
+
+    Raises:
+        OSError: if no launcher listens there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(str(path))
+    except OSError:
+        connection.close()
+        raise
+    return MessageSocket(connection, msgspec.json.Decoder(FromLauncher))
+
+
+def listen_for_ingress(path: Path, backlog: int) -> socket.socket:
+    """The launcher's listening socket, which only its own user may reach.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()  # of the previous tier process
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def accept_ingress(listener: socket.socket) -> MessageSocket[FromIngress] | None:
+    """A connection of an ingress replica; None if there is none, or a process of another user made it."""
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return None
+    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if user != os.geteuid():
+        connection.close()
+        return None
+    return MessageSocket(connection, msgspec.json.Decoder(FromIngress))

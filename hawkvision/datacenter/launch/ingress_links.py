@@ -1,0 +1,195 @@
+"""The launcher's end of its connections with the ingress replicas: hands out the public sockets, and watches.
+
+Callers get 503 (`standby_listener`) exactly while no replica serves: none is connected, or each is leaving or silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from hawkvision.datacenter.ingress.launcher_messages import (
+    BEAT_S,
+    Alive,
+    DatagramOffer,
+    Drain,
+    FromIngress,
+    Leaving,
+    MessageSocket,
+    PublicListener,
+    Reload,
+    Serving,
+    TakeDatagrams,
+    accept_ingress,
+    listen_for_ingress,
+)
+from hawkvision.datacenter.launch.sockets import PublicSockets
+from hawkvision.datacenter.launch.standby_listener import StandbyListener
+
+log = logging.getLogger("hawkvision.datacenter")
+
+SILENT_S: Final = 3.0
+"""An ingress replica that is silent for longer is suspended, or hangs."""
+MAX_LINKS: Final = 256
+"""Connections at once; the settings allow fewer ingress replicas."""
+_CLOSING_S: Final = 1.0
+"""What a drained replica may take to disconnect, beyond its time to drain."""
+
+
+@dataclass(eq=False)
+class _Link:
+    """One connected ingress replica."""
+
+    channel: MessageSocket[FromIngress]
+    received_at: float
+    """When its last message came, in loop time."""
+    serves: bool = False
+    silent: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class IngressLinks:
+    """The ingress replicas of one tier process. `open` first, within a running loop; then `close`."""
+
+    def __init__(self, path: Path, sockets: PublicSockets, standby: StandbyListener, restarts: int) -> None:
+        self.serving = asyncio.Event()
+        """Set while a replica serves."""
+        self._path = path
+        self._sockets = sockets
+        self._standby = standby
+        self._restarts = restarts
+        self._links: dict[_Link, asyncio.Task[None]] = {}
+        self._datagrams_at: _Link | None = None
+        """The replica that has the UDP socket."""
+        self._offer: DatagramOffer | None = None
+        self._draining = False
+        self._listener: socket.socket | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Let replicas connect.
+
+        Raises:
+            OSError: if the listening socket cannot be made.
+        """
+        self._listener = listen_for_ingress(self._path, MAX_LINKS)
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        self._watching = asyncio.create_task(self._watch())
+
+    def reload(self) -> None:
+        """Have all replicas read keys and certificates again."""
+        for link in self._links:
+            link.channel.send(Reload())
+
+    async def drain(self, within_s: float) -> None:
+        """Leave new callers to the standby listener, and wait until the replicas have answered those inside."""
+        self._draining = True
+        links = list(self._links)
+        for link in links:
+            link.serves = False
+            link.channel.send(Drain(within_s))
+        self._update()
+        waiting = [asyncio.create_task(link.gone.wait()) for link in links]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=within_s + _CLOSING_S)
+            for task in late:
+                task.cancel()
+
+    async def close(self) -> None:
+        """Disconnect all."""
+        self._draining = True
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+        tasks = tuple(self._links.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _accept(self) -> None:
+        assert self._listener is not None, "open"
+        channel = accept_ingress(self._listener)
+        if channel is None:
+            return
+        if self._draining or len(self._links) >= MAX_LINKS:
+            channel.close()
+            return
+        link = _Link(channel, asyncio.get_running_loop().time())
+        self._links[link] = asyncio.create_task(self._attend(link))
+
+    async def _attend(self, link: _Link) -> None:
+        """Handle the messages of a replica until it disconnects."""
+        try:
+            if not link.channel.send(PublicListener(self._restarts), self._sockets.http):
+                return
+            if self._offer is not None:
+                link.channel.send(self._offer)
+            while True:
+                message, passed = await link.channel.receive()
+                if passed is not None:
+                    passed.close()
+                self._handle(link, message)
+        except ConnectionError:
+            pass
+        finally:
+            del self._links[link]
+            link.serves = False
+            link.channel.close()
+            link.gone.set()
+            if self._datagrams_at is link:
+                self._datagrams_at = None
+            self._update()
+
+    def _handle(self, link: _Link, message: FromIngress) -> None:
+        link.received_at = asyncio.get_running_loop().time()
+        if link.silent:
+            link.silent = False
+            log.info("an ingress replica responds again")
+        match message:
+            case Alive():
+                pass
+            case Serving():
+                link.serves = not self._draining
+            case Leaving():
+                link.serves = False
+            case DatagramOffer() if link is self._datagrams_at:
+                self._offer = message
+                for other in self._links:
+                    if other is not link:
+                        other.channel.send(message)
+        self._update()
+
+    def _update(self) -> None:
+        """Open or close the standby listener, and see that a replica has the UDP socket."""
+        serving = [link for link in self._links if link.serves and not link.silent]
+        if not serving:
+            self.serving.clear()
+            self._standby.open()
+            return
+        self.serving.set()
+        self._standby.close()
+        # A silent replica keeps the socket: as soon as it goes on, it would read from it beside the next one.
+        if self._datagrams_at is None and self._sockets.datagrams is not None:
+            first = serving[0]
+            if first.channel.send(TakeDatagrams(), self._sockets.datagrams):
+                self._datagrams_at = first
+
+    async def _watch(self) -> None:
+        """Notice silent replicas, unless this process was suspended itself: then their messages are still unread."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + BEAT_S
+            await asyncio.sleep(BEAT_S)
+            if loop.time() > due + BEAT_S:
+                continue
+            for link in self._links:
+                if link.serves and not link.silent and loop.time() - link.received_at > SILENT_S:
+                    link.silent = True
+                    log.warning("an ingress replica has been silent for %g s", SILENT_S)
+            self._update()

@@ -1,0 +1,131 @@
+"""One task of a tier: its stages, its replicas, and its share of the admission limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from hawkvision.core.errors import NotFound, NotReady, Overloaded
+from hawkvision.core.escalation_api import EscalationRequest, StageList
+from hawkvision.datacenter.stages.cascade_executor import SecondStage, Variants
+from hawkvision.datacenter.stages.catalog import Catalog, ServedStage, TaskFailure
+
+_MAX_STATEMENTS: Final = 64
+
+
+class ServedTask:
+    """Not ready until `variants` is set, and as long as there is a `failure`."""
+
+    def __init__(self, name: str, loaded: Catalog | TaskFailure) -> None:
+        self.name = name
+        self.catalog = loaded if isinstance(loaded, Catalog) else None
+        self.failure = loaded.reason if isinstance(loaded, TaskFailure) else None
+        """The reason why the task cannot be served; None if it can."""
+        self.variants: Variants | None = None
+        self.absent: set[str] = set()
+        """The groups of variants that should have a live replica and have none."""
+        self.max_in_flight = 0
+        self.in_flight = 0
+        self._statements: dict[str, None] = {}
+        """The replicas' statements, the newest last; at most `_MAX_STATEMENTS`."""
+
+    def ready_catalog(self) -> Catalog:
+        """The task's stages.
+
+        Raises:
+            NotReady: if the task cannot be served.
+        """
+        if self.failure is not None or self.catalog is None:
+            raise NotReady(f"task {self.name!r} cannot be served: {self.failure}")
+        return self.catalog
+
+    def ready_variants(self) -> Variants:
+        """Access to the replicas.
+
+        Raises:
+            NotReady: while there is none.
+        """
+        self.ready_catalog()
+        if self.variants is None:
+            raise NotReady(f"the datacenter tier is still loading the models of task {self.name!r}, or draining")
+        return self.variants
+
+    def check_ready(self, *, with_reason: bool = True) -> None:
+        """Check that each stage can answer.
+
+        Args:
+            with_reason: whether the error says why the task cannot be served, which may name files.
+
+        Raises:
+            NotReady: names what is missing.
+        """
+        if self.failure is not None and not with_reason:
+            raise NotReady(f"task {self.name!r} cannot be served; the log says why, and this answer with a key")
+        self.ready_variants()
+        if self.absent:
+            raise NotReady(f"task {self.name!r} has no live replica of {', '.join(sorted(self.absent))}")
+
+    def record_statement(self, statement: str) -> None:
+        """Note what a replica states that it runs (`hawkvision.models.fingerprints`)."""
+        self._statements.pop(statement, None)
+        self._statements[statement] = None
+        while len(self._statements) > _MAX_STATEMENTS:
+            del self._statements[next(iter(self._statements))]
+
+    def listing(self) -> StageList:
+        """The reply to `GET /v1/stages`.
+
+        Raises:
+            NotReady: as `check_ready`.
+        """
+        self.check_ready()
+        return self.ready_catalog().listing(tuple(reversed(self._statements)))
+
+    def stages(self, request: EscalationRequest) -> tuple[ServedStage, SecondStage | None]:
+        """The stage that runs first, and the one that runs if the first is not confident enough.
+
+        Raises:
+            NotReady: if the task cannot be served.
+            NotFound: for a stage that the task does not have.
+        """
+        catalog = self.ready_catalog()
+        first = catalog.best if request.variant is None else _stage(catalog, request.variant)
+        intermediate = request.intermediate
+        if intermediate is None:
+            return first, None
+        second = _stage(catalog, intermediate.otherwise)
+        return first, SecondStage(second, intermediate.score, intermediate.accept_score)
+
+    def refuse_if_full(self) -> None:
+        """Check that one more request may enter.
+
+        Raises:
+            Overloaded: if the task's share of the admission limit is used up.
+        """
+        if self.in_flight >= self.max_in_flight:
+            raise Overloaded(
+                f"{self.in_flight} requests for task {self.name!r} are already inside the tier", retry_after_s=1.0
+            )
+
+    @contextmanager
+    def hold_place(self) -> Iterator[None]:
+        """Count a request against `max_in_flight` while the block lasts.
+
+        Raises:
+            Overloaded: as `refuse_if_full`.
+        """
+        self.refuse_if_full()
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+
+def _stage(catalog: Catalog, name: str) -> ServedStage:
+    stage = catalog.stage(name)
+    if stage is None:
+        known = ", ".join(each.name for each in catalog.stages)
+        raise NotFound(f"task {catalog.task!r} has no stage {name[:80]!r} here; it has {known}")
+    return stage
