@@ -249,7 +249,7 @@ def shown(rows: list[FaultOutcome]) -> Table:
 async def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.robustness.faults")
-    parser.add_argument("--only", default="", help="words of which the name of a fault has one, separated by commas")
+    parser.add_argument("--only", default="", help="parts of the names of faults to run, separated by commas")
     parser.add_argument("--rate", type=float, default=20.0, help="requests per second")
     parser.add_argument("--before", type=float, default=4.0, help="seconds of load before a fault")
     parser.add_argument("--after", type=float, default=25.0, help="seconds of load after it")
