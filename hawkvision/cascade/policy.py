@@ -132,7 +132,7 @@ class Policy:
         )
 
     def route(self, target: Target, received: Received = WHOLE) -> Route:
-        """What this target means here, for an image of which that much was received.
+        """The route of a target for an image that was received as far as `received` says.
 
         Raises:
             TargetUnreachable: if even the reference stage misses the target; says what it reaches.

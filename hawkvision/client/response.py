@@ -132,7 +132,7 @@ def error_from_reply(status: int, payload: bytes, retry_after_s: float | None, w
     """The error of a reply other than 200, with the node's class, message and figures.
 
     A reply that is no node's error becomes `BadReply`, except that 503 is `NotReady`, 429 `Overloaded` and 401
-    `Unauthorized` whoever says so: proxies in front of a node use them in the same sense.
+    `Unauthorized` from any sender, because proxies in front of a node use them in the same sense.
     """
     try:
         body = object_of(payload, where)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 from typing import Final
 
 from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.deployment.ray_address import check_address
 from hawkvision.datacenter.deployment.ray_settings import CONNECTION_RETRIES, TUNING
 from hawkvision.datacenter.deployment.ray_version import check_ray
 
 log = logging.getLogger("hawkvision.datacenter")
 
-_CONNECT_S: Final = 5.0
 _POLL_S: Final = 0.5
 
 
@@ -38,7 +37,7 @@ def deploy(config: DatacenterConfig, address: str) -> None:
             `config.deploy_timeout_s`.
     """
     check_ray()
-    _check_address(address)
+    check_address(address)
     if os.environ.get("RAY_AUTH_MODE") != "token":
         log.warning(
             "RAY_AUTH_MODE is not 'token': a Ray that takes this deployment runs the code of anybody who reaches its "
@@ -91,19 +90,6 @@ def _wait_until_ready(config: DatacenterConfig) -> None:
         if time.monotonic() > ends:
             raise BackendError(f"{config.app_name!r} is not ready after {config.deploy_timeout_s:g} s: {missing}")
         time.sleep(_POLL_S)
-
-
-def _check_address(address: str) -> None:
-    """Refuse an address where nothing listens; `ray.init` would try for two minutes and then end the process."""
-    if address == "auto":
-        return
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigError(f"dc.address = {address!r}: expected auto, HOST:PORT or ray://HOST:PORT")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except OSError as error:
-        raise ConfigError(f"dc.address: no Ray cluster answers at {address!r}: {error}") from None
 
 
 def _one_line(error: object) -> str:

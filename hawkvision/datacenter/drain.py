@@ -7,7 +7,6 @@ cluster with a token. No driver is started, because the drained node may end bef
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from hawkvision.core.errors import BackendError, ConfigError, NotReady
+from hawkvision.datacenter.deployment.ray_address import check_address
 
 if TYPE_CHECKING:
     from ray.util.state.common import NodeState
@@ -44,7 +44,7 @@ def drain(address: str, node: str | None, limit_s: int) -> str:
         BackendError: if Ray refuses.
         NotReady: if something of Serve's still runs at the limit.
     """
-    os.environ.setdefault("RAY_LOG_TO_STDERR", "0")
+    check_address(address)
     found = find_node(_nodes(address), node)
     until = time.monotonic() + limit_s
     _ask_ray(address, found.node_id, limit_s)

@@ -153,7 +153,7 @@ def probe(body: Encoded) -> ImageHeader:
 
 
 def probe_begun(begun: bytes) -> ImageHeader | None:
-    """The header of an image of which `body` is the beginning; None if that is not known yet.
+    """The header of an image that begins with `body`; None if the header is not known yet.
 
     The header of a JPEG is known when its first scan begins, unless the frame leaves its height open; a DNL segment
     behind the scan gives it then. Never raises.

@@ -154,7 +154,7 @@ class Body:
         return nonempty(data)
 
     async def _rest(self, chunk: bytes, limit: int) -> bytes:
-        """The whole body, of which `chunk` is the first piece."""
+        """The whole body, which begins with `chunk`."""
         loop, coming, pace = asyncio.get_running_loop(), self._bodies.coming, self._bodies.pace
         parts, step, more = [chunk], len(chunk), True
         coming[self] = loop.time()

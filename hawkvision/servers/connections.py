@@ -51,7 +51,7 @@ class Limits:
     grace_s: float = 1.0
     """A caller has at least this long to send its head before a newer connection may take its place."""
     unread_s: float = 30.0
-    """For a caller to read a response of which 64 KiB are waiting."""
+    """Seconds for a caller to read on while 64 KiB of a response are waiting."""
 
 
 class BoundedConnection(Protocol):

@@ -52,7 +52,7 @@ OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/he
 """Paths without a key: whether the server is up, and where it listens for datagrams. A client asks for that over plain
 HTTP and must not have to reveal its key there."""
 
-# Method, path, and the scopes of which a key must have one. The first match counts, for both tiers.
+# Method, path, and scopes; a key must have at least one of these. The first match counts, for both tiers.
 _RULES: Final = tuple(
     (method, re.compile(path, re.DOTALL), needed)
     for method, path, needed in (
@@ -75,7 +75,7 @@ class RateExceeded(Overloaded):
 
 
 def needed_scopes(method: str, path: str) -> Scopes:
-    """The scopes of which the key of a request must have one."""
+    """The scopes for a request; its key must have at least one of them."""
     for known, pattern, needed in _RULES:
         if known == method and pattern.fullmatch(path):
             return needed

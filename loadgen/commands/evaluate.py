@@ -84,7 +84,7 @@ class EvaluateOptions(MeasurementOptions):
     url: Annotated[str, option("Server", "Address of the edge node.")]
     api_key: Annotated[str | None, option("Server", "Key to send with every request.")] = None
     concurrency: Annotated[
-        int, option("Server", "Callers, each of which sends the next image when the last one is answered.")
+        int, option("Server", "Callers; each sends its next image when the last one is answered.")
     ] = 1
     data: Annotated[Path, option("Images", "Labelled images: an npz file, or a folder with a directory per class.")]
     task: Annotated[str, option("Images", "Task of the images.")] = "imagenet"

@@ -108,7 +108,7 @@ class Setup:
     seed: int
 
     def job(self, arrivals: Arrivals, duration_s: float) -> LoadJob:
-        """Every request of a run: when, of which class, with which image.
+        """Every request of a run: its time, class and image.
 
         One seed gives the same requests whatever server is asked, so that runs can be compared in pairs.
         """

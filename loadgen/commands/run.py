@@ -61,7 +61,7 @@ class RunOptions(options.LoadOptions):
         float | None,
         option("Load", "Seconds of sending, warm-up included. Default: 60, or the length of the replayed file."),
     ] = None
-    warm_up_s: Annotated[float, option("Load", "Seconds at the start of which requests are not counted.")] = WARM_UP_S
+    warm_up_s: Annotated[float, option("Load", "Seconds at the start whose requests are not counted.")] = WARM_UP_S
     link: Annotated[
         str | None,
         option("Load", f"Put the server behind an emulated link: {', '.join(names())}, or a TOML file. Needs root."),

@@ -36,6 +36,7 @@ from hawkvision.core.settings.package_settings import (
     policy_names,
     settings_groups,
 )
+from hawkvision.core.settings.scaling import check_scaling
 from hawkvision.core.text_files import read_text
 
 log = logging.getLogger("hawkvision.core.settings.load")
@@ -118,8 +119,10 @@ def load_config(
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
     if isinstance(config, DatacenterConfig):
-        _check_scale(config)
+        _check_ingress(config)
     check_access(config, section, prefix, loopback=is_loopback(config.host))
+    if isinstance(config, DatacenterConfig):
+        check_scaling(config)
     if isinstance(config, EdgeConfig):
         _check_datacenter_tls(config)
     elif config.address is not None and config.tls_certificate is not None:
@@ -151,17 +154,15 @@ def _check_application(config: DatacenterConfig) -> None:
         )
 
 
-def _check_scale(config: DatacenterConfig) -> None:
+def _check_ingress(config: DatacenterConfig) -> None:
     """Refuse more replicas at least than at most.
 
     Raises:
         ConfigError: naming both settings.
     """
-    for least, most in (("min_replicas", "max_replicas"), ("ingress_min_replicas", "ingress_max_replicas")):
-        if getattr(config, least) > getattr(config, most):
-            raise ConfigError(
-                f"dc.{least} = {getattr(config, least)}: expected at most dc.{most} = {getattr(config, most)}"
-            )
+    least, most = config.ingress_min_replicas, config.ingress_max_replicas
+    if least > most:
+        raise ConfigError(f"dc.ingress_min_replicas = {least}: expected at most dc.ingress_max_replicas = {most}")
 
 
 def chosen_settings(config: ServerSettings) -> dict[str, Any]:

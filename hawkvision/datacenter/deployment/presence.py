@@ -20,6 +20,8 @@ _PROBE_S: Final = 0.5
 """From the answer to a probe to the next probe."""
 _SILENT_S: Final = 5.0
 """The longest that a live group may leave a probe, or all requests, unanswered."""
+_SECOND_PROBE_S: Final = 1.0
+"""The same for the probe after one that failed."""
 
 
 class PolledPresence:
@@ -33,6 +35,7 @@ class PolledPresence:
         handles: Mapping[str, DeploymentHandle],
         on_change: Callable[[str, int], None],
         on_statement: Callable[[str], None],
+        on_problem: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         """No group is known to be live.
 
@@ -40,16 +43,20 @@ class PolledPresence:
             handles: by group.
             on_change: takes a group and 1 if it is live, else 0, whenever that changes.
             on_statement: takes the statement in each probe's answer.
+            on_problem: takes a group and what is wrong with its replicas, or an empty text, whenever that changes.
         """
         self._handles = handles
         self._on_change = on_change
         self._on_statement = on_statement
+        self._on_problem = on_problem
         self._absent: set[str] = set()
         self._waiting: dict[str, set[asyncio.Timeout]] = {group: set() for group in handles}
         self._replied_at = dict.fromkeys(handles, -math.inf)
         self._problems = dict.fromkeys(handles, "")
-        """What was logged last of each group."""
+        """What is wrong with each group's replicas; empty if nothing is."""
         self._probes: list[asyncio.Task[None]] = []
+        self._unprobed = set(handles)
+        self._all_probed = asyncio.Event()
 
     def start(self) -> None:
         """Probe from now on; the second call does nothing."""
@@ -58,6 +65,11 @@ class PolledPresence:
             for group in self._handles:
                 self._on_change(group, 0)
             self._probes = [asyncio.create_task(self._probe(group, handle)) for group, handle in self._handles.items()]
+
+    async def wait_until_probed(self) -> None:
+        """Return once it is known of each group whether it is live: some seconds after `start` at the latest."""
+        if self._handles:
+            await self._all_probed.wait()
 
     def is_absent(self, group: str) -> bool:
         """See `handles.ReplicaPresence`."""
@@ -78,6 +90,9 @@ class PolledPresence:
     async def _probe(self, group: str, handle: DeploymentHandle) -> None:
         while True:
             self._set_live(group, live=await self._is_live(group, handle))
+            self._unprobed.discard(group)
+            if not self._unprobed:
+                self._all_probed.set()
             await asyncio.sleep(_PROBE_S)
 
     def _set_live(self, group: str, *, live: bool) -> None:
@@ -94,23 +109,30 @@ class PolledPresence:
         self._on_change(group, int(live))
 
     async def _is_live(self, group: str, handle: DeploymentHandle) -> bool:
-        try:
-            async with asyncio.timeout(_SILENT_S):
-                presence = decode_presence(await handle.present.remote(PROTOCOL))
-        except NotReady as error:  # of another version
-            self._note(group, error.message)
-            return False
-        except BackPressureError:  # the queue is full, so a replica is at work
+        """Whether a probe is answered. If one fails, which may have met the only replica that is gone, a second is."""
+        for within_s in (_SILENT_S, _SECOND_PROBE_S):
+            try:
+                async with asyncio.timeout(within_s):
+                    presence = decode_presence(await handle.present.remote(PROTOCOL))
+            except NotReady as error:  # of another version
+                self._note(group, error.message)
+                return False
+            except BackPressureError:  # the queue is full, so a replica is at work
+                return True
+            except TimeoutError:
+                return asyncio.get_running_loop().time() - self._replied_at[group] < within_s
+            except Exception as error:  # noqa: BLE001 - any failure means that this replica does not answer
+                log.debug("%s: a probe failed: %r", group, error)
+                continue
+            self._on_statement(presence.statement)
+            self._note(group, presence.refused)
             return True
-        except TimeoutError:
-            return asyncio.get_running_loop().time() - self._replied_at[group] < _SILENT_S
-        except Exception:  # noqa: BLE001 - any failure means that no replica answers
-            return False
-        self._on_statement(presence.statement)
-        self._note(group, presence.refused)
-        return True
+        return False
 
     def _note(self, group: str, problem: str) -> None:
-        if problem and problem != self._problems[group]:
-            log.error("%s: %s", group, problem)
+        if problem == self._problems[group]:
+            return
         self._problems[group] = problem
+        if problem:
+            log.error("%s: %s", group, problem)
+        self._on_problem(group, problem)

@@ -9,6 +9,7 @@ cluster.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import group_apps
 from hawkvision.datacenter.ingress.replica import DRAIN_S, Ingress, IngressSettings
-from hawkvision.datacenter.stages.catalog import load_catalogs, loaded
+from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, load_catalogs, loaded
 from hawkvision.transport.settings import DatagramSettings
 
 INGRESS: Final = "ingress"
@@ -43,8 +44,15 @@ class ServedIngress(Ingress):
 _INGRESS: Any = serve.deployment(ServedIngress)
 
 
-def application(config: DatacenterConfig, launcher: Path | None = None) -> Application:
-    """The whole application under these settings; with a launcher's Unix socket for this machine, else for a cluster.
+def application(
+    config: DatacenterConfig, launcher: Path | None = None, catalogs: Mapping[str, Catalog | TaskFailure] | None = None
+) -> Application:
+    """The whole application under these settings.
+
+    Args:
+        config: the tier's settings.
+        launcher: the Unix socket of the launcher on this machine; None for a cluster.
+        catalogs: of the tasks; by default they are loaded here.
 
     Raises:
         ConfigError: if the stages are unknown, or if a datagram port is set for a cluster, whose proxies speak HTTP
@@ -56,7 +64,8 @@ def application(config: DatacenterConfig, launcher: Path | None = None) -> Appli
             f"dc.datagram_port = {port}: in a cluster the tier speaks HTTP only; the datagram transport needs a "
             "tier on one machine (`hawkvision dc up`)"
         )
-    catalogs = load_catalogs(config)
+    if catalogs is None:
+        catalogs = load_catalogs(config)
     settings = IngressSettings.of(config, catalogs)
     groups = {task: group_apps(config, catalog) for task, catalog in loaded(catalogs).items()}
     return _INGRESS.options(
@@ -74,10 +83,22 @@ def application(config: DatacenterConfig, launcher: Path | None = None) -> Appli
 
 
 def _scale(config: DatacenterConfig, launcher: Path | None) -> dict[str, Any]:
-    """The number of ingress replicas."""
+    """The number of ingress replicas, and how many of them share a machine."""
     least, most = config.ingress_min_replicas, config.ingress_max_replicas
     # Serve does not see the requests at a launcher's sockets, so it could only scale down.
-    if launcher is not None or least == most:
+    if launcher is not None:
         return {"num_replicas": least}
-    target = config.ingress_target_ongoing_requests
-    return {"autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": target}}
+    per_node = config.max_replicas_per_node
+    spread = {} if per_node is None else {"max_replicas_per_node": per_node}
+    if least == most:
+        return {"num_replicas": least, **spread}
+    return {
+        **spread,
+        "autoscaling_config": {
+            "min_replicas": least,
+            "max_replicas": most,
+            "target_ongoing_requests": config.ingress_target_ongoing_requests,
+            "upscale_delay_s": config.scale_up_after_s,
+            "downscale_delay_s": config.scale_down_after_s,
+        },
+    }

@@ -23,9 +23,9 @@ from starlette.responses import Response
 from hawkvision.core.errors import BackendError, NotReady
 from hawkvision.core.escalation_api import Transports
 from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.deployment.group_deployments import log_like_the_tier
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence
-from hawkvision.datacenter.deployment.served_replica import log_like_the_tier
 from hawkvision.datacenter.ingress.admission_share import AdmissionShare
 from hawkvision.datacenter.ingress.launcher_link import LauncherLink
 from hawkvision.datacenter.ingress.public_server import PublicServer
@@ -85,7 +85,9 @@ class Ingress:
         self._variants: dict[str, HandleVariants] = {}
         tier = self._server.tier
         for task, of_task in handles.items():
-            presence = PolledPresence(of_task, tier.set_live_replicas, partial(tier.record_statement, task))
+            presence = PolledPresence(
+                of_task, tier.set_live_replicas, partial(tier.record_statement, task), tier.record_problem
+            )
             self._presences[task] = presence
             groups = tier.catalogs[task].groups
             ordered = [of_task[group.name] for group in groups]
@@ -129,19 +131,24 @@ class Ingress:
     async def check_health(self) -> None:
         """Start on the first call, before which there may be no event loop. Serve calls this regularly.
 
+        Serve sends requests once the first call is over. Then it is known which groups have replicas, so that none is
+        refused for not knowing.
+
         Raises:
             BackendError: if the public server has ended.
         """
         if self._describing is None:
-            self._start()
+            await self._start()
         if self._link is not None and self._public.failed:
             raise BackendError("the server at the public sockets has ended")
 
-    def _start(self) -> None:
+    async def _start(self) -> None:
         self._describing = asyncio.create_task(self._describe())
+        if self._polls:
+            for presence in self._presences.values():
+                presence.start()
+            await asyncio.gather(*(presence.wait_until_probed() for presence in self._presences.values()))
         for task, variants in self._variants.items():
-            if self._polls:
-                self._presences[task].start()
             self._server.tier.set_variants(task, variants)
         self._reloads.start()
         self._share.start()
@@ -155,11 +162,12 @@ class Ingress:
             self._server.tier.metrics.describe(task, backend)
 
     async def unready(self) -> str | None:
-        """Why callers would get 503 now; None if they are served."""
+        """Why callers of tasks that were loaded would get 503 now; None if they are served."""
         if self._link is not None and not self._link.serves.is_set():
             return "no ingress replica serves at the public sockets"
         try:
-            self._server.tier.check_ready()
+            for task in self._variants:
+                self._server.tier.check_ready(task)
         except NotReady as error:
             return error.message
         return None

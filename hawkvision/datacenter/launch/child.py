@@ -32,8 +32,8 @@ def main(number: int) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(LAUNCHER_DIED, _end_all)
     with socket.socket(fileno=number) as launcher:
-        told = msgspec.json.decode(launcher.recv(SETTINGS_BYTES), type=TierSettings)
-        if told.private_network:
+        received = msgspec.json.decode(launcher.recv(SETTINGS_BYTES), type=TierSettings)
+        if received.private_network:
             enter_private_network()
         # Imported here: NumPy starts threads, and a process with several threads cannot enter a user namespace.
         from hawkvision.core import logs
@@ -43,9 +43,9 @@ def main(number: int) -> int:
         from hawkvision.datacenter.launch.tier_process import Launch, serve
 
         try:
-            config = load_config(DatacenterConfig, overrides=told.config, environ={})
+            config = load_config(DatacenterConfig, overrides=received.config, environ={})
             logs.configure(config.log_level, config.log_format)
-            serve(Launch(config, Path(told.folder), Path(told.launcher), launcher), stopping)
+            serve(Launch(config, Path(received.folder), Path(received.launcher), launcher), stopping)
         except HawkVisionError as error:
             print(f"error: {error}", file=sys.stderr)  # noqa: T201  the command's output
             return 1

@@ -45,7 +45,7 @@ class _Link:
     """One connected ingress replica."""
 
     channel: MessageSocket[FromIngress]
-    heard_at: float
+    received_at: float
     """When its last message came, in loop time."""
     serves: bool = False
     silent: bool = False
@@ -147,7 +147,7 @@ class IngressLinks:
             self._update()
 
     def _handle(self, link: _Link, message: FromIngress) -> None:
-        link.heard_at = asyncio.get_running_loop().time()
+        link.received_at = asyncio.get_running_loop().time()
         if link.silent:
             link.silent = False
             log.info("an ingress replica responds again")
@@ -189,7 +189,7 @@ class IngressLinks:
             if loop.time() > due + BEAT_S:
                 continue
             for link in self._links:
-                if link.serves and not link.silent and loop.time() - link.heard_at > SILENT_S:
+                if link.serves and not link.silent and loop.time() - link.received_at > SILENT_S:
                     link.silent = True
                     log.warning("an ingress replica has been silent for %g s", SILENT_S)
             self._update()

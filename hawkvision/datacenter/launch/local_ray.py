@@ -13,11 +13,15 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from hawkvision.core import logs
+from hawkvision.core.errors import BackendError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import TUNING
+
+if TYPE_CHECKING:
+    from ray.serve import Application
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -41,10 +45,13 @@ def set_environment() -> None:
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
-def start_ray(config: DatacenterConfig, folder: Path, launcher: Path) -> None:
-    """Start Ray with its sockets and logs in `folder`, large enough for the application of this `launcher`.
+def start_ray(app: Application, folder: Path) -> None:
+    """Start Ray with its sockets and logs in `folder`, large enough for this application.
 
     The kernel ends it with the thread that calls this.
+
+    Raises:
+        BackendError: if it does not start, on a busy machine within Ray's 30 s; gives Ray's message.
     """
     import ray
 
@@ -57,46 +64,44 @@ def start_ray(config: DatacenterConfig, folder: Path, launcher: Path) -> None:
     # replicas send themselves.
     ray._private.node.Node.start_monitor = lambda _: None
     ray._private.node.Node.start_log_monitor = lambda _: None
-    cpus = cpus_for(config, launcher)
+    cpus = cpus_for(app)
     log.info("Ray plans with %d CPUs, which the replicas reserve; this machine has %s", cpus, os.cpu_count())
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        num_cpus=cpus,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level="error",
-        _node_ip_address=_LOOPBACK,
-        _temp_dir=str(folder),
-    )
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=cpus,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level="error",
+            _node_ip_address=_LOOPBACK,
+            _temp_dir=str(folder),
+        )
+    except Exception as error:  # Ray raises no class of its own
+        raise BackendError(f"Ray did not start: {' '.join(str(error).split())}") from error
 
 
-def cpus_for(config: DatacenterConfig, launcher: Path) -> int:
+def cpus_for(app: Application) -> int:
     """The CPUs that all replicas reserve, so that a machine with fewer can run them too.
 
     Ray starts as many workers ahead, in parallel: at least one per replica and one for Serve's controller.
     """
-    from hawkvision.datacenter.ingress.application import application
     from hawkvision.datacenter.ingress.planned_deployments import planned_deployments
 
-    planned = planned_deployments(application(config, launcher))
+    planned = planned_deployments(app)
     replicas = sum(each.most for each in planned)
     return max(replicas + 1, math.ceil(sum(each.most * each.cpus for each in planned)))
 
 
-def deploy(config: DatacenterConfig, launcher: Path) -> None:
-    """Make Serve start the application; its ingress takes callers at the sockets that the launcher there hands out.
-
-    Returns before it runs.
-    """
+def deploy(app: Application, config: DatacenterConfig) -> None:
+    """Make Serve start the application without proxies of its own; returns before it runs."""
     from ray.serve.config import HTTPOptions
 
-    from hawkvision.datacenter.ingress.application import application
     from hawkvision.datacenter.ingress.deploying import run_application
 
     logs.adopt("ray", logging.ERROR)
     logs.adopt("ray.serve")
-    run_application(application(config, launcher), config, HTTPOptions(location="NoServer"))
+    run_application(app, config, HTTPOptions(location="NoServer"))
     logs.adopt("ray.serve")  # again, because the start of Serve has replaced the handlers
 
 

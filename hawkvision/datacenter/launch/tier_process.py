@@ -9,19 +9,22 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.launch import local_ray
 from hawkvision.datacenter.launch.messages import ABANDON_S, LOST, RAY_DIED, READY
 from hawkvision.datacenter.servers.http_server import make_http_server
-from hawkvision.datacenter.stages.catalog import check_models, load_catalogs
+from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, check_models, load_catalogs
 from hawkvision.servers.tls_from_settings import server_certificates
 from hawkvision.system.log_relay import relaying
+
+if TYPE_CHECKING:
+    from ray.serve import Application
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -59,16 +62,18 @@ def serve(launch: Launch, stopping: threading.Event) -> None:
         BackendError: if a deployment does not start.
     """
     config = launch.config
-    # Ingress and stages check the same again; here a mistake is an error of one line.
-    make_http_server(config, check_models(config, load_catalogs(config)))
+    catalogs = check_models(config, load_catalogs(config))
+    # The ingress reads these again; here a mistake is an error of one line.
+    make_http_server(config, catalogs)
     server_certificates(config, "dc")
     local_ray.set_environment()
     local_ray.adopt_orphans()
-    asyncio.run(_TierProcess(launch).run(stopping))
+    asyncio.run(_TierProcess(launch, catalogs).run(stopping))
 
 
 class _TierProcess:
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, catalogs: Mapping[str, Catalog | TaskFailure]) -> None:
+        self._catalogs = catalogs
         self._config = launch.config
         self._folder = launch.folder
         self._ingress_socket = launch.ingress_socket
@@ -115,7 +120,8 @@ class _TierProcess:
 
         if self._stop.is_set():
             return False
-        await step(lambda: local_ray.start_ray(self._config, self._folder, self._ingress_socket))
+        app = await step(self._application)
+        await step(lambda: local_ray.start_ray(app, self._folder))
         # Ray has installed its own handlers meanwhile: they print the stack, and abort after three seconds.
         self._stop_on_signal()
         watcher.start()
@@ -123,13 +129,18 @@ class _TierProcess:
             return False
         from hawkvision.datacenter.ingress.deploying import is_running  # imports Ray, once its variables are set
 
-        await step(lambda: local_ray.deploy(self._config, self._ingress_socket))
+        await step(lambda: local_ray.deploy(app, self._config))
         while not self._stop.is_set():
             if await step(lambda: is_running(self._config.app_name)) and await self._is_ready():
                 return True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _POLL_S)
         return False
+
+    def _application(self) -> Application:
+        from hawkvision.datacenter.ingress.application import application
+
+        return application(self._config, self._ingress_socket, self._catalogs)
 
     async def _is_ready(self) -> bool:
         from hawkvision.datacenter.ingress.deploying import why_not_ready

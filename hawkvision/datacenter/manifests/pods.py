@@ -15,7 +15,6 @@ from hawkvision.datacenter.manifests.options import KubernetesOptions
 from hawkvision.datacenter.manifests.sizing import Workers
 from hawkvision.datacenter.stages.catalog import Catalog
 
-SECRET: Final = "hawkvision-dc"  # noqa: S105  the name of a Secret, not its content
 SERVE_PORT: Final = 8000
 DASHBOARD_PORT: Final = 8265
 GCS_PORT: Final = 6379
@@ -38,31 +37,37 @@ TMP: Final[dict[str, Any]] = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108 
 _HEAD_RESOURCES: Final = {"cpu": "2", "memory": "4Gi"}
 
 
-def head_pod(config: DatacenterConfig, options: KubernetesOptions, labels: dict[str, str]) -> dict[str, Any]:
-    """The head's template: Ray's control processes and Serve's controller, no replica."""
-    container = _container("ray-head", config, options, _HEAD_RESOURCES)
+def labels_of(name: str) -> dict[str, str]:
+    """The labels of all objects of a RayService."""
+    return {"app.kubernetes.io/name": name}
+
+
+def head_pod(name: str, config: DatacenterConfig, options: KubernetesOptions, *, scales: bool) -> dict[str, Any]:
+    """The head's template: Ray's control processes and Serve's controller, no replica.
+
+    Args:
+        name: the RayService's.
+        scales: whether the head may ask Kubernetes for pods.
+    """
+    container = _container("ray-head", name, config, options, _HEAD_RESOURCES)
     container["ports"] = _ports(gcs=GCS_PORT, dashboard=DASHBOARD_PORT, serve=SERVE_PORT)
     # The dashboard's process serves the operator; without it no update arrives.
     container["readinessProbe"] = _probe("/api/gcs_healthz", DASHBOARD_PORT, delay_s=10, failures=10)
     container["livenessProbe"] = _probe("/api/healthz", _AGENT_PORT, delay_s=30, failures=120)
-    pod = _pod(container, config, labels)
-    # With autoscaling the head asks Kubernetes for pods, by the account that KubeRay makes for it.
-    pod["spec"]["automountServiceAccountToken"] = config.min_replicas != config.max_replicas
+    pod = _pod(container, name, config)
+    # By the account that KubeRay makes for it.
+    pod["spec"]["automountServiceAccountToken"] = scales
     return pod
 
 
 def worker_pod(
-    config: DatacenterConfig,
-    options: KubernetesOptions,
-    catalogs: tuple[Catalog, ...],
-    workers: Workers,
-    labels: dict[str, str],
+    name: str, config: DatacenterConfig, options: KubernetesOptions, catalogs: tuple[Catalog, ...], workers: Workers
 ) -> dict[str, Any]:
     """A worker's template: replicas, and Serve's HTTP proxy."""
     resources = {"cpu": str(workers.cpus), "memory": f"{workers.memory_gib}Gi"}
     if workers.gpus:
         resources["nvidia.com/gpu"] = str(workers.gpus)
-    container = _container("ray-worker", config, options, resources)
+    container = _container("ray-worker", name, config, options, resources)
     container["ports"] = _ports(serve=SERVE_PORT)
     # A pod without a replica has no proxy, so it is in no Service. KubeRay's own probe would need wget in the image.
     container["readinessProbe"] = _probe("/-/healthz", SERVE_PORT, delay_s=5, failures=1)
@@ -70,7 +75,7 @@ def worker_pod(
     container["lifecycle"] = {
         "preStop": {"exec": {"command": ["hawkvision", "dc", "drain", "--limit-s", str(_DRAIN_S)]}}
     }
-    pod = _pod(container, config, labels)
+    pod = _pod(container, name, config)
     spec = pod["spec"]
     spec["automountServiceAccountToken"] = False
     spec["terminationGracePeriodSeconds"] = _GRACE_S
@@ -106,20 +111,20 @@ def _models_container(
 
 
 def _container(
-    name: str, config: DatacenterConfig, options: KubernetesOptions, resources: dict[str, str]
+    title: str, name: str, config: DatacenterConfig, options: KubernetesOptions, resources: dict[str, str]
 ) -> dict[str, Any]:
     # In a pod, unlike on a shared machine, HAProxy should listen on every interface.
     tuning = {**TUNING, "RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_AUTH_MODE": "token"}
     environment: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in tuning.items()]
-    environment.append(_from_secret("RAY_AUTH_TOKEN", "auth_token"))
+    environment.append(_from_secret(name, "RAY_AUTH_TOKEN", "auth_token"))
     if config.keys_file is None:
-        environment.append(_from_secret("HAWKVISION_DC_API_KEY", "api-key"))
+        environment.append(_from_secret(name, "HAWKVISION_DC_API_KEY", "api-key"))
     environment.append({"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     mounts = [TMP]
     if config.keys_file is not None:
         mounts = [TMP, {"name": "keys", "mountPath": str(Path(config.keys_file).parent), "readOnly": True}]
     return {
-        "name": name,
+        "name": title,
         "image": options.image,
         "imagePullPolicy": options.pull_policy,
         "env": environment,
@@ -129,11 +134,11 @@ def _container(
     }
 
 
-def _pod(container: dict[str, Any], config: DatacenterConfig, labels: dict[str, str]) -> dict[str, Any]:
+def _pod(container: dict[str, Any], name: str, config: DatacenterConfig) -> dict[str, Any]:
     volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}}]
     if config.keys_file is not None:
         items = [{"key": "keys", "path": Path(config.keys_file).name}]
-        volumes.append({"name": "keys", "secret": {"secretName": SECRET, "items": items, "defaultMode": 0o440}})
+        volumes.append({"name": "keys", "secret": {"secretName": name, "items": items, "defaultMode": 0o440}})
     spec = {
         "enableServiceLinks": False,
         "securityContext": {
@@ -146,11 +151,11 @@ def _pod(container: dict[str, Any], config: DatacenterConfig, labels: dict[str, 
         "containers": [container],
         "volumes": volumes,
     }
-    return {"metadata": {"labels": labels}, "spec": spec}
+    return {"metadata": {"labels": labels_of(name)}, "spec": spec}
 
 
-def _from_secret(variable: str, key: str) -> dict[str, Any]:
-    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key}}}
+def _from_secret(secret: str, variable: str, key: str) -> dict[str, Any]:
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
 
 
 def _ports(**ports: int) -> list[dict[str, Any]]:

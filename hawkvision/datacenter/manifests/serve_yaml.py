@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
 import yaml
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.core.settings.load import chosen_settings
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, load_catalogs, loaded
 
 BUILDER: Final = "hawkvision.datacenter.app:build"
-_NOT_ARGS: Final = frozenset({"api_key", "address", "port", "ray_network"})
-"""Settings of the machine that builds, and `address` and `port`, which `serve deploy` and Serve set themselves."""
+_NOT_ARGS: Final = frozenset({"api_key", "address", "deploy_timeout_s", "port", "ray_network"})
+"""A secret, and settings of `dc up`, `dc deploy` and `serve deploy`."""
 
 
 def serve_config(config: DatacenterConfig) -> str:
@@ -38,8 +38,6 @@ def serve_document(config: DatacenterConfig) -> dict[str, Any]:
             "dc.tls_certificate belongs to a tier on one machine: in a cluster Ray Serve's proxies listen, and "
             "a load balancer in front of them terminates TLS; set dc.allow_plain_http = true"
         )
-    defaults = msgspec.to_builtins(DatacenterConfig(), enc_hook=str)
-    chosen = msgspec.to_builtins(config, enc_hook=str)
     return {
         "proxy_location": "EveryNode",
         "http_options": {"host": config.host, "port": config.port},
@@ -48,7 +46,7 @@ def serve_document(config: DatacenterConfig) -> dict[str, Any]:
                 "name": config.app_name,
                 "route_prefix": config.route_prefix,
                 "import_path": BUILDER,
-                "args": {k: v for k, v in chosen.items() if v != defaults[k] and k not in _NOT_ARGS},
+                "args": {name: value for name, value in chosen_settings(config).items() if name not in _NOT_ARGS},
             }
         ],
     }

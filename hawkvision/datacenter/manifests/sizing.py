@@ -21,6 +21,11 @@ class Workers:
     most: int
     """The most pods."""
 
+    @property
+    def scale(self) -> bool:
+        """Whether their number changes."""
+        return self.least != self.most
+
 
 def size_workers(config: DatacenterConfig) -> Workers:
     """Workers of which each holds one replica of each deployment, as many as the deployment with most replicas has.

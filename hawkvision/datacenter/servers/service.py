@@ -100,12 +100,12 @@ class TierService:
         self._tasks[task].variants = None
         self._tasks[task].failure = reason
 
-    def check_ready(self, task: str | None = None, *, tell_reason: bool = True) -> None:
+    def check_ready(self, task: str | None = None, *, with_reason: bool = True) -> None:
         """Check that each stage can answer: of that task, or of all.
 
         Args:
             task: None for all.
-            tell_reason: see `ServedTask.check_ready`.
+            with_reason: see `ServedTask.check_ready`.
 
         Raises:
             NotFound: for a task that is not served.
@@ -114,7 +114,7 @@ class TierService:
         missing: list[str] = []
         for each in self._tasks.values() if task is None else (self._task(task),):
             try:
-                each.check_ready(tell_reason=tell_reason)
+                each.check_ready(with_reason=with_reason)
             except NotReady as error:
                 missing.append(error.message)
         if missing:
@@ -132,6 +132,13 @@ class TierService:
             NotReady: if a stage cannot answer.
         """
         return self._task(task).listing()
+
+    def record_problem(self, group: str, problem: str) -> None:
+        """Note what is wrong with a group's replicas; an empty text if nothing is any more."""
+        problems = self._task_of_group[group].problems
+        problems.pop(group, None)
+        if problem:
+            problems[group] = problem
 
     def set_live_replicas(self, group: str, live: int) -> None:
         """Note the number of live replicas of a group of variants."""

@@ -35,7 +35,7 @@ def split_images(manifest: Manifest, images: LabelledImages, seed: int) -> Split
 
 
 def split_after_training(training: Training, images: LabelledImages, seed: int) -> Split:
-    """Divide images of which some trained a cascade. Training images are in no part.
+    """Divide a set that has trained a cascade. Training images are in no part.
 
     Test images, all of them, are held out. The others are divided by seed, with equal shares of every label: 25 %
     profile, 75 % certification; without test images 20 %, 50 %, and the rest held out.

@@ -51,8 +51,8 @@ def report_calibration(
 
     Args:
         task: the task, by the name of its manifest.
-        data: labelled images (`hawkvision.models.datasets`), preferably the profile's own, of which the held-out part
-            is measured.
+        data: labelled images (`hawkvision.models.datasets`), preferably the profile's own. Their held-out part is
+            measured.
         out: the page.
         profile: None means the task's own.
         models: the folder of manifests.

@@ -1,4 +1,4 @@
-"""A sealed channel: numbered datagrams over one or more paths, and reports of which arrived when. Sans-I/O.
+"""A sealed channel: numbered datagrams over one or more paths, and reports of their arrival times. Sans-I/O.
 
 The channel retransmits nothing. A datagram that asks for a report carries a token of the owner's. The channel says
 which tokens were delivered and which are lost, and the owner decides what to send again.

@@ -97,7 +97,7 @@ class Interim:
 
     image: int
     number: int
-    """0..255: counts an image's interims, each of which stands in the place of those before."""
+    """0..255: counts an image's interims; each replaces those before."""
     body: bytes
     """At most `INTERIM_ROOM` bytes."""
 

@@ -7,7 +7,7 @@
 The measured loss decides how many copies there are; if more than one, another follows after a burst of loss. The waits
 grow. Interim responses go out in as many copies, once.
 
-Bounds: `MAX_ANSWERS` responses, of which the oldest is left to the stream, and `REMEMBERED` numbers of images.
+Bounds: `MAX_ANSWERS` responses, beyond which the stream sends the oldest, and `REMEMBERED` numbers of images.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class ResponseDelivery:
         return not self._answers
 
     def copies_needed(self, now: float) -> int:
-        """The copies of which one arrives with sufficient probability at the measured loss."""
+        """The number of copies that makes the arrival of one probable enough at the measured loss."""
         loss = self._channel.best(now).rate.loss
         if not loss.known:
             return 2

@@ -168,7 +168,7 @@ def _version_refusal(version: int) -> str:
     if version != SENT_KEY_VERSION:
         return f"this end speaks version {VERSION}, not {version}"
     return (
-        f"version {version} sends the API key itself to whoever answers; expected version {VERSION}: "
+        f"version {version} sends the API key itself to any server; expected version {VERSION}: "
         "the client needs an update, or this end datagram_accept_sent_keys meanwhile"
     )
 

@@ -1,6 +1,6 @@
 """Faults at 40 % of capacity: does a request fail that was not in flight on what was killed?
 
-Three nodes with four replicas each of a stage that takes 100 ms; the head has none. The capacity is ten requests per
+Two nodes with three replicas each of a stage that takes 100 ms; the head has none. The capacity is ten requests per
 second and replica. The load generator sends Poisson arrivals through a load balancer in front of all nodes, and repeats
 nothing that has begun to be answered. A failed request counts as in flight if it was sent before the kill and ended
 after it. `not ready` is the time for which `/readyz`, asked twenty times a second, did not say 200 within one second.
@@ -34,10 +34,11 @@ from tests.bench.cluster.report import table
 from tests.bench.cluster.scaling import BATCH_MS, READY_S, deploy_replicas
 
 SUMMARY: Final = "killed nodes and processes, updates, a restarted head"
-WORKERS: Final = (2, 3, 4)
-REPLICAS: Final = 4
+WORKERS: Final = (2, 3)
+REPLICAS: Final = 3
 SHARE: Final = 0.4
 """Of capacity."""
+INGRESS: Final = {"ingress_min_replicas": len(WORKERS), "ingress_max_replicas": len(WORKERS)}
 BEFORE_S: Final = 4.0
 AWAY_S: Final = 8.0
 """How long the head is away."""
@@ -118,7 +119,7 @@ def restart_missing(tier: ClusterTier) -> None:
 
 def update(tier: ClusterTier) -> None:
     """Deploy again with another setting, which each replica must get."""
-    deploy_replicas(tier, len(WORKERS) * REPLICAS, batch_wait_ms=1)
+    deploy_replicas(tier, len(WORKERS) * REPLICAS, batch_wait_ms=1, **INGRESS)
 
 
 def restart_head(tier: ClusterTier) -> None:
@@ -134,7 +135,7 @@ def replace_head(tier: ClusterTier) -> None:
     for node in WORKERS:
         tier.nodes.kill(node)
         tier.nodes.restart(node)
-    deploy_replicas(tier, len(WORKERS) * REPLICAS)
+    deploy_replicas(tier, len(WORKERS) * REPLICAS, **INGRESS)
 
 
 WITH_STORE: Final = (
@@ -170,7 +171,7 @@ async def run(given: argparse.Namespace, console: Console) -> dict[str, Any]:
                 tier.nodes.add(node, REPLICAS + 1)
             addresses = [tier.nodes.net.address(node) for node in (HEAD, *WORKERS)]
             url = stack.enter_context(balancer(tier.nodes.folder, addresses, PORT))
-            deploy_replicas(tier, len(WORKERS) * REPLICAS)
+            deploy_replicas(tier, len(WORKERS) * REPLICAS, **INGRESS)
             for fault in chosen:
                 await until_ready(url, READY_S)
                 outcomes.append(await measured(fault, tier, url, given.after))

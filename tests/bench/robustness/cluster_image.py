@@ -32,7 +32,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.manifests.options import KubernetesOptions
 from hawkvision.datacenter.manifests.rayservice import rayservice
 from hawkvision.models.sample_images import photographs
-from tests.system.machines import ADDRESSES, Machine, two_machines
+from tests.system.cluster.machines import ADDRESSES, Machine, two_machines
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 NAME: Final = "localhost/hawkvision-datacenter"
@@ -60,9 +60,14 @@ def buildah(scratch: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
+def images(scratch: Path) -> list[str]:
+    """The images that are built."""
+    return buildah(scratch, "images", "--format", "{{.Name}}").split()
+
+
 def build(scratch: Path) -> None:
     """Build the image `NAME` from the Dockerfile, on a base of Debian's packages."""
-    if BASE not in buildah(scratch, "images", "--format", "{{.Name}}").split():
+    if BASE not in images(scratch):
         base = scratch / "base"
         subprocess.run(
             ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", base, DEBIAN], check=True
@@ -265,14 +270,17 @@ exec chroot --userspec="$user" "$root" /usr/bin/env -i "$@"
 def main() -> int:
     """Build, run, and say what failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--keep", type=Path, help="a folder for the image, which is kept and used again")
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for the image, which is built there unless it is there already"
+    )
     arguments = parser.parse_args()
     scratch = arguments.keep or Path(tempfile.mkdtemp(dir="/var/tmp", prefix="hawkvision-image-"))
     scratch.mkdir(exist_ok=True)
     try:
-        begin = time.monotonic()
-        build(scratch)
-        say("the Dockerfile's steps", True, f"{time.monotonic() - begin:.0f} s")
+        if NAME not in images(scratch):
+            begin = time.monotonic()
+            build(scratch)
+            say("the Dockerfile's steps", True, f"{time.monotonic() - begin:.0f} s")
         container = buildah(scratch, "from", NAME)
         image = json.loads(buildah(scratch, "inspect", "--type", "image", NAME))["OCIv1"]["config"]
         root = Path(buildah(scratch, "mount", container))

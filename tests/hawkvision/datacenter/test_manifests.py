@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import ValidationError
 from typer.testing import CliRunner
@@ -27,7 +27,7 @@ from hawkvision.datacenter.manifests.rayservice import rayservice
 from hawkvision.datacenter.manifests.serve_yaml import serve_config
 from hawkvision.datacenter.manifests.sizing import size_workers
 from hawkvision.models.manifest import load_manifest, models_dir
-from tests.edge.test_deploy import instructions
+from tests.edge.deploy_files import instructions
 from tests.hawkvision.datacenter import kuberay
 
 DIGEST = f"registry.example/hawkvision-datacenter@sha256:{'0' * 64}"
@@ -36,7 +36,14 @@ PLAIN = KubernetesOptions("hawkvision-datacenter:1")
 EVERYTHING = KubernetesOptions(DIGEST, "Always", models_claim="models", redis_address="redis.cache:6379")
 FIXED = DatacenterConfig(host="0.0.0.0", api_key="secret-key", allow_plain_http=True)
 SCALED = msgspec.structs.replace(
-    FIXED, tasks=TASKS, min_replicas=1, max_replicas=3, num_gpus=0.25, keys_file=Path("/etc/hv/keys")
+    FIXED,
+    app_name="vision",
+    route_prefix="/vision",
+    tasks=TASKS,
+    min_replicas=1,
+    max_replicas=3,
+    num_gpus=0.25,
+    keys_file=Path("/etc/hv/keys"),
 )
 OPTIONS = {"plain": (FIXED, PLAIN), "everything": (SCALED, EVERYTHING)}
 
@@ -113,6 +120,10 @@ def test_the_serve_config_passes_rays_own_schema(name: str) -> None:
         schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
         assert schema.applications[0].import_path == "hawkvision.datacenter.app:build"
         assert (schema.http_options.host, schema.http_options.port) == ("0.0.0.0", port)
+        assert (schema.applications[0].name, schema.applications[0].route_prefix) == (
+            config.app_name,
+            config.route_prefix,
+        )
 
 
 # ----------------------------------------------------------------------------------------------------- settings
@@ -121,11 +132,12 @@ def test_the_serve_config_passes_rays_own_schema(name: str) -> None:
 def chosen_settings() -> st.SearchStrategy[dict[str, Any]]:
     """Settings of several kinds that say something else than their defaults."""
     return st.fixed_dictionaries(
-        {},
+        {"max_replicas": st.integers(4, 9)},
         optional={
+            "app_name": st.sampled_from(["vision", "a-1"]),
+            "route_prefix": st.sampled_from(["/", "/vision"]),
             "variants": st.sampled_from([("medium",), ("committee",)]),
             "min_replicas": st.integers(0, 3),
-            "max_replicas": st.integers(4, 9),
             "target_ongoing_requests": st.floats(0.5, 9.0),
             "batch_wait_ms": st.floats(0.0, 9.0),
             "cache_dir": st.just(Path("/models with space")),
@@ -136,7 +148,7 @@ def chosen_settings() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])  # a busy machine stands still now and then
 @given(chosen=chosen_settings())
 def test_the_builder_gets_the_settings_that_were_chosen(chosen: dict[str, Any], models: Path) -> None:
     config = DatacenterConfig(tasks=("shapes",), models_dir=models, backend="noop", **chosen)
@@ -146,6 +158,12 @@ def test_the_builder_gets_the_settings_that_were_chosen(chosen: dict[str, Any], 
 
 def test_the_key_is_in_no_file() -> None:
     assert "secret-key" not in serve_config(FIXED) + rayservice(FIXED, PLAIN)
+
+
+@pytest.mark.parametrize("name", ["Vision", "9", "v" * 39, "a_b", "vision "])
+def test_a_name_that_kubernetes_would_refuse_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"dc.app_name = {name!r}: expected at most 38")):
+        rayservice(msgspec.structs.replace(FIXED, app_name=name), PLAIN)
 
 
 def test_no_manifest_guarantees_tls_that_the_proxies_would_not_speak() -> None:
@@ -195,13 +213,14 @@ def test_the_variables_of_a_new_cluster_hold_rays_settings_and_new_secrets() -> 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_pod_takes_rays_token_and_the_key_from_the_secret(name: str) -> None:
-    assert cluster(name)["authOptions"] == {"mode": "token", "secretName": "hawkvision-dc"}
+    called = documents(name)[0]["metadata"]["name"]
+    assert cluster(name)["authOptions"] == {"mode": "token", "secretName": called}
     for pod in pods(name):
         (container,) = pod["containers"]
         environment = {its["name"]: its for its in container["env"]}
         assert environment["RAY_AUTH_MODE"]["value"] == "token"
         secret = environment["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]
-        assert secret == {"name": "hawkvision-dc", "key": "auth_token"}
+        assert secret == {"name": called, "key": "auth_token"}
 
 
 def test_the_comment_names_every_key_of_the_secret_that_pods_take() -> None:
@@ -311,7 +330,7 @@ def test_redis_keeps_rays_state_if_it_is_asked_for() -> None:
     assert "gcsFaultToleranceOptions" not in cluster("plain")
     assert cluster("everything")["gcsFaultToleranceOptions"] == {
         "redisAddress": "redis.cache:6379",
-        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "hawkvision-dc", "key": "redis-password"}}},
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "vision-dc", "key": "redis-password"}}},
     }
 
 

@@ -6,7 +6,6 @@ every process has the variables of that file's pods. Ray asks for a token at eve
 
 from __future__ import annotations
 
-import io
 import os
 import secrets
 import signal
@@ -30,6 +29,8 @@ HEAD: Final = 1
 GCS_PORT: Final = 6379
 _OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
 _STOP_S: Final = 30.0
+_STARTS: Final = 3
+"""Ray gives up a node that has not started within 30 s, which a busy machine may need."""
 RECONNECT_S: Final = "600"
 """How long nodes wait for a head that is away; KubeRay sets as much where the head has a store."""
 _HAPROXY_FILES: Final = {
@@ -70,6 +71,8 @@ class RayNodes:
             **{name: str(folder / "haproxy" / file) for name, file in _HAPROXY_FILES.items()},
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            "RAY_agent_register_timeout_ms": "300000",  # twenty processes may start at a time
+            "RAY_worker_niceness": "0",  # by default replicas yield to all other work of the machine
             "RAY_gcs_rpc_server_reconnect_timeout_s": RECONNECT_S,
             **variables,
         }
@@ -86,12 +89,31 @@ class RayNodes:
         return tuple(sorted(self._running))
 
     def add(self, node: int, cpus: float) -> None:
-        """Start a node with so many cores to give away, and wait until it has joined."""
+        """Start a node with so many cores to give away, and wait until it has joined.
+
+        Raises:
+            NotReady: if it ends each time; with what it says.
+        """
         if node not in self._cpus:
             self.net.add(node)
         self._cpus[node] = cpus
+        said = ""
+        for _ in range(_STARTS):
+            process = self._start(node, cpus)
+            self._running[node] = process
+            assert process.stdout is not None
+            lines = []
+            for line in process.stdout:
+                lines.append(line.decode(errors="replace"))
+                if b"Ray runtime started" in line:
+                    return
+            said = "".join(lines[-20:])
+            self.kill(node)
+        raise NotReady(f"node {node} does not start: {said}")
+
+    def _start(self, node: int, cpus: float) -> subprocess.Popen[bytes]:
         variables, where = self._head() if node == HEAD else ({}, [f"--address={self.address}"])
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [*self.net.prefix(node), "setpriv", "--pdeathsig", "TERM", str(Path(sys.executable).with_name("ray")),
              "start", "--block", f"--object-store-memory={_OBJECT_STORE_BYTES}",
              f"--node-ip-address={self.net.address(node)}", f"--num-cpus={cpus:g}", *where],
@@ -100,14 +122,11 @@ class RayNodes:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )  # fmt: skip
-        self._running[node] = process
-        assert isinstance(process.stdout, io.BufferedReader)
-        said = []
-        for line in process.stdout:
-            said.append(line.decode(errors="replace"))
-            if b"Ray runtime started" in line:
-                return
-        raise NotReady(f"node {node} ended with status {process.wait()}: {''.join(said[-20:])}")
+
+    def kill(self, node: int) -> None:
+        """Kill all of a node's processes: a machine that loses its power, but whose network answers for it."""
+        self.net.kill(node)
+        self._running.pop(node).wait()
 
     def _head(self) -> tuple[dict[str, str], list[str]]:
         """What the head gets in addition: variables and words."""
@@ -120,16 +139,11 @@ class RayNodes:
             words.append(f"--autoscaling-config={self.autoscaler}")
         return variables, words
 
-    def kill(self, node: int) -> None:
-        """Kill all of a node's processes: a machine that loses its power, but whose network answers for it."""
-        self.net.kill(node)
-        self._running.pop(node).wait()
-
     def restart(self, node: int) -> None:
         """Start a killed node again with what it had."""
         self.add(node, self._cpus[node])
 
-    def run(self, node: int, *words: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+    def run(self, node: int, *words: str, timeout_s: float = 600.0) -> subprocess.CompletedProcess[str]:
         """Run a command on a node, with the variables of its processes."""
         return subprocess.run(
             [*self.net.prefix(node), *words],

@@ -84,7 +84,7 @@ def cluster_tier(batch_ms: float, variables: Mapping[str, str] | None = None) ->
         nodes.environment |= {
             "HAWKVISION_DC_MODELS_DIR": str(nodes.folder / "models"),
             "HAWKVISION_DC_CACHE_DIR": str(nodes.folder / "cache"),
-            "HAWKVISION_DC_TASK": "shapes",
+            "HAWKVISION_DC_TASKS": "shapes",
             "HAWKVISION_DC_BACKEND": "sleep",
         }
         yield ClusterTier(nodes, key)

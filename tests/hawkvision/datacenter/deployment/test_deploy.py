@@ -55,9 +55,10 @@ def cluster(models: Path) -> Iterator[Cluster]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "HAWKVISION_DC_MODELS_DIR": str(models),
         "HAWKVISION_DC_TASKS": "shapes",
+        "HAWKVISION_DC_NUM_CPUS": "0.25",
         "HAWKVISION_DC_API_KEY": KEY,
     }
-    bounds = ["--num-cpus=2", "--object-store-memory=83886080", "--include-dashboard=false"]
+    bounds = ["--num-cpus=16", "--object-store-memory=83886080", "--include-dashboard=false"]
     ports = [f"--port={port}", f"--ray-client-server-port={free_port()}", "--dashboard-agent-listen-port=0"]
     # A short directory of its own: the paths of Ray's sockets may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="hawkvision", ignore_cleanup_errors=True) as folder:
