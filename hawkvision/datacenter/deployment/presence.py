@@ -8,18 +8,24 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from ray import serve
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
 from hawkvision.core.errors import NotReady
-from hawkvision.datacenter.deployment.messages import PROTOCOL, decode_presence
+from hawkvision.datacenter.deployment.messages import PROTOCOL, Presence, decode_presence
 
 log = logging.getLogger("hawkvision.datacenter")
 
 _PROBE_S: Final = 0.5
 """From the answer to a probe to the next probe."""
+_DOUBT_S: Final = 0.5
+"""After so long without an answer, Serve's controller is asked whether there is a replica at all. Its router only waits
+for one."""
 _SILENT_S: Final = 5.0
 """The longest that a live group may leave a probe, or all requests, unanswered."""
+_SERVING: Final = ("RUNNING", "UPDATING", "PENDING_MIGRATION")
+"""States of replicas, as Serve's controller names them."""
 
 
 class PolledPresence:
@@ -97,9 +103,13 @@ class PolledPresence:
         self._on_change(group, int(live))
 
     async def _is_live(self, group: str, handle: DeploymentHandle) -> bool:
+        probe = asyncio.ensure_future(_presence(handle))
         try:
             async with asyncio.timeout(_SILENT_S):
-                presence = decode_presence(await handle.present.remote(PROTOCOL))
+                while not (await asyncio.wait((probe,), timeout=_DOUBT_S))[0]:
+                    if not await asyncio.to_thread(_has_replica, group):
+                        return False
+            presence = probe.result()
         except NotReady as error:  # of another version
             self._note(group, error.message)
             return False
@@ -109,6 +119,8 @@ class PolledPresence:
             return asyncio.get_running_loop().time() - self._replied_at[group] < _SILENT_S
         except Exception:  # noqa: BLE001 - any failure means that no replica answers
             return False
+        finally:
+            probe.cancel()
         self._on_statement(presence.statement)
         self._note(group, presence.refused)
         return True
@@ -120,3 +132,17 @@ class PolledPresence:
         if problem:
             log.error("%s: %s", group, problem)
         self._on_problem(group, problem)
+
+
+async def _presence(handle: DeploymentHandle) -> Presence:
+    return decode_presence(await handle.present.remote(PROTOCOL))
+
+
+def _has_replica(group: str) -> bool:
+    """Whether Serve has a replica of this group that takes requests; True if it does not say. Blocks."""
+    try:
+        application = serve.status().applications[serve.get_replica_context().app_name]
+        states = application.deployments[group].replica_states
+    except Exception:  # noqa: BLE001 - whatever Ray raises while its controller restarts
+        return True
+    return any(states.get(state, 0) for state in _SERVING)
