@@ -24,6 +24,8 @@ _DOUBT_S: Final = 0.5
 for one."""
 _SILENT_S: Final = 5.0
 """The longest that a live group may leave a probe, or all requests, unanswered."""
+_SECOND_PROBE_S: Final = 1.0
+"""The same for the probe after one that failed."""
 _SERVING: Final = ("RUNNING", "UPDATING", "PENDING_MIGRATION")
 """States of replicas, as Serve's controller names them."""
 
@@ -59,6 +61,8 @@ class PolledPresence:
         self._problems = dict.fromkeys(handles, "")
         """What is wrong with each group's replicas; empty if nothing is."""
         self._probes: list[asyncio.Task[None]] = []
+        self._unprobed = set(handles)
+        self._all_probed = asyncio.Event()
 
     def start(self) -> None:
         """Probe from now on; the second call does nothing."""
@@ -67,6 +71,11 @@ class PolledPresence:
             for group in self._handles:
                 self._on_change(group, 0)
             self._probes = [asyncio.create_task(self._probe(group, handle)) for group, handle in self._handles.items()]
+
+    async def wait_until_probed(self) -> None:
+        """Return once it is known of each group whether it is live: some seconds after `start` at the latest."""
+        if self._handles:
+            await self._all_probed.wait()
 
     def is_absent(self, group: str) -> bool:
         """See `handles.ReplicaPresence`."""
@@ -87,6 +96,9 @@ class PolledPresence:
     async def _probe(self, group: str, handle: DeploymentHandle) -> None:
         while True:
             self._set_live(group, live=await self._is_live(group, handle))
+            self._unprobed.discard(group)
+            if not self._unprobed:
+                self._all_probed.set()
             await asyncio.sleep(_PROBE_S)
 
     def _set_live(self, group: str, *, live: bool) -> None:
@@ -103,27 +115,26 @@ class PolledPresence:
         self._on_change(group, int(live))
 
     async def _is_live(self, group: str, handle: DeploymentHandle) -> bool:
-        probe = asyncio.ensure_future(_presence(handle))
-        try:
-            async with asyncio.timeout(_SILENT_S):
-                while not (await asyncio.wait((probe,), timeout=_DOUBT_S))[0]:
-                    if not await asyncio.to_thread(_has_replica, group):
-                        return False
-            presence = probe.result()
-        except NotReady as error:  # of another version
-            self._note(group, error.message)
-            return False
-        except BackPressureError:  # the queue is full, so a replica is at work
+        """Whether a probe is answered. If one fails, which may have met the only replica that is gone, a second is."""
+        for within_s in (_SILENT_S, _SECOND_PROBE_S):
+            try:
+                presence = await _probed(group, handle, within_s)
+            except NotReady as error:  # of another version
+                self._note(group, error.message)
+                return False
+            except BackPressureError:  # the queue is full, so a replica is at work
+                return True
+            except TimeoutError:
+                return asyncio.get_running_loop().time() - self._replied_at[group] < within_s
+            except Exception as error:  # noqa: BLE001 - any failure means that this replica does not answer
+                log.debug("%s: a probe failed: %r", group, error)
+                continue
+            if presence is None:
+                return False
+            self._on_statement(presence.statement)
+            self._note(group, presence.refused)
             return True
-        except TimeoutError:
-            return asyncio.get_running_loop().time() - self._replied_at[group] < _SILENT_S
-        except Exception:  # noqa: BLE001 - any failure means that no replica answers
-            return False
-        finally:
-            probe.cancel()
-        self._on_statement(presence.statement)
-        self._note(group, presence.refused)
-        return True
+        return False
 
     def _note(self, group: str, problem: str) -> None:
         if problem == self._problems[group]:
@@ -132,6 +143,24 @@ class PolledPresence:
         if problem:
             log.error("%s: %s", group, problem)
         self._on_problem(group, problem)
+
+
+async def _probed(group: str, handle: DeploymentHandle, within_s: float) -> Presence | None:
+    """What a replica says of itself; None if Serve has no replica that could.
+
+    Raises:
+        TimeoutError: if none answers in time.
+        Exception: as the call.
+    """
+    probe = asyncio.ensure_future(_presence(handle))
+    try:
+        async with asyncio.timeout(within_s):
+            while not (await asyncio.wait((probe,), timeout=_DOUBT_S))[0]:
+                if not await asyncio.to_thread(_has_replica, group):
+                    return None
+        return probe.result()
+    finally:
+        probe.cancel()
 
 
 async def _presence(handle: DeploymentHandle) -> Presence:

@@ -131,19 +131,24 @@ class Ingress:
     async def check_health(self) -> None:
         """Start on the first call, before which there may be no event loop. Serve calls this regularly.
 
+        Serve sends requests once the first call is over. Then it is known which groups have replicas, so that none is
+        refused for not knowing.
+
         Raises:
             BackendError: if the public server has ended.
         """
         if self._describing is None:
-            self._start()
+            await self._start()
         if self._link is not None and self._public.failed:
             raise BackendError("the server at the public sockets has ended")
 
-    def _start(self) -> None:
+    async def _start(self) -> None:
         self._describing = asyncio.create_task(self._describe())
+        if self._polls:
+            for presence in self._presences.values():
+                presence.start()
+            await asyncio.gather(*(presence.wait_until_probed() for presence in self._presences.values()))
         for task, variants in self._variants.items():
-            if self._polls:
-                self._presences[task].start()
             self._server.tier.set_variants(task, variants)
         self._reloads.start()
         self._share.start()

@@ -1,6 +1,6 @@
 """Faults at 40 % of capacity: does a request fail that was not in flight on what was killed?
 
-Three nodes with two replicas each of a stage that takes 100 ms; the head has none. The capacity is ten requests per
+Two nodes with three replicas each of a stage that takes 100 ms; the head has none. The capacity is ten requests per
 second and replica. The load generator sends Poisson arrivals through a load balancer in front of all nodes, and repeats
 nothing that has begun to be answered. A failed request counts as in flight if it was sent before the kill and ended
 after it. `not ready` is the time for which `/readyz`, asked twenty times a second, did not say 200 within one second.
@@ -34,8 +34,8 @@ from tests.bench.cluster.report import table
 from tests.bench.cluster.scaling import BATCH_MS, READY_S, deploy_replicas
 
 SUMMARY: Final = "killed nodes and processes, updates, a restarted head"
-WORKERS: Final = (2, 3, 4)
-REPLICAS: Final = 2
+WORKERS: Final = (2, 3)
+REPLICAS: Final = 3
 SHARE: Final = 0.4
 """Of capacity."""
 INGRESS: Final = {"ingress_min_replicas": len(WORKERS), "ingress_max_replicas": len(WORKERS)}

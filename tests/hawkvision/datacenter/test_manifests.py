@@ -27,7 +27,7 @@ from hawkvision.datacenter.manifests.rayservice import rayservice
 from hawkvision.datacenter.manifests.serve_yaml import serve_config
 from hawkvision.datacenter.manifests.sizing import size_workers
 from hawkvision.models.manifest import load_manifest, models_dir
-from tests.edge.test_deploy import instructions
+from tests.edge.deploy_files import instructions
 from tests.hawkvision.datacenter import kuberay
 
 DIGEST = f"registry.example/hawkvision-datacenter@sha256:{'0' * 64}"
