@@ -9,7 +9,10 @@ MODELS_VENV := .venv-models
 OLDEST_VENV := .venv-oldest
 TOOLS_VENV := .venv-tools
 
-.PHONY: demo test test-fast test-models test-oldest bench lint hooks lock sbom image clean
+# Processes that run the tests.
+WORKERS ?= 2
+
+.PHONY: demo test test-fast test-thorough test-models test-oldest bench lint hooks lock sbom image clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hawkvision demo
@@ -25,7 +28,11 @@ test: $(VENV)/.test
 	$(BIN)/hawkvision models build --task cifar10
 	$(BIN)/hawkvision models build --task fashion_mnist
 	@echo "make test: running the tests; the whole takes about ten minutes on two cores"
-	$(BIN)/pytest -p tests.skips --allowed-skips .ci/allowed_skips.toml --numprocesses 2 --dist load
+	$(BIN)/pytest -p tests.skips --allowed-skips .ci/allowed_skips.toml --numprocesses $(WORKERS) --dist load
+
+# Nightly: many more examples of each property test.
+test-thorough: export HAWKVISION_EXAMPLES := nightly
+test-thorough: test
 
 test-fast: $(VENV)/.test
 	$(BIN)/pytest -m "not slow and not models"

@@ -10,14 +10,13 @@ import logging
 import math
 import random
 import ssl
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from edge.inference.admission import Admission
-from edge.inference.edge_stage import EdgeStage, InferenceJob, StagePrediction, check_stage
+from edge.inference.edge_stage import EdgeStage, StagePrediction, check_stage
 from edge.inference.job_queue import MAX_BATCH
 from edge.inference.stage_loader import StageLoader
 from edge.inference.warm_up import look_at_samples, warm_up
@@ -41,7 +40,6 @@ from hawkvision.imaging.downscale import Reducer
 from hawkvision.inference.adaptive_parallelism import divides, usable_cores
 from hawkvision.inference.backend_registry import backend_name
 from hawkvision.inference.int8.backend import Int8Backend
-from hawkvision.inference.large_pages import take_large_pages
 from hawkvision.models.manifest import InputSpec, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.system.memory import divided, give_back_at_once
 from hawkvision.transport.settings import DatagramSettings
@@ -50,9 +48,6 @@ if TYPE_CHECKING:
     from edge.escalation.client import DatacenterClient
 
 log = logging.getLogger("hawkvision.edge")
-
-BRIEF_PIXELS: Final = 2**20
-"""The largest image that the event loop decodes itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +128,7 @@ async def open_node(
     scales = DecodingScales(components.inputs, rates, config.max_pixels, config.max_pixels_whole)
     admission = Admission(scales, rates, metrics, workers, config.decode_limit_s)
     datacenter = _datacenter_client(config, components, metrics, clock, admission, datacenter_tls)
-    pool = await _warm_pool(config, stage, admission, workers, datacenter, clock)
+    pool = await _warm_pool(config, stage, admission, workers, clock)
     parts = divided(config.memory_bytes, config.request_memory_bytes)
     admission.divide(parts)
     log.info("memory for bodies and decoding: %d MB, by %s", parts.total // 1_000_000, parts.basis)
@@ -230,44 +225,20 @@ async def _warm_pool(
     stage: EdgeStage,
     admission: Admission,
     workers: int,
-    datacenter: DatacenterClient | None,
     clock: Clock,
 ) -> WorkerPool[StagePrediction]:
     """The worker pool, each of whose workers has run each model."""
     # Our own kernels run images one by one anyway.
     together = 1 if isinstance(stage.first.backend, Int8Backend) else MAX_BATCH
     pool: WorkerPool[StagePrediction] = WorkerPool(
-        workers, config.max_queue, on_loop(config, datacenter), max_batch=together, memory=admission.memory
+        workers, config.max_queue, max_batch=together, memory=admission.memory
     )
     for model in stage.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))
     if divides(config.backend, config.onnx_providers):
         # One worker is enough here: the models are warm on all of them, and decoders are not per thread.
         await pool.submit(partial(look_at_samples, stage, config.max_pixels, clock))
-        await asyncio.to_thread(take_large_pages)
     return pool
-
-
-def on_loop(
-    config: EdgeConfig, datacenter: DatacenterClient | None
-) -> Callable[[Callable[[], StagePrediction]], bool] | None:
-    """Says of a job whether the event loop may run it itself, which saves two thread switches; None: it may run none.
-
-    It may while nothing else needs the loop in time: no escalation is under way, and the image is quick to decode. With
-    datagrams, or a device to wait for, it may never.
-    """
-    computes = config.backend == "noop" or divides(config.backend, config.onnx_providers)
-    if config.feature(DatagramSettings).port is not None or not computes:
-        return None
-
-    def may(job: Callable[[], StagePrediction]) -> bool:
-        return (
-            isinstance(job, InferenceJob)
-            and job.header.pixels <= BRIEF_PIXELS
-            and (datacenter is None or datacenter.quiet)
-        )
-
-    return may
 
 
 def waiting_workers(config: EdgeConfig) -> int:

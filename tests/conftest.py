@@ -14,14 +14,18 @@ import pytest
 from hypothesis import settings
 
 from hawkvision.core import advice
+from tests.fuzz.examples import EXAMPLES
 
 ROOT: Final = Path(__file__).parent
 TOGETHER: Final = ("hawkvision/datacenter", "system")
 """Folders whose tests all run in one worker, because they share Ray tiers, which are slow to start; the longest first.
 Other tests are distributed by file, so that all workers are busy until the end."""
 
+LONG: Final = ("test_tidy.py", "edge/serving/test_image.py")
+"""Files that take a minute, mypy without its cache among them. They begin early, so that no worker ends with one."""
+
 # No test may depend on how busy the machine is; a hanging one is ended by pytest-timeout.
-settings.register_profile("hawkvision", deadline=None)
+settings.register_profile("hawkvision", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("hawkvision")
 
 # A shell lets background jobs ignore Ctrl-C, and their children inherit that; tests send Ctrl-C to their processes.
@@ -63,7 +67,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the folders of `TOGETHER` if several workers run the tests."""
+    """Begin with the folders of `TOGETHER` and the files of `LONG` if several workers run the tests."""
     if hasattr(config, "workerinput"):
-        rank = {folder: number for number, folder in enumerate(TOGETHER)}
+        rank = {group: number for number, group in enumerate((*TOGETHER, *LONG))}
         items.sort(key=lambda item: rank.get(together(item.nodeid), len(rank)))

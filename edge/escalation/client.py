@@ -145,11 +145,6 @@ class DatacenterClient:
         return self.up and self._pending + self._selector.http.draining < self._connections
 
     @property
-    def quiet(self) -> bool:
-        """Whether no request is pending."""
-        return not self._pending
-
-    @property
     def loss(self) -> float | None:
         """Share of datagrams that the link loses; None while it is not measured."""
         return self._selector.loss

@@ -3,10 +3,6 @@
 Threads suffice, because decoding and inference release the interpreter lock. While images compete, each model call uses
 one intra-op thread: N cores run N images, and no image waits at another's barrier. An image that is alone may use
 several threads (`inference.adaptive_parallelism`).
-
-The event loop itself may run short jobs, which spares them two hand-overs between threads. With one core and one worker
-the loop and the thread take turns: the loop sends the last result, reads what has arrived, and runs the next jobs. With
-several cores the loop runs only a job that is alone, and only while few jobs arrive.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from typing import Any, Final, Generic, TypeVar
 from edge.inference.job_queue import MAX_BATCH, NO_COST, VIRTUAL_DEADLINE_S, Job, JobQueue, RunBatch
 from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded
 from hawkvision.imaging.decoding_cost import DecodingCost
-from hawkvision.inference.adaptive_parallelism import usable_cores
 from hawkvision.inference.core_placement import CorePlacement
 from hawkvision.system.memory import MemoryBudget
 
@@ -30,14 +25,6 @@ T = TypeVar("T")
 
 SERVICE_GAIN: Final = 0.1
 """Weight of the newest job in the smoothed service time."""
-MAX_ON_LOOP_S: Final = 0.03
-"""Longest expected time of a batch that the loop runs: everything else on the loop waits that long."""
-GAP_GAIN: Final = 0.1
-"""Weight of the newest gap between two jobs in the smoothed gap."""
-MAX_GAP_S: Final = 0.1
-"""A longer gap counts as this, so that a burst is noticed within about ten jobs."""
-MAX_ARRIVALS_MEANWHILE: Final = 0.125
-"""With several cores, the loop runs a job only if at most so many others are expected to arrive while it runs."""
 
 
 class WorkerPool(Generic[T]):
@@ -47,8 +34,6 @@ class WorkerPool(Generic[T]):
         self,
         threads: int,
         limit: int,
-        may_run_on_loop: Callable[[Callable[[], T]], bool] | None = None,
-        cores: int | None = None,
         max_batch: int = MAX_BATCH,
         memory: MemoryBudget | None = None,
     ) -> None:
@@ -57,9 +42,6 @@ class WorkerPool(Generic[T]):
         Args:
             threads: number of workers.
             limit: jobs that may wait.
-            may_run_on_loop: asked with each submitted job whether the event loop may run it now; None leaves all jobs
-                to threads.
-            cores: for the loop and the threads together; None counts those that this process may use.
             max_batch: jobs that a worker runs together; 1 where a batch saves no time.
             memory: from which jobs' bytes are taken while they run; None has no bound.
 
@@ -75,22 +57,13 @@ class WorkerPool(Generic[T]):
         self._memory = MemoryBudget() if memory is None else memory
         self._queue: JobQueue[T] = JobQueue(threads, max_batch, self._memory, self._give_up)
         self._memory.when_freed(self._repeat_turns)
-        # One empty token per queued job, or jobs taken for the thread, or None to stop. A SimpleQueue hands over in
-        # half the time of a Condition.
-        self._tokens: queue.SimpleQueue[Sequence[Job[T]] | None] = queue.SimpleQueue()
-        self._may_run_on_loop = may_run_on_loop
-        self._take_turns = may_run_on_loop is not None and threads == 1 and (cores or usable_cores()) == 1
-        """Whether loop and thread share one core and run jobs in turns."""
-        self._turn_due = False
-        """Whether a turn of the loop is scheduled or, if they take turns, one of the thread has not ended."""
+        # True per queued job, or False to stop. A SimpleQueue hands over in half the time of a Condition.
+        self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._numbers = 0
         self._running = 0
         self._apart = CorePlacement()
         self._service_s = 0.0
         """Smoothed time of a light job."""
-        self._gap_s = 0.0
-        """Smoothed time from one job to the next; 0 before the first."""
-        self._last_submit = -math.inf
         self._closed = False
         self._threads = [
             threading.Thread(target=self._live, name=f"hawkvision-worker-{i}", daemon=True) for i in range(threads)
@@ -147,35 +120,25 @@ class WorkerPool(Generic[T]):
         if self._queue.waiting >= self._limit:
             self._make_room()
         now = time.monotonic()
-        self._gap_s += GAP_GAIN * (min(now - self._last_submit, MAX_GAP_S) - self._gap_s)
-        self._last_submit = now
         future: asyncio.Future[tuple[T, float]] = self._loop.create_future()
         self._numbers += 1
         due = now + VIRTUAL_DEADLINE_S if deadline is None else deadline
         job = Job(due, self._numbers, run, run_batch, future, now, deadline is not None, cost, late_is_useless)
         with self._lock:
             self._queue.push(job)
-        if self._may_run_on_loop is not None and self._prefers_loop():
-            self._schedule_turn()
-        else:
-            self._tokens.put(())
+        self._tokens.put(True)
         return future
 
     def close(self) -> None:
         """Finish what is queued, then stop the workers. Blocks until they are done."""
         with self._lock:
             self._closed = True
-            if self._may_run_on_loop is not None:  # the loop takes no more turns; a surplus token does no harm
-                for _ in range(self._queue.waiting):
-                    self._tokens.put(())
             for _ in self._threads:
-                self._tokens.put(None)
+                self._tokens.put(False)
         for thread in self._threads:
             thread.join()
         for job in self._queue.remaining():  # users of the same memory outside the pool kept it until the end
             self._fail_later(job, NotReady("the node is shutting down"))
-
-    # -------------------------------------------------------------------------------------------- on threads
 
     def _live(self) -> None:
         self._apart.join()
@@ -186,17 +149,17 @@ class WorkerPool(Generic[T]):
 
     def _work(self) -> None:
         while True:
-            taken = self._tokens.get()
+            going_on = self._tokens.get()
             started = time.monotonic()
             with self._lock:
-                jobs = taken or self._queue.take(started, self._service_s)
-                if taken is None and not jobs:
+                jobs = self._queue.take(started, self._service_s)
+                if not jobs and not going_on:
                     return
                 if not jobs:
                     continue
                 self._running += 1
-            if taken is None:  # stop only after the jobs that had no memory before
-                self._tokens.put(None)
+            if not going_on:  # stop only after the jobs that had no memory before
+                self._tokens.put(False)
             with self._apart:
                 ended = _run(jobs)
             finished = time.monotonic()
@@ -217,45 +180,7 @@ class WorkerPool(Generic[T]):
             with self._lock:
                 missed = self._queue.claim_missed_turns()
             for _ in range(missed):
-                self._tokens.put(())
-
-    # ------------------------------------------------------------------------------------------- on the loop
-
-    def _schedule_turn(self) -> None:
-        """Schedule a turn of the loop, after it has read and queued what has arrived."""
-        if not self._turn_due:
-            self._turn_due = True
-            self._loop.call_soon(self._loop.call_soon, self._turn)
-
-    def _prefers_loop(self) -> bool:
-        """Whether the loop should run the next job: it has the only core, or few jobs would wait for it."""
-        alone = self._running == 0 and self._queue.waiting <= 1
-        return self._take_turns or (alone and self._service_s <= MAX_ARRIVALS_MEANWHILE * self._gap_s)
-
-    def _turn(self) -> None:
-        """Run the next jobs here, or pass them to a thread; `_finish` schedules the next turn."""
-        self._turn_due = False
-        started = time.monotonic()
-        with self._lock:
-            if not self._prefers_loop():
-                self._tokens.put(())
-                return
-            jobs = [] if self._closed else self._queue.take(started, self._service_s)
-            if not jobs:
-                return
-            if not self._fits_loop(jobs):
-                self._turn_due = self._take_turns
-                self._tokens.put(jobs)
-                return
-            self._running += 1
-        ended = _run(jobs)
-        self._release(jobs)
-        self._finish(ended, started, time.monotonic())
-
-    def _fits_loop(self, jobs: Sequence[Job[T]]) -> bool:
-        may = self._may_run_on_loop
-        short = self._service_s * len(jobs) <= MAX_ON_LOOP_S and not jobs[0].cost.heavy
-        return may is not None and short and all(may(job.run) for job in jobs)
+                self._tokens.put(True)
 
     def _finish(self, ended: Sequence[tuple[Job[T], T | BaseException]], started: float, finished: float) -> None:
         for job, result in ended:
@@ -268,10 +193,6 @@ class WorkerPool(Generic[T]):
                 job.future.set_exception(result)
             else:
                 job.future.set_result((result, max(0.0, started - job.queued_at) * 1e3))
-        if self._take_turns:
-            self._turn_due = False
-            if self._queue.waiting and not self._closed:
-                self._schedule_turn()
 
     def _make_room(self) -> None:
         """Shed the job that has been late the longest.

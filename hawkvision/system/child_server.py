@@ -40,8 +40,8 @@ class ServerProcess:
 
     @property
     def port(self) -> int:
-        """The port of `url`."""
-        return urlsplit(self.url).port or 0
+        """The port of `url`, which has no scheme if the server is not one for HTTP."""
+        return urlsplit(self.url if "//" in self.url else f"//{self.url}").port or 0
 
     @property
     def pid(self) -> int:

@@ -20,6 +20,7 @@ from edge.inference.admission import Admission
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel, StagePrediction
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.certificate_reload import Certification, MakePolicy
+from edge.monitoring.request_streams import StreamController
 from edge.monitoring.state_store import StateFile
 from edge.monitoring.stream_keys import DEFAULT_STREAM
 from edge.monitoring.streams import ROWS_PER_STREAM, Streams
@@ -27,6 +28,7 @@ from edge.serving.edge_execution import EdgeExecutor
 from edge.serving.node import EdgeNode
 from edge.serving.policy_plugin import LoadedBaseline
 from hawkvision.cascade.certified_fingerprints import CertifiedVersions
+from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.metrics import EdgeMetrics
@@ -45,6 +47,9 @@ from tests.images import encoded
 from tests.waiting import until
 
 T = TypeVar("T")
+EDGE_CLASS = 3
+"""What the edge stage of a bench answers."""
+AGREES = [(EDGE_CLASS, 0.99)]
 SPEC = InputSpec(height=16, width=16, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 SURE, UNSURE = 20.0, 0.0
 
@@ -149,7 +154,7 @@ async def bench(
 ) -> AsyncIterator[Bench]:
     """The node, under its own policy or a baseline's.
 
-    With `others` its edge stage is a conditional ensemble, of which the profile takes no notice.
+    With `others` its edge stage is a conditional ensemble, which the profile does not mention.
     """
     clock, backend, metrics = MonotonicClock(), GatedBackend(lead), EdgeMetrics()
     profile = make_received_profile() if conditions else make_profile(intermediate=intermediate)
@@ -224,3 +229,14 @@ async def many(it: Bench, requests: int, **fields: Any) -> list[Answer]:
 
 def audits(it: Bench, *outcomes: str) -> float:
     return sum(it.counted("audits_total", outcome=outcome) for outcome in outcomes)
+
+
+def kept(it: Bench, stream: str | None = None) -> StreamController:
+    """The controller of `balanced` at the edge."""
+    found = it.node.guarantees.controllers(it.node.policy.route(Quality.BALANCED), stream, "127.0.0.1").edge
+    assert found is not None
+    return found
+
+
+def state_of(it: Bench, stream: str | None = None) -> ControllerState:
+    return kept(it, stream).control.state

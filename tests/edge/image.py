@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from tests.edge.test_deploy import DEPLOY, ROOT, instructions
+from tests.edge.deploy_files import DEPLOY, ROOT, instructions
 
 COMPILERS: Final = ("c++", "g++", "cc", "gcc", "clang", "clang++")
 _ENTER: Final = r"""

@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
 from hawkvision.native import library
 from hawkvision.system.child_server import running
+from tests.bench.ports import free_port
 from tests.edge.conftest import Caller
 from tests.images import encoded
 from tests.waiting import until
@@ -44,12 +44,6 @@ def started(*words: str, **environment: str) -> subprocess.Popen[str]:
         [sys.executable, "-m", "edge", "--cache-dir", str(cache_dir()), *words],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment},
     )  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def answers(port: int) -> bool:

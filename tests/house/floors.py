@@ -34,7 +34,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.client",),
     ("hawkvision", "hawkvision.testing"),
     ("hawkvision.datacenter.stages",),
-    ("hawkvision.datacenter.local_socket", "hawkvision.datacenter.servers"),
+    ("hawkvision.datacenter.servers",),
     ("hawkvision.datacenter.execution",),
     ("hawkvision.datacenter.deployment",),
     ("hawkvision.datacenter.ingress",),

@@ -20,7 +20,7 @@ PAGES: Final = sorted(
     path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 )
 RUN_PAGES: Final = ("README.md", "docs/quickstart.md", "docs/operations/*.md")
-"""Pages of which every block of commands is run, or says why not."""
+"""Pages whose blocks of commands are all run, or state why they cannot be."""
 RUN_LANGUAGES: Final = frozenset({"console", "sh", "bash", "python"})
 SERVE: Final = "hawkvision up"
 """The command that serves in one terminal while the other blocks are run in a second."""

@@ -43,7 +43,7 @@ from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.protocol.test_identity import files
 from tests.images import encoded
 from tests.system.test_both_tiers import CAT, wait_for_certificates
-from tests.waiting import WAIT_LIMIT_S
+from tests.waiting import WAIT_LIMIT_S, wait_until
 
 IMAGE = encoded(height=200, width=300)
 MOST_UNTIL_KNOWN = 40
@@ -100,7 +100,7 @@ def behind(url: str, link: str) -> Iterator[Link]:
     serving = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     serving.start()
     try:
-        yield asyncio.run_coroutine_threadsafe(ready.get(), loop).result(10)
+        yield asyncio.run_coroutine_threadsafe(ready.get(), loop).result(WAIT_LIMIT_S)
     finally:
         loop.call_soon_threadsafe(stop.set)
         serving.join()
@@ -300,13 +300,21 @@ def test_a_deadline_on_a_starved_link_is_answered_in_part_or_said_to_be_missed(n
 
 def test_a_dead_link_is_unreachable_within_the_time(noop: ServerProcess) -> None:
     with behind(noop.url, "loss=0%") as link, Client(link.url, transport="datagram", timeout_s=2.0) as client:
-        client.classify(IMAGE)
+        wait_until(lambda: is_answered(client))
         link.cut()
         with pytest.raises(Unreachable):
             client.classify(IMAGE)
         for on_miss in ("degrade", "fail"):
             with pytest.raises(DeadlineMissed):
                 client.classify(IMAGE, deadline_ms=100.0, on_miss=on_miss)
+
+
+def is_answered(client: Client) -> bool:
+    """Whether an image is answered within the client's time, which a busy machine may miss."""
+    try:
+        return bool(client.classify(IMAGE).top_k)
+    except Unreachable:
+        return False
 
 
 def test_a_dead_node_is_unreachable() -> None:

@@ -241,18 +241,21 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     max_replicas: Count = 1
     """Most replicas of each deployment; Ray Serve scales between `min_replicas` and this."""
     target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 4.0
-    """Ongoing requests per replica that Ray Serve scales for."""
+    """Ongoing requests per replica that Ray Serve scales for; at most `max_ongoing_requests`."""
     scale_up_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 30.0
     """Seconds for which a deployment must need more replicas before it gets them."""
     scale_down_after_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 600.0
     """Seconds for which a deployment must need fewer replicas before it loses them."""
-    num_cpus: Annotated[float, Meta(ge=0.0)] = 0.1
-    """Ray's reservation of cores per replica. It is a placement hint: models use all cores they find."""
+    max_replicas_per_node: Annotated[int, Meta(ge=1, le=100)] | None = None
+    """Most replicas of one deployment on one machine. Default: as many as fit."""
+    num_cpus: Annotated[float, Meta(gt=0.0)] | None = None
+    """Cores that Ray reserves for each replica, which uses no more threads than that to decode and to infer. Default:
+    the threads that the group's models can use."""
     num_gpus: Annotated[float, Meta(ge=0.0)] = 0.0
     """Ray's reservation of GPUs per replica."""
     intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
     """CPU threads of a model for a single image; 0 takes two if there are two cores. Batches, and members of an
-    ensemble that run in parallel, have one thread each."""
+    ensemble that run in parallel, have one thread each. `num_cpus` bounds all of them."""
     max_batch_size: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """Most images in one batch. 0 takes 8 on a CPU; with other execution providers each replica measures at its start
     which sizes pay, up to 64."""

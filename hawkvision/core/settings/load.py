@@ -36,6 +36,7 @@ from hawkvision.core.settings.package_settings import (
     policy_names,
     settings_groups,
 )
+from hawkvision.core.settings.scaling import check_scaling
 from hawkvision.core.text_files import read_text
 
 log = logging.getLogger("hawkvision.core.settings.load")
@@ -120,6 +121,8 @@ def load_config(
     if isinstance(config, DatacenterConfig):
         _check_ingress(config)
     check_access(config, section, prefix, loopback=is_loopback(config.host))
+    if isinstance(config, DatacenterConfig):
+        check_scaling(config)
     if isinstance(config, EdgeConfig):
         _check_datacenter_tls(config)
     elif config.address is not None and config.tls_certificate is not None:

@@ -6,46 +6,90 @@ from typing import Any, Final
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.schema import LoggingConfig
 
+from hawkvision.core.logs import LogFormat, LogLevel, adopt
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.deployment.served_replica import ServedReplica
-from hawkvision.datacenter.execution.group_settings import settings_of
-from hawkvision.datacenter.local_socket.protocol import Address
-from hawkvision.datacenter.stages.catalog import Catalog
+from hawkvision.core.version import __version__
+from hawkvision.datacenter.deployment.messages import PROTOCOL
+from hawkvision.datacenter.deployment.replica_endpoint import ReplicaEndpoint
+from hawkvision.datacenter.execution.group_settings import ProcessSettings, group_settings, process_settings
+from hawkvision.datacenter.execution.model import HEALTH_LIMIT_S
+from hawkvision.datacenter.execution.threads import replica_cpus
+from hawkvision.datacenter.stages.catalog import Catalog, Group
+from hawkvision.system.log_relay import configure_worker
 
 _HEALTH_PERIOD_S: Final = 1.0
-"""How soon Serve notices and replaces a dead replica, instead of 10 s. The time limit of a check stays at Serve's 30 s:
-a replica that was suspended for some seconds need not load its models anew."""
+"""How soon Serve notices and replaces a dead replica, instead of 10 s."""
+_HEALTH_TIMEOUT_S: Final = HEALTH_LIMIT_S + 2.0
+"""The time limit of a health check, instead of 30 s. Serve replaces a replica that fails three in a row, so one that
+was suspended for half a minute need not load its models anew."""
+_DRAIN_S: Final = 30.0
+"""The longest that a replica which is stopped may take to finish its images."""
+_DRAIN_POLL_S: Final = 0.5
+"""From one look at the images inside to the next; a stopped replica without any ends after one, instead of 2 s."""
+
+
+def log_like_the_tier(level: LogLevel, form: LogFormat) -> None:
+    """Make this process, which Ray has started, and Serve in it log like the tier."""
+    configure_worker(level, form)
+    adopt("ray.serve")
+
+
+class ServedReplica(ReplicaEndpoint):
+    """A replica in one of Ray's processes."""
+
+    def __init__(self, settings: ProcessSettings) -> None:
+        """See `ReplicaEndpoint`."""
+        log_like_the_tier(settings.log_level, settings.log_format)
+        super().__init__(settings)
 
 
 # Wrapped by name, not by decorator, so that the class stays plain for tests and the type checker.
 _GROUP: Any = serve.deployment(ServedReplica)
 
 
-def group_apps(config: DatacenterConfig, catalog: Catalog, server: Address | None = None) -> dict[str, Application]:
+def group_apps(config: DatacenterConfig, catalog: Catalog) -> dict[str, Application]:
     """Each group's deployment by name, in the order of `catalog.groups`.
 
-    Replicas register at `server`, if that is on their machine.
+    Other models or limits of the same group are an update of `user_config`, which replicas take without a restart, if
+    `serve.run` deploys them; a file for `serve deploy` names the new `user_config` under `deployments`.
     """
-    scale: dict[str, Any] = {"num_replicas": config.max_replicas}
-    if config.min_replicas != config.max_replicas:
-        scale = {
-            "autoscaling_config": {
-                "min_replicas": config.min_replicas,
-                "max_replicas": config.max_replicas,
-                "target_ongoing_requests": config.target_ongoing_requests,
-                "upscale_delay_s": config.scale_up_after_s,
-                "downscale_delay_s": config.scale_down_after_s,
-            }
-        }
+    return {group.name: _group_app(group, catalog, config) for group in catalog.groups}
+
+
+def _group_app(group: Group, catalog: Catalog, config: DatacenterConfig) -> Application:
+    process = process_settings(group, catalog, config)
+    # Serve replaces all replicas when the version changes. Without one, `serve.run` replaces them each time.
+    versioned = _GROUP.options(version=f"{__version__} {PROTOCOL} {process}", _internal=True)
+    app: Application = versioned.options(
+        name=group.name,
+        user_config=group_settings(group, catalog, config).to_user_config(),
+        max_ongoing_requests=config.max_ongoing_requests,
+        max_queued_requests=config.max_queued_requests,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=_DRAIN_S,
+        graceful_shutdown_wait_loop_s=_DRAIN_POLL_S,
+        logging_config=LoggingConfig(enable_access_log=False, log_level="WARNING"),
+        ray_actor_options={"num_cpus": replica_cpus(group, config), "num_gpus": config.num_gpus},
+        **_scale(config),
+    ).bind(process)
+    return app
+
+
+def _scale(config: DatacenterConfig) -> dict[str, Any]:
+    per_node = config.max_replicas_per_node
+    spread = {} if per_node is None else {"max_replicas_per_node": per_node}
+    if config.min_replicas == config.max_replicas:
+        return {"num_replicas": config.max_replicas, **spread}
     return {
-        group.name: _GROUP.options(
-            name=group.name,
-            max_ongoing_requests=config.max_ongoing_requests,
-            max_queued_requests=config.max_queued_requests,
-            health_check_period_s=_HEALTH_PERIOD_S,
-            ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus},
-            **scale,
-        ).bind(settings_of(group, catalog, config, server))
-        for group in catalog.groups
+        **spread,
+        "autoscaling_config": {
+            "min_replicas": config.min_replicas,
+            "max_replicas": config.max_replicas,
+            "target_ongoing_requests": config.target_ongoing_requests,
+            "upscale_delay_s": config.scale_up_after_s,
+            "downscale_delay_s": config.scale_down_after_s,
+        },
     }

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import grpc
 from ray.exceptions import RayActorError
@@ -49,6 +49,10 @@ class ReplicaPresence(Protocol):
         """Whether no replica of the group is live."""
         ...
 
+    def problem(self, group: str) -> str:
+        """Why its replicas are refused; empty if they are not, or there are none."""
+        ...
+
     def waiting(self, group: str) -> set[asyncio.Timeout]:
         """The timers of the requests that wait for the group; all expire when it has no live replica any more."""
         ...
@@ -59,11 +63,27 @@ class ReplicaPresence(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class _Methods:
+    """A replica's methods as Serve calls them for images."""
+
+    classify: Any
+    classify_streaming: Any
+
+    @classmethod
+    def of(cls, handle: DeploymentHandle) -> _Methods:
+        """Those of a group's handle; needs a running event loop."""
+        # By gRPC wherever this runs: else Serve would put large images into Ray's object store. Cloudpickle, Serve's
+        # default, takes longer, and these arguments are numbers and bytes.
+        direct = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
+        return cls(direct.classify, direct.options(stream=True).classify_streaming)
+
+
+@dataclass(frozen=True, slots=True)
 class _Call:
     """One image for one group."""
 
     group: str
-    handle: DeploymentHandle
+    methods: _Methods
     image: bytes
     evaluations: tuple[EvaluationRequest, ...]
     deadline: Deadline | None
@@ -88,10 +108,9 @@ class HandleVariants:
 
         With `presence`, a request to a group without live replicas fails; without, Serve's router lets it wait.
         """
-        # Cloudpickle, Serve's default, takes longer, and these arguments are numbers and bytes.
-        quick = [each.options(request_serialization="pickle", response_serialization="pickle") for each in handles]
-        self._groups = {v.name: (g.name, handle) for g, handle in zip(groups, quick, strict=True) for v in g.variants}
-        self._streams = {name: handle.options(stream=True) for name, handle in self._groups.values()}
+        self._groups = {v.name: (g.name, handle) for g, handle in zip(groups, handles, strict=True) for v in g.variants}
+        self._methods: dict[str, _Methods] = {}
+        """By group, from the first call on: before, there may be no event loop, which Serve needs for this."""
         self._presence = presence
 
     async def ask(
@@ -108,7 +127,8 @@ class HandleVariants:
         """
         by_group = groupby(evaluations, lambda evaluation: self._groups[next(iter(evaluation.wanted))])
         for (group, handle), of_group in by_group:
-            call = _Call(group, handle, image, tuple(of_group), deadline, current_request())
+            methods = self._methods.get(group) or self._methods.setdefault(group, _Methods.of(handle))
+            call = _Call(group, methods, image, tuple(of_group), deadline, current_request())
             if not streaming:
                 for part in await self._plain(call):
                     yield part
@@ -125,7 +145,8 @@ class HandleVariants:
 
     async def _plain(self, call: _Call) -> tuple[Part, ...]:
         for left in reversed(range(_TRIES)):
-            response = call.handle.classify.remote(*call.message())
+            self._check_live(call.group)
+            response = call.methods.classify.remote(*call.message())
             try:
                 return decode_reply(await self._reply(call, response))
             except ReplicaGone:
@@ -139,7 +160,8 @@ class HandleVariants:
     async def _streamed(self, call: _Call) -> AsyncGenerator[Part]:
         for left in reversed(range(_TRIES)):
             replied = False
-            stream = self._streams[call.group].classify_streaming.remote(*call.message())
+            self._check_live(call.group)
+            stream = call.methods.classify_streaming.remote(*call.message())
             try:
                 while (reply := await self._reply(call, anext(stream, None))) is not None:
                     replied = True
@@ -164,28 +186,28 @@ class HandleVariants:
                 with self._watched(call.group, timer):
                     answer = await _translated(call.group, reply)
         except TimeoutError:
-            if self._is_absent(call.group):
-                raise no_replica(call.group) from None
+            if self._presence is not None and self._presence.is_absent(call.group):
+                raise _no_replica(call.group, self._presence) from None
             raise DeadlineMissed(f"the deadline passed before {call.group!r} answered") from None
         if self._presence is not None:
             self._presence.record_reply(call.group)
         return answer
 
-    def _is_absent(self, group: str) -> bool:
-        return self._presence is not None and self._presence.is_absent(group)
+    def _check_live(self, group: str) -> None:
+        """Send nothing to a group without replicas.
+
+        Raises:
+            NotReady: if it has none.
+        """
+        if self._presence is not None and self._presence.is_absent(group):
+            raise _no_replica(group, self._presence)
 
     @contextmanager
     def _watched(self, group: str, timer: asyncio.Timeout) -> Iterator[None]:
-        """Let the timer expire when the group has no replica any more.
-
-        Raises:
-            NotReady: if it has none now.
-        """
+        """Let the timer expire when the group has no replica any more."""
         if self._presence is None:
             yield
             return
-        if self._presence.is_absent(group):
-            raise no_replica(group)
         waiting = self._presence.waiting(group)
         waiting.add(timer)
         try:
@@ -194,9 +216,9 @@ class HandleVariants:
             waiting.discard(timer)
 
 
-def no_replica(group: str) -> NotReady:
-    """The error for a group without a live replica."""
-    return NotReady(f"{group!r} has no live replica")
+def _no_replica(group: str, presence: ReplicaPresence) -> NotReady:
+    problem = presence.problem(group)
+    return NotReady(f"{group!r} has no live replica" + (f": {problem}" if problem else ""))
 
 
 async def _translated(group: str, reply: Awaitable[AnswerT]) -> AnswerT:

@@ -9,13 +9,21 @@ fields go last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 
-from hawkvision.core.errors import BY_CODE, HawkVisionError, InternalError, NotReady, Overloaded, TargetUnreachable
+from hawkvision.core.errors import (
+    BY_CODE,
+    MALFORMED,
+    HawkVisionError,
+    InternalError,
+    NotReady,
+    Overloaded,
+    TargetUnreachable,
+)
 from hawkvision.core.logs import RequestIds
 from hawkvision.core.version import __version__
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, VariantAnswer
@@ -26,6 +34,7 @@ PROTOCOL: Final = 1
 Part: TypeAlias = tuple[VariantAnswer, ...]
 _Answer: TypeAlias = tuple[str, Augmentation, bytes, float, float, float, int]
 """A `VariantAnswer` without its statement; the probabilities are float32, little-endian."""
+MessageT = TypeVar("MessageT")
 _ROW: Final = np.dtype("<f4")
 
 
@@ -80,9 +89,9 @@ def decode_request(data: bytes) -> ReplicaRequest:
     """The request of these bytes.
 
     Raises:
-        msgspec.DecodeError: if they are not one of this version.
+        InternalError: if they are not one of this version.
     """
-    return _decode_request(data)
+    return _decoded(_decode_request, data)
 
 
 def encode_answers(parts: Sequence[Part]) -> bytes:
@@ -101,9 +110,9 @@ def decode_reply(data: bytes) -> tuple[Part, ...]:
 
     Raises:
         HawkVisionError: the error that the reply reports.
-        msgspec.DecodeError: if it is no reply of this version.
+        InternalError: if it is no reply of this version.
     """
-    reply = _decode_reply(data)
+    reply = _decoded(_decode_reply, data)
     if isinstance(reply, Failure):
         raise _error(reply)
     return tuple(tuple(_answer(each, reply.statement) for each in part) for part in reply.parts)
@@ -119,9 +128,9 @@ def decode_presence(data: bytes) -> Presence:
 
     Raises:
         NotReady: if the replica speaks another version.
-        msgspec.DecodeError: if they are no presence.
+        InternalError: if they are no presence.
     """
-    presence = _decode_presence(data)
+    presence = _decoded(_decode_presence, data)
     if presence.protocol != PROTOCOL:
         raise _mismatch(f"the replica speaks {presence.protocol} ({presence.version})", "this server")
     return presence
@@ -135,6 +144,13 @@ def check_protocol(received: int) -> None:
     """
     if received != PROTOCOL:
         raise _mismatch(f"the server speaks {received}", "this replica")
+
+
+def _decoded(decode: Callable[[bytes], MessageT], data: bytes) -> MessageT:
+    try:
+        return decode(data)
+    except MALFORMED as error:
+        raise InternalError(f"a message between server and replica is malformed: {error}") from None
 
 
 def _mismatch(other: str, this: str) -> NotReady:

@@ -35,6 +35,7 @@ class PolledPresence:
         handles: Mapping[str, DeploymentHandle],
         on_change: Callable[[str, int], None],
         on_statement: Callable[[str], None],
+        on_problem: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         """No group is known to be live.
 
@@ -42,15 +43,17 @@ class PolledPresence:
             handles: by group.
             on_change: takes a group and 1 if it is live, else 0, whenever that changes.
             on_statement: takes the statement in each probe's answer.
+            on_problem: takes a group and what is wrong with its replicas, or an empty text, whenever that changes.
         """
         self._handles = handles
         self._on_change = on_change
         self._on_statement = on_statement
+        self._on_problem = on_problem
         self._absent: set[str] = set()
         self._waiting: dict[str, set[asyncio.Timeout]] = {group: set() for group in handles}
         self._replied_at = dict.fromkeys(handles, -math.inf)
         self._problems = dict.fromkeys(handles, "")
-        """What was logged last of each group."""
+        """What is wrong with each group's replicas; empty if nothing is."""
         self._probes: list[asyncio.Task[None]] = []
         self._unprobed = set(handles)
         self._all_probed = asyncio.Event()
@@ -127,6 +130,9 @@ class PolledPresence:
         return False
 
     def _note(self, group: str, problem: str) -> None:
-        if problem and problem != self._problems[group]:
-            log.error("%s: %s", group, problem)
+        if problem == self._problems[group]:
+            return
         self._problems[group] = problem
+        if problem:
+            log.error("%s: %s", group, problem)
+        self._on_problem(group, problem)

@@ -59,6 +59,7 @@ class Batcher(Generic[ItemT, ResultT]):
         self._waiting: deque[_Waiting[ItemT, ResultT]] = deque()
         self._arrived = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
+        self._stopped = False
 
     async def submit(self, item: ItemT, deadline: Deadline | None) -> BatchedResult[ResultT]:
         """The item's result; cancellation takes the item out of the queue.
@@ -74,9 +75,20 @@ class Batcher(Generic[ItemT, ResultT]):
         self._arrived.set()
         return await waiting.done
 
+    def stop(self, then: Callable[[], None]) -> None:
+        """Run no further batch, and call `then` once none runs. Items that wait are not answered."""
+        self._stopped = True
+        if self._runner is None or self._runner.done():
+            then()
+            return
+        self._arrived.set()
+        self._runner.add_done_callback(lambda _: then())
+
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
+            if self._stopped:
+                return
             if self._wait_s > 0.0 and len(self._waiting) < self._max_size:
                 await asyncio.sleep(self._wait_s)
             batch = self._take()
@@ -95,7 +107,7 @@ class Batcher(Generic[ItemT, ResultT]):
                 waiting.done.set_exception(DeadlineMissed("the deadline passed before inference began"))
                 continue
             batch.append(waiting)
-        if not self._waiting:
+        if not self._waiting and not self._stopped:
             self._arrived.clear()
         return batch
 

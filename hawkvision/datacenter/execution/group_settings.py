@@ -5,14 +5,17 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+
+from hawkvision.core.errors import ConfigError
 from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.execution.model import Model
-from hawkvision.datacenter.local_socket.protocol import Address
+from hawkvision.datacenter.execution.threads import WIDE, ReplicaThreads, replica_threads
 from hawkvision.datacenter.stages.catalog import Catalog, Group
-from hawkvision.inference.adaptive_parallelism import divides, open_wide
+from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
 from hawkvision.inference.backend_registry import BackendKind, backend_name, execution_of, open_backend
 from hawkvision.inference.backends.interface import Backend, OnnxPrecision
 from hawkvision.inference.batch_sizes import prepares_sizes, with_fixed_batches
@@ -26,8 +29,20 @@ BATCH_ON_CPU: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """A replica's settings; they travel to it in Ray's deployment record."""
+class ProcessSettings:
+    """What a replica keeps as long as it lives; it travels to it in Ray's deployment record."""
+
+    threads: ReplicaThreads
+    memory_bytes: int | None
+    request_memory_bytes: int | None
+    replicas: int
+    """The most replicas of all groups that may share a machine's memory."""
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+
+
+class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a replica may change while it runs: Serve's `user_config` of the deployment, as JSON."""
 
     task: str
     variants: tuple[Variant, ...]
@@ -35,26 +50,47 @@ class GroupSettings:
     backend: BackendKind
     providers: tuple[str, ...]
     precision: OnnxPrecision
-    cache_dir: Path | None
+    cache_dir: str | None
     max_batch_size: int
     batch_wait_ms: float
     max_pixels: int
     max_pixels_whole: int
-    memory_bytes: int | None
-    request_memory_bytes: int | None
-    replicas: int
-    """The most replicas of all groups that may share a machine's memory."""
     intra_op_threads: int
-    log_level: LogLevel = "info"
-    log_format: LogFormat = "text"
-    group: str = ""
-    server: Address | None = None
-    """Where to register, if the server is on this machine."""
+
+    def to_user_config(self) -> dict[str, Any]:
+        """These settings as Serve takes them."""
+        config: dict[str, Any] = msgspec.to_builtins(self)
+        return config
+
+    @classmethod
+    def from_user_config(cls, user_config: Any) -> GroupSettings:
+        """The settings that Serve hands to a replica.
+
+        Raises:
+            ConfigError: names what is wrong, and where.
+        """
+        try:
+            settings = msgspec.convert(user_config, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"user_config: {error}") from None
+        if not settings.variants:
+            raise ConfigError("user_config: expected at least one variant - at `$.variants`")
+        return settings
 
 
-def settings_of(
-    group: Group, catalog: Catalog, config: DatacenterConfig, server: Address | None = None
-) -> GroupSettings:
+def process_settings(group: Group, catalog: Catalog, config: DatacenterConfig) -> ProcessSettings:
+    """What all replicas of a group keep."""
+    return ProcessSettings(
+        threads=replica_threads(group, config),
+        memory_bytes=config.memory_bytes,
+        request_memory_bytes=config.request_memory_bytes,
+        replicas=config.max_replicas * len(catalog.groups),
+        log_level=config.log_level,
+        log_format=config.log_format,
+    )
+
+
+def group_settings(group: Group, catalog: Catalog, config: DatacenterConfig) -> GroupSettings:
     """A group's part of the tier's settings."""
     return GroupSettings(
         task=catalog.task,
@@ -63,30 +99,23 @@ def settings_of(
         backend=config.backend,
         providers=config.onnx_providers,
         precision=config.onnx_precision,
-        cache_dir=config.cache_dir,
+        cache_dir=None if config.cache_dir is None else str(config.cache_dir),
         max_batch_size=config.max_batch_size,
         batch_wait_ms=config.batch_wait_ms,
         max_pixels=config.max_pixels,
         max_pixels_whole=config.max_pixels_whole,
-        memory_bytes=config.memory_bytes,
-        request_memory_bytes=config.request_memory_bytes,
-        replicas=config.max_replicas * len(catalog.groups),
         intra_op_threads=config.intra_op_threads,
-        log_level=config.log_level,
-        log_format=config.log_format,
-        group=group.name,
-        server=server,
     )
 
 
-def load_model(variant: Variant, settings: GroupSettings, threads: Executor) -> Model:
-    """A variant, loaded and verified; it infers on `threads`.
+def load_model(variant: Variant, settings: GroupSettings, threads: ReplicaThreads, inferring: Executor) -> Model:
+    """A variant, loaded and verified; it infers on `inferring`.
 
     Raises:
         ArtifactError: if the model file is missing or is not the one that the manifest names.
         BackendError: if the backend cannot load it.
     """
-    cache = cache_dir(settings.cache_dir)
+    cache = cache_dir(None if settings.cache_dir is None else Path(settings.cache_dir))
     data = b"" if settings.backend == "noop" else load_variant(cache, settings.task, variant)
 
     def opened(intra_op: int) -> Backend:
@@ -97,14 +126,15 @@ def load_model(variant: Variant, settings: GroupSettings, threads: Executor) -> 
     narrow, wide = opened(1), None
     if divides(settings.backend, settings.providers):
         # `known`: replicas load at the same time, so a measurement of threads would include the other replicas.
-        wide = open_wide(narrow, opened, settings.intra_op_threads, known=True)
+        wanted = settings.intra_op_threads or min(WIDE, usable_cores())
+        wide = open_wide(narrow, opened, threads.wide(wanted), known=True)
     execution = BETWEEN.join(dict.fromkeys(execution_of(settings.backend, each) for each in (narrow, wide) if each))
     batched, most = _for_batches(narrow, settings)
     return Model(
         batched,
         wide,
         variant.temperature,
-        threads,
+        inferring,
         max_batch_size=most,
         batch_wait_s=settings.batch_wait_ms / 1e3,
         backend=backend_name(settings.backend, narrow),

@@ -18,17 +18,19 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import cv2
 import numpy as np
 
 from hawkvision.core.clock import Deadline
-from hawkvision.core.errors import DeadlineMissed, TooLarge
+from hawkvision.core.errors import DeadlineMissed, NotReady, TooLarge
 from hawkvision.core.types import Pixels
-from hawkvision.datacenter.execution.group_settings import GroupSettings, load_model
+from hawkvision.datacenter.execution.group_settings import GroupSettings, ProcessSettings
 from hawkvision.datacenter.execution.image_evaluation import ImageEvaluation, next_batch, view_batches
+from hawkvision.datacenter.execution.model import HEALTH_LIMIT_S
+from hawkvision.datacenter.execution.model_set import ModelSet
 from hawkvision.datacenter.stages.ensemble import (
     Augmentation,
     EvaluationRequest,
@@ -36,61 +38,81 @@ from hawkvision.datacenter.stages.ensemble import (
     ViewProbabilities,
     enough,
 )
-from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales
+from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.preprocessing import load_inputs, probe
 from hawkvision.inference.adaptive_parallelism import usable_cores
 from hawkvision.inference.core_placement import CorePlacement, PlaceableThreads
-from hawkvision.models.fingerprints import statement
 from hawkvision.models.manifest import InputSpec
 from hawkvision.system.memory import MemoryBudget, divided, give_back_at_once, to_the_end
 
 log = logging.getLogger("hawkvision.datacenter")
 
-# Decoding is at most half of a small variant's work, so two threads decode while others infer.
-_DECODE_THREADS = 2
-
 
 class Replica:
-    """Loaded, warmed-up variants and the threads that they share."""
+    """A set of models that can be replaced, and the threads that decode and infer."""
 
-    def __init__(self, settings: GroupSettings) -> None:
+    def __init__(self, process: ProcessSettings, settings: GroupSettings) -> None:
         """Load and verify the models, and run each once to warm it up.
 
         Raises:
             ArtifactError: if a model file is missing or is not the one the manifest names.
             BackendError: if the backend cannot load it.
         """
-        self._settings = settings
-        self._specs = {variant.name: variant.input for variant in settings.variants}
+        self._threads = threads = process.threads
         apart = CorePlacement()
-        self._decoding = PlaceableThreads(_DECODE_THREADS, "decode", apart)
-        at_once = max(1, min(len(settings.variants), usable_cores()))
-        inferring = PlaceableThreads(at_once, "infer", apart)
-        # The longest job first makes the shortest schedule (Graham, 1969); the largest is also worth the most alone.
-        largest_first = sorted(settings.variants, key=lambda variant: -(variant.bytes or 0))
-        self._models = {variant.name: load_model(variant, settings, inferring) for variant in largest_first}
-        _warm_decoders(tuple(self._specs.values()), settings.max_pixels)
-        self.statement = statement([model.run for model in self._models.values()])
-        """What this process runs; each answer carries it."""
-        self._backends = tuple(dict.fromkeys(model.backend for model in self._models.values()))
-        log.info("replica ready: %s", ", ".join(f"{name} ({model.backend})" for name, model in self._models.items()))
-        give_back_at_once()
+        self.inferring = PlaceableThreads(min(threads.infer, usable_cores()), "infer", apart)
+        self.decoding = PlaceableThreads(threads.decode, "decode", apart) if threads.decode else self.inferring
         self._rates = DecodingRates()
-        inputs = self._specs.values()
-        self._scales = DecodingScales(inputs, self._rates, settings.max_pixels, settings.max_pixels_whole)
-        self.parts = divided(settings.memory_bytes, settings.request_memory_bytes, settings.replicas)
+        self.models = self._loaded(settings)
+        log.info("replica ready: %s", self.models)
+        give_back_at_once()
+        self.parts = divided(process.memory_bytes, process.request_memory_bytes, process.replicas)
         """The memory shares, now that the models are loaded."""
         log.info("memory for decoding: %d MB, by %s", self.parts.decoding // 1_000_000, self.parts.basis)
         self.memory = MemoryBudget(self.parts.decoding)
-        self._heavy = MemoryBudget(_DECODE_THREADS - 1)
+        self._heavy = MemoryBudget(max(1, threads.decode - 1))
         """The threads that large images may occupy."""
         self._images = 0
+        self._replacing = asyncio.Lock()
 
     @property
     def backends(self) -> tuple[str, ...]:
         """The backends of the variants, each once."""
-        return self._backends
+        return self.models.backends
+
+    @property
+    def statement(self) -> str:
+        """The statement of the variants that new images get."""
+        return self.models.statement
+
+    async def reconfigure(self, settings: GroupSettings) -> None:
+        """Load other models, or the same with other limits, and use them for new images.
+
+        Images inside finish with the models that they began with; until then, both are in memory.
+
+        Raises:
+            ArtifactError, BackendError: as the constructor; the replica then keeps what it has.
+        """
+        async with self._replacing:
+            if settings == self.models.settings:
+                return
+            replaced, self.models = self.models, await asyncio.to_thread(self._loaded, settings)
+            log.info("replica has new models: %s", self.models)
+            replaced.retire()
+
+    async def check_health(self, limit_s: float = HEALTH_LIMIT_S) -> None:
+        """Infer a blank image with each model that has not inferred lately.
+
+        Raises:
+            BackendError: if an inference fails, or takes longer than the limit.
+        """
+        await asyncio.gather(*(model.check_health(limit_s) for model in self.models.models.values()))
+
+    def _loaded(self, settings: GroupSettings) -> ModelSet:
+        models = ModelSet(settings, self._threads, self.inferring, self._rates)
+        _warm_decoders(tuple(models.specs.values()), settings.max_pixels)
+        return models
 
     async def run(
         self, image: bytes, evaluations: Sequence[EvaluationRequest], deadline: Deadline | None, *, streaming: bool
@@ -108,12 +130,14 @@ class Replica:
 
         Raises:
             RequestError, DeadlineMissed, Overloaded: as their names say.
+            NotReady: if a variant is not loaded here, as may happen while a tier is updated.
         """
         known: dict[str, ViewProbabilities] = {}
-        names = list(dict.fromkeys(name for each in evaluations for name in self._models if name in each.wanted))
         part: tuple[VariantAnswer, ...] = ()
-        async with self._evaluation(deadline) as running, AsyncExitStack() as decoding:
-            inputs = _Inputs(self, image, names, running, decoding)
+        models = self.models
+        names = _wanted(evaluations, models)
+        async with self._evaluation(models, deadline) as running, AsyncExitStack() as decoding:
+            inputs = _Inputs(self, models, image, names, running, decoding)
             for evaluation in evaluations:
                 if enough(evaluation, known):
                     break
@@ -122,10 +146,10 @@ class Replica:
                         yield part
                         part = ()
                     await inputs.prepare(evaluation)
-                batches = self._batches(evaluation, streaming=streaming)
+                batches = _batches(evaluation, list(models.models), streaming=streaming)
                 while batches:
                     batch = next_batch(evaluation, known, batches)
-                    for name in (name for name in self._models if name in batch):
+                    for name in (name for name in models.models if name in batch):
                         running.start(name, batch[name], inputs.ready[name], alone=len(batch) == 1)
                     if part:
                         yield part
@@ -138,15 +162,8 @@ class Replica:
             if part:
                 yield part
 
-    def _batches(self, evaluation: EvaluationRequest, *, streaming: bool) -> deque[dict[str, Augmentation]]:
-        """The order of the views; with a threshold all at once."""
-        if evaluation.threshold is not None:
-            return deque([dict(evaluation.wanted)])
-        names = [name for name in self._models if name in evaluation.wanted]
-        return deque(view_batches(names, evaluation.wanted, streaming=streaming))
-
     @asynccontextmanager
-    async def _evaluation(self, deadline: Deadline | None) -> AsyncGenerator[ImageEvaluation]:
+    async def _evaluation(self, models: ModelSet, deadline: Deadline | None) -> AsyncGenerator[ImageEvaluation]:
         """The work on one image; what is unanswered at the end is cancelled.
 
         Raises:
@@ -154,33 +171,28 @@ class Replica:
         """
         if deadline is not None and deadline.passed(now := time.monotonic()):
             raise DeadlineMissed(f"the deadline passed {-deadline.remaining_ms(now):.1f} ms before decoding began")
-        running = ImageEvaluation(self._models, self.statement, deadline, lambda: self._images == 1)
+        running = ImageEvaluation(models.models, models.statement, deadline, lambda: self._images == 1)
         self._images += 1
         try:
-            yield running
+            with models.used():
+                yield running
         finally:
             self._images -= 1
             running.cancel()
 
-    def cost(self, image: bytes, header: ImageHeader) -> DecodingCost:
+    def cost(self, models: ModelSet, image: bytes, header: ImageHeader) -> DecodingCost:
         """What it costs to decode an image for all variants.
 
         Raises:
             TooLarge: if it has too many pixels, or needs more memory than one image may take.
         """
-        cost = self._scales.cost(image, header)
+        cost = models.cost(image, header)
         if cost.bytes > self.parts.request:
             raise TooLarge(
                 f"to decode the image of {header.width}x{header.height} pixels takes up to {cost.bytes} bytes of "
                 f"memory; one image may have {self.parts.request}"
             )
         return cost
-
-    def inputs(self, image: bytes, names: Sequence[str], header: ImageHeader) -> Generator[Pixels]:
-        """The input of each of these variants, in order; each step decodes or scales."""
-        return load_inputs(
-            image, [self._specs[name] for name in names], max_pixels=self._settings.max_pixels, header=header
-        )
 
     async def prepare(
         self, inputs: Iterator[Pixels], names: Sequence[str], cost: DecodingCost, until: float
@@ -192,7 +204,7 @@ class Replica:
         """
         async with self._decoding_turn(cost, until):
             loop = asyncio.get_running_loop()
-            return await to_the_end(loop.run_in_executor(self._decoding, self._prepare, inputs, names, cost))
+            return await to_the_end(loop.run_in_executor(self.decoding, self._prepare, inputs, names, cost))
 
     def _prepare(self, inputs: Iterator[Pixels], names: Sequence[str], cost: DecodingCost) -> dict[str, Pixels]:
         """Blocks. All names in one call: to wake the thread again costs more than a small image's second input."""
@@ -220,6 +232,7 @@ class _Inputs:
     def __init__(
         self,
         replica: Replica,
+        models: ModelSet,
         image: bytes,
         names: Sequence[str],
         running: ImageEvaluation,
@@ -229,9 +242,9 @@ class _Inputs:
         header = probe(image)
         self.ready: dict[str, Pixels] = {}
         self._replica = replica
-        self._cost = replica.cost(image, header)
+        self._cost = replica.cost(models, image, header)
         self._names = names
-        self._inputs = replica.inputs(image, names, header)
+        self._inputs = models.inputs(image, names, header)
         self._running = running
         self._decoding = decoding
 
@@ -256,6 +269,27 @@ class _Inputs:
         if len(self.ready) == len(self._names):
             self._inputs.close()  # frees the decoded image
             await self._decoding.aclose()
+
+
+def _wanted(evaluations: Sequence[EvaluationRequest], models: ModelSet) -> list[str]:
+    """The variants of the evaluations, in their order.
+
+    Raises:
+        NotReady: if one of them is not loaded.
+    """
+    if missing := {name for each in evaluations for name in each.wanted if name not in models.models}:
+        raise NotReady(f"{', '.join(sorted(missing))}: not among this replica's variants, {', '.join(models.models)}")
+    return list(dict.fromkeys(name for each in evaluations for name in models.models if name in each.wanted))
+
+
+def _batches(
+    evaluation: EvaluationRequest, largest_first: Sequence[str], *, streaming: bool
+) -> deque[dict[str, Augmentation]]:
+    """The order of the views; with a threshold all at once."""
+    if evaluation.threshold is not None:
+        return deque([dict(evaluation.wanted)])
+    names = [name for name in largest_first if name in evaluation.wanted]
+    return deque(view_batches(names, evaluation.wanted, streaming=streaming))
 
 
 def _warm_decoders(specs: Sequence[InputSpec], max_pixels: int) -> None:

@@ -83,10 +83,22 @@ def application(
 
 
 def _scale(config: DatacenterConfig, launcher: Path | None) -> dict[str, Any]:
-    """The number of ingress replicas."""
+    """The number of ingress replicas, and how many of them share a machine."""
     least, most = config.ingress_min_replicas, config.ingress_max_replicas
     # Serve does not see the requests at a launcher's sockets, so it could only scale down.
-    if launcher is not None or least == most:
+    if launcher is not None:
         return {"num_replicas": least}
-    target = config.ingress_target_ongoing_requests
-    return {"autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": target}}
+    per_node = config.max_replicas_per_node
+    spread = {} if per_node is None else {"max_replicas_per_node": per_node}
+    if least == most:
+        return {"num_replicas": least, **spread}
+    return {
+        **spread,
+        "autoscaling_config": {
+            "min_replicas": least,
+            "max_replicas": most,
+            "target_ongoing_requests": config.ingress_target_ongoing_requests,
+            "upscale_delay_s": config.scale_up_after_s,
+            "downscale_delay_s": config.scale_down_after_s,
+        },
+    }

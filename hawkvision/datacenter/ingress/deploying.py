@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Final
 
 from ray import serve
@@ -15,6 +16,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 from hawkvision.core.errors import BackendError
 from hawkvision.core.settings.config import DatacenterConfig
 
+_OURS: Final = re.compile(r"^hawkvision\.core\.errors\.\w+: (.+)$", re.MULTILINE)
 _REPLY_S: Final = 10.0
 """For an ingress replica to say whether it is ready."""
 
@@ -47,10 +49,21 @@ def is_running(app_name: str) -> bool:
         return False
     if state.status == ApplicationStatus.DEPLOY_FAILED:
         failed = [
-            f"{name}: {each.message}" for name, each in state.deployments.items() if each.status == "DEPLOY_FAILED"
+            f"{name}: {cause_of(each.message)}"
+            for name, each in state.deployments.items()
+            if each.status == "DEPLOY_FAILED"
         ]
-        raise BackendError(f"{app_name!r} did not start: {_one_line('; '.join(failed) or state.message)}")
+        raise BackendError(f"{app_name!r} did not start: {'; '.join(failed) or _one_line(state.message)}")
     return bool(state.status == ApplicationStatus.RUNNING)
+
+
+def cause_of(message: str) -> str:
+    """The error of ours in Serve's message about a replica, which is a traceback; the whole message if there is none.
+
+    In one line.
+    """
+    ours = _OURS.findall(message)
+    return _one_line(ours[-1] if ours else message)
 
 
 async def why_not_ready(app_name: str) -> str | None:

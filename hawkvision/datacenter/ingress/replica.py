@@ -23,9 +23,9 @@ from starlette.responses import Response
 from hawkvision.core.errors import BackendError, NotReady
 from hawkvision.core.escalation_api import Transports
 from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.deployment.group_deployments import log_like_the_tier
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence
-from hawkvision.datacenter.deployment.served_replica import log_like_the_tier
 from hawkvision.datacenter.ingress.admission_share import AdmissionShare
 from hawkvision.datacenter.ingress.launcher_link import LauncherLink
 from hawkvision.datacenter.ingress.public_server import PublicServer
@@ -85,7 +85,9 @@ class Ingress:
         self._variants: dict[str, HandleVariants] = {}
         tier = self._server.tier
         for task, of_task in handles.items():
-            presence = PolledPresence(of_task, tier.set_live_replicas, partial(tier.record_statement, task))
+            presence = PolledPresence(
+                of_task, tier.set_live_replicas, partial(tier.record_statement, task), tier.record_problem
+            )
             self._presences[task] = presence
             groups = tier.catalogs[task].groups
             ordered = [of_task[group.name] for group in groups]

@@ -88,6 +88,11 @@ def _check_options(config: DatacenterConfig) -> None:
             f"dc.address = {config.address!r}: `hawkvision dc up` starts a Ray of its own; to deploy to one that runs, "
             "use `hawkvision dc deploy`"
         )
+    if config.max_replicas_per_node is not None and config.max_replicas_per_node < config.max_replicas:
+        raise ConfigError(
+            f"dc.max_replicas_per_node = {config.max_replicas_per_node}: on one machine all dc.max_replicas = "
+            f"{config.max_replicas} have to find room"
+        )
     if config.ingress_max_replicas != config.ingress_min_replicas:
         raise ConfigError(
             f"dc.ingress_max_replicas = {config.ingress_max_replicas}: on one machine the ingress does not scale; "

@@ -1,1 +1,1 @@
-"""What listens for edge nodes: HTTP, datagrams and a local socket."""
+"""What listens for edge nodes: HTTP and datagrams."""

@@ -27,6 +27,8 @@ class ServedTask:
         """The groups of variants that should have a live replica and have none."""
         self.max_in_flight = 0
         self.in_flight = 0
+        self.problems: dict[str, str] = {}
+        """What is wrong with the replicas of groups, as the log says."""
         self._statements: dict[str, None] = {}
         """The replicas' statements, the newest last; at most `_MAX_STATEMENTS`."""
 
@@ -64,7 +66,12 @@ class ServedTask:
             raise NotReady(f"task {self.name!r} cannot be served; the log says why, and this answer with a key")
         self.ready_variants()
         if self.absent:
-            raise NotReady(f"task {self.name!r} has no live replica of {', '.join(sorted(self.absent))}")
+            absent = (self._described(group, with_reason) for group in sorted(self.absent))
+            raise NotReady(f"task {self.name!r} has no live replica of {', '.join(absent)}")
+
+    def _described(self, group: str, with_reason: bool) -> str:
+        problem = self.problems.get(group) if with_reason else None
+        return f"{group} ({problem})" if problem else group
 
     def record_statement(self, statement: str) -> None:
         """Note what a replica states that it runs (`hawkvision.models.fingerprints`)."""

@@ -133,6 +133,13 @@ class TierService:
         """
         return self._task(task).listing()
 
+    def record_problem(self, group: str, problem: str) -> None:
+        """Note what is wrong with a group's replicas; an empty text if nothing is any more."""
+        problems = self._task_of_group[group].problems
+        problems.pop(group, None)
+        if problem:
+            problems[group] = problem
+
     def set_live_replicas(self, group: str, live: int) -> None:
         """Note the number of live replicas of a group of variants."""
         self.metrics.replicas.labels(group).set(live)

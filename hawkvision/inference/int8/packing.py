@@ -13,20 +13,15 @@ from hawkvision.inference.int8.program import ALIGNMENT, VECTOR
 
 GROUP: Final = 64
 """Channels of a depthwise window that are computed together; biases and scales are padded to a multiple of it."""
-LARGE_PAGE: Final = 1 << 21
-"""Bytes, on x86-64."""
 
 
 def together(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Copies in one block of memory, each aligned to the size of a vector.
-
-    The block is aligned for a large page, so that the system may use one (`inference.large_pages`).
-    """
+    """Copies in one block of memory, each aligned to the size of a vector."""
     starts = [0]
     for array in arrays:
         starts.append(starts[-1] - -array.nbytes // ALIGNMENT * ALIGNMENT)
-    memory = np.frombuffer(mmap.mmap(-1, starts[-1] + LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
-    memory = memory[-memory.ctypes.data % LARGE_PAGE :]
+    # Pages of its own, which begin at such a multiple.
+    memory = np.frombuffer(mmap.mmap(-1, max(1, starts[-1]), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
     held = [
         memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
         for start, array in zip(starts, arrays, strict=False)

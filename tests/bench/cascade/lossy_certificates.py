@@ -73,7 +73,7 @@ class CertificateLink:
         return f"{self.loss:.0%} {kind}, {'planned' if self.planned else 'surprised'}"
 
     def kept(self, n: int, rng: np.random.Generator) -> list[int]:
-        """Which of n fragments arrive. Bursts: a chain of two states, of which one loses everything (Gilbert)."""
+        """The fragments of n that arrive. Bursts are a chain of two states; one loses everything (Gilbert)."""
         if self.burst <= 1.0 or self.loss == 0.0:
             return np.flatnonzero(rng.random(n) >= self.loss).tolist()
         leave, enter = 1.0 / self.burst, self.loss / (self.burst * (1.0 - self.loss))

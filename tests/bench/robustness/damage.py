@@ -273,7 +273,7 @@ async def _answer_by_datagrams(url: str, image: bytes, expected: str, start: Sta
 async def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.robustness.damage")
-    parser.add_argument("--only", default="", help="words of which the name of a case has one, separated by commas")
+    parser.add_argument("--only", default="", help="parts of the names of cases to run, separated by commas")
     words = [word for word in parser.parse_args().only.split(",") if word]
     image = photographs(1)[0]
     healthy = Server("healthy", ("edge",))

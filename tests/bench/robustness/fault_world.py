@@ -166,14 +166,15 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 KINDS: Final = {
-    "replica": r"ray::.*(Replica|efficientnet|ensemble)",
+    "replica": r"ray::ServeReplica:[^:]+:(?!ingress)",
+    "ingress": r"ray::ServeReplica:[^:]+:ingress",
     "raylet": r"/raylet/raylet ",
     "gcs": r"gcs_server",
 }
 
 
 def processes(tier: Server, kind: str) -> list[int]:
-    """The tier's processes of a kind: `launcher`, `replica`, `raylet` or `gcs`."""
+    """The tier's processes of a kind: `launcher`, `ingress`, `replica`, `raylet` or `gcs`."""
     if kind == "launcher":
         return [tier.pid]
     below = descendants(tier.pid)

@@ -123,10 +123,12 @@ async def half_open(world: World) -> None:
 FAULTS: Final[dict[str, Callable[[World], Awaitable[None]]]] = {
     "none": lambda _: asyncio.sleep(0),
     "datacenter kill -9": tier_killed_and_restarted,
+    "ingress kill -9": lambda world: part_killed(world, "ingress"),
     "replica kill -9": lambda world: part_killed(world, "replica"),
     "raylet kill -9": lambda world: part_killed(world, "raylet"),
     "gcs kill -9": lambda world: part_killed(world, "gcs"),
     "launcher SIGSTOP 10 s": lambda world: stands_still(world, "launcher"),
+    "ingress SIGSTOP 10 s": lambda world: stands_still(world, "ingress"),
     "replica SIGSTOP 10 s": lambda world: stands_still(world, "replica"),
     "raylet SIGSTOP 10 s": lambda world: stands_still(world, "raylet"),
     "gcs SIGSTOP 10 s": lambda world: stands_still(world, "gcs"),
@@ -247,7 +249,7 @@ def shown(rows: list[FaultOutcome]) -> Table:
 async def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.robustness.faults")
-    parser.add_argument("--only", default="", help="words of which the name of a fault has one, separated by commas")
+    parser.add_argument("--only", default="", help="parts of the names of faults to run, separated by commas")
     parser.add_argument("--rate", type=float, default=20.0, help="requests per second")
     parser.add_argument("--before", type=float, default=4.0, help="seconds of load before a fault")
     parser.add_argument("--after", type=float, default=25.0, help="seconds of load after it")

@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--most", type=int, default=2_000, help="files of the folders that are asked")
-    parser.add_argument("--mutate", type=int, default=300, help="files of which mutations are asked as well")
+    parser.add_argument("--mutate", type=int, default=300, help="files whose mutations are sent as well")
     parser.add_argument("--no-node", action="store_true", help="compare pixels only")
     chosen = parser.parse_args(argv)
     Image.MAX_IMAGE_PIXELS = None

@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -39,6 +38,7 @@ from hawkvision.datacenter.deployment.ray_settings import TUNING
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalogs, loaded
 from hawkvision.system.child_server import running, stop_with_parent
+from tests.bench.ports import free_port
 
 METHOD: Final = "/hawkvision.bench.EscalationTransport/infer"
 APPLICATION: Final = "escalation"
@@ -69,7 +69,7 @@ def main() -> int:
         return 0
     image = _image()
     own = ("hawkvision.datacenter", "--backend", "noop", "--port", "0", "--variants", given.variant)
-    theirs = ("tests.bench.transport.escalation_grpc", "--serve-grpc", str(_free_port()), "--variant", given.variant)
+    theirs = ("tests.bench.transport.escalation_grpc", "--serve-grpc", str(free_port()), "--variant", given.variant)
     with running(*own) as http, running(*theirs, env=TUNING) as proxy:
         table = asyncio.run(_measure(http.url, proxy.url, image, given.rounds, given.requests))
     print(f"{len(image)} byte JPEG, {os.cpu_count()} cores, {given.rounds} rounds of {given.requests}")
@@ -165,7 +165,7 @@ def _serve_grpc(port: int, variant: str) -> None:
     config = DatacenterConfig(backend="noop", variants=(variant,))
     ray.init(address="local", include_dashboard=False, num_cpus=4, log_to_driver=False, logging_level="error")
     serve.start(
-        http_options=HTTPOptions(location="HeadOnly", host="127.0.0.1", port=_free_port()),
+        http_options=HTTPOptions(location="HeadOnly", host="127.0.0.1", port=free_port()),
         grpc_options=gRPCOptions(
             port=port, grpc_servicer_functions=["tests.bench.transport.escalation_grpc.add_escalation_to_server"]
         ),
@@ -177,11 +177,6 @@ def _serve_grpc(port: int, variant: str) -> None:
     serve.run(app.bind(config, *group_apps(config, catalog).values()), name=APPLICATION, route_prefix="/")
     print(f"ready: 127.0.0.1:{port}", flush=True)
     signal.pause()  # Ray's own handler of SIGTERM ends the process and with it Ray
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _image() -> bytes:

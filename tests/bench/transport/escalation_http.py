@@ -48,6 +48,8 @@ CALLERS: Final = (1, 16)
 WARM_UP: Final = 30
 START_LIMIT_S: Final = 240.0
 STOP_LIMIT_S: Final = 60.0
+SAME: Final = {"RAY_worker_niceness": "0"}
+"""Of all ways in; the earlier tier's replica would otherwise wait for every other program."""
 RAY_CPUS: Final = 32
 """What the Ray behind HAProxy plans with, so that it starts all replicas on any machine, as a launcher's Ray does."""
 
@@ -70,6 +72,8 @@ class Rounds:
     own_p50_ms: list[float] = field(default_factory=list)
     """Without the reply's times of decoding, queue and inference."""
     per_s: list[float] = field(default_factory=list)
+    refused: int = 0
+    """Requests without an answer of 200; they are in no other figure."""
 
 
 def main() -> int:
@@ -99,7 +103,7 @@ def main() -> int:
             ]
             titles = ("P50 ms", "P99 ms", "P50 of the tier ms", "requests/s")
             words = ", ".join(f"{title} {cell}" for title, cell in zip(titles, cells, strict=True))
-            _print(f"{stage.title}, {callers} callers, {name}: {words}")
+            _print(f"{stage.title}, {callers} callers, {name}: {words}, refused {rounds.refused}")
     return 0
 
 
@@ -177,7 +181,7 @@ def _running(command: list[str], environment: Mapping[str, str], folder: Path, p
     started, url = time.monotonic(), f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command, env={**os.environ, **environment}, cwd=folder, stdout=output, stderr=subprocess.STDOUT
+            command, env={**os.environ, **SAME, **environment}, cwd=folder, stdout=output, stderr=subprocess.STDOUT
         )
         try:
             if not asyncio.run(_answers(url, process)):
@@ -230,13 +234,17 @@ async def _round(
             begun = time.perf_counter()
             async with session.post(url + INFER_PATH, data=image) as response:
                 body = await response.read()
-                response.raise_for_status()
+            if response.status != 200:
+                into.refused += 1
+                continue
             wall.append((time.perf_counter() - begun) * 1e3)
             spent = msgspec.json.decode(body, type=EscalationReply).timing_ms
             own.append(wall[-1] - spent.decode - spent.queue - spent.infer)
 
     begun = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(callers)))
+    if not wall:
+        return
     into.per_s.append(len(wall) / (time.perf_counter() - begun))
     p50, p99 = np.percentile(wall, (50, 99))
     into.p50_ms.append(float(p50))
@@ -245,6 +253,8 @@ async def _round(
 
 
 def _cell(values: list[float], *, most: bool = False) -> str:
+    if not values:
+        return "none"
     best, worst = (max(values), min(values)) if most else (min(values), max(values))
     return f"{median(values):.2f} ({best:.2f} to {worst:.2f})"
 

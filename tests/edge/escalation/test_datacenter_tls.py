@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from tests.authority import Authority, replace
 from tests.edge.conftest import Caller, Reply
 from tests.edge.peer import Peer, running_peer
 from tests.images import encoded
-
-WAIT_S = 60.0
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -46,14 +44,6 @@ def from_datacenter(caller: Caller) -> bool:
     return bool(found["tier"] == "datacenter")
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Poll until a condition holds; seen from outside, there is nothing else to wait on."""
-    ends = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < ends, "it did not come about"
-        time.sleep(0.05)
-
-
 def test_an_expired_certificate_is_logged_and_answers_are_degraded(authority: Authority) -> None:
     pair = authority.certify("expired", days=-1)
     with (
@@ -61,7 +51,7 @@ def test_an_expired_certificate_is_logged_and_answers_are_degraded(authority: Au
         beside(peer, "--datacenter-ca", str(authority.path)) as (node, caller),
     ):
         assert not from_datacenter(caller)
-        until(
+        wait_until(
             lambda: "its certificate is not trusted: certificate has expired (edge.datacenter_ca says" in node.output()
         )
         assert not from_datacenter(caller)
@@ -75,7 +65,7 @@ def test_a_certificate_for_another_name_is_rejected(authority: Authority) -> Non
         beside(peer, "--datacenter-ca", str(authority.path)) as (node, caller),
     ):
         assert not from_datacenter(caller)
-        until(lambda: "IP address mismatch" in node.output())
+        wait_until(lambda: "IP address mismatch" in node.output())
 
 
 def test_a_corrected_authority_is_trusted_without_a_restart(authority: Authority, tmp_path: Path) -> None:
@@ -87,9 +77,9 @@ def test_a_corrected_authority_is_trusted_without_a_restart(authority: Authority
         beside(peer, "--datacenter-ca", str(trusted)) as (node, caller),
     ):
         assert not from_datacenter(caller)
-        until(lambda: "its certificate is not trusted: unable to get local issuer certificate" in node.output())
+        wait_until(lambda: "its certificate is not trusted: unable to get local issuer certificate" in node.output())
         replace(trusted, authority.path.read_bytes())
-        until(lambda: from_datacenter(caller))
+        wait_until(lambda: from_datacenter(caller))
 
 
 def test_a_datacenter_that_requires_a_client_certificate_gets_the_nodes(authority: Authority) -> None:
@@ -99,4 +89,4 @@ def test_a_datacenter_that_requires_a_client_certificate_gets_the_nodes(authorit
     own = authority.certify("edge")
     shows = ("--datacenter-certificate", str(own.certificate), "--datacenter-key", str(own.key))
     with running_peer(tls=context) as peer, beside(peer, "--datacenter-ca", str(authority.path), *shows) as (_, caller):
-        until(lambda: from_datacenter(caller))
+        wait_until(lambda: from_datacenter(caller))

@@ -26,7 +26,7 @@ def look(score: Score, temperature: float | None) -> StagePrediction:
 
 
 def expected(temperature: float) -> tuple[float, float]:
-    """Of ten classes of which one leads: its probability, and that of each other."""
+    """The probability of the class that leads among ten, and that of each other class."""
     total = np.exp(LEAD / temperature) + 9.0
     return float(np.exp(LEAD / temperature) / total), float(1.0 / total)
 

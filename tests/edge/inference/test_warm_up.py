@@ -15,7 +15,7 @@ from tests.edge.bench import SPEC
 
 
 class Counting:
-    """A backend of ten classes, of which the first leads by far, that counts its inferences."""
+    """A backend that counts its inferences; the first of its ten classes leads by far."""
 
     def __init__(self, name: str, counts: Counter[str]) -> None:
         self.input_shape = (SPEC.height, SPEC.width, 3)

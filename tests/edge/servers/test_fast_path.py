@@ -16,8 +16,9 @@ from edge.servers.fast_path import HOLD_S
 from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.edge.peer import Peer
+from tests.fuzz.examples import examples
 from tests.hawkvision.imaging.images import jpeg_with_size
-from tests.hawkvision.servers.test_protocol import connect, replies, until_closed
+from tests.hawkvision.servers.raw_http import connect, replies, until_closed
 from tests.images import encoded
 
 LARGE = encoded(".png", 256, 400)
@@ -33,7 +34,7 @@ def last(body: bytes, query: bytes = b"quality=fast", *lines: bytes) -> bytes:
 
 
 def ask(edge: ServerProcess, *pieces: bytes) -> list[Reply]:
-    """The answers to what is sent in these pieces, each of which the node gets to see by itself."""
+    """The answers to a request that is sent in these pieces, which the node receives one by one."""
     with connect(edge) as connection:
         for piece in pieces:
             connection.sendall(piece)
@@ -234,7 +235,7 @@ def test_a_broken_body_is_refused_once(caller: Caller, edge: ServerProcess) -> N
     damage=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 255)), min_size=1, max_size=4),
     behind=st.binary(max_size=30),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_heads_are_answered_or_refused_as_documented(
     caller: Caller, edge: ServerProcess, damage: list[tuple[int, int]], behind: bytes
 ) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from hawkvision.core.settings.load import load_config
 from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.images import encoded
+from tests.waiting import wait_until
 
 SINGLE = "a-key-with-every-right"
-WAIT_S = 60.0
 ENTRY = "import sys; from hawkvision.cli import main; sys.argv[0] = 'hawkvision'; main()"
 
 
@@ -63,14 +62,6 @@ def caller(node: ServerProcess) -> Iterator[Caller]:
 def ask(caller: Caller, key: str, path: str, method: str = "GET") -> Reply:
     body = encoded() if method == "POST" else None
     return caller.send(method, path, body, {"Authorization": f"Bearer {key}"})
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Poll until a condition holds; seen from outside, there is nothing else to wait on."""
-    ends = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < ends, "it did not come about"
-        time.sleep(0.02)
 
 
 # ---------------------------------------------------------------------------------------------------- scopes
@@ -141,7 +132,7 @@ def test_requests_are_counted_by_the_name_of_their_key(caller: Caller, keys: dic
 
 def test_a_key_beyond_its_rate_is_told_when_to_retry(node: ServerProcess, path: Path, caller: Caller) -> None:
     key = make(path, "slow-camera", "infer", rate=0.01)
-    until(lambda: ask(caller, key, "/v2").status == 200)  # the file was read again by itself
+    wait_until(lambda: ask(caller, key, "/v2").status == 200)  # the file was read again by itself
     refused = ask(caller, key, "/v1/classify", "POST")
     assert (refused.status, refused.json["code"]) == (429, "overloaded")
     assert 90 <= int(refused.headers["retry-after"]) <= 100
@@ -155,9 +146,9 @@ def test_a_removed_key_is_refused_on_a_connection_that_is_open(
 ) -> None:
     key = make(path, "visitor", "infer")
     node.process.send_signal(signal.SIGHUP)
-    until(lambda: ask(caller, key, "/v1/classify", "POST").status == 200)
+    wait_until(lambda: ask(caller, key, "/v1/classify", "POST").status == 200)
     assert hawkvision("keys", "remove", "visitor", "--file", str(path)).returncode == 0
-    until(lambda: ask(caller, key, "/v1/classify", "POST").status == 401)
+    wait_until(lambda: ask(caller, key, "/v1/classify", "POST").status == 401)
     assert ask(caller, keys["camera"], "/v1/classify", "POST").status == 200
 
 
@@ -167,7 +158,7 @@ def test_a_broken_key_file_is_logged_and_the_keys_stay(
     good = path.read_bytes()
     path.write_bytes(good + b"[keys.half]\nsha256 = ")
     node.process.send_signal(signal.SIGHUP)
-    until(lambda: "keys: the previous files stay in use" in node.output())
+    wait_until(lambda: "keys: the previous files stay in use" in node.output())
     assert ask(caller, keys["camera"], "/v1/classify", "POST").status == 200
     path.write_bytes(good)
 
@@ -246,4 +237,4 @@ def test_plain_http_beyond_loopback_is_served_where_it_is_wanted() -> None:
     given = ("--host", "0.0.0.0", "--port", "0", "--backend", "noop", "--api-key", SINGLE, "--allow-plain-http")
     with running("edge", *given) as node, closing(Caller(node)) as caller:
         assert ask(caller, SINGLE, "/v1/targets").status == 200
-        until(lambda: "without TLS" in node.output())
+        wait_until(lambda: "without TLS" in node.output())

@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from edge.monitoring.audits import MOST_AT_ONCE, MOST_UNDER_WAY
-from edge.monitoring.request_streams import StreamController
 from edge.serving.targets_listing import describe_targets
-from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.core.errors import DeadlineMissed
-from hawkvision.core.escalation_api import parse_escalation_headers
 from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
@@ -28,13 +24,24 @@ from hawkvision.core.types import (
     Tier,
 )
 from hawkvision.servers.bodies import CallerGone
-from tests.edge.bench import SURE, UNSURE, Bench, audits, bench, known, many, misses, run
+from tests.edge.bench import (
+    AGREES,
+    SURE,
+    UNSURE,
+    Bench,
+    audits,
+    bench,
+    kept,
+    known,
+    many,
+    misses,
+    run,
+    state_of,
+)
 from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.waiting import until
 
-EDGE_CLASS = 3
 ME = "127.0.0.1"
-AGREES = [(EDGE_CLASS, 0.99)]
 DIFFERS = [(ANSWER_CLASS, 0.99)]
 MIDDLING = 2.7
 """A lead that gives a score of about 0.6: `balanced` accepts it from 0.485 on."""
@@ -46,135 +53,8 @@ def balanced(it: Bench) -> dict[str, object]:
     return next(entry for entry in listed if entry["target"] == {"quality": "balanced"})
 
 
-def kept(it: Bench, stream: str | None = None) -> StreamController:
-    """The controller of `balanced` at the edge."""
-    found = it.node.guarantees.controllers(it.node.policy.route(Quality.BALANCED), stream, "127.0.0.1").edge
-    assert found is not None
-    return found
-
-
-def state_of(it: Bench, stream: str | None = None) -> ControllerState:
-    return kept(it, stream).control.state
-
-
 def suspended(it: Bench, stream: str | None = None, target: Target = Quality.BALANCED, caller: str = ME) -> bool:
     return it.node.guarantees.controllers(it.node.policy.route(target), stream, caller).suspended
-
-
-# ------------------------------------------------------------------------------------------------------- audits
-
-
-def test_audits_check_a_small_share_of_accepted_answers_and_show_in_no_answer(large: Peer) -> None:
-    large.top_k = AGREES
-
-    async def scenario() -> tuple[list[Answer], float, float]:
-        async with bench(large, SURE, audit_share=0.2) as it:
-            await known(it.node)
-            answers = await many(it, 400)
-            await until(lambda: not it.node.auditor._under_way)
-            return answers, audits(it, "agree"), it.counted("escalations_total", reason="audit")
-
-    answers, agreed, escalated = run(scenario)
-    assert 0 < agreed == escalated == len(large.bodies) < 0.35 * len(answers)
-    assert {(a.tier, a.escalated, a.reason) for a in answers} == {(Tier.EDGE, False, None)}
-    assert answers[-1].accuracy.status is AccuracyStatus.CERTIFIED
-
-
-def test_audits_ask_the_best_stage_and_are_bounded_in_time(large: Peer) -> None:
-    large.top_k = AGREES
-
-    async def scenario() -> None:
-        async with bench(large, SURE, audit_share=0.2) as it:
-            await known(it.node)
-            while not large.headers:
-                await it.ask()
-
-    run(scenario)
-    asked = parse_escalation_headers(_titled(large.headers[0]))
-    assert (asked.variant, asked.intermediate, asked.top_k) == ("large", None, 1)
-    assert asked.deadline_ms is not None
-
-
-def _titled(headers: dict[str, str]) -> dict[str, str]:
-    """Header names as `parse_escalation_headers` looks them up in a plain dict."""
-    names = {
-        "x-hawkvision-task": "X-HawkVision-Task",
-        "x-hawkvision-variant": "X-HawkVision-Variant",
-        "x-hawkvision-deadline-ms": "X-HawkVision-Deadline-Ms",
-        "x-hawkvision-top-k": "X-HawkVision-Top-K",
-        "x-hawkvision-accept-score": "X-HawkVision-Accept-Score",
-        "x-hawkvision-score": "X-HawkVision-Score",
-        "x-hawkvision-otherwise": "X-HawkVision-Otherwise",
-    }
-    return {names.get(name, name): value for name, value in headers.items()}
-
-
-def test_audits_that_hang_delay_nobody_are_bounded_and_end_with_the_node(large: Peer) -> None:
-    large.delay_s = 30.0
-
-    async def scenario() -> tuple[list[Answer], int, Bench]:
-        async with bench(large, SURE, audit_share=0.2) as it:
-            await known(it.node)
-            answers = await many(it, 400)
-            assert len(it.node.auditor._under_way) == MOST_UNDER_WAY
-            return answers, int(audits(it, "skipped")), it
-
-    answers, skipped, it = run(scenario)
-    assert {answer.tier for answer in answers} == {Tier.EDGE}
-    assert skipped > 0
-    assert audits(it, "skipped") == skipped + MOST_UNDER_WAY, "those under way were given up"
-    assert len(large.bodies) == MOST_AT_ONCE
-
-
-def test_audits_leave_the_connections_to_escalations(large: Peer) -> None:
-    large.delay_s = 30.0
-
-    async def scenario() -> tuple[float, float]:
-        async with bench(large, SURE, connections=1, audit_share=0.2) as it:
-            await known(it.node)
-            waiting = asyncio.create_task(it.ask(target=Quality.BEST))
-            await until(lambda: len(large.bodies) == 1)
-            await many(it, 200)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            return audits(it, "skipped"), it.counted("escalations_total", reason="audit")
-
-    skipped, sent = run(scenario)
-    assert skipped > 0
-    assert sent == 0
-
-
-def test_a_failed_audit_is_counted_and_teaches_nothing(large: Peer) -> None:
-    large.garbage = True
-
-    async def scenario() -> tuple[float, int]:
-        async with bench(large, SURE, audit_share=0.2) as it:
-            await known(it.node)
-            while not audits(it, "failed"):
-                await it.ask()
-            return audits(it, "agree", "differ"), state_of(it).audits
-
-    assert run(scenario) == (0.0, 0)
-
-
-@pytest.mark.parametrize("says", [{"fingerprint": "b" * 64}, {"stages_delay_s": 30.0}])
-def test_nothing_is_learned_from_a_datacenter_that_is_not_known_to_be_the_certified_one(
-    large: Peer, says: dict[str, Any]
-) -> None:
-    for name, value in says.items():
-        setattr(large, name, value)
-
-    async def scenario() -> tuple[int, int, float]:
-        async with bench(large, SURE, audit_share=0.2) as it:
-            if "fingerprint" in says:
-                await known(it.node)
-            await many(it, 200)
-            it.backend.lead = UNSURE
-            await it.ask()
-            state = state_of(it)
-            return state.audits, state.escalations, state.correction
-
-    assert run(scenario) == (0, 1, 1.0)
 
 
 # ------------------------------------------------------------------------------------------------------- drift
@@ -187,7 +67,7 @@ async def raise_alarm(it: Bench, stream: str | None = None, **fields: Any) -> No
         await many(it, 4, stream=stream, **fields)
 
 
-def test_a_best_stage_that_begins_to_disagree_makes_the_guarantee_void_and_raises_escalation(large: Peer) -> None:
+def test_a_reference_stage_that_begins_to_disagree_suspends_the_guarantee_and_raises_escalation(large: Peer) -> None:
     async def scenario() -> tuple[Answer, Answer, dict[str, object], list[float]]:
         async with bench(large, MIDDLING, audit_share=0.2) as it:
             large.top_k = AGREES

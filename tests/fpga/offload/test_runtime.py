@@ -39,6 +39,7 @@ from hawkvision.inference.backends.interface import Backend, check_batch, check_
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.testing import BackendConformance, random_images
+from tests.fuzz.examples import examples
 from tests.hawkvision.integer.graphs import random_graph
 
 GRAPH = random_graph(side=8, planes=3)
@@ -317,7 +318,7 @@ def test_a_machine_that_stands_still_once_does_not_make_a_slow_link() -> None:
 
 
 @given(st.binary(max_size=100), st.integers(0, 2_000), st.integers(0, 255))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_broken_calibrations_are_refused_or_still_sound(noise: bytes, at: int, value: int) -> None:
     timing = BatchTiming(batch=1, runs=2, mean_s=1e-3, variation=0.1, cpu_s=1e-3, quantiles_s=(1e-3, 2e-3))
     whole = bytearray(msgspec.json.encode(Calibration(backend="b", machine="m", timings=(timing,))))

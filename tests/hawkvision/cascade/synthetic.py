@@ -8,10 +8,12 @@ import msgspec
 import numpy as np
 
 from hawkvision.cascade.certification.predictions import StagePredictions, split_indices
-from hawkvision.cascade.certification.profile import Profile, ProfileData, ReceivedCondition, StageProfile
+from hawkvision.cascade.certification.profile import Certificate, Profile, ProfileData, ReceivedCondition, StageProfile
 from hawkvision.cascade.certification.profiling import profile_pair, profile_stage
 from hawkvision.cascade.certification.profiling_received import ReceivedPredictions, profile_received
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.core.types import Logits, Score
+from hawkvision.models.manifest import MeasuredAccuracy
 
 SHA = "a" * 64
 
@@ -94,3 +96,50 @@ def make_received_profile() -> Profile:
     conditions = tuple(make_condition(*place, harm) for place, harm in HARM.items())
     pair = msgspec.structs.replace(profile.pairs[0], received=conditions)
     return msgspec.structs.replace(profile, pairs=(pair,))
+
+
+def measured(value: float, n: int = 900) -> MeasuredAccuracy:
+    return MeasuredAccuracy(value=value, n=n, low=value - 0.02, high=value + 0.02, data_sha256=SHA)
+
+
+def site_of(profile: Profile, *, labelled: bool = True, fingerprint: str = SHA) -> SiteCertificates:
+    """Certificates of a site where the edge's bars lie a little higher than in the profile."""
+
+    def moved(certificate: Certificate) -> Certificate:
+        bar = certificate.threshold
+        return msgspec.structs.replace(
+            certificate,
+            threshold=min(1.0, bar + 0.001) if isinstance(bar, float) else bar,
+            n=900,
+            basis="labelled" if labelled else "agreement",
+        )
+
+    pair = profile.pairs[0]
+    condition = pair.conditions[0]
+    condition = msgspec.structs.replace(
+        condition,
+        balanced=moved(condition.balanced),
+        fast=moved(condition.fast),
+        certificates=tuple(moved(c) for c in condition.certificates),
+    )
+    accuracies = {"small": measured(0.6), "medium": measured(0.7), "large": measured(0.8)}
+    return SiteCertificates(
+        format=1,
+        task=profile.task,
+        as_of="2026-11-21",
+        data=SiteData(name="yard", sha256=SHA, n=900, labelled=labelled),
+        stages=tuple(
+            SiteStage(
+                name=r.name, fingerprint=fingerprint, temperature=r.temperature,
+                accuracy=accuracies[r.name] if labelled else None,
+            )
+            for r in profile.stages
+        ),
+        pairs=(
+            SitePair(
+                edge=pair.edge, best=pair.best, intermediate=pair.intermediate.name if pair.intermediate else None,
+                score=pair.score, intermediate_score=pair.intermediate.score if pair.intermediate else None,
+                conditions=(condition,),
+            ),
+        ),
+    )  # fmt: skip

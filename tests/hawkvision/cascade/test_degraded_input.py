@@ -23,8 +23,7 @@ from hawkvision.core.types import (
     Received,
     Target,
 )
-from tests.hawkvision.cascade.synthetic import make_profile, make_received_profile
-from tests.hawkvision.cascade.test_policy import site_of
+from tests.hawkvision.cascade.synthetic import make_profile, make_received_profile, site_of
 
 PROFILE = make_received_profile()
 POLICY = Policy(PROFILE, "small", "large")

@@ -27,7 +27,7 @@ from hawkvision.datacenter.manifests.rayservice import rayservice
 from hawkvision.datacenter.manifests.serve_yaml import serve_config
 from hawkvision.datacenter.manifests.sizing import size_workers
 from hawkvision.models.manifest import load_manifest, models_dir
-from tests.edge.test_deploy import instructions
+from tests.edge.deploy_files import instructions
 from tests.hawkvision.datacenter import kuberay
 
 DIGEST = f"registry.example/hawkvision-datacenter@sha256:{'0' * 64}"
@@ -132,13 +132,12 @@ def test_the_serve_config_passes_rays_own_schema(name: str) -> None:
 def chosen_settings() -> st.SearchStrategy[dict[str, Any]]:
     """Settings of several kinds that say something else than their defaults."""
     return st.fixed_dictionaries(
-        {},
+        {"max_replicas": st.integers(4, 9)},
         optional={
             "app_name": st.sampled_from(["vision", "a-1"]),
             "route_prefix": st.sampled_from(["/", "/vision"]),
             "variants": st.sampled_from([("medium",), ("committee",)]),
             "min_replicas": st.integers(0, 3),
-            "max_replicas": st.integers(4, 9),
             "target_ongoing_requests": st.floats(0.5, 9.0),
             "batch_wait_ms": st.floats(0.0, 9.0),
             "cache_dir": st.just(Path("/models with space")),

@@ -213,7 +213,7 @@ def test_an_occupied_port(kind: socket.SocketKind) -> None:
 
 @contextlib.contextmanager
 def _hangs_up(listener: socket.socket) -> Iterator[None]:
-    """Whoever calls is hung up on."""
+    """A server that closes every connection."""
     code = "import socket, sys\ns = socket.socket(fileno=int(sys.argv[1]))\nwhile True: s.accept()[0].close()"
     words = [sys.executable, "-c", code, str(listener.fileno())]
     with subprocess.Popen(words, pass_fds=(listener.fileno(),)) as process:

@@ -19,6 +19,7 @@ from hawkvision.core.errors import BadImage, RequestError, TooLarge, Unsupported
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import decode, probe
 from hawkvision.models.manifest import InputSpec
+from tests.fuzz.examples import examples
 from tests.hawkvision.imaging.images import MAX_PIXELS, encode, encoded_image, furthest, oriented, pillow, read, scene
 
 pillow_heif.register_heif_opener()
@@ -136,7 +137,7 @@ def test_other_formats_leave_the_node_as_what_every_tier_reads(kind: str, height
         assert furthest(read(sent), read(body)) == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.sampled_from(sorted(KINDS)),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6),

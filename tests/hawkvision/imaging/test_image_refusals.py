@@ -18,6 +18,7 @@ from PIL import Image
 from hawkvision.core.errors import BadImage, RequestError, TooLarge, UnsupportedMedia
 from hawkvision.imaging.image_header import MAX_SEGMENTS, ImageFormat, probe_begun
 from hawkvision.imaging.preprocessing import MAX_SCANS, STRIP_PIXELS, decode, probe
+from tests.fuzz.examples import examples
 from tests.hawkvision.imaging.images import (
     BODIES,
     MAX_PIXELS,
@@ -246,7 +247,7 @@ def check_any(body: bytes) -> None:
     assert pixels.size <= 3 * MAX_PIXELS
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.sampled_from(BODIES),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6),
@@ -264,7 +265,7 @@ def test_damaged_images_never_do_worse_than_an_error(
     assert furthest(read(BODIES[0]), pillow(BODIES[0])) == 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.sampled_from(BODIES), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=3),
     st.floats(0, 1), st.floats(0, 1),
@@ -280,7 +281,7 @@ def test_what_is_told_of_a_beginning_holds_for_the_whole_however_damaged(
         assert reported is None or reported == probe(damaged)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\x40\0\0\0WEBPVP8 "]), st.binary(max_size=200)
 )

@@ -23,6 +23,7 @@ from hawkvision.core.types import Pixels
 from hawkvision.imaging import jpeg_decoding
 from hawkvision.imaging.jpeg_repair import taken_apart
 from hawkvision.imaging.preprocessing import decode, probe
+from tests.fuzz.examples import examples
 from tests.hawkvision.imaging.images import MAX_PIXELS, encode, furthest, pillow, read, scene
 from tests.odd_images import (
     FACTORS,
@@ -226,7 +227,7 @@ def test_nothing_is_printed_about_odd_images(all_odd: dict[str, Odd]) -> None:
 # Whatever comes in
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.sampled_from(KINDS),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=5),
@@ -253,7 +254,7 @@ def _bodies() -> dict[str, bytes]:
     return {kind: this.body for kind, this in {**odd_jpegs(scene(24, 40)), **odd_pngs(scene(24, 40))}.items()}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from([0xC0, 0xC2, 0xC4, 0xC9, 0xD9, 0xDA, 0xDB, 0xDD, 0xE0, 0xEE]), st.binary(max_size=20))

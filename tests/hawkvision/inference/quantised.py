@@ -73,7 +73,7 @@ class Quantised:
         return self._quantised(sums, sizes, spread / (255 if relu else 100), 0 if relu else None)
 
     def unfolded(self, taken: Value, fold: int) -> Value:
-        """The same bytes, each column of which is `fold` columns from here on."""
+        """The same bytes with `fold` columns in the place of each column."""
         height, width, channels = taken.sizes
         rows = self._node("Transpose", [taken.name], perm=[0, 2, 3, 1])
         columns = self._node("Reshape", [rows, self._constant(np.array([0, 0, width * fold, -1]))])

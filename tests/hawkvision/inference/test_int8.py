@@ -25,6 +25,7 @@ from hawkvision.inference.int8.graph import Unsupported, read
 from hawkvision.models.manifest import cache_dir
 from hawkvision.native import library
 from hawkvision.testing import BackendConformance, random_images
+from tests.fuzz.examples import examples
 from tests.hawkvision.inference.quantised import Quantised, Value, residual_network
 
 runs = pytest.mark.skipif(
@@ -115,7 +116,7 @@ def _block(draw: st.DrawFn, net: Quantised, taken: Value) -> Value:
 
 
 @runs
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=networks(), threads=st.integers(1, 2), tiles=st.booleans())
 def test_every_logit_of_every_network_is_onnx_runtimes(data: bytes, threads: int, tiles: bool) -> None:
     tiles = tiles and library.has_tiles()
@@ -358,7 +359,7 @@ def spoilt(draw: st.DrawFn) -> bytes:
 
 
 @runs
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=spoilt())
 def test_a_spoilt_model_is_refused_or_run_as_what_it_says(data: bytes) -> None:
     try:

@@ -16,6 +16,7 @@ from hawkvision.core.errors import CompileError
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph, from_bytes, to_bytes
 from hawkvision.integer.nodes import ActivationShape, Conv, Node, Requantise
+from tests.fuzz.examples import examples
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph, random_images
 
 
@@ -92,14 +93,14 @@ WHOLE = to_bytes(random_graph())
 
 
 @given(st.binary(max_size=200) | st.integers(0, len(WHOLE) - 1).map(lambda length: WHOLE[:length]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_bytes_of_something_else_are_refused(content: bytes) -> None:
     with pytest.raises(CompileError, match=r"^here: not an integer graph"):
         from_bytes(content, "here")
 
 
 @given(st.integers(0, len(WHOLE) - 1), st.integers(0, 255))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_bytes_with_a_wrong_one_are_refused_or_a_graph_that_reads_back(at: int, value: int) -> None:
     try:
         graph = from_bytes(WHOLE[:at] + bytes([value]) + WHOLE[at + 1 :], "here")

@@ -24,6 +24,7 @@ from hawkvision.integer.ir import from_bytes, to_bytes
 from hawkvision.integer.qonnx import MAX_BYTES, read_qonnx
 from hawkvision.integer.qonnx_chain import QUANT_DOMAIN
 from hawkvision.model_zoo.training.qonnx_export import QuantisedNet, write_qonnx
+from tests.fuzz.examples import examples
 from tests.hawkvision.integer.quantised_nets import random_net
 
 
@@ -247,7 +248,7 @@ def real_activations(
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_bytes_of_something_else_are_refused(noise: bytes) -> None:
     with pytest.raises(CompileError, match=r"^file"):
         read_qonnx(noise, "file")
@@ -257,7 +258,7 @@ WHOLE = write_qonnx(random_net(side=8, channels=(2,), classes=2), "net")
 
 
 @given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_damaged_files_are_refused_or_graphs_that_can_be_written(damage: list[tuple[int, int]]) -> None:
     content = bytearray(WHOLE)

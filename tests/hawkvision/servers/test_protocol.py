@@ -1,15 +1,9 @@
-"""HTTP connections within bounds: a real node on the no-op backend, and callers who mean it no good."""
+"""HTTP requests within bounds: a real node on the no-op backend, and callers who mean it no good."""
 
 from __future__ import annotations
 
 import json
-import select
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,122 +11,30 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hawkvision.servers.connections import ConnectionRegistry, Limits, address_of, connections_for
-from hawkvision.servers.protocol import MAX_DRAINED_BYTES, MAX_HEAD_BYTES, MAX_PIPELINED, MAX_URL_BYTES
-from hawkvision.system.child_server import ServerProcess, running
-from tests.edge.conftest import Caller, Reply
-from tests.hawkvision.servers.impatient import PER_ADDRESS
+from hawkvision.servers.protocol import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_URL_BYTES
+from hawkvision.system.child_server import ServerProcess
+from tests.fuzz.examples import examples
+from tests.hawkvision.servers.raw_http import (
+    GET,
+    KEY,
+    OFFERS,
+    answer,
+    ask,
+    connect,
+    flood,
+    healthy,
+    refusal,
+    replies,
+    until_closed,
+)
 from tests.images import encoded
 
-GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-KEY = "a-key-of-the-node"
 BEARER = f"Authorization: Bearer {KEY}\r\n".encode()
-FILES = 144
-"""Leaves 16 connections."""
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ServerProcess]:
-    with running("edge", "--port", "0", "--backend", "noop", "--api-key", KEY) as node:
-        yield node
-
-
-@pytest.fixture(scope="module")
-def impatient() -> Iterator[ServerProcess]:
-    with running("tests.hawkvision.servers.impatient") as server:
-        yield server
-
-
-@pytest.fixture
-def limited() -> Iterator[ServerProcess]:
-    with running("tests.edge.limited", str(FILES), "--port", "0", "--backend", "noop") as node:
-        yield node
-
-
-def connect(server: ServerProcess, sends: bytes = b"") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-    connection.sendall(sends)
-    return connection
-
-
-def until_closed(connection: socket.socket) -> bytes:
-    """Everything the server still says; a reset counts as a close."""
-    said = b""
-    try:
-        while piece := connection.recv(1 << 20):
-            said += piece
-    except ConnectionError:
-        pass
-    return said
-
-
-def answer(connection: socket.socket) -> int:
-    """The status of one answer on a connection that stays open, read to its end."""
-    said = b""
-    while not (found := replies(said)) or len(found[0].body) < int(found[0].headers.get("content-length", "1")):
-        said += connection.recv(65536)
-    return found[0].status
-
-
-def replies(said: bytes) -> list[Reply]:
-    """Several answers that came one after the other."""
-    found = []
-    while said:
-        head, _, rest = said.partition(b"\r\n\r\n")
-        status, *lines = head.decode().split("\r\n")
-        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-        size = int(headers.get("content-length", "0"))
-        found.append(Reply(int(status.split()[1]), headers, rest[:size]))
-        said = rest[size:]
-    return found
-
-
-def ask(server: ServerProcess, sends: bytes) -> list[Reply]:
-    with connect(server, sends) as connection:
-        return replies(until_closed(connection))
-
-
-def flood(connection: socket.socket, mebibytes: int) -> None:
-    """Send as much as the server takes."""
-    block = b"a" * (1 << 20)
-    try:
-        for _ in range(mebibytes):
-            connection.sendall(block)
-    except ConnectionError:
-        pass
-
-
-def resets(connection: socket.socket) -> bool:
-    """Whether the server stops taking what is sent, within half a minute."""
-    poll = select.poll()
-    poll.register(connection, 0)  # errors are always reported
-    try:
-        for _ in range(600):
-            connection.sendall(b"x")
-            if poll.poll(50):
-                return True
-    except ConnectionError:
-        return True
-    return False
 
 
 def resident_bytes(server: ServerProcess) -> int:
     lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
-def healthy(server: ServerProcess) -> bool:
-    with closing(Caller(server)) as caller:
-        return caller.get("/healthz").status == 200
-
-
-def refusal(found: list[Reply]) -> tuple[int, str]:
-    """Status and code of the only answer, which must be in the documented form."""
-    (only,) = found
-    assert only.headers["content-type"] == "application/json"
-    assert only.headers["connection"] == "close"
-    assert set(only.json) == {"error", "code"}
-    return only.status, only.json["code"]
 
 
 # ------------------------------------------------------------------------------------------------- size
@@ -215,7 +117,7 @@ def test_a_broken_chunk_is_refused_while_the_body_is_awaited(impatient: ServerPr
     assert refusal(ask(impatient, sends)) == (400, "bad_field")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60), st.integers(0, len(GET)), st.integers(0, len(GET)))
 def test_whatever_is_sent_the_answer_is_json_and_the_next_request_is_unharmed(
     node: ServerProcess, noise: bytes, start: int, end: int
@@ -286,13 +188,6 @@ def test_a_caller_that_expects_100_continue_gets_it(node: ServerProcess) -> None
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(image)
         assert [reply.status for reply in replies(until_closed(connection))] == [200]
-
-
-OFFERS = {
-    "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n",
-    "websocket": b"Upgrade: websocket\r\nConnection: keep-alive, Upgrade\r\nSec-WebSocket-Version: 13\r\n",
-    "TLS": b"Upgrade: TLS/1.2, TLS/1.0\r\nConnection: Upgrade\r\n",
-}
 
 
 @pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS.keys())
@@ -434,208 +329,3 @@ def test_trailers_and_chunk_extensions_of_64_mib_are_refused_without_being_held(
         flood(connection, 64)
         assert refusal(replies(until_closed(connection))) == (431, "headers_too_large")
     assert resident_bytes(impatient) - before < 6 << 20
-
-
-# ------------------------------------------------------------------------------------------------- time
-
-
-@pytest.mark.parametrize("sends", [b"G", b"GET /hea", GET[:-2], GET + b"GET /hea"])
-def test_an_unfinished_head_is_told_that_time_is_up(impatient: ServerProcess, sends: bytes) -> None:
-    found = ask(impatient, sends)
-    assert len(found) == 1 + sends.startswith(GET)
-    assert refusal(found[-1:]) == (408, "request_timeout")
-
-
-@pytest.mark.parametrize(("begins", "drips"), [(b"GET / HTTP/1.1\r\n", b"X-A: b\r\n"), (b"", b"\r\n")])
-def test_a_head_that_drips_is_told_that_time_is_up(impatient: ServerProcess, begins: bytes, drips: bytes) -> None:
-    with connect(impatient, begins) as connection:
-        connection.settimeout(0.05)
-        said = b""
-        for _ in range(600):
-            try:
-                said = connection.recv(65536)
-                break
-            except TimeoutError:
-                connection.sendall(drips)
-    assert refusal(replies(said)) == (408, "request_timeout")
-
-
-def test_a_connection_that_never_speaks_is_closed(impatient: ServerProcess) -> None:
-    with connect(impatient) as connection:
-        assert until_closed(connection) == b""
-
-
-def test_the_rest_of_a_refused_body_has_its_time(impatient: ServerProcess) -> None:
-    (answer,) = ask(impatient, b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nabc")
-    assert answer.status == 200, "and then the connection was closed, without a second answer"
-
-
-def test_a_refused_body_that_comes_on_is_let_finish(impatient: ServerProcess) -> None:
-    size = 3 * MAX_DRAINED_BYTES // 4
-    with connect(impatient, b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size) as connection:
-        assert answer(connection) == 200
-        until, step = time.monotonic() + 2.0, size // 400
-        for left in range(400, 0, -1):
-            connection.sendall(bytes(step))
-            while time.monotonic() < until - 2.0 * (left / 400):
-                assert healthy_too(impatient)
-        connection.sendall(bytes(size - 400 * step) + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert answer(connection) == 200, "after four times what it may take without"
-
-
-def healthy_too(server: ServerProcess) -> bool:
-    with closing(Caller(server)) as caller:
-        return caller.get("/").status == 200
-
-
-def test_a_body_that_stops_is_told_that_it_came_too_slowly(impatient: ServerProcess) -> None:
-    head = b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
-    for begins in (b"", b"x", bytes(80_000)):
-        with connect(impatient, head + begins) as connection:
-            assert answer(connection) == 408
-
-
-def test_a_refused_caller_that_does_not_hang_up_is_cut_off(impatient: ServerProcess) -> None:
-    with connect(impatient, b"nonsense\r\n\r\n") as connection:
-        assert refusal(replies(until_closed(connection))) == (400, "bad_field")
-        assert resets(connection)
-
-
-@pytest.mark.parametrize("behind", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /"])
-@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_a_caller_that_never_reads_is_cut_off(impatient: ServerProcess, version: bytes, behind: bytes) -> None:
-    sends = b"GET /large HTTP/" + version + b"\r\n\r\n" + behind
-    with connect(impatient, sends), closing(Caller(impatient)) as other:
-        until = time.monotonic() + 20
-        while int(other.get("/open").body) > 1 and time.monotonic() < until:
-            pass
-        assert int(other.get("/open").body) == 1
-
-
-def test_a_caller_that_reads_late_gets_all_of_its_answer_and_may_ask_again(impatient: ServerProcess) -> None:
-    with (
-        connect(impatient, b"GET /medium HTTP/1.1\r\nHost: x\r\n\r\n") as connection,
-        connection.makefile("rb") as said,
-    ):
-        while (line := said.readline()) != b"\r\n":
-            assert line
-        assert len(said.read(8 << 20)) == 8 << 20
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert answer(connection) == 200
-
-
-@pytest.mark.slow
-def test_half_open_and_silent_connections_to_a_node_are_closed_after_ten_seconds(node: ServerProcess) -> None:
-    with connect(node, b"GET /hea") as half, connect(node) as silent:
-        assert healthy(node)
-        assert refusal(replies(until_closed(half))) == (408, "request_timeout")
-        assert until_closed(silent) == b""
-
-
-# ------------------------------------------------------------------------------------------------- number
-
-
-def working(server: ServerProcess) -> socket.socket:
-    """A connection whose request is being read: the node has asked for the rest."""
-    head = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
-    connection = connect(server, head)
-    assert connection.recv(65536).startswith(b"HTTP/1.1 100")
-    return connection
-
-
-def resting(server: ServerProcess) -> socket.socket:
-    """A kept-alive connection that has had an answer."""
-    connection = connect(server, GET)
-    assert answer(connection) == 200
-    return connection
-
-
-def test_when_all_connections_work_a_new_one_is_turned_away_and_may_come_back(limited: ServerProcess) -> None:
-    room = connections_for(FILES)
-    with ExitStack() as stack:
-        busy = [stack.enter_context(working(limited)) for _ in range(room)]
-        for _ in range(3 * room):
-            found = ask(limited, b"")
-            assert refusal(found) == (503, "not_ready")
-            assert found[0].headers["retry-after"] == "1"
-        busy[0].sendall(bytes(100))
-        assert answer(busy[0]) == 415
-        assert healthy(limited)
-        busy[1].sendall(bytes(100))
-        assert answer(busy[1]) == 415, "those at work were left alone"
-
-
-def test_the_connection_idle_longest_makes_room_for_a_new_one(limited: ServerProcess) -> None:
-    with ExitStack() as stack:
-        first, second, *_ = [stack.enter_context(resting(limited)) for _ in range(connections_for(FILES))]
-        first.sendall(GET)  # no longer the one that has been idle longest
-        assert answer(first) == 200
-        newest = stack.enter_context(resting(limited))
-        assert until_closed(second) == b""
-        for kept in (first, newest):
-            kept.sendall(GET)
-            assert answer(kept) == 200
-
-
-def test_half_open_connections_do_not_keep_out_those_that_finish(limited: ServerProcess) -> None:
-    room = connections_for(FILES)
-    with ExitStack() as stack:
-        half_open = [stack.enter_context(connect(limited, b"GET /hea")) for _ in range(10 * room)]
-        answered = False
-        until = time.monotonic() + 9.0
-        while not answered and time.monotonic() < until:  # the oldest have a second to finish
-            found = ask(limited, GET.replace(b"Host: x", b"Host: x\r\nConnection: close"))
-            answered = [reply.status for reply in found] == [200]
-        assert answered
-        half_open[room - 1].setblocking(False)
-        with pytest.raises(BlockingIOError):  # it made room before the ten seconds were over
-            half_open[room - 1].recv(1)
-
-
-@pytest.mark.parametrize(
-    ("client", "counts_for"),
-    [
-        (None, None),
-        (("127.0.0.1", 1), None),
-        (("127.8.9.1", 1), None),
-        (("::1", 1), None),
-        (("::ffff:127.0.0.1", 1), None),
-        (("10.1.2.3", 1), "10.1.2.3"),
-        (("::ffff:10.1.2.3", 1), "10.1.2.3"),
-        (("2001:db8:1:2:3:4:5:6", 1), "2001:db8:1:2::/64"),
-        (("fe80::1%eth0", 1), "fe80::/64"),
-    ],
-)
-def test_a_connection_counts_for_its_address_and_those_of_this_machine_for_none(
-    client: tuple[str, int] | None, counts_for: str | None
-) -> None:
-    assert address_of(client) == counts_for
-
-
-def test_one_address_never_gets_more_than_half_of_all_connections() -> None:
-    bounds = [
-        ConnectionRegistry(Limits(all_of_them, asked)).per_address for all_of_them, asked in ((4096, 512), (16, 512))
-    ]
-    assert bounds == [512, 8]
-    assert ConnectionRegistry(Limits(16, 0)).per_address == 0
-
-
-@pytest.mark.slow
-def test_one_address_holds_its_share_and_no_more_and_others_do_not_notice() -> None:
-    own = "ip link set lo up; ip address add 192.0.2.1/32 dev lo; ip address add 192.0.2.2/32 dev lo; exec "
-    inside = ["unshare", "-rn", "sh", "-c"]
-    if subprocess.run([*inside, own + "true"], capture_output=True).returncode:
-        pytest.skip("this user may not make network namespaces")
-    asks = f"{sys.executable} -m tests.hawkvision.servers.two_addresses"
-    done = subprocess.run([*inside, own + asks], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    assert seen["of one"] == [200] * PER_ADDRESS
-    assert seen["one more"] == [429, "overloaded"]
-    assert seen["of another"] == [200] * PER_ADDRESS
-    assert seen["of this machine"] == [200] * (2 * PER_ADDRESS)
-    assert seen["after one has left"] == 200
-
-
-def test_connections_follow_from_the_files_that_may_be_open() -> None:
-    assert [connections_for(files) for files in (64, FILES, 256, 1024, 65_536)] == [16, 16, 128, 896, 4096]

@@ -10,8 +10,7 @@ import select
 import signal
 import socket
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
@@ -25,10 +24,10 @@ from hawkvision.core.errors import ConfigError, NotReady, ServiceError
 from hawkvision.servers.tls import Certificates, TlsFiles
 from hawkvision.system.child_server import ServerProcess, running
 from tests.authority import Authority, Pair, replace
+from tests.hawkvision.servers.raw_http import GET, until_closed
 from tests.images import encoded
+from tests.waiting import wait_until
 
-GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-WAIT_S = 60.0
 FILES = 144
 """Leaves 16 connections."""
 
@@ -80,14 +79,6 @@ def connected(node: ServerProcess, context: ssl.SSLContext) -> ssl.SSLSocket:
     except BaseException:
         raw.close()
         raise
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Poll until a condition holds; seen from outside, there is nothing else to wait on."""
-    ends = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < ends, "it did not come about"
-        time.sleep(0.02)
 
 
 # ------------------------------------------------------------------------------------------------ conversing
@@ -283,11 +274,11 @@ def test_a_new_pair_is_taken_up_and_open_connections_stay(
         port = before.sock.getsockname()[1]
         first = serial(node, authority)
         own.become(authority.certify("second"))
-        until(lambda: serial(node, authority) != first)  # because the files changed
+        wait_until(lambda: serial(node, authority) != first)  # because the files changed
         second = serial(node, authority)
         own.become(authority.certify("third"))
         node.process.send_signal(signal.SIGHUP)
-        until(lambda: serial(node, authority) != second)
+        wait_until(lambda: serial(node, authority) != second)
         assert get(before).status == 200
         assert before.sock.getsockname()[1] == port
 
@@ -298,14 +289,14 @@ def test_a_bad_pair_is_logged_and_the_old_one_kept(
     node, own = renewed
     first = serial(node, authority)
     replace(own.key, authority.certify("other").key.read_bytes())
-    until(lambda: "is not the key of the certificate" in node.output())
+    wait_until(lambda: "is not the key of the certificate" in node.output())
     assert "the previous files stay in use" in node.output()
     assert serial(node, authority) == first
     own.become(authority.certify("late", days=-1))
-    until(lambda: "tls.crt has expired on" in node.output())
+    wait_until(lambda: "tls.crt has expired on" in node.output())
     assert serial(node, authority) == first
     own.become(authority.certify("right"))
-    until(lambda: serial(node, authority) != first)
+    wait_until(lambda: serial(node, authority) != first)
 
 
 def test_a_caller_renews_its_trust_too(authority: Authority, tmp_path: Path) -> None:
@@ -356,14 +347,6 @@ def hello() -> bytes:
     return outgoing.read()
 
 
-def until_closed(connection: socket.socket) -> bytes:
-    said = b""
-    with contextlib.suppress(ConnectionError):
-        while piece := connection.recv(65536):
-            said += piece
-    return said
-
-
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_handshake_that_does_not_go_on_is_ended(impatient: ServerProcess, share: float) -> None:
     said = hello()
@@ -399,7 +382,7 @@ def test_callers_that_never_finish_their_handshake_keep_nobody_out(pair: Pair, a
         for _ in range(100):  # as many would be open files of the node
             stack.enter_context(socket.create_connection(("127.0.0.1", node.port), timeout=30)).sendall(hello()[:50])
         with closing(caller(node, authority.client())) as connection:
-            until(lambda: answers(connection))
+            wait_until(lambda: answers(connection))
 
 
 def answers(connection: http.client.HTTPConnection) -> bool:

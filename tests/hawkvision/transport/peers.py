@@ -53,7 +53,7 @@ async def connected(
     name: str = IDENTITY.name,
     routes: Sequence[UdpRoute] = (LOOPBACK,),
     congestion: CongestionFactory = LossTolerant,
-    timeout_s: float = 10.0,
+    timeout_s: float = 60.0,
 ) -> AsyncIterator[ClientConnection]:
     """A client with a session."""
     client = await ClientConnection.connect(

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import re
-import signal
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.system.child_server import ServerProcess
-from loadgen.__main__ import main
 from loadgen.analysis.capacity import (
     CapacityGoal,
     CountedAnswers,
@@ -34,8 +27,6 @@ from loadgen.commands.find_capacity import WARM_UP_S, Ask, CapacityFindings, Pro
 from loadgen.commands.options import Setup
 from loadgen.workload.dataset import Dataset
 from loadgen.workload.record import INTERRUPTED, UNANSWERED, RequestOutcome, TargetClass
-from tests.loadgen.command import unread
-from tests.loadgen.scripted import RecordedRequest, reply, scripted
 
 # ------------------------------------------------------------------------------------------- the search
 
@@ -362,133 +353,3 @@ def test_interrupt_ends_the_search_and_what_is_known_stays() -> None:
     search, findings = result(ask, CapacityGoal(1000.0, None))
     assert [(probe.held, probe.interrupted) for probe in findings.probes] == [(True, False)] * 2 + [(False, True)]
     assert (search.low, search.confirmed) == (16.0, None)
-
-
-# ------------------------------------------------------------------------------------------- the command
-
-
-def test_command_finds_a_rate_confirms_it_and_writes_its_runs(
-    null: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report = tmp_path / "capacity.json"
-    words = [
-        "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "400", "--probe-requests", "100",
-        "--probe-s", "0.5", "--max-probes", "1", "--no-noise", "--json", str(report),
-    ]  # fmt: skip
-    assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "capacity: 400 requests/s at P99 ≤ 5000 ms, confirmed, and perhaps more" in said
-    found = json.loads(report.read_text())
-    assert (found["low"], found["high"], found["interrupted"]) == (400.0, None, False)
-    assert [(each["confirming"], each["held"]) for each in found["probes"]] == [(False, True), (True, True)]
-    run = found["confirmation"]
-    assert (run["n"], run["wanted"]) == (1000, 1000)
-    assert 0.0 < run["p99_low"] <= run["p99_ms"] <= run["p99_high"]
-    assert f"P99 {run['p99_ms']:.1f} ms (95 %: {run['p99_low']:.1f} to {run['p99_high']:.1f}" in said
-
-
-def test_reader_who_leaves_does_not_end_the_command_before_it_has_written(null: ServerProcess, tmp_path: Path) -> None:
-    report = tmp_path / "capacity.json"
-    done = unread(
-        "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "400", "--probe-requests", "100",
-        "--probe-s", "0.5", "--max-probes", "1", "--no-noise", "--json", str(report),
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(report.read_text())["low"] == 400.0
-
-
-def test_interrupted_command_says_what_it_knows_and_writes_it(tmp_path: Path) -> None:
-    """The first probe has 300 requests, with those that warm up; the second has 600, and is interrupted amid them."""
-    report = tmp_path / "capacity.json"
-    enough = asyncio.Event()
-    seen: list[RecordedRequest] = []
-
-    async def say(asked: RecordedRequest) -> bytes:
-        seen.append(asked)
-        if len(seen) == 550:
-            enough.set()
-        return reply(b'{"index": 1}')
-
-    async def scenario() -> tuple[int | None, str]:
-        async with scripted(say) as server:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "find-capacity", "--url", server.url, "--p99-ms", "9000",
-                "--from-rate", "100", "--probe-requests", "100", "--probe-s", "2", "--no-noise", "--json", str(report),
-                stdout=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            await enough.wait()
-            process.send_signal(signal.SIGINT)
-            out, _ = await process.communicate()
-            return process.returncode, out.decode()
-
-    status, out = asyncio.run(scenario())
-    assert status == 130
-    assert "interrupted, looking for P99 ≤ 9000 ms: 100 requests/s held in a probe and are not confirmed" in out
-    found = json.loads(report.read_text())
-    assert (found["interrupted"], found["bracketed"], found["low"], found["confirmation"]) == (True, 100.0, 0.0, None)
-    assert [each["interrupted"] for each in found["probes"]] == [False, True]
-    assert 0 < found["probes"][1]["n"] < 400
-
-
-def test_server_that_goes_away_amid_the_search_leaves_what_probes_found(tmp_path: Path) -> None:
-    """The first probe has 300 requests, with those that warm up; the server goes amid the second's 600."""
-    report = tmp_path / "capacity.json"
-    enough = asyncio.Event()
-    seen: list[RecordedRequest] = []
-
-    async def say(asked: RecordedRequest) -> bytes:
-        seen.append(asked)
-        if len(seen) == 550:
-            enough.set()
-        return reply(b'{"index": 1}')
-
-    async def scenario() -> tuple[int | None, str, str]:
-        async with scripted(say) as server:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "find-capacity", "--url", server.url, "--p99-ms", "9000",
-                "--from-rate", "100", "--probe-requests", "100", "--probe-s", "2", "--no-noise", "--json", str(report),
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            await enough.wait()
-        out, err = await process.communicate()
-        return process.returncode, out.decode(), err.decode()
-
-    status, out, err = asyncio.run(scenario())
-    assert status == 1
-    assert "no rate was confirmed to keep P99 ≤ 9000 ms: 100 requests/s held in a probe and are not confirmed" in out
-    assert "cannot be reached" in err
-    held, failed = json.loads(report.read_text())["probes"]
-    assert (held["held"], held["errors"], failed["held"]) == (True, {}, False)
-    lost = failed["errors"]["unreachable"]
-    assert lost > 0
-    assert f"unreachable {lost}" in out
-
-
-def test_server_that_answers_nothing_ends_the_search_with_its_codes() -> None:
-    async def refuse(_: RecordedRequest) -> bytes:
-        return reply(b'{"error": "no such path", "code": "not_found"}', status=404)
-
-    async def scenario() -> tuple[int | None, str, str]:
-        async with scripted(refuse) as server:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "find-capacity", "--url", server.url, "--p99-ms", "9000",
-                "--from-rate", "200", "--probe-requests", "100", "--probe-s", "0.5", "--no-noise",
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            out, err = await process.communicate()
-            return process.returncode, out.decode(), err.decode()
-
-    status, out, err = asyncio.run(scenario())
-    assert (status, err) == (1, "error: none of 100 requests was answered: not_found 100\n")
-    line = r"requests/s: P99 none, n=100, not answered: not_found 100(, generator late [\d.]+ ms)?: failed: P99\n"
-    assert len(re.findall(line, out)) == 1  # a generator that had to wait for its core says so, too
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--p99-ms", "0"), ("--from-rate", "0"), ("--min-accuracy", "2"), ("--probe-requests", "9"), ("--max-probes", "0"),
-     ("--precision", "nan"), ("--probe-s", "-1"), ("--confirm-requests", "999"), ("--confirm-s", "0")],
-)  # fmt: skip
-def test_impossible_options_are_named(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["find-capacity", "--url", "http://127.0.0.1:1", "--p99-ms", "10", option, value]) == 1
-    assert option in capsys.readouterr().err

@@ -11,6 +11,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from loadgen.workload.dataset import read_labelled
 from loadgen.workload.folder_classes import directory_classes
+from tests.fuzz.examples import examples
 from tests.images import encoded
 
 MODELS = models_dir(None)
@@ -75,7 +76,7 @@ def test_a_directory_of_no_class_is_refused_with_what_names_may_be(tmp_path: Pat
 
 
 @given(st.binary(max_size=200))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
 def test_any_bytes_are_a_class_map_or_refused(tmp_path: Path, body: bytes) -> None:
     path = tmp_path / "map"
     path.write_bytes(body)

@@ -25,8 +25,8 @@ from tests.system.pages import Block
 PAGE = pages.ROOT / "docs" / "operations" / "datacenter.md"
 BLOCKS = [block for block in pages.blocks(PAGE) if block.is_run and block.machine is not None]
 CORES = 8
-QUICKLY = {"RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1"}
-"""An idle proxy of a drained machine ends after this instead of 30 s."""
+QUICKLY = {"RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1", "HAWKVISION_DC_NUM_CPUS": "1"}
+"""An idle proxy of a drained machine ends after this instead of 30 s; all replicas fit on the machine that stays."""
 SERVER = "hawkvision edge up"
 LOADS_VARIABLES = "set -a"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -11,70 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from edge.inference.edge_stage import EdgeStage
-from edge.inference.edge_stage import LoadedModel as Loaded
-from hawkvision.core.errors import ArtifactError, ManifestError, NotReady, Overloaded
+from hawkvision.core.errors import ArtifactError, ManifestError, NotReady
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, MinAccuracy, Quality, Reason, Score, Tier
+from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, MinAccuracy, Quality, Reason, Tier
 from hawkvision.models.manifest import artifact_path, load_manifest, models_dir
 from hawkvision.system.child_server import running
 from tests.bench.policies.baselines.infaas import Option, Worker, choose
 from tests.bench.policies.baselines.plugin import InfaasBaseline, with_baselines
 from tests.bench.policies.baselines.registration import Profiled, Registration, register
-from tests.bench.policies.baselines.residency import Residency, next_to_evict
 from tests.bench.policies.baselines.settings import BaselineSettings
-from tests.edge.bench import SPEC, SURE, GatedBackend, bench, known, run
+from tests.bench.policies.baselines.store import SIZES, Store
+from tests.edge.bench import SURE, bench, known, run
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer
 from tests.hawkvision.cascade.synthetic import SHA
 from tests.images import encoded
 from tests.waiting import until
 
-SIZES = {"small": 5, "mid": 6, "big": 8}
 INFAAS = EdgeConfig(policy="infaas", task="digits")
 
 
 def infaas(**settings: Any) -> EdgeConfig:
     """A node's settings, with these of the baseline."""
     return replace(INFAAS, features=(BaselineSettings(**settings),))
-
-
-class LoadedModel(GatedBackend):
-    """A variant that knows whether it was unloaded."""
-
-    closed = False
-
-    def close(self) -> None:
-        super().close()
-        self.closed = True
-
-
-class Store:
-    """What variants are loaded from: counts loads, waits for its gate, and fails if told to."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.loads: list[str] = []
-        self.models: dict[str, LoadedModel] = {}
-        self.broken = False
-
-    def load(self, name: str) -> EdgeStage:
-        self.loads.append(name)
-        assert self.gate.wait(30)
-        if self.broken:
-            raise ArtifactError(f"{name}: gone")
-        self.models[name] = LoadedModel(SURE)
-        return EdgeStage(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1)
-
-    def first(self) -> EdgeStage:
-        stage = self.load("small")
-        self.loads.clear()
-        return stage
 
 
 def option(name: str, accuracy: float, latency_ms: float, wait_ms: float = 0.0, **where: bool) -> Option:
@@ -142,123 +104,6 @@ def test_accuracy_is_kept_if_it_can_be_and_then_the_deadline(
     assert chosen in (accurate or options)
     if slack_ms is not None and any(each.total_ms <= slack_ms for each in accurate):
         assert chosen.total_ms <= slack_ms
-
-
-@pytest.mark.parametrize(
-    ("in_use", "evicted"),
-    [({"a": False, "b": False}, "a"), ({"a": True, "b": False}, "b"), ({"a": True, "b": True}, "a")],
-)
-def test_an_idle_model_is_evicted_before_one_in_use(in_use: Mapping[str, bool], evicted: str) -> None:
-    assert next_to_evict(in_use) == evicted
-
-
-# ---------------------------------------------------------------------------------------------------- residency
-
-
-def residency(store: Store, limit: int = 11, waiting_limit: int = 8) -> Residency:
-    return Residency(store.load, SIZES, limit, store.first(), waiting_limit, lambda _name, _ms: None)
-
-
-async def use(models: Residency, name: str) -> None:
-    async with models.held(name):
-        pass
-
-
-def test_the_least_recently_used_model_is_evicted() -> None:
-    async def scenario() -> tuple[list[tuple[str, ...]], bool]:
-        store, seen = Store(), []
-        models = residency(store)
-        first = store.models["small"]
-        for name in ("mid", "small", "big", "small"):
-            await use(models, name)
-            seen.append(models.loaded)
-        await models.close()
-        return seen, first.closed
-
-    seen, closed = run(scenario)
-    assert seen == [("small", "mid"), ("mid", "small"), ("big",), ("small",)]
-    assert closed, "what left was unloaded"
-
-
-def test_a_model_in_use_is_unloaded_only_afterwards() -> None:
-    async def scenario() -> list[bool]:
-        store = Store()
-        models = residency(store, limit=8)
-        model, seen = store.models["small"], []
-        async with models.held("small"):
-            waiting = asyncio.create_task(use(models, "big"))
-            await until(lambda: models.coming == ("big",) and not models.loaded)
-            seen.append(model.closed)
-        await waiting
-        seen.append(model.closed)
-        await models.close()
-        return seen
-
-    assert run(scenario) == [False, True]
-
-
-def test_a_model_that_many_requests_wait_for_is_loaded_once() -> None:
-    async def scenario() -> list[str]:
-        store = Store()
-        models = residency(store)
-        await asyncio.gather(*(use(models, "mid") for _ in range(5)))
-        await models.close()
-        return store.loads
-
-    assert run(scenario) == ["mid"]
-
-
-def test_requests_that_wait_for_loads_are_bounded() -> None:
-    async def scenario() -> None:
-        store = Store()
-        models = residency(store, waiting_limit=2)
-        store.gate.clear()
-        waiting = [asyncio.create_task(use(models, "mid")) for _ in range(2)]
-        await until(lambda: store.loads == ["mid"])
-        with pytest.raises(Overloaded, match="2 requests are already waiting"):
-            await use(models, "mid")
-        await use(models, "small")  # what is resident needs no wait
-        store.gate.set()
-        await asyncio.gather(*waiting)
-        await models.close()
-
-    run(scenario)
-
-
-def test_a_failed_load_is_an_error_for_each_waiting_request_and_is_tried_again() -> None:
-    async def scenario() -> tuple[list[str], list[str]]:
-        store = Store()
-        models = residency(store)
-        store.broken = True
-        failed = await asyncio.gather(*(use(models, "mid") for _ in range(3)), return_exceptions=True)
-        store.broken = False
-        await use(models, "mid")
-        await models.close()
-        return [type(error).__name__ for error in failed], store.loads
-
-    assert run(scenario) == (["ArtifactError"] * 3, ["mid", "mid"])
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4), max_size=6), st.integers(8, 20))
-def test_memory_stays_within_its_limit_and_no_request_gets_an_unloaded_model(
-    rounds: list[list[str]], limit: int
-) -> None:
-    async def one(models: Residency, name: str) -> None:
-        async with models.held(name) as stage:
-            await asyncio.sleep(0)
-            assert isinstance(stage.first.backend, LoadedModel)
-            assert not stage.first.backend.closed
-            assert stage.name == name
-
-    async def scenario() -> None:
-        models = residency(Store(), limit)
-        for names in rounds:
-            await asyncio.gather(*(one(models, name) for name in names))
-            assert models.used_bytes == sum(SIZES[name] for name in models.loaded) <= limit
-        await models.close()
-
-    run(scenario)
 
 
 # -------------------------------------------------------------------------------------------------- registration

@@ -55,6 +55,7 @@ def cluster(models: Path) -> Iterator[Cluster]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "HAWKVISION_DC_MODELS_DIR": str(models),
         "HAWKVISION_DC_TASKS": "shapes",
+        "HAWKVISION_DC_NUM_CPUS": "0.25",
         "HAWKVISION_DC_API_KEY": KEY,
     }
     bounds = ["--num-cpus=16", "--object-store-memory=83886080", "--include-dashboard=false"]

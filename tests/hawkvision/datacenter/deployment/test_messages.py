@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 import numpy as np
 import pytest
@@ -96,10 +98,8 @@ def test_an_error_that_cannot_be_rebuilt_arrives_as_a_defect_with_its_message(er
 @given(st.binary(max_size=80))
 def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
     for decode in (decode_request, decode_reply, decode_presence):
-        try:
+        with suppress(HawkVisionError):
             decode(data)
-        except (msgspec.DecodeError, HawkVisionError):
-            continue
 
 
 def test_a_presence_of_another_version_is_refused_and_names_both() -> None:

@@ -111,3 +111,29 @@ async def test_result_tells_wait_and_batch_size() -> None:
     await first
     done = await second
     assert (done.queue_ms, done.batch_size) == (250.0, 1)
+
+
+@in_loop
+async def test_a_stopped_batcher_ends_the_running_batch_before_it_reports_and_starts_no_other() -> None:
+    model = Model()
+    b = batcher(model)
+    tasks = await behind_a_busy_model(model, b, [1])
+    ended = asyncio.Event()
+    b.stop(ended.set)
+    await asyncio.sleep(0)
+    assert not ended.is_set()
+    model.gate.set()
+    assert await tasks[0] == 0
+    await asyncio.wait_for(ended.wait(), 60.0)
+    assert model.batches == [[0]]
+    tasks[1].cancel()
+
+
+@in_loop
+async def test_an_idle_batcher_stops_at_once() -> None:
+    model, ended = Model(), asyncio.Event()
+    model.gate.set()
+    b = batcher(model)
+    assert (await b.submit(1, None)).result == 2
+    b.stop(ended.set)
+    await asyncio.wait_for(ended.wait(), 60.0)

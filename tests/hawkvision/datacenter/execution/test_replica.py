@@ -16,7 +16,7 @@ from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import BadImage, DeadlineMissed, HawkVisionError, TooLarge, UnsupportedMedia
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Score
-from hawkvision.datacenter.execution.group_settings import settings_of
+from hawkvision.datacenter.execution.group_settings import group_settings, process_settings
 from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.stages.catalog import ServedStage, catalog_of
 from hawkvision.datacenter.stages.ensemble import (
@@ -43,7 +43,7 @@ NEVER = AcceptThreshold(Score.TOP1, math.inf)
 def replica(manifest: Manifest, config: DatacenterConfig) -> Replica:
     catalog = catalog_of(manifest, config)
     (group,) = catalog.groups
-    return Replica(settings_of(group, catalog, config))
+    return Replica(process_settings(group, catalog, config), group_settings(group, catalog, config))
 
 
 async def classify(
@@ -248,7 +248,7 @@ def test_on_a_device_batches_run_at_warm_sizes_and_answer_as_on_the_cpu(
         return [seen(answered(each)) for each in found]
 
     cpu, batched = replica(real, on_cpu), replica(real, on_device)
-    for model in batched._models.values():
+    for model in batched.models.models.values():
         fixed = model._narrow
         assert isinstance(fixed, FixedBatches)
         assert fixed.sizes == (1, 2, 4) if most else fixed.sizes[0] == 1
@@ -267,7 +267,7 @@ def test_an_image_gets_the_same_answers_in_parts_and_beside_others_and_on_howeve
 
     async def scenario() -> list[dict[str, Probabilities]]:
         loaded = replica(real, config)
-        assert [loaded._models[name].wide is not None for name in ENSEMBLE.members] == [threads > 1] * 2
+        assert [loaded.models.models[name].wide is not None for name in ENSEMBLE.members] == [threads > 1] * 2
         singly = [evaluation_requests(ServedStage(name, (name,), mirrored=True)) for name in ENSEMBLE.members]
         one_by_one = [await classify(loaded, image(), evaluations, None) for evaluations in singly]
         beside = await asyncio.gather(*(classify(loaded, image(), BOTH, None) for _ in range(5)))

@@ -200,6 +200,10 @@ def test_where_ray_may_have_no_network_of_its_own_the_tier_does_not_start_unaske
 @pytest.mark.parametrize(
     ("options", "named"),
     [
+        (
+            ("--max-replicas-per-node", "1", "--max-replicas", "2"),
+            "error: dc.max_replicas_per_node = 1: on one machine",
+        ),
         (("--address", "auto"), "error: dc.address = 'auto': `hawkvision dc up` starts a Ray of its own"),
         (
             ("--ingress-max-replicas", "2"),

@@ -70,6 +70,15 @@ def calling(running: Running) -> Iterator[Callers]:
         callers.stop()
 
 
+@contextmanager
+def suspended(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def status(running: Running, path: str) -> int:
     return ask(running, path=path).status
 
@@ -90,10 +99,10 @@ def test_after_a_death_in_ray_the_tier_replies_503_at_once_and_returns_at_the_sa
 @pytest.mark.slow
 def test_a_dead_ingress_is_replaced_and_its_callers_get_503_meanwhile(medium: Running) -> None:
     before, dead = restarts(medium), part(medium, INGRESS)
-    with calling(medium) as callers:
+    with calling(medium) as callers, suspended(part(medium, "ServeController")):  # else it is replaced too soon
         os.kill(dead, signal.SIGKILL)
         until(lambda: ready(medium) == 503)
-        until(lambda: ready(medium) == 200)
+    until(lambda: ready(medium) == 200)
     callers.were_reported(at_most_lost=1)
     assert part(medium, INGRESS) != dead
     assert restarts(medium) == before
@@ -113,11 +122,11 @@ def part(medium: Running, words: str) -> int:
 
 @pytest.mark.slow
 def test_a_stage_without_a_replica_makes_the_tier_unready_and_a_new_replica_ready_again(medium: Running) -> None:
-    with calling(medium) as callers:
+    with calling(medium) as callers, suspended(part(medium, "ServeController")):  # else it is replaced too soon
         os.kill(part(medium, STAGE), signal.SIGKILL)
         until(lambda: status(medium, "/readyz") == 503)
         stages, metrics = ask(medium, path="/v1/stages"), ask(medium, path="/metrics").body
-        until(lambda: status(medium, "/readyz") == 200)
+    until(lambda: status(medium, "/readyz") == 200)
     assert_gone(stages, metrics)
     callers.were_reported()
     assert b'hawkvision_datacenter_live_replicas{group="medium"} 1.0' in ask(medium, path="/metrics").body
@@ -127,12 +136,9 @@ def test_a_stage_without_a_replica_makes_the_tier_unready_and_a_new_replica_read
 @pytest.mark.parametrize("words", [STAGE, INGRESS])
 def test_a_suspended_process_makes_the_tier_unready_until_it_resumes(medium: Running, words: str) -> None:
     stopped = part(medium, words)
-    os.kill(stopped, signal.SIGSTOP)
-    try:
+    with suspended(stopped):
         until(lambda: ready(medium) == 503)
         assert ask(medium, image()).status == 503
-    finally:
-        os.kill(stopped, signal.SIGCONT)
     until(lambda: ready(medium) == 200)
     assert ask(medium, image()).status == 200
     assert part(medium, words) == stopped

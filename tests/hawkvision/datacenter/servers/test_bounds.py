@@ -11,7 +11,7 @@ import pytest
 
 from tests.hawkvision.datacenter.conftest import KEY, Running, image
 from tests.hawkvision.datacenter.servers.test_service import ask
-from tests.hawkvision.servers.test_protocol import GET, OFFERS, flood, replies, until_closed
+from tests.hawkvision.servers.raw_http import GET, OFFERS, flood, replies, until_closed
 
 pytestmark = pytest.mark.slow
 POST = b"POST /v1/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n" % KEY.encode()

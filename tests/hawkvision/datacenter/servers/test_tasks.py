@@ -182,6 +182,12 @@ def test_readiness_names_each_task_and_group_without_a_replica() -> None:
     assert str(caught.value) == (
         "task 'digits' has no live replica of digits.small; task 'shapes' has no live replica of shapes.medium"
     )
+    tier.record_problem("digits.small", "of another version")
+    with pytest.raises(NotReady, match=r"digits\.small \(of another version\); "):
+        tier.check_ready()
+    with pytest.raises(NotReady, match=r"digits\.small; "):
+        tier.check_ready(with_reason=False)
+    tier.record_problem("digits.small", "")
     tier.set_live_replicas("digits.small", 1)
     tier.check_ready("digits")
 

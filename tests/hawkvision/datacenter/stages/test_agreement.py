@@ -22,7 +22,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Score
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.messages import PROTOCOL, decode_request, encode_answers
-from hawkvision.datacenter.execution.group_settings import settings_of
+from hawkvision.datacenter.execution.group_settings import group_settings, process_settings
 from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_stages
 from hawkvision.datacenter.stages.catalog import Group, ServedStage, catalog_of
@@ -67,7 +67,7 @@ def replica(manifest: Manifest, models: Path, temperature: float) -> Replica:
     config = DatacenterConfig(tasks=(manifest.task,), cache_dir=models, backend="onnxruntime")
     catalog = catalog_of(msgspec.structs.replace(manifest, variants=tuple(variants)), config)
     (group,) = catalog.groups
-    return Replica(settings_of(group, catalog, config))
+    return Replica(process_settings(group, catalog, config), group_settings(group, catalog, config))
 
 
 def images(number: int) -> list[bytes]:
@@ -125,6 +125,10 @@ class Elsewhere:
 
     def options(self, **_: object) -> Elsewhere:
         return self
+
+    @property
+    def classify(self) -> Any:
+        return None  # nobody asks for all parts at once
 
     @property
     def classify_streaming(self) -> Any:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.building.checkpoint import StateDict, parse_checkpoint, read_checkpoint
+from tests.fuzz.examples import examples
 from tests.hawkvision.model_zoo.weight_files import archive, c_strides, state_of, state_pickle, stream, tensor
 
 ARRAYS = {
@@ -133,7 +134,7 @@ MUTATIONS = st.lists(st.tuples(st.integers(0, 10_000), st.binary(min_size=1, max
 
 
 @given(which=st.sampled_from(VALID), mutations=MUTATIONS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_mutated_files_are_read_or_refused_in_bounded_memory(
     which: tuple[bytes, Kind], mutations: list[tuple[int, bytes]]
 ) -> None:

@@ -30,6 +30,7 @@ from hawkvision.transport.protocol.frames import (
 )
 from hawkvision.transport.protocol.image_format import WireImageFormat
 from hawkvision.transport.protocol.wire import WireError
+from tests.fuzz.examples import examples
 from tests.hawkvision.transport.protocol.test_frames import answer_parts, reports
 from tests.hawkvision.transport.session import BEGIN, CLIENT, SERVER, Peer, client, coded
 
@@ -207,7 +208,7 @@ hostile = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(hostile, st.integers(0, 3), st.integers(0, 100)), max_size=40))
 def test_authentic_frames_of_any_content_answer_nothing_twice(received: list[tuple[Frame, int, int]]) -> None:
     end, peer, now = client(), peer_of(), BEGIN

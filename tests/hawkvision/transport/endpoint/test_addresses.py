@@ -15,7 +15,7 @@ SMALL = 40
 
 
 class Addresses(RuleBasedStateMachine):
-    """Authentic datagrams from several addresses, some of which answer what they are challenged with."""
+    """Authentic datagrams from several addresses; some of these answer their challenges."""
 
     @initialize()
     def begin(self) -> None:

@@ -30,6 +30,7 @@ from hawkvision.transport.protocol.frames import (
 )
 from hawkvision.transport.protocol.packet_protection import peek
 from hawkvision.transport.protocol.wire import MAX_DATAGRAM, Drop
+from tests.fuzz.examples import examples
 from tests.hawkvision.transport.protocol.test_frames import reports
 from tests.hawkvision.transport.session import BEGIN, CLIENT, SERVER, SESSION, Peer
 
@@ -397,7 +398,7 @@ payloads = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(payloads, st.integers(0, 3), st.integers(0, 50)), max_size=30))
 def test_authentic_datagrams_of_any_bytes_do_no_harm(datagrams: list[tuple[bytes, int, int]]) -> None:
     end, peer, now = channel(0, 1), Peer(SERVER, CLIENT), BEGIN

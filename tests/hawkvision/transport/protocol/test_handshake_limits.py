@@ -1,4 +1,4 @@
-"""How many strangers are answered: so many at once, so many a second, whoever they are and however many."""
+"""The bounds on handshakes with strangers: in parallel, and per second."""
 
 from __future__ import annotations
 

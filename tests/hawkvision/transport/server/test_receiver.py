@@ -34,6 +34,7 @@ from hawkvision.transport.server.receiver import (
     Receiver,
 )
 from hawkvision.transport.server.response_delivery import MAX_ANSWERS, REMEMBERED
+from tests.fuzz.examples import examples
 from tests.hawkvision.transport.coding.test_image_coding import scene
 from tests.hawkvision.transport.protocol.test_frames import fragments as any_fragments
 from tests.hawkvision.transport.session import BEGIN, PLENTY, Peer, coded, fragments, server
@@ -394,7 +395,7 @@ hostile = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(hostile, st.integers(0, 3), st.integers(0, 60)), max_size=40))
 def test_authentic_frames_of_any_content_hand_nothing_over_twice_and_leave_no_bytes(
     sent: list[tuple[Fragment | Cancel | Ping, int, int]],

@@ -17,8 +17,8 @@ from hawkvision.datacenter.deployment.messages import (
     decode_reply,
     encode_request,
 )
-from hawkvision.datacenter.deployment.served_replica import ServedReplica
-from hawkvision.datacenter.execution.group_settings import settings_of
+from hawkvision.datacenter.deployment.replica_endpoint import ReplicaEndpoint
+from hawkvision.datacenter.execution.group_settings import group_settings, process_settings
 from hawkvision.datacenter.stages.catalog import ServedStage, catalog_of
 from hawkvision.datacenter.stages.ensemble import evaluation_requests
 from hawkvision.models.manifest import Manifest
@@ -28,10 +28,12 @@ ALL = evaluation_requests(ServedStage("committee", ("small", "medium"), mirrored
 
 
 @pytest.fixture
-def served(manifest: Manifest, config: DatacenterConfig) -> ServedReplica:
+def served(manifest: Manifest, config: DatacenterConfig) -> ReplicaEndpoint:
     catalog = catalog_of(manifest, config)
     (group,) = catalog.groups
-    return ServedReplica(settings_of(group, catalog, config))
+    replica = ReplicaEndpoint(process_settings(group, catalog, config))
+    asyncio.run(replica.reconfigure(group_settings(group, catalog, config).to_user_config()))
+    return replica
 
 
 def request(left_ms: float | None = None) -> bytes:
@@ -45,7 +47,7 @@ def outcome(reply: bytes) -> tuple[Part, ...] | HawkVisionError:
         return error
 
 
-def test_both_ways_to_ask_give_the_views_of_all_members(served: ServedReplica) -> None:
+def test_both_ways_to_ask_give_the_views_of_all_members(served: ReplicaEndpoint) -> None:
     async def views() -> list[set[str]]:
         plain = decode_reply(await served.classify(PROTOCOL, image(), request()))
         parts = [decode_reply(each) async for each in served.classify_streaming(PROTOCOL, image(), request())]
@@ -56,7 +58,7 @@ def test_both_ways_to_ask_give_the_views_of_all_members(served: ServedReplica) -
     assert asyncio.run(views()) == [{"small", "medium"}] * 2
 
 
-def test_an_unreadable_image_is_a_reply_and_not_an_exception(served: ServedReplica) -> None:
+def test_an_unreadable_image_is_a_reply_and_not_an_exception(served: ReplicaEndpoint) -> None:
     async def replies() -> list[bytes]:
         broken = image()[:600]
         plain = await served.classify(PROTOCOL, broken, request())
@@ -67,7 +69,7 @@ def test_an_unreadable_image_is_a_reply_and_not_an_exception(served: ServedRepli
 
 @pytest.mark.parametrize("days_off", [-3, 3])
 def test_a_replica_whose_wall_clock_is_wrong_keeps_deadlines(
-    served: ServedReplica, days_off: int, monkeypatch: pytest.MonkeyPatch
+    served: ReplicaEndpoint, days_off: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = time.time
     monkeypatch.setattr(time, "time", lambda: right() + 86_400.0 * days_off)
@@ -78,7 +80,7 @@ def test_a_replica_whose_wall_clock_is_wrong_keeps_deadlines(
     assert [type(outcome(each)) for each in asyncio.run(both())] == [tuple, DeadlineMissed]
 
 
-def test_a_caller_of_another_version_is_refused_before_its_request_is_read(served: ServedReplica) -> None:
+def test_a_caller_of_another_version_is_refused_before_its_request_is_read(served: ReplicaEndpoint) -> None:
     async def replies() -> list[bytes]:
         plain = await served.classify(PROTOCOL + 1, image(), b"of a form to come")
         return [plain, *[each async for each in served.classify_streaming(PROTOCOL + 1, image(), b"the same")]]
@@ -86,6 +88,6 @@ def test_a_caller_of_another_version_is_refused_before_its_request_is_read(serve
     assert [type(outcome(each)) for each in asyncio.run(replies())] == [NotReady, NotReady]
 
 
-def test_a_replica_says_what_it_is_to_callers_of_any_version(served: ServedReplica) -> None:
+def test_a_replica_says_what_it_is_to_callers_of_any_version(served: ReplicaEndpoint) -> None:
     presence = decode_presence(asyncio.run(served.present(PROTOCOL + 1)))
     assert (presence.statement, presence.backends) == (served.replica.statement, ("noop",))

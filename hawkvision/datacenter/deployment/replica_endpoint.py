@@ -1,14 +1,17 @@
-"""A replica as Ray Serve runs it: bytes in, bytes out."""
+"""A replica as Ray Serve calls it: bytes in, bytes out."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from typing import Any
 
 from hawkvision.core.clock import Deadline
-from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded, RequestError
-from hawkvision.core.logs import LogFormat, LogLevel, adopt, resume
+from hawkvision.core.errors import DeadlineMissed, HawkVisionError, NotReady, Overloaded, RequestError
+from hawkvision.core.logs import resume
 from hawkvision.core.version import __version__
 from hawkvision.datacenter.deployment.messages import (
     PROTOCOL,
@@ -20,53 +23,68 @@ from hawkvision.datacenter.deployment.messages import (
     encode_failure,
     encode_presence,
 )
-from hawkvision.datacenter.execution.group_settings import GroupSettings
+from hawkvision.datacenter.execution.group_settings import GroupSettings, ProcessSettings
 from hawkvision.datacenter.execution.replica import Replica
-from hawkvision.datacenter.local_socket.protocol import ReplicaRequest as LocalRequest
-from hawkvision.datacenter.local_socket.replica_end import Registration, register
-from hawkvision.system.log_relay import configure_worker
+
+log = logging.getLogger("hawkvision.datacenter")
 
 EXPECTED = (RequestError, DeadlineMissed, Overloaded, NotReady)
 """Errors that are replied, not raised. Ray logs raised errors with tracebacks, so callers could fill the disk."""
 
 
-def log_like_the_tier(level: LogLevel, form: LogFormat) -> None:
-    """Make this process, which Ray has started, and Serve in it log like the tier."""
-    configure_worker(level, form)
-    adopt("ray.serve")
-
-
-class ServedReplica:
+class ReplicaEndpoint:
     """A replica in one of Ray's processes; see `messages` for what its methods take and return."""
 
-    def __init__(self, settings: GroupSettings) -> None:
-        """See `Replica`."""
-        log_like_the_tier(settings.log_level, settings.log_format)
-        self.replica = Replica(settings)
+    def __init__(self, settings: ProcessSettings) -> None:
+        """Without models; Serve calls `reconfigure` next, which loads them."""
         self._settings = settings
-        self._registration: Registration | None = None
+        self._replica: Replica | None = None
+        self._refused = ""
 
-    async def check_health(self) -> None:
-        """Register with a server on this machine. Serve calls this before it calls the replica started, and regularly.
+    @property
+    def replica(self) -> Replica:
+        """What runs the models, once `reconfigure` has loaded them."""
+        assert self._replica is not None, "Serve calls reconfigure before anything else"
+        return self._replica
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Take the models and limits of `GroupSettings`, at the start and whenever Serve has new ones.
+
+        A running replica that cannot take the new ones keeps those that it has, and says so in its presence. It raises
+        nothing then, because Serve would stop it.
 
         Raises:
-            OSError: if the server is gone; the replica is then of no use.
+            ConfigError, ArtifactError, BackendError: if the first settings cannot be used.
         """
-        server = self._settings.server
-        if server is not None and (self._registration is None or self._registration.closed):
-            self._registration = await register(server, self._settings.group, self.replica.statement, self._run_local)
+        if self._replica is None:
+            settings = GroupSettings.from_user_config(user_config)
+            self._replica = await asyncio.to_thread(Replica, self._settings, settings)
+            return
+        try:
+            await self._replica.reconfigure(GroupSettings.from_user_config(user_config))
+            self._refused = ""
+        except HawkVisionError as error:
+            self._refuse(error.message)
+        except Exception as error:  # a library may raise anything about a file
+            log.exception("settings could not be taken")
+            self._refuse(f"{type(error).__name__}: {error}")
 
-    async def _run_local(self, sent: LocalRequest) -> AsyncGenerator[Part]:
-        left_ms = sent.remaining_ms
-        deadline = None if left_ms is None else Deadline.after_ms(left_ms, time.monotonic())
-        async with aclosing(self.replica.run(sent.image, sent.evaluations, deadline, streaming=sent.streaming)) as its:
-            async for part in its:
-                yield part
+    def _refuse(self, reason: str) -> None:
+        self._refused = f"new settings refused, the old ones stay in use: {reason}"
+        log.error("%s", self._refused)
+
+    async def check_health(self) -> None:
+        """Infer with each model, unless images do. Serve calls this at the start and regularly.
+
+        Raises:
+            BackendError: if a model fails or is stuck; Serve then replaces the replica.
+        """
+        await self.replica.check_health()
 
     async def present(self, _protocol: int) -> bytes:
         """The presence, whatever the caller's version: the caller compares."""
         replica = self.replica
-        return encode_presence(Presence(PROTOCOL, __version__, replica.statement, replica.backends))
+        return encode_presence(Presence(PROTOCOL, __version__, replica.statement, replica.backends, self._refused))
 
     async def classify(self, protocol: int, image: bytes, request: bytes) -> bytes:
         """All parts of the answer to an image, or the error."""

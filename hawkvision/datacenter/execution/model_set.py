@@ -1,0 +1,97 @@
+"""The loaded variants of one group under one set of settings; a replica replaces them as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+
+from hawkvision.core.types import Pixels
+from hawkvision.datacenter.execution.group_settings import GroupSettings, load_model
+from hawkvision.datacenter.execution.model import Model
+from hawkvision.datacenter.execution.threads import ReplicaThreads
+from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import load_inputs
+from hawkvision.models.fingerprints import statement
+
+
+class ModelSet:
+    """Loaded, verified and warmed-up variants. Closes them after `retire`, once the last image has left."""
+
+    def __init__(
+        self, settings: GroupSettings, threads: ReplicaThreads, inferring: Executor, rates: DecodingRates
+    ) -> None:
+        """Load the variants and run each once.
+
+        Raises:
+            ArtifactError: if a model file is missing or is not the one the manifest names.
+            BackendError: if the backend cannot load it.
+        """
+        self.settings = settings
+        self._images = 0
+        self._retired = self._closed = False
+        # The longest job first makes the shortest schedule (Graham, 1969); the largest is also worth the most alone.
+        largest_first = sorted(settings.variants, key=lambda variant: -(variant.bytes or 0))
+        self.models: dict[str, Model] = {}
+        try:
+            for variant in largest_first:
+                self.models[variant.name] = load_model(variant, settings, threads, inferring)
+        except BaseException:
+            self._close()
+            raise
+        self.statement = statement([model.run for model in self.models.values()])
+        """What this process runs; each answer carries it."""
+        self.backends = tuple(dict.fromkeys(model.backend for model in self.models.values()))
+        self.specs = {variant.name: variant.input for variant in settings.variants}
+        self._scales = DecodingScales(self.specs.values(), rates, settings.max_pixels, settings.max_pixels_whole)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} ({model.backend})" for name, model in self.models.items())
+
+    @property
+    def in_use(self) -> int:
+        """The images that use the variants now."""
+        return self._images
+
+    @property
+    def closed(self) -> bool:
+        """Whether the variants have been told to close."""
+        return self._closed
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Keep the variants open for an image while the block lasts."""
+        self._images += 1
+        try:
+            yield
+        finally:
+            self._images -= 1
+            self._close_if_unused()
+
+    def retire(self) -> None:
+        """Close the variants as soon as no image uses them; call it once, when others have taken their place."""
+        self._retired = True
+        self._close_if_unused()
+
+    def cost(self, image: bytes, header: ImageHeader) -> DecodingCost:
+        """What it costs to decode an image for all variants.
+
+        Raises:
+            TooLarge: if it has too many pixels.
+        """
+        return self._scales.cost(image, header)
+
+    def inputs(self, image: bytes, names: Sequence[str], header: ImageHeader) -> Generator[Pixels]:
+        """The input of each of these variants, in order; each step decodes or scales."""
+        specs = [self.specs[name] for name in names]
+        return load_inputs(image, specs, max_pixels=self.settings.max_pixels, header=header)
+
+    def _close_if_unused(self) -> None:
+        if self._retired and not self._images:
+            self._close()
+
+    def _close(self) -> None:
+        self._closed = True
+        for model in self.models.values():
+            model.close()

@@ -1,0 +1,47 @@
+"""Models that are loaded from nowhere, for tests of what is kept in memory."""
+
+from __future__ import annotations
+
+import threading
+
+from edge.inference.edge_stage import EdgeStage
+from edge.inference.edge_stage import LoadedModel as Loaded
+from hawkvision.core.errors import ArtifactError
+from hawkvision.core.types import Score
+from tests.edge.bench import SPEC, SURE, GatedBackend
+
+SIZES = {"small": 5, "mid": 6, "big": 8}
+
+
+class LoadedModel(GatedBackend):
+    """A variant that knows whether it was unloaded."""
+
+    closed = False
+
+    def close(self) -> None:
+        super().close()
+        self.closed = True
+
+
+class Store:
+    """What variants are loaded from: counts loads, waits for its gate, and fails if told to."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.loads: list[str] = []
+        self.models: dict[str, LoadedModel] = {}
+        self.broken = False
+
+    def load(self, name: str) -> EdgeStage:
+        self.loads.append(name)
+        assert self.gate.wait(30)
+        if self.broken:
+            raise ArtifactError(f"{name}: gone")
+        self.models[name] = LoadedModel(SURE)
+        return EdgeStage(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1)
+
+    def first(self) -> EdgeStage:
+        stage = self.load("small")
+        self.loads.clear()
+        return stage

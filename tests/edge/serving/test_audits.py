@@ -1,0 +1,146 @@
+"""Audits of accepted answers: few, in the background, bounded, and silent when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from edge.monitoring.audits import MOST_AT_ONCE, MOST_UNDER_WAY
+from hawkvision.core.escalation_api import parse_escalation_headers
+from hawkvision.core.types import (
+    AccuracyStatus,
+    Answer,
+    Quality,
+    Tier,
+)
+from tests.edge.bench import (
+    AGREES,
+    SURE,
+    UNSURE,
+    Bench,
+    audits,
+    bench,
+    known,
+    many,
+    run,
+    state_of,
+)
+from tests.edge.peer import Peer
+from tests.waiting import until
+
+# ------------------------------------------------------------------------------------------------------- audits
+
+
+def test_audits_check_a_small_share_of_accepted_answers_and_show_in_no_answer(large: Peer) -> None:
+    large.top_k = AGREES
+
+    async def scenario() -> tuple[list[Answer], float, float]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            answers = await many(it, 400)
+            await until(lambda: not it.node.auditor._under_way)
+            return answers, audits(it, "agree"), it.counted("escalations_total", reason="audit")
+
+    answers, agreed, escalated = run(scenario)
+    assert 0 < agreed == escalated == len(large.bodies) < 0.35 * len(answers)
+    assert {(a.tier, a.escalated, a.reason) for a in answers} == {(Tier.EDGE, False, None)}
+    assert answers[-1].accuracy.status is AccuracyStatus.CERTIFIED
+
+
+def test_audits_ask_the_best_stage_and_are_bounded_in_time(large: Peer) -> None:
+    large.top_k = AGREES
+
+    async def scenario() -> None:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            while not large.headers:
+                await it.ask()
+
+    run(scenario)
+    asked = parse_escalation_headers(_titled(large.headers[0]))
+    assert (asked.variant, asked.intermediate, asked.top_k) == ("large", None, 1)
+    assert asked.deadline_ms is not None
+
+
+def _titled(headers: dict[str, str]) -> dict[str, str]:
+    """Header names as `parse_escalation_headers` looks them up in a plain dict."""
+    names = {
+        "x-hawkvision-task": "X-HawkVision-Task",
+        "x-hawkvision-variant": "X-HawkVision-Variant",
+        "x-hawkvision-deadline-ms": "X-HawkVision-Deadline-Ms",
+        "x-hawkvision-top-k": "X-HawkVision-Top-K",
+        "x-hawkvision-accept-score": "X-HawkVision-Accept-Score",
+        "x-hawkvision-score": "X-HawkVision-Score",
+        "x-hawkvision-otherwise": "X-HawkVision-Otherwise",
+    }
+    return {names.get(name, name): value for name, value in headers.items()}
+
+
+def test_audits_that_hang_delay_nobody_are_bounded_and_end_with_the_node(large: Peer) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> tuple[list[Answer], int, Bench]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            answers = await many(it, 400)
+            assert len(it.node.auditor._under_way) == MOST_UNDER_WAY
+            return answers, int(audits(it, "skipped")), it
+
+    answers, skipped, it = run(scenario)
+    assert {answer.tier for answer in answers} == {Tier.EDGE}
+    assert skipped > 0
+    assert audits(it, "skipped") == skipped + MOST_UNDER_WAY, "those under way were given up"
+    assert len(large.bodies) == MOST_AT_ONCE
+
+
+def test_audits_leave_the_connections_to_escalations(large: Peer) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> tuple[float, float]:
+        async with bench(large, SURE, connections=1, audit_share=0.2) as it:
+            await known(it.node)
+            waiting = asyncio.create_task(it.ask(target=Quality.BEST))
+            await until(lambda: len(large.bodies) == 1)
+            await many(it, 200)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            return audits(it, "skipped"), it.counted("escalations_total", reason="audit")
+
+    skipped, sent = run(scenario)
+    assert skipped > 0
+    assert sent == 0
+
+
+def test_a_failed_audit_is_counted_and_teaches_nothing(large: Peer) -> None:
+    large.garbage = True
+
+    async def scenario() -> tuple[float, int]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            while not audits(it, "failed"):
+                await it.ask()
+            return audits(it, "agree", "differ"), state_of(it).audits
+
+    assert run(scenario) == (0.0, 0)
+
+
+@pytest.mark.parametrize("says", [{"fingerprint": "b" * 64}, {"stages_delay_s": 30.0}])
+def test_nothing_is_learned_from_a_datacenter_that_is_not_known_to_be_the_certified_one(
+    large: Peer, says: dict[str, Any]
+) -> None:
+    for name, value in says.items():
+        setattr(large, name, value)
+
+    async def scenario() -> tuple[int, int, float]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            if "fingerprint" in says:
+                await known(it.node)
+            await many(it, 200)
+            it.backend.lead = UNSURE
+            await it.ask()
+            state = state_of(it)
+            return state.audits, state.escalations, state.correction
+
+    assert run(scenario) == (0, 1, 1.0)

@@ -1,0 +1,104 @@
+"""Answers come through JSON as they were, and anything else is a bad reply."""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.client.response import BadReply, answer_from_json
+from hawkvision.core.types import (
+    AccuracyGuarantee,
+    AccuracyStatus,
+    Answer,
+    Basis,
+    MaxAccuracyDrop,
+    MinAccuracy,
+    MinConfidence,
+    Prediction,
+    Quality,
+    Reason,
+    Tier,
+    Timing,
+)
+from tests.hawkvision.client.client_node import ANSWER
+
+fractions = st.floats(0.0, 1.0)
+names = st.text(min_size=1, max_size=20)
+times = st.floats(0.0, 1e6)
+targets = st.one_of(
+    st.builds(MinAccuracy, fractions),
+    st.builds(MaxAccuracyDrop, fractions),
+    st.builds(MinConfidence, fractions),
+    st.sampled_from(Quality),
+)
+guarantees = st.builds(
+    AccuracyGuarantee,
+    targets,
+    st.sampled_from(AccuracyStatus),
+    st.sampled_from(Basis),
+    st.none() | fractions,
+    st.none() | fractions,
+    st.none() | st.integers(1, 10**9),
+)
+answers = st.builds(
+    Answer,
+    id=names,
+    task=names,
+    top_k=st.lists(st.builds(Prediction, names, st.integers(0, 10**6), fractions), min_size=1, max_size=5).map(tuple),
+    model=names,
+    tier=st.sampled_from(Tier),
+    accuracy=guarantees,
+    escalated=st.booleans(),
+    reason=st.none() | st.sampled_from(Reason),
+    degraded=st.booleans(),
+    received_fraction=fractions,
+    deadline_met=st.none() | st.booleans(),
+    timing_ms=st.builds(Timing, times, times, times, times, times, times),
+)
+
+
+def rounded(answer: Answer) -> Answer:
+    """What `to_json` keeps of an answer."""
+    timing = answer.timing_ms
+    return replace(
+        answer,
+        top_k=tuple(replace(p, confidence=round(p.confidence, 6)) for p in answer.top_k),
+        timing_ms=Timing(
+            round(timing.decode, 3),
+            round(timing.queue, 3),
+            round(timing.infer, 3),
+            round(timing.uplink, 3),
+            round(timing.dc, 3),
+            round(timing.total, 3),
+        ),
+    )
+
+
+@given(answers)
+def test_answer_survives_the_wire_but_for_rounding(answer: Answer) -> None:
+    assert answer_from_json(json.loads(json.dumps(answer.to_json()))) == rounded(answer)
+
+
+@given(answers, st.data())
+def test_answer_with_a_part_missing_is_refused_by_its_name(answer: Answer, data: st.DataObject) -> None:
+    value = answer.to_json()
+    key = data.draw(st.sampled_from(["id", "task", "top_k", "model", "tier", "accuracy", "timing_ms"]))
+    del value[key]
+    with pytest.raises(BadReply, match=key):
+        answer_from_json(value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(ANSWER.to_json())), json_values)
+def test_no_value_of_any_field_raises_anything_but_bad_reply(key: str, value: object) -> None:
+    with suppress(BadReply):
+        assert isinstance(answer_from_json(ANSWER.to_json() | {key: value}), Answer)

@@ -1,0 +1,345 @@
+"""What strangers can do to a server and to those who have a session: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hawkvision.transport.client.connection import ClientConnection
+from hawkvision.transport.endpoint.udp import UdpRoute
+from hawkvision.transport.protocol.frames import Fragment, Ping, encode
+from hawkvision.transport.protocol.handshake_limits import network_of
+from hawkvision.transport.protocol.packet_protection import Sealer, peek
+from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Drop
+from hawkvision.transport.server.listener import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, DatagramListener
+from tests.fuzz.examples import examples
+from tests.hawkvision.transport.peers import connected, serving
+from tests.hawkvision.transport.session import coded
+from tests.waiting import until
+
+IMAGE = coded(k=4, n=6)
+TRIES = 5
+
+
+def garbage(rng: random.Random, session: int) -> bytes:
+    """Random bytes, half of them with the beginning of something known."""
+    data = rng.randbytes(rng.choice([0, 1, 5, 20, 27, 28, 29, 100, 1200, 1500]))
+    begin = rng.choice([b"", b"\x11", b"\x11" + session.to_bytes(4) + b"\0", b"\xc0\0\0\0\x01\x08", b"\x40"])
+    return begin + data
+
+
+def test_garbage_from_many_addresses_does_no_harm() -> None:
+    rng = random.Random(5)
+
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            (session,) = server.sessions
+            sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(50)]
+            for _ in range(20):
+                for each in sockets:
+                    each.sendto(garbage(rng, session), ("127.0.0.1", server.port))
+                assert await client.ask(b"cats", IMAGE) == (Status.OK, b"cats ")
+            for each in sockets:
+                each.close()
+            assert len(server.sessions) == 1
+            assert server.half_open == 0
+
+    asyncio.run(scenario())
+
+
+def initial(token: bytes = b"", version: bytes = b"\0\0\0\1", size: int = 1200) -> bytes:
+    """What looks like the first datagram of a QUIC connection."""
+    ids = b"\x08" + bytes(range(8)) + b"\x08" + bytes(range(8, 16))
+    head = b"\xc0" + version + ids + (0x4000 | len(token)).to_bytes(2) + token
+    return head + (0x4000 | size - len(head) - 2).to_bytes(2) + bytes(size - len(head) - 2)
+
+
+@pytest.mark.parametrize(
+    ("stranger", "reason", "answer_bytes"),
+    [
+        (b"", Drop.MALFORMED, 0),
+        (b"\x11" + bytes(20), Drop.MALFORMED, 0),
+        (b"\x11" + bytes(1300), Drop.MALFORMED, 0),
+        (b"\x11" + b"none" + bytes(60), Drop.NO_SESSION, 0),
+        (b"\x20" + bytes(1199), Drop.MALFORMED, 0),
+        (b"\x40" + bytes(1199), Drop.NO_CONNECTION, 0),
+        (b"\x40" + bytes(10), Drop.MALFORMED, 0),
+        (b"\xe0\0\0\0\1\x08" + bytes(8) + b"\0\x40\x20" + bytes(32), Drop.NO_CONNECTION, 0),
+        (b"\xc0\0\0\0\1\xff" + bytes(1200), Drop.MALFORMED, 0),
+        (initial(size=1199), Drop.MALFORMED, 0),
+        (initial(version=b"\0\0\0\0"), Drop.MALFORMED, 0),
+        (initial(version=b"\0\0\0\x09", size=60), Drop.MALFORMED, 0),
+        (initial(version=b"\0\0\0\x09"), None, 100),
+        (initial(), None, 200),
+        (initial(b"forged token"), Drop.BAD_TOKEN, 100),
+    ],
+)
+def test_datagrams_of_strangers_are_counted_by_reason_and_get_shorter_replies(
+    stranger: bytes, reason: Drop | None, answer_bytes: int
+) -> None:
+    async def scenario() -> tuple[dict[Drop, int], int]:
+        async with serving() as server:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.connect(("127.0.0.1", server.port))
+                sender.send(stranger)
+                if answer_bytes:
+                    answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sender, 2000), 60.0)
+                else:
+                    await until(lambda: sum(server.traffic().drops.values()) > 0)
+                    answer = b""
+                assert (server.half_open, len(server.sessions)) == (0, 0)
+                return {why: n for why, n in server.traffic().drops.items() if n}, len(answer)
+
+    drops, answered = asyncio.run(scenario())
+    assert drops == ({} if reason is None else {reason: 1})
+    assert answered <= answer_bytes < len(stranger) or answered == answer_bytes == 0
+
+
+def test_any_bytes_of_a_stranger_are_dropped_for_a_reason_or_answered_without_a_connection() -> None:
+    """The parser that decides is given bytes of any kind, and what looks like QUIC's first datagram, bent."""
+    parts = st.lists(st.one_of(st.binary(max_size=40), st.just(initial()), st.just(bytes(1200))), max_size=4)
+
+    async def scenario() -> None:
+        async with serving() as server:
+            assert server._endpoint is not None
+            decide = server._endpoint._stranger
+
+            @given(
+                st.sampled_from([b"", b"\xc0\0\0\0\1\x08", b"\x40", b"\xe0\0\0\0\1", b"\xd0\x6b\x33\x43\xcf"]), parts
+            )
+            @settings(max_examples=examples(300), deadline=None)
+            def check(begin: bytes, rest: list[bytes]) -> None:
+                data = begin + b"".join(rest)
+                drop = decide(data, ("127.0.0.1", 9))
+                assert drop is not None or len(data) >= 1200
+
+            check()
+            assert (server.half_open, len(server.sessions)) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_while_strangers_flood_those_inside_are_answered_and_new_ones_get_in() -> None:
+    """From a thread, as fast as it can: first datagrams without a token, with a forged one, sealed ones, and noise."""
+    stop = threading.Event()
+
+    def flood_port(port: int) -> None:
+        kinds = [initial(), initial(b"forged token"), b"\x11" + os.urandom(4) + bytes(1100), b"\x40" + os.urandom(600)]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            while not stop.is_set():
+                for kind in kinds:
+                    sender.sendto(kind, ("127.0.0.1", port))
+                stop.wait(0.001)
+
+    async def scenario() -> dict[Drop, int]:
+        async with serving() as server, connected(server.port) as inside:
+            flooding = threading.Thread(target=flood_port, args=(server.port,))
+            flooding.start()
+            try:
+                await until(lambda: server.traffic().drops[Drop.NO_SESSION] > 50)
+                for _ in range(20):
+                    assert (await inside.ask(b"cats", IMAGE))[0] is Status.OK
+                async with connected(server.port) as new:
+                    assert (await new.ask(b"cats", IMAGE))[0] is Status.OK
+                assert server.half_open == 0
+            finally:
+                stop.set()
+                flooding.join()
+            return dict(server.traffic().drops)
+
+    drops = asyncio.run(scenario())
+    assert all(drops[why] for why in (Drop.BAD_TOKEN, Drop.NO_SESSION, Drop.NO_CONNECTION))
+
+
+def test_handshakes_of_one_network_beyond_its_share_wait_and_others_do_not() -> None:
+    async def scenario() -> None:
+        async with serving() as server:
+            assert server._endpoint is not None
+            gate, loop = server._endpoint._handshakes, asyncio.get_running_loop()
+            while gate.may_begin("127.0.0.1", loop.time() + 0.5):
+                pass
+            async with connected(server.port, routes=[UdpRoute("127.0.0.3", "127.0.0.1")]) as other:
+                assert (await other.ask(b"cats", IMAGE))[0] is Status.OK
+            while gate.may_begin("127.0.0.1", loop.time() + 0.5):
+                pass
+            async with connected(server.port) as late:
+                assert (await late.ask(b"cats", IMAGE))[0] is Status.OK
+            assert server.traffic().drops[Drop.CROWDED] > 0
+
+    asyncio.run(scenario())
+
+
+def test_forged_and_replayed_datagrams_of_a_session_change_nothing_of_it() -> None:
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            await client.ask(b"cats", IMAGE)
+            (session,) = server.sessions.values()
+            before = session.receiver.channel.paths[0].where.used.address
+            forger = Sealer(session.number, type(session.secrets[0]).random())
+            fragment = encode(Fragment(99, 0, IMAGE.format, 0, 0, 0, b"", IMAGE.symbols[0]))
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+                for sequence in range(100):
+                    stranger.sendto(forger.seal(0, 1000 + sequence, fragment), ("127.0.0.1", server.port))
+                await until(lambda: session.receiver.channel.drops[Drop.BAD_SEAL] >= 100)
+            assert session.receiver.channel.paths[0].where.used.address == before
+            assert session.receiver.channel.paths[0].where.claim is None
+            assert not session.receiver._assembling
+
+    asyncio.run(scenario())
+
+
+def test_an_overtaken_datagram_from_elsewhere_does_not_move_the_session() -> None:
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            await client.ask(b"cats", IMAGE)
+            (session,) = server.sessions.values()
+            channel, where = session.receiver.channel, session.receiver.channel.paths[0].where
+            await until(lambda: where.used.proven)
+            late = client.sender.channel.send_unreported(client.sender.channel.paths[0], encode(Ping()))
+            await client.ask(b"cats", IMAGE)  # overtakes it
+            received = channel.paths[0].received
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as elsewhere:
+                elsewhere.sendto(late, ("127.0.0.1", server.port))
+                await until(lambda: peek(late).sequence in received)
+            assert where.claim is None
+            assert where.used.address[1] == client._sockets[0].transport.get_extra_info("sockname")[1]
+
+    asyncio.run(scenario())
+
+
+def test_an_unproven_address_gets_at_most_three_times_what_it_sent() -> None:
+    """Someone inside moves a path to a third party's address, which never answers challenges."""
+
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            await client.ask(b"cats", IMAGE)
+            (session,) = server.sessions.values()
+            sent = received = 0
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as victim:
+                victim.setblocking(False)
+                for number in range(40):
+                    for index in range(2):
+                        fragment = Fragment(1000 + number, 0, IMAGE.format, index, 60, 0, b"", IMAGE.symbols[index])
+                        channel = client.sender.channel
+                        datagram = channel.send(channel.paths[0], encode(fragment), time.monotonic())
+                        sent += victim.sendto(datagram, ("127.0.0.1", server.port))
+                    await asyncio.sleep(0)
+                where = session.receiver.channel.paths[0].where
+                await until(lambda: where.claim is not None and where.claim.address[1] == victim.getsockname()[1])
+                deadline = time.monotonic() + 1.0
+                while time.monotonic() < deadline:
+                    await asyncio.sleep(0.02)
+                    with contextlib.suppress(BlockingIOError):
+                        while True:
+                            received += len(victim.recv(2000))
+            assert 0 < received <= 3 * sent
+            assert where.used.address[1] == client._sockets[0].transport.get_extra_info("sockname")[1]
+            assert await client.ask(b"cats", IMAGE) == (Status.OK, b"cats ")
+
+    asyncio.run(scenario())
+
+
+async def flood(server: DatagramListener, addresses: Sequence[str], client: ClientConnection) -> list[socket.socket]:
+    """Half-open connections from these addresses, which hold the sockets open; `client` goes on meanwhile."""
+    from aioquic.quic.configuration import QuicConfiguration
+    from aioquic.quic.connection import QuicConnection
+
+    loop = asyncio.get_running_loop()
+    floods = []
+    for address in addresses:
+        quic = QuicConnection(configuration=QuicConfiguration(is_client=True, alpn_protocols=["hawkvision/1"]))
+        way = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        way.setblocking(False)
+        way.bind((address, 0))
+        way.connect(("127.0.0.1", server.port))
+        quic.connect(("127.0.0.1", server.port), now=loop.time())
+        floods.append((quic, way))
+    for _ in range(2):  # hello, and again with the token of the Retry; then silence
+        for quic, way in floods:
+            for data, _ in quic.datagrams_to_send(now=loop.time()):
+                way.send(data)
+            await asyncio.sleep(0.001)
+            with contextlib.suppress(BlockingIOError):
+                quic.receive_datagram(way.recv(2000), ("127.0.0.1", server.port), now=loop.time())
+        assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
+    return [way for _, way in floods]
+
+
+def test_a_flood_of_half_open_connections_is_bounded_and_those_inside_go_on() -> None:
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            addresses = [f"127.0.1.{1 + number % 20}" for number in range(MAX_HALF_OPEN + 40)]
+            ways = await flood(server, addresses, client)
+            assert MAX_HALF_OPEN // 2 < server.half_open <= MAX_HALF_OPEN
+            for way in ways:
+                way.close()
+            await until(lambda: server.half_open == 0)
+            async with connected(server.port) as later:
+                assert (await later.ask(b"cats", IMAGE))[0] is Status.OK
+
+    asyncio.run(scenario())
+
+
+def test_many_half_open_connections_of_one_host_do_not_keep_others_out() -> None:
+    """Another host gets in while this one is full; on a busy machine it may be full no longer, so it is tried again."""
+
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            ways: list[socket.socket] = []
+            for _ in range(TRIES):
+                ways += await flood(server, ["127.0.1.1"] * (MAX_HALF_OPEN_EACH + 40), client)
+                assert server.half_open <= MAX_HALF_OPEN_EACH
+                async with connected(server.port) as other:
+                    shown = server.is_full("127.0.1.1")
+                    assert (await other.ask(b"cats", IMAGE))[0] is Status.OK
+                if shown:
+                    break
+            assert shown
+            for way in ways:
+                way.close()
+            await until(lambda: not server.is_full("127.0.1.1"))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("::ffff:127.0.0.1", "127.0.0.1", True),
+        ("2001:db8::1", "2001:db8::ffff:0:0:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2", True),
+    ],
+)
+def test_addresses_of_one_host_are_of_one_network(one: str, other: str, same: bool) -> None:
+    assert (network_of(one) == network_of(other)) == same
+
+
+def test_random_control_bytes_close_the_connection_and_nothing_else() -> None:
+    rng = random.Random(1)
+
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as good:
+            for _ in range(10):
+                async with connected(server.port) as bad:
+                    assert bad._protocol is not None
+                    bad._protocol._quic.send_stream_data(0, rng.randbytes(rng.randrange(1, 3000)) + os.urandom(8))
+                    bad._protocol.transmit()
+                    assert (await good.ask(b"cats", IMAGE))[0] is Status.OK
+            await until(lambda: len(server.sessions) == 1)
+
+    asyncio.run(scenario())
