@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from typing import Final
 
@@ -78,7 +79,13 @@ async def why_not_ready(app_name: str) -> str | None:
 
 def readiness(app_name: str) -> str | None:
     """As `why_not_ready`, for a process without an event loop. Blocks."""
-    return asyncio.run(why_not_ready(app_name))
+    return _event_loop().run_until_complete(why_not_ready(app_name))
+
+
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """One for all calls in this process, because Serve's handles keep the one that they were first used on."""
+    return asyncio.new_event_loop()
 
 
 def _one_line(error: object) -> str:

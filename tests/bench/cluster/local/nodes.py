@@ -141,6 +141,9 @@ class RayNodes:
 
     def restart(self, node: int) -> None:
         """Start a killed node again with what it had."""
+        if node == HEAD:
+            # Ray sees the processes of all nodes, and would take those that wait for the head for a head.
+            (self.folder / "ray" / "ray_current_cluster").unlink(missing_ok=True)
         self.add(node, self._cpus[node])
 
     def run(self, node: int, *words: str, timeout_s: float = 600.0) -> subprocess.CompletedProcess[str]:
