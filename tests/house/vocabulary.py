@@ -77,11 +77,6 @@ ALLOWED: Final[tuple[tuple[str, str, str], ...]] = (
     (r"(tests/)?loadgen/.*", r"[\"'`]held[\"'`]", "packets that a link holds back, rates that a server holds"),
     (r"(tests/)?edge/monitoring/\w+\.py", r"[\"']void[\"']", "a key in state files of the first version"),
     (r"hawkvision/transport/(WIRE\.md|protocol/control\.py)", r"[\"`]picture[\"`]", "a key on the wire"),
-    (
-        r"hawkvision/datacenter/servers/metrics\.py|docs/(operations/(datacenter|escalation)|reference/metrics)\.md",
-        r"hawkvision_datacenter_settled_answers(_total)?",
-        "a metric that dashboards name",
-    ),
     (r"hawkvision/datacenter/servers/http_server\.py", r"`held`", "what a request keeps until its work ends"),
     (
         r"tests/hawkvision/cascade/certification/test_old_formats\.py",

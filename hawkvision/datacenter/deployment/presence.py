@@ -8,20 +8,26 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from ray import serve
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
 from hawkvision.core.errors import NotReady
-from hawkvision.datacenter.deployment.messages import PROTOCOL, decode_presence
+from hawkvision.datacenter.deployment.messages import PROTOCOL, Presence, decode_presence
 
 log = logging.getLogger("hawkvision.datacenter")
 
 _PROBE_S: Final = 0.5
 """From the answer to a probe to the next probe."""
+_DOUBT_S: Final = 0.5
+"""After so long without an answer, Serve's controller is asked whether there is a replica at all. Its router only waits
+for one."""
 _SILENT_S: Final = 5.0
 """The longest that a live group may leave a probe, or all requests, unanswered."""
 _SECOND_PROBE_S: Final = 1.0
 """The same for the probe after one that failed."""
+_SERVING: Final = ("RUNNING", "UPDATING", "PENDING_MIGRATION")
+"""States of replicas, as Serve's controller names them."""
 
 
 class PolledPresence:
@@ -112,8 +118,7 @@ class PolledPresence:
         """Whether a probe is answered. If one fails, which may have met the only replica that is gone, a second is."""
         for within_s in (_SILENT_S, _SECOND_PROBE_S):
             try:
-                async with asyncio.timeout(within_s):
-                    presence = decode_presence(await handle.present.remote(PROTOCOL))
+                presence = await _probed(group, handle, within_s)
             except NotReady as error:  # of another version
                 self._note(group, error.message)
                 return False
@@ -124,6 +129,8 @@ class PolledPresence:
             except Exception as error:  # noqa: BLE001 - any failure means that this replica does not answer
                 log.debug("%s: a probe failed: %r", group, error)
                 continue
+            if presence is None:
+                return False
             self._on_statement(presence.statement)
             self._note(group, presence.refused)
             return True
@@ -136,3 +143,35 @@ class PolledPresence:
         if problem:
             log.error("%s: %s", group, problem)
         self._on_problem(group, problem)
+
+
+async def _probed(group: str, handle: DeploymentHandle, within_s: float) -> Presence | None:
+    """What a replica says of itself; None if Serve has no replica that could.
+
+    Raises:
+        TimeoutError: if none answers in time.
+        Exception: as the call.
+    """
+    probe = asyncio.ensure_future(_presence(handle))
+    try:
+        async with asyncio.timeout(within_s):
+            while not (await asyncio.wait((probe,), timeout=_DOUBT_S))[0]:
+                if not await asyncio.to_thread(_has_replica, group):
+                    return None
+        return probe.result()
+    finally:
+        probe.cancel()
+
+
+async def _presence(handle: DeploymentHandle) -> Presence:
+    return decode_presence(await handle.present.remote(PROTOCOL))
+
+
+def _has_replica(group: str) -> bool:
+    """Whether Serve has a replica of this group that takes requests; True if it does not say. Blocks."""
+    try:
+        application = serve.status().applications[serve.get_replica_context().app_name]
+        states = application.deployments[group].replica_states
+    except Exception:  # noqa: BLE001 - whatever Ray raises while its controller restarts
+        return True
+    return any(states.get(state, 0) for state in _SERVING)

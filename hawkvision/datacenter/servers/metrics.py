@@ -71,7 +71,7 @@ class DatacenterMetrics:
             registry=self.registry,
         )
         self.decided = Counter(
-            "hawkvision_datacenter_settled_answers",
+            "hawkvision_datacenter_decided_answers",
             "Answers given before all of a stage's members had answered, because these could not change the class",
             ("task", "stage"),
             registry=self.registry,

@@ -46,6 +46,8 @@ set -e
 for place in proc dev sys; do mount --rbind /$place /mnt/$place; done
 mount -t tmpfs -o mode=1777 tmpfs /mnt/tmp
 mount --bind "$1" "/mnt/$2"
+# As the kubelet does.
+for file in hosts resolv.conf; do mount --bind /etc/$file /mnt/etc/$file; done
 mount -o remount,bind,ro /mnt
 ip route add default dev eth0
 """
@@ -101,6 +103,7 @@ class Pod:
     address: str
     variables: Mapping[str, str]
     user: str
+    log: Path
 
     def command(self, words: Sequence[str]) -> list[str]:
         """What runs these words in the pod's container."""
@@ -121,8 +124,9 @@ class Pod:
         return subprocess.run(self.command(words), capture_output=True, text=True, timeout=READY_S)
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """Run these words and go on."""
-        return subprocess.Popen(self.command(words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        """Run these words and go on; what they print goes to `log`."""
+        with self.log.open("wb") as to:
+            return subprocess.Popen(self.command(words), stdout=to, stderr=subprocess.STDOUT)
 
     def ask(self, url: str, *options: str) -> int:
         """The status of an HTTP request from this machine; 0 if there is none."""
@@ -195,7 +199,7 @@ def deploy_and_ask(pods: list[Pod], groups: list[dict[str, Any]], serve: str, se
     while (status := worker.ask(f"{service}/readyz")) != 200 and time.monotonic() < until:
         time.sleep(1.0)
     results.append(say("the tier is ready", status == 200, str(status)))
-    image = ("--data-binary", f"@{photographs()[0]}")
+    image = ("-H", "Content-Type: image/jpeg", "--data-binary", f"@{photographs()[0]}")
     results.append(say("a caller without a key is refused", worker.ask(f"{service}/v1/infer", *image) == 401))
     status = worker.ask(f"{service}/v1/infer", *image, *caller)
     results.append(say("a caller gets an answer", status == 200, str(status)))
@@ -239,7 +243,7 @@ def run(root: Path, scratch: Path, image: Mapping[str, Any]) -> bool:
             machine.run("bash", "-c", PREPARE, "prepare", str(models), mount)
             (container,) = group["template"]["spec"]["containers"]
             variables = variables_of(container, base, secret) | {"RAY_ADDRESS": f"{ADDRESSES[0]}:6379"}
-            pods.append(Pod(machine, address, variables, image["User"]))
+            pods.append(Pod(machine, address, variables, image["User"], scratch / f"{container['name']}.log"))
         started = built and start_cluster(pods, groups)
         return started and deploy_and_ask(pods, groups, service["serveConfigV2"], secret) & stop(pods, groups)
 

@@ -130,8 +130,14 @@ def test_a_refused_caller_that_does_not_hang_up_is_cut_off(impatient: ServerProc
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 def test_a_caller_that_never_reads_is_cut_off(impatient: ServerProcess, version: bytes, behind: bytes) -> None:
     sends = b"GET /large HTTP/" + version + b"\r\n\r\n" + behind
-    with connect(impatient, sends), closing(Caller(impatient)) as other:
-        wait_until(lambda: int(other.get("/open").body) == 1)
+    with connect(impatient, sends):
+        wait_until(lambda: open_connections(impatient) == 1)
+
+
+def open_connections(server: ServerProcess) -> int:
+    """With the one that asks."""
+    with closing(Caller(server)) as caller:
+        return int(caller.get("/open").body)
 
 
 def test_a_caller_that_reads_late_gets_all_of_its_answer_and_may_ask_again(impatient: ServerProcess) -> None:

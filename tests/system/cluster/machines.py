@@ -13,6 +13,11 @@ _BOOT: Final = r"""
 set -e
 mount --bind "$1" /mnt
 mount -t tmpfs -o mode=1777 tmpfs /tmp
+# Names of other machines are unknown at once; a name server that nobody reaches would take seconds each time.
+mkdir /tmp/.etc
+printf '127.0.0.1 localhost\n%s %s\n' "$2" "$(hostname)" > /tmp/.etc/hosts
+: > /tmp/.etc/resolv.conf
+for file in hosts resolv.conf; do mount --bind /tmp/.etc/$file /etc/$file; done
 ip link set lo up
 echo booted
 # As the first process it inherits orphans, and as a shell it collects their exit statuses.
@@ -23,9 +28,9 @@ read -r _ || exit 0
 class Machine:
     """A machine that runs. Its commands run in the shared folder, which is `/mnt` there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: str) -> None:
         words = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", _BOOT]
-        self._boot = subprocess.Popen([*words, "boot", folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._boot = subprocess.Popen([*words, "boot", folder, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._boot.stdout is not None
         assert self._boot.stdout.readline() == b"booted\n", "needs root, and ip(8)"
         children = Path(f"/proc/{self._boot.pid}/task/{self._boot.pid}/children")
@@ -55,8 +60,8 @@ def two_machines(folder: Path) -> Iterator[dict[str, Machine]]:
     """Machines `first` and `second` at `ADDRESSES`, joined by a cable, which share a folder."""
     with contextlib.ExitStack() as stack:
         machines = {}
-        for name in ("first", "second"):
-            machines[name] = Machine(folder)
+        for name, address in zip(("first", "second"), ADDRESSES, strict=True):
+            machines[name] = Machine(folder, address)
             stack.callback(machines[name].stop)
         first, second = machines.values()
         end = ("peer", "name", "eth0", "netns", str(second.pid))
