@@ -21,6 +21,8 @@ demo: $(VENV)/.demo
 # Two workers share two cores well, because most tests wait for processes and sockets.
 # The run fails if a test is skipped for a reason that is not in the list.
 NOT_IN_THE_CASCADE := squeezenet1_1
+TEST = $(BIN)/pytest -p tests.skips --allowed-skips .ci/allowed_skips.toml
+CLUSTERS := tests/system/cluster
 test: $(VENV)/.test
 	@echo "make test: building models (they are kept in ~/.cache/hawkvision)"
 	$(BIN)/hawkvision models build
@@ -28,7 +30,9 @@ test: $(VENV)/.test
 	$(BIN)/hawkvision models build --task cifar10
 	$(BIN)/hawkvision models build --task fashion_mnist
 	@echo "make test: running the tests; the whole takes about ten minutes on two cores"
-	$(BIN)/pytest -p tests.skips --allowed-skips .ci/allowed_skips.toml --numprocesses $(WORKERS) --dist load
+	$(TEST) --numprocesses $(WORKERS) --dist load --ignore $(CLUSTERS)
+	@echo "make test: clusters, which need the machine for themselves; two more minutes"
+	$(TEST) $(CLUSTERS)
 
 # Nightly: many more examples of each property test.
 test-thorough: export HAWKVISION_EXAMPLES := nightly
