@@ -8,11 +8,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+ROOT: Final = Path(__file__).resolve().parents[3]
+"""The checkout, which a machine sees even if it is below /tmp."""
 ADDRESSES: Final = ("10.0.0.1", "10.0.0.2")
 _BOOT: Final = r"""
 set -e
 mount --bind "$1" /mnt
+exec 9< "$3"
 mount -t tmpfs -o mode=1777 tmpfs /tmp
+if [ ! -d "$3" ]; then mkdir -p "$3"; mount --bind /proc/self/fd/9 "$3"; fi
+exec 9<&-
 # Names of other machines are unknown at once; a name server that nobody reaches would take seconds each time.
 mkdir /tmp/.etc
 printf '127.0.0.1 localhost\n%s %s\n' "$2" "$(hostname)" > /tmp/.etc/hosts
@@ -30,7 +35,9 @@ class Machine:
 
     def __init__(self, folder: Path, address: str) -> None:
         words = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", _BOOT]
-        self._boot = subprocess.Popen([*words, "boot", folder, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._boot = subprocess.Popen(
+            [*words, "boot", folder, address, ROOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         assert self._boot.stdout is not None
         assert self._boot.stdout.readline() == b"booted\n", "needs root, and ip(8)"
         children = Path(f"/proc/{self._boot.pid}/task/{self._boot.pid}/children")
