@@ -16,7 +16,7 @@ set -e
 mount --bind "$1" /mnt
 exec 9< "$3"
 mount -t tmpfs -o mode=1777 tmpfs /tmp
-if [ ! -d "$3" ]; then mkdir -p "$3"; mount --bind /proc/self/fd/9 "$3"; fi
+if [ ! -d "$3" ]; then mkdir -p "$3"; mount --no-canonicalize --bind /proc/self/fd/9 "$3"; fi
 exec 9<&-
 # Names of other machines are unknown at once; a name server that nobody reaches would take seconds each time.
 mkdir /tmp/.etc
