@@ -1,1 +1,1 @@
-"""ReplicaRegistry: models, batches and the evaluation of one image."""
+"""One replica: its models, its batches, and the evaluation of one image."""
