@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
             for number, seed in enumerate(seeds()):
                 (Path(folder) / str(number)).write_bytes(seed)
             argv = [*argv, folder]
-        atheris.Setup(argv, one)
+        atheris.Setup([*argv, f"-artifact_prefix={tempfile.gettempdir()}/"], one)
         atheris.Fuzz()
 
 

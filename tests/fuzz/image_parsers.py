@@ -20,7 +20,7 @@ import numpy as np
 
 with atheris.instrument_imports(include=["hawkvision.imaging"]):
     from hawkvision.core.errors import RequestError
-    from hawkvision.imaging.image_header import probe_begun
+    from hawkvision.imaging.image_header import ImageFormat, probe_begun
     from hawkvision.imaging.jpeg_repair import scans, taken_apart
     from hawkvision.imaging.png_repair import rewritten_png, sound_png, sound_webp
     from hawkvision.imaging.preprocessing import decode, probe
@@ -46,10 +46,9 @@ def _apart(data: bytes) -> None:
 
 
 def _png(data: bytes) -> None:
-    whole = data.ljust(33, b"\0")  # as long as what `probe` lets through
-    probe(whole)
-    sound_png(whole)
-    rewritten_png(whole)
+    if probe(data).format is ImageFormat.PNG:
+        sound_png(data)
+        rewritten_png(data)
 
 
 PARSERS: Final[tuple[Callable[[bytes], object], ...]] = (_decoded, _apart, _png, sound_webp)
@@ -82,7 +81,7 @@ def main(argv: list[str]) -> None:
             for number, seed in enumerate(seeds()):
                 (Path(folder) / str(number)).write_bytes(seed)
             argv = [*argv, folder]
-        atheris.Setup(argv, one)
+        atheris.Setup([*argv, f"-artifact_prefix={tempfile.gettempdir()}/"], one)
         atheris.Fuzz()
 
 

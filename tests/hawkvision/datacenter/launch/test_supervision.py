@@ -102,6 +102,7 @@ def test_a_dead_ingress_is_replaced_and_its_callers_get_503_meanwhile(medium: Ru
     with calling(medium) as callers, suspended(part(medium, "ServeController")):  # else it is replaced too soon
         os.kill(dead, signal.SIGKILL)
         until(lambda: ready(medium) == 503)
+        until(lambda: 503 in callers.statuses)
     until(lambda: ready(medium) == 200)
     callers.were_reported(at_most_lost=1)
     assert part(medium, INGRESS) != dead
