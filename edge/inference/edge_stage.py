@@ -15,14 +15,6 @@ from typing import Final
 import numpy as np
 
 from hawkvision.cascade.certification.profile import StageProfile
-from hawkvision.cascade.confidence.scores import (
-    Probabilities,
-    Ranking,
-    average,
-    log_probabilities,
-    most_probable,
-    softmax,
-)
 from hawkvision.core.advice import advise
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import ManifestError
@@ -32,6 +24,14 @@ from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.preprocessing import load_inputs
 from hawkvision.inference.backends.interface import Backend, Prefetching
 from hawkvision.models.manifest import InputSpec, Manifest
+from hawkvision.tasks.class_scores import (
+    Probabilities,
+    Ranking,
+    average,
+    log_probabilities,
+    most_probable,
+    softmax,
+)
 
 
 @dataclass(frozen=True, slots=True)

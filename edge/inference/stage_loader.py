@@ -7,7 +7,6 @@ from pathlib import Path
 
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel
 from edge.inference.warm_up import warm_up
-from hawkvision.cascade.confidence.scores import Ranking, most_probable
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import Score
@@ -19,6 +18,7 @@ from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, stage_fingerprint, statement
 from hawkvision.models.manifest import Manifest, Variant
+from hawkvision.tasks.class_scores import Ranking, most_probable
 
 
 class StageLoader:

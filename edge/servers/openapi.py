@@ -18,8 +18,8 @@ from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
     Basis,
+    LabelledClass,
     MaxAccuracyDrop,
-    Prediction,
     Tier,
     Timing,
 )
@@ -372,7 +372,7 @@ def example_answer() -> dict[str, Any]:
     return Answer(
         id="85d35cb338cb14a3bb89b4948633cb8e",
         task="imagenet",
-        top_k=(Prediction("Egyptian cat", 285, 0.612), Prediction("tiger cat", 282, 0.238)),
+        top_k=(LabelledClass("Egyptian cat", 285, 0.612), LabelledClass("tiger cat", 282, 0.238)),
         model="efficientnet_lite0_int8",
         tier=Tier.EDGE,
         accuracy=AccuracyGuarantee(MaxAccuracyDrop(0.01), AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.01, 0.05, 410),

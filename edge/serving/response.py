@@ -9,7 +9,7 @@ from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
 from edge.serving.image_request import ImageRequest
 from hawkvision.core.trace_context import random_hex
-from hawkvision.core.types import Answer, Prediction, Reason, Received, Tier, Timing
+from hawkvision.core.types import Answer, LabelledClass, Reason, Received, Tier, Timing
 
 
 def edge_answer(
@@ -33,7 +33,7 @@ def edge_answer(
     return Answer(
         id=random_hex(32),
         task=context.task,
-        top_k=tuple(Prediction(labels[i], i, p) for i, p in top_k),
+        top_k=tuple(LabelledClass(labels[i], i, p) for i, p in top_k),
         model=edge.model,
         tier=Tier.EDGE,
         accuracy=guarantees.of_answer(
@@ -78,7 +78,7 @@ def datacenter_answer(
     return Answer(
         id=random_hex(32),
         task=context.task,
-        top_k=tuple(Prediction(context.labels[c.index], c.index, c.confidence) for c in reply.top_k),
+        top_k=tuple(LabelledClass(context.labels[c.index], c.index, c.confidence) for c in reply.top_k),
         model=reply.model,
         tier=Tier.DATACENTER,
         accuracy=guarantees.of_answer(

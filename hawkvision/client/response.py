@@ -15,10 +15,10 @@ from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
     Basis,
+    LabelledClass,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
-    Prediction,
     Quality,
     Reason,
     Target,
@@ -65,7 +65,7 @@ class _Reply(msgspec.Struct, frozen=True):
 
     id: str
     task: str
-    top_k: tuple[Prediction, ...]
+    top_k: tuple[LabelledClass, ...]
     model: str
     tier: Tier
     escalated: bool

@@ -43,7 +43,7 @@ decision within one round trip:
 certified. An edge before 0.2 ignores it and uses the fingerprint in `/v1/stages`, which follows from the tier's
 settings. `ran` there is what the replicas state.
 
-The score is `cascade.confidence.scores.score` of the stage's calibrated probabilities in float32. The comparison widens
+The score is `tasks.class_scores.score` of the stage's calibrated probabilities in float32. The comparison widens
 it to float64, and the header writes the threshold with enough digits to restore the same float64, so the tier accepts
 exactly the images that an offline computation accepts. An intermediate stage whose answers must not count has the
 Accept-Score `inf`.

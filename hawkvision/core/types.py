@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -144,8 +145,12 @@ class Received:
 WHOLE = Received()
 
 
+class Prediction(msgspec.Struct, frozen=True):
+    """What a caller gets for one image. A kind of task declares the fields that it adds to answers and replies."""
+
+
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class LabelledClass:
     """One class with its calibrated probability."""
 
     label: str
@@ -188,7 +193,7 @@ class Answer:
 
     id: str
     task: str
-    top_k: tuple[Prediction, ...]
+    top_k: tuple[LabelledClass, ...]
     model: str
     tier: Tier
     accuracy: AccuracyGuarantee

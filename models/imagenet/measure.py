@@ -24,7 +24,6 @@ from rich.progress import track
 
 from hawkvision.cascade.certification.predictions import Split, measure_accuracy, split_indices
 from hawkvision.cascade.confidence.calibration import fit_temperature
-from hawkvision.cascade.confidence.scores import average, log_probabilities, softmax, unsure
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.model_zoo.building.architectures import emit
@@ -46,6 +45,7 @@ from hawkvision.models.manifest import (
 )
 from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.system.onnx_runtime import ort
+from hawkvision.tasks.class_scores import average, log_probabilities, softmax, unsure
 
 TASK = "imagenet"
 SEED = 2405

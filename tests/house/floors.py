@@ -19,6 +19,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.core.settings",),
     ("hawkvision.system",),
     ("hawkvision.models", "hawkvision.servers", "hawkvision.reports"),
+    ("hawkvision.tasks",),
     ("hawkvision.native", "hawkvision.integer"),
     ("hawkvision.imaging", "hawkvision.inference.backends"),
     ("hawkvision.inference.int8",),

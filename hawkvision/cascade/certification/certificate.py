@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.bounds import agreement_p, nuisance_beta, paired_betting_p, paired_exact_p
-from hawkvision.cascade.confidence.scores import Floats
+from hawkvision.tasks.class_scores import Floats
 
 Flags = NDArray[np.bool_]
 

@@ -8,7 +8,7 @@ from hawkvision.cascade.certification.bounds import clopper_pearson
 from hawkvision.cascade.certification.certificate import Method, ThresholdStep
 from hawkvision.cascade.certification.profile import Certificate, EscalationThreshold, PathStep, ScoreCurve, Watch
 from hawkvision.cascade.certification.threshold_order import Curve
-from hawkvision.cascade.confidence.scores import Floats
+from hawkvision.tasks.class_scores import Floats
 
 
 def written(value: float) -> EscalationThreshold:

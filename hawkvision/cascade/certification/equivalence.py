@@ -36,9 +36,9 @@ from msgspec import Meta
 from hawkvision.cascade.certification.profile import Condition, Pair, Profile, threshold_value
 from hawkvision.cascade.certification.profile_files import load_sealed, sealed
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
-from hawkvision.cascade.confidence.scores import Probabilities, score
 from hawkvision.core.types import Score
 from hawkvision.system.files import sha256_of
+from hawkvision.tasks.class_scores import Probabilities, score
 
 WHAT: Final = "equivalence checks"
 COMMAND: Final = "models equivalence"

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.bounds import clopper_pearson
 from hawkvision.cascade.certification.certificate import Flags, Sample, StageOutcomes
-from hawkvision.cascade.confidence.scores import Floats, Probabilities, score
 from hawkvision.core.types import Score
 from hawkvision.models.manifest import MeasuredAccuracy
+from hawkvision.tasks.class_scores import Floats, Probabilities, score
 
 SMALLEST_GROUP = 10
 """Images of a source that is split by itself: the fewest that give each of the three parts some. Smaller sources are

@@ -43,8 +43,8 @@ from hawkvision.cascade.certification.threshold_order import (
     plan_paths,
 )
 from hawkvision.cascade.confidence import calibration
-from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.types import Logits, Score
+from hawkvision.tasks.class_scores import softmax
 
 BALANCED_GAP_SHARE = 0.25
 """The share of the gap between edge and reference that `balanced` may give up."""

@@ -40,8 +40,8 @@ from hawkvision.cascade.certification.profile import Certificate, ReceivedCondit
 from hawkvision.cascade.certification.profiling import rounded_path
 from hawkvision.cascade.certification.threshold_order import Path, measure_curve
 from hawkvision.cascade.confidence.calibration import fit_temperature
-from hawkvision.cascade.confidence.scores import score, softmax
 from hawkvision.core.types import Logits, Score
+from hawkvision.tasks.class_scores import score, softmax
 
 DELTA: Final = 0.05
 CURVE_KNOTS: Final = 17

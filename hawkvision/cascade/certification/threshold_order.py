@@ -24,7 +24,7 @@ from hawkvision.cascade.certification.certificate import (
     threshold_grid,
     two_levels,
 )
-from hawkvision.cascade.confidence.scores import Floats
+from hawkvision.tasks.class_scores import Floats
 
 EDGE_POINTS: Final = 100
 INTERMEDIATE_POINTS: Final = 24

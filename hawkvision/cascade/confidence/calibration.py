@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-from hawkvision.cascade.confidence.scores import Floats
 from hawkvision.core.types import Logits
+from hawkvision.tasks.class_scores import Floats
 
 LOG_TEMPERATURE_BOUNDS = (-3.0, 3.0)
 """Temperatures from 0.05 to 20; published networks lie between 0.5 and 3."""

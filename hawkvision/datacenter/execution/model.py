@@ -11,13 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from hawkvision.cascade.confidence.scores import Probabilities, average, softmax
 from hawkvision.core.clock import Deadline, MonotonicClock
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.datacenter.execution.batching import BatchedResult, Batcher
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.fingerprints import VariantRun
+from hawkvision.tasks.class_scores import Probabilities, average, softmax
 
 HEALTH_LIMIT_S: Final = 8.0
 """How long one check waits for an inference, its wait for others included. Serve replaces a replica after three failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hawkvision.cascade.confidence.scores import top_classes
 from hawkvision.core.escalation_api import (
     ClassScore,
     EscalationReply,
@@ -12,6 +11,7 @@ from hawkvision.core.escalation_api import (
 )
 from hawkvision.core.types import Score
 from hawkvision.datacenter.stages.ensemble import StageResult, VariantAnswer
+from hawkvision.tasks.class_scores import top_classes
 
 
 def reply_of(

@@ -15,9 +15,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from hawkvision.cascade.confidence.scores import ROUNDING, Probabilities, average, decided, score
 from hawkvision.core.types import Score
 from hawkvision.datacenter.stages.catalog import ServedStage
+from hawkvision.tasks.class_scores import ROUNDING, Probabilities, average, decided, score
 
 
 class Augmentation(StrEnum):

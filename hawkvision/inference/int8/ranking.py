@@ -17,7 +17,7 @@ from hawkvision.native import library
 def most_probable(
     logits: Logits, temperature: float, k: int, before: float = 1.0
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """As `cascade.confidence.scores.most_probable`, except for numbers next to the middle of two float32 values.
+    """As `tasks.class_scores.most_probable`, except for numbers next to the middle of two float32 values.
 
     Raises:
         BackendError: if there is no library, or no memory.

@@ -39,7 +39,6 @@ from hawkvision.cascade.certification.profiling_received import (
     without_certificates,
 )
 from hawkvision.cascade.confidence.calibration import expected_calibration_error
-from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Score
@@ -51,6 +50,7 @@ from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.files import sha256_of, write_atomic
+from hawkvision.tasks.class_scores import softmax
 
 DELTA: Final = 0.05
 """Probability that a certificate is wrong, before any division."""

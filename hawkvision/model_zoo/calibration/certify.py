@@ -19,7 +19,6 @@ from hawkvision.cascade.certification.profile import Pair, Profile, design_sha25
 from hawkvision.cascade.certification.profile_files import dump, load_profile_of, load_site
 from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
-from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.model_zoo.calibration.certification import FEWEST_IMAGES, check_unseen, share_of_delta
@@ -27,6 +26,7 @@ from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePred
 from hawkvision.models.datasets import LabelledImages, read_images, read_unlabelled
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.files import write_atomic
+from hawkvision.tasks.class_scores import softmax
 
 
 def certify_site(

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from hawkvision.cascade.certification.certificate import Sample
 from hawkvision.cascade.certification.predictions import StagePredictions, make_sample
 from hawkvision.cascade.certification.profile import Pair
-from hawkvision.cascade.confidence.scores import Floats
 from hawkvision.cascade.drift.monitor import Claims, Monitor
 from hawkvision.cascade.drift.online import AUDIT_SHARE, ControllerSpec, DriftController
 from hawkvision.cascade.route import Route
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.system.files import sha256_of
+from hawkvision.tasks.class_scores import Floats
 
 
 def subset(images: LabelledImages, chosen: NDArray[np.intp]) -> LabelledImages:

@@ -28,7 +28,6 @@ from hawkvision.cascade.certification.equivalence import (
 )
 from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
-from hawkvision.cascade.confidence.scores import Probabilities, softmax
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Score
 from hawkvision.inference.backend_registry import execution_of
@@ -43,6 +42,7 @@ from hawkvision.models.datasets import read_images, read_unlabelled
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, is_exact, stage_fingerprint, statement
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.files import write_atomic
+from hawkvision.tasks.class_scores import Probabilities, softmax
 
 WAYS: Final = ((8, 1), (1, 1), (1, 2))
 """Batch sizes and numbers of threads, as in replicas and edge nodes."""

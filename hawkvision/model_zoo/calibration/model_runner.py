@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 
 from hawkvision.cascade.certification.predictions import StagePredictions
-from hawkvision.cascade.confidence.scores import Probabilities, average, log_probabilities, softmax, tempered, unsure
 from hawkvision.core.errors import ConfigError, RequestError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.imaging.downscale import Reducer
@@ -32,6 +31,7 @@ from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import LabelledImages, UnlabelledImages
 from hawkvision.models.manifest import Ensemble, Manifest, Variant
 from hawkvision.system.files import sha256_of
+from hawkvision.tasks.class_scores import Probabilities, average, log_probabilities, softmax, tempered, unsure
 
 MAX_PIXELS: Final = 50_000_000
 BATCH: Final = 8

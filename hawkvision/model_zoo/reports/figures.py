@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 
-from hawkvision.cascade.confidence.scores import Floats
 from hawkvision.model_zoo.calibration.drift_replay import Replay
 from hawkvision.model_zoo.reports.metrics import Drift, LevelCost, PairFindings, Reliability, ReliabilityBins
 from hawkvision.reports.svg import (
@@ -33,6 +32,7 @@ from hawkvision.reports.svg import (
     text,
     whisker,
 )
+from hawkvision.tasks.class_scores import Floats
 
 CERTIFIED: Final = 0
 PLUG_IN: Final = 1

@@ -29,10 +29,10 @@ from hawkvision.cascade.certification.profile import Certificate, Pair, Profile,
 from hawkvision.cascade.certification.profiling import costs_of, paths_of
 from hawkvision.cascade.certification.threshold_order import expected_cost
 from hawkvision.cascade.confidence.calibration import expected_calibration_error
-from hawkvision.cascade.confidence.scores import Floats
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.types import MaxAccuracyDrop, Quality, Score
 from hawkvision.model_zoo.calibration.drift_replay import PHASES, LabelledPredictions, Phase, Replay, replay
+from hawkvision.tasks.class_scores import Floats
 
 BINS: Final = 10
 INTERVAL_SIGMAS: Final = 1.96

@@ -15,7 +15,6 @@ import numpy as np
 from hawkvision.cascade.certification.predictions import Split, StagePredictions
 from hawkvision.cascade.certification.profile import Profile
 from hawkvision.cascade.certification.profile_files import load_profile_of
-from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.inference.backend_registry import BackendKind
@@ -28,6 +27,7 @@ from hawkvision.model_zoo.reports.page import Findings, render
 from hawkvision.models.datasets import SUFFIXES, LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.files import write_atomic
+from hawkvision.tasks.class_scores import softmax
 
 MOST_DRIFT_IMAGES: Final = 3_000
 """Held-out images that also run corrupted: enough to measure a drop of a tenth of a point, within minutes."""

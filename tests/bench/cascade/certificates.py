@@ -52,7 +52,6 @@ from scipy.stats import norm
 
 from hawkvision.cascade.certification.certificate import threshold_grid
 from hawkvision.cascade.confidence.calibration import fit_temperature
-from hawkvision.cascade.confidence.scores import Floats, score, softmax
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.types import Logits, Score
 from hawkvision.model_zoo.calibration.model_runner import run_stages
@@ -60,6 +59,7 @@ from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.system.files import write_atomic
+from hawkvision.tasks.class_scores import Floats, score, softmax
 from tests.bench.cascade.threshold_rules import OTHERS, OURS, Goal, Pool, perfect_escalation, sweep_grid
 
 ROOT: Final = Path(__file__).resolve().parents[3]

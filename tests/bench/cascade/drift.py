@@ -39,7 +39,6 @@ from hawkvision.cascade.certification.profiling import (
     profile_pair,
     profile_stage,
 )
-from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.cascade.drift.online import DriftController
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route
@@ -63,6 +62,7 @@ from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.system.files import write_atomic
+from hawkvision.tasks.class_scores import softmax
 
 DELTA: Final = 0.05
 MOST_AUDITS: Final = 0.02

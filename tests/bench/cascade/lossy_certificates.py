@@ -36,7 +36,6 @@ from rich.table import Table
 from scipy.stats import binom
 
 from hawkvision.cascade.certification.profile_files import load_profile_of
-from hawkvision.cascade.confidence.scores import score, softmax
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route
 from hawkvision.core.errors import HawkVisionError
@@ -46,6 +45,7 @@ from hawkvision.model_zoo.calibration.model_runner import run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.tasks.class_scores import score, softmax
 from hawkvision.transport.coding.image_coding import Coded, Plan
 from hawkvision.transport.coding.rate_fec_control import FecLinkState, choose
 

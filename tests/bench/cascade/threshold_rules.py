@@ -20,7 +20,7 @@ from scipy.stats import beta as beta_distribution
 
 from hawkvision.cascade.certification.bounds import agreement_p, nuisance_beta, paired_betting_p, paired_exact_p
 from hawkvision.cascade.certification.certificate import Flags
-from hawkvision.cascade.confidence.scores import Floats
+from hawkvision.tasks.class_scores import Floats
 
 Counts = NDArray[np.int64]
 

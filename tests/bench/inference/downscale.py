@@ -24,7 +24,6 @@ import simplejpeg
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Logits
 from hawkvision.imaging.downscale import DETAIL, QUALITY, Reducer
@@ -32,6 +31,7 @@ from hawkvision.imaging.preprocessing import decode, probe
 from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, run_stages
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.tasks.class_scores import softmax
 
 SETTINGS: Final = ((DETAIL, QUALITY), (2.0, 90), (1.5, 90), (1.0, 90), (1.0, 85))
 """Detail and quality."""

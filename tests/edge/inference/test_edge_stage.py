@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, InferenceJob, LoadedModel, StagePrediction
-from hawkvision.cascade.confidence.scores import average, log_probabilities, softmax, tempered
 from hawkvision.core.clock import ManualClock, MonotonicClock
 from hawkvision.core.errors import BadImage
 from hawkvision.core.types import Logits, Pixels, Score
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.inference.backends.noop_backend import NoopBackend
+from hawkvision.tasks.class_scores import average, log_probabilities, softmax, tempered
 from tests.edge.bench import SPEC, GatedBackend
 from tests.images import encoded
 

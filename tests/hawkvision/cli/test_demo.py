@@ -16,8 +16,8 @@ from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
     Basis,
+    LabelledClass,
     MaxAccuracyDrop,
-    Prediction,
     Tier,
     Timing,
 )
@@ -25,7 +25,7 @@ from hawkvision.core.types import (
 ANSWER = Answer(
     id="a1",
     task="imagenet",
-    top_k=(Prediction("tabby", 281, 0.83),),
+    top_k=(LabelledClass("tabby", 281, 0.83),),
     model="mobilenet_v2_int8",
     tier=Tier.EDGE,
     accuracy=AccuracyGuarantee(MaxAccuracyDrop(0.01), AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.01, 0.05, 680),
@@ -42,7 +42,7 @@ def page() -> tuple[Console, io.StringIO]:
 def test_names_and_labels_are_shown_as_they_are(text: str) -> None:
     console, paper = page()
     table = AnswerTable()
-    table.add(text, replace(ANSWER, top_k=(Prediction(f"{text} again", 281, 0.83),)))
+    table.add(text, replace(ANSWER, top_k=(LabelledClass(f"{text} again", 281, 0.83),)))
     table.show(console)
     assert f"{text} " in paper.getvalue()
     assert f"{text} again" in paper.getvalue()

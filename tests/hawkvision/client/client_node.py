@@ -18,8 +18,8 @@ from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
     Basis,
+    LabelledClass,
     MaxAccuracyDrop,
-    Prediction,
     Tier,
     Timing,
 )
@@ -27,7 +27,7 @@ from hawkvision.core.types import (
 ANSWER = Answer(
     id="a1",
     task="imagenet",
-    top_k=(Prediction("tabby", 281, 0.83), Prediction("lynx", 287, 0.1)),
+    top_k=(LabelledClass("tabby", 281, 0.83), LabelledClass("lynx", 287, 0.1)),
     model="mobilenet_v2_int8",
     tier=Tier.EDGE,
     accuracy=AccuracyGuarantee(MaxAccuracyDrop(0.01), AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.01, 0.05, 680),

@@ -14,10 +14,10 @@ from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
     Basis,
+    LabelledClass,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
-    Prediction,
     Quality,
     Reason,
     Tier,
@@ -47,7 +47,9 @@ answers = st.builds(
     Answer,
     id=names,
     task=names,
-    top_k=st.lists(st.builds(Prediction, names, st.integers(0, 10**6), fractions), min_size=1, max_size=5).map(tuple),
+    top_k=st.lists(st.builds(LabelledClass, names, st.integers(0, 10**6), fractions), min_size=1, max_size=5).map(
+        tuple
+    ),
     model=names,
     tier=st.sampled_from(Tier),
     accuracy=guarantees,

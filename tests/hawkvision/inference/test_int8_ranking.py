@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.confidence import scores
 from hawkvision.inference.int8 import ranking
 from hawkvision.native import library
+from hawkvision.tasks import class_scores
 
 pytestmark = pytest.mark.skipif(
     library.unsupported_reason() is not None, reason=f"this machine cannot: {library.unsupported_reason()}"
@@ -25,7 +25,7 @@ def test_classes_are_ranked_as_numpy_ranks_them_equal_ones_by_number(
 ) -> None:
     row = np.array(logits, np.float32)
     numbers, probabilities = ranking.most_probable(row, temperature, k, before)
-    expected_numbers, expected = scores.most_probable(row, temperature, k, before)
+    expected_numbers, expected = class_scores.most_probable(row, temperature, k, before)
     assert numbers == expected_numbers
     np.testing.assert_array_max_ulp(np.array(probabilities, np.float32), np.array(expected, np.float32), 1)
 
@@ -35,7 +35,9 @@ def test_probabilities_of_a_thousand_classes_are_those_of_numpy_bit_for_bit() ->
     for _ in range(500):
         row = draw.normal(0.0, draw.uniform(0.5, 6.0), 1000).astype(np.float32)
         temperature, before = draw.uniform(0.5, 2.0, 2)
-        assert ranking.most_probable(row, temperature, 5, before) == scores.most_probable(row, temperature, 5, before)
+        assert ranking.most_probable(row, temperature, 5, before) == class_scores.most_probable(
+            row, temperature, 5, before
+        )
 
 
 def test_a_column_of_a_larger_array_is_read_as_a_copy_of_it() -> None:

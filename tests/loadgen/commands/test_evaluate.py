@@ -25,10 +25,10 @@ from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
     Basis,
+    LabelledClass,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
-    Prediction,
     Quality,
     Tier,
     target_fields,
@@ -59,7 +59,7 @@ TARGETS = st.one_of(
 def answer(index: int, escalated: bool = False, max_drop: float | None = 0.01, degraded: bool = False) -> Answer:
     status = AccuracyStatus.BEST_EFFORT if max_drop is None else AccuracyStatus.CERTIFIED
     guarantee = AccuracyGuarantee(Quality.FAST, status, Basis.LABELLED, max_drop, 0.05, 100)
-    top = (Prediction(str(index), index, 0.9),)
+    top = (LabelledClass(str(index), index, 0.9),)
     return Answer("id", "t", top, "m", Tier.EDGE, guarantee, escalated=escalated, degraded=degraded)
 
 

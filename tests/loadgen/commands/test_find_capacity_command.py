@@ -132,8 +132,9 @@ def test_server_that_answers_nothing_ends_the_search_with_its_codes() -> None:
 
     status, out, err = asyncio.run(scenario())
     assert (status, err) == (1, "error: none of 100 requests was answered: not_found 100\n")
-    line = r"requests/s: P99 none, n=100, not answered: not_found 100(, generator late [\d.]+ ms)?: failed: P99(, the backlog grew)?\n"
-    assert len(re.findall(line, out)) == 1  # a generator that had to wait for its core says so, too
+    # A generator that had to wait for its core says so, and may find a backlog.
+    missed = r"not_found 100(, generator late [\d.]+ ms)?: failed: P99(, the backlog grew)?\n"
+    assert len(re.findall(rf"requests/s: P99 none, n=100, not answered: {missed}", out)) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from hawkvision.cascade.certification.equivalence import (
     load_equivalences,
     passed,
 )
-from hawkvision.cascade.confidence.scores import Probabilities, score
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Score
+from hawkvision.tasks.class_scores import Probabilities, score
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 
 PROFILE = make_profile(intermediate=True)

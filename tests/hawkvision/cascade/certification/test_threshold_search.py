@@ -27,7 +27,7 @@ from hawkvision.cascade.certification.threshold_order import (
     plan_paths,
     smooth,
 )
-from hawkvision.cascade.confidence.scores import Floats
+from hawkvision.tasks.class_scores import Floats
 
 COSTS = Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0)
 VALUES = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([-1.0, 0.0, 1.0])), min_size=1, max_size=40)

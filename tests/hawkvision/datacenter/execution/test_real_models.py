@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from hawkvision.cascade.confidence import scores
-from hawkvision.cascade.confidence.scores import Floats, decided, score
 from hawkvision.core.errors import NotFound
 from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.settings.config import DatacenterConfig
@@ -27,6 +25,8 @@ from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Variant, artifact_path, cache_dir
 from hawkvision.system.onnx_runtime import ort
+from hawkvision.tasks import class_scores
+from hawkvision.tasks.class_scores import Floats, decided, score
 from tests.hawkvision.datacenter.conftest import ROOT, Running, ready_url, stop
 from tests.images import encoded
 
@@ -116,7 +116,7 @@ def test_the_intermediate_stage_accepts_what_an_offline_computation_accepts(tier
     inputs = [load_input(body, variant.input, max_pixels=10**7)[0][None] for body in IMAGES]
     logits = np.concatenate([backend.infer(pixels) for pixels in inputs])
     backend.close()
-    expected = score(scores.softmax(logits, variant.temperature), Score.MARGIN).astype(np.float64)
+    expected = score(class_scores.softmax(logits, variant.temperature), Score.MARGIN).astype(np.float64)
     threshold = float(np.median(expected))
     request = EscalationRequest(variant=intermediate, intermediate=IntermediateOffer(Score.MARGIN, threshold, best))
     replies = [tier.infer(body, request) for body in IMAGES]

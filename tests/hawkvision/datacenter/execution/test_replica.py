@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.confidence.scores import Probabilities, average
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import BadImage, DeadlineMissed, HawkVisionError, TooLarge, UnsupportedMedia
 from hawkvision.core.settings.config import DatacenterConfig
@@ -30,6 +29,7 @@ from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.inference.batch_sizes import FixedBatches
 from hawkvision.models.fingerprints import is_exact
 from hawkvision.models.manifest import Manifest, artifact_path
+from hawkvision.tasks.class_scores import Probabilities, average
 from tests.hawkvision.datacenter.conftest import image
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.images import flat_png

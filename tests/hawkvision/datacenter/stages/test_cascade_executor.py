@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.confidence.scores import average, score
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.types import Logits, Score
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_stages
 from hawkvision.datacenter.stages.catalog import ServedStage
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, StageResult, VariantAnswer
+from hawkvision.tasks.class_scores import average, score
 
 INTERMEDIATE = ServedStage("c", ("c",))
 TWO = ServedStage("two", ("b", "c"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hawkvision.cascade.confidence.scores import Probabilities
 from hawkvision.core.types import Score
 from hawkvision.datacenter.stages.catalog import ServedStage
 from hawkvision.datacenter.stages.ensemble import (
@@ -19,6 +18,7 @@ from hawkvision.datacenter.stages.ensemble import (
     stage_result,
     usable_views,
 )
+from hawkvision.tasks.class_scores import Probabilities
 
 PAIR = ServedStage("pair", ("a", "b"), mirrored=True)
 

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.confidence.scores import Floats, Probabilities, average, score, softmax
 from hawkvision.core.escalation_api import (
     INFER_PATH,
     STAGES_PATH,
@@ -28,6 +27,7 @@ from hawkvision.core.types import Logits, Score
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_manifest
+from hawkvision.tasks.class_scores import Floats, Probabilities, average, score, softmax
 from tests.hawkvision.datacenter.conftest import Running, start, stop
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.images import encoded

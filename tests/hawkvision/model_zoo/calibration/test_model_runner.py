@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, InferenceJob, LoadedModel
-from hawkvision.cascade.confidence.scores import softmax
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Score
@@ -21,6 +20,7 @@ from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, CascadePre
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import UnlabelledImages
 from hawkvision.models.manifest import Ensemble, Manifest, load_manifest, models_dir
+from hawkvision.tasks.class_scores import softmax
 from tests.images import encoded
 
 CAMERA = [encoded(height=240, width=320, seed=seed) for seed in range(6)]

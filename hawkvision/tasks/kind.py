@@ -1,0 +1,164 @@
+"""The interface of task kinds: what a prediction is, how sure it is, how wrong, and how it looks on the wire.
+
+    backend ── tensors ──► outputs ── Output ──► combine ── Output ─┬─► score ──► accept or escalate
+                                                                    └─► predict ── Prediction ──► answer, reply
+                                                                                        │
+                          certificates, drift control ◄── loss, disagreement ───────────┘
+
+Everything outside `hawkvision.tasks`, decoders and manifests uses kinds only through this interface. A kind is
+registered as an entry point of the group `hawkvision.tasks`. `hawkvision.testing.TaskKindConformance` states the
+contract as tests.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.core.errors import ManifestError
+from hawkvision.core.types import Prediction as Prediction
+
+Tensors: TypeAlias = Mapping[str, NDArray[np.float32]]
+"""What a backend returns for n images, by name; the first axis of each has length n."""
+
+Output: TypeAlias = NDArray[np.float32]
+"""What a stage computed of one image, in the shape that its kind defines. It travels between processes unchanged."""
+
+Truth: TypeAlias = Any
+"""The label of one image, as `TaskKind.truths` reads it: a class index, boxes, a count, a set of labels."""
+
+
+PredictionT = TypeVar("PredictionT", bound=Prediction)
+
+
+class TaskKind(ABC, Generic[PredictionT]):
+    """One kind of task, with the labels and options of one task's manifest.
+
+    Instances are immutable and may be used from several threads.
+    """
+
+    name: ClassVar[str]
+    """The name that manifests use, such as `classification`."""
+    prediction: type[PredictionT]
+    """The type of predictions."""
+    scores: ClassVar[tuple[str, ...]]
+    """The scores that a stage can be accepted by; the first is preferred when two are equally good."""
+    agreement_bounds_drop: ClassVar[bool]
+    """Whether loss(a, t) − loss(b, t) ≤ disagreement(a, b) for all predictions a, b and truths t.
+
+    Only then can agreement with the reference stage certify an accuracy drop without labels.
+    """
+
+    def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
+        """Take a task's labels, in index order, and the `[options]` of its manifest.
+
+        Raises:
+            ManifestError: naming an option that is unknown, missing or out of range.
+        """
+        self.labels = tuple(labels)
+        self.options = dict(options)
+
+    def refuse_unknown_options(self, known: Collection[str]) -> None:
+        """Check that the manifest has no other options.
+
+        Raises:
+            ManifestError: naming the first that is unknown.
+        """
+        unknown = sorted(self.options.keys() - set(known))
+        if unknown:
+            expected = ", ".join(sorted(known)) or "none"
+            raise ManifestError(f"options of kind {self.name!r}: unknown option {unknown[0]!r}; expected {expected}")
+
+    # ------------------------------------------------------------------------------------------ outputs of a stage
+
+    @abstractmethod
+    def outputs(self, tensors: Tensors, temperature: float) -> list[Output]:
+        """The outputs for n images, from a model's decoded tensors (`hawkvision.tasks.decoders`).
+
+        Args:
+            tensors: named as the kind's decoders name them.
+            temperature: calibrates probabilities; 1 leaves them unchanged.
+
+        Raises:
+            BackendError: if a tensor is missing or has another shape.
+        """
+
+    @abstractmethod
+    def combine(self, members: Sequence[Output], weights: Sequence[float], temperature: float) -> Output:
+        """The output of an ensemble, from those of one or more members.
+
+        Args:
+            members: their outputs for one image.
+            weights: of the members, all 1 where the manifest states none.
+            temperature: calibrates the result.
+        """
+
+    def unmirror(self, output: Output) -> Output:
+        """The output for an image, given that for its mirror image (left and right exchanged)."""
+        return output
+
+    def decided(self, known: Sequence[Output], missing: int) -> bool:
+        """Whether the prediction is final, whatever the missing members or views add.
+
+        Args:
+            known: the outputs of the members or views so far.
+            missing: the number of those still to come.
+        """
+        return bool(known) and missing == 0
+
+    # --------------------------------------------------------------------------------- predictions and their quality
+
+    @abstractmethod
+    def score(self, output: Output, kind: str) -> float:
+        """How sure the output is, 0..1, by one of `scores`. Computed so that processors agree bit for bit."""
+
+    @abstractmethod
+    def predict(self, output: Output, limit: int) -> PredictionT:
+        """The prediction, with at most `limit` alternatives where the kind has some."""
+
+    @abstractmethod
+    def loss(self, prediction: PredictionT, truth: Truth) -> float:
+        """How wrong a prediction is, 0 (right) to 1."""
+
+    @abstractmethod
+    def disagreement(self, prediction: PredictionT, reference: PredictionT) -> float:
+        """How far a prediction is from the reference stage's, 0 (the same) to 1; symmetric."""
+
+    def confidence(self, prediction: PredictionT) -> float:
+        """The calibrated probability that the prediction is right, 0..1, for `min_confidence`."""
+        raise NotImplementedError(f"kind {self.name!r} states no confidence of a whole prediction")
+
+    # ---------------------------------------------------------------------------------------------------- the wire
+
+    def encode(self, prediction: PredictionT) -> dict[str, Any]:
+        """The fields that an answer gets from the prediction, as JSON values in their order."""
+        fields: dict[str, Any] = msgspec.to_builtins(prediction)
+        return fields
+
+    def encode_reply(self, prediction: PredictionT) -> dict[str, Any]:
+        """The fields that the datacenter's reply to an escalation gets; `decode_reply` reads them."""
+        return self.encode(prediction)
+
+    def decode_reply(self, reply: bytes) -> PredictionT:
+        """The prediction in the JSON object of a reply; other fields are ignored.
+
+        Raises:
+            msgspec.ValidationError, ValueError: naming the field that is missing or malformed.
+        """
+        return msgspec.json.decode(reply, type=self.prediction)
+
+    # ----------------------------------------------------------------------------------------------- many at a time
+
+    def losses(self, outputs: Sequence[Output], truths: Iterable[Truth]) -> NDArray[np.float64]:
+        """The loss of each output's prediction (n,)."""
+        return np.array([self.loss(self.predict(o, 1), t) for o, t in zip(outputs, truths, strict=True)], np.float64)
+
+    def disagreements(self, outputs: Sequence[Output], references: Sequence[Output]) -> NDArray[np.float64]:
+        """The disagreement of each output's prediction with its reference's (n,)."""
+        pairs = zip(outputs, references, strict=True)
+        return np.array([self.disagreement(self.predict(a, 1), self.predict(b, 1)) for a, b in pairs], np.float64)
