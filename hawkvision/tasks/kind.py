@@ -22,9 +22,7 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction as Prediction
-
-Tensors: TypeAlias = Mapping[str, NDArray[np.float32]]
-"""What a backend returns for n images, by name; the first axis of each has length n."""
+from hawkvision.core.types import Tensors as Tensors
 
 Output: TypeAlias = NDArray[np.float32]
 """What a stage computed of one image, in the shape that its kind defines. It travels between processes unchanged."""
