@@ -119,9 +119,15 @@ def restart_missing(tier: ClusterTier) -> None:
             tier.nodes.restart(node)
 
 
+def deploy(tier: ClusterTier, **settings: object) -> None:
+    """Deploy the replicas of all workers; the tier outlives its head if Redis keeps the head's state."""
+    survives = tier.nodes.store is not None
+    deploy_replicas(tier, len(WORKERS) * REPLICAS, survives_head=survives, **INGRESS, **settings)
+
+
 def update(tier: ClusterTier) -> None:
     """Deploy again with another setting, which each replica must get."""
-    deploy_replicas(tier, len(WORKERS) * REPLICAS, batch_wait_ms=1, **INGRESS)
+    deploy(tier, batch_wait_ms=1)
 
 
 def restart_head(tier: ClusterTier) -> None:
@@ -137,7 +143,7 @@ def replace_head(tier: ClusterTier) -> None:
     for node in WORKERS:
         tier.nodes.kill(node)
         tier.nodes.restart(node)
-    deploy_replicas(tier, len(WORKERS) * REPLICAS, **INGRESS)
+    deploy(tier)
 
 
 WITH_STORE: Final = (
@@ -173,7 +179,7 @@ async def run(given: argparse.Namespace, console: Console) -> dict[str, Any]:
                 tier.nodes.add(node, REPLICAS + 1)
             addresses = [tier.nodes.net.address(node) for node in WORKERS]
             url = stack.enter_context(balancer(tier.nodes.folder, addresses, PORT))
-            deploy_replicas(tier, len(WORKERS) * REPLICAS, **INGRESS)
+            deploy(tier)
             for fault in chosen:
                 await until_ready(url, READY_S)
                 outcomes.append(await measured(fault, tier, url, given.after))
