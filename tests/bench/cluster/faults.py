@@ -121,7 +121,7 @@ def restart_missing(tier: ClusterTier) -> None:
 
 def deploy(tier: ClusterTier, **settings: object) -> None:
     """Deploy the replicas of all workers; the tier outlives its head if Redis keeps the head's state."""
-    survives = tier.nodes.store is not None
+    survives = "false" if tier.nodes.store is None else "true"
     deploy_replicas(tier, len(WORKERS) * REPLICAS, survives_head=survives, **INGRESS, **settings)
 
 
