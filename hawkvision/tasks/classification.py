@@ -7,19 +7,16 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import BackendError, ManifestError
-from hawkvision.core.types import LabelledClass
+from hawkvision.core.types import LOGITS, LabelledClass
 from hawkvision.tasks.class_scores import Score, average, decided, score, softmax, top_classes
 from hawkvision.tasks.kind import Output, Prediction, TaskKind, Tensors, Weights
-
-LOGITS: Final = "logits"
-"""The tensor (n, classes) that decoders of this kind return."""
 
 
 class _ClassScore(msgspec.Struct, frozen=True):

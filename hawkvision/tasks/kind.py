@@ -23,10 +23,8 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction as Prediction
+from hawkvision.core.types import Tensors as Tensors
 from hawkvision.models.input_spec import Weights as Weights
-
-Tensors: TypeAlias = Mapping[str, NDArray[np.float32]]
-"""What a backend returns for n images, by name; the first axis of each has length n."""
 
 Output: TypeAlias = NDArray[np.float32]
 """What a stage computed of one image, in the shape that its kind defines. It travels between processes unchanged."""

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import LabelledClass, Prediction
+from hawkvision.core.types import LOGITS, LabelledClass, Prediction
 from hawkvision.tasks.boxes import CLASS, SCORE, is_true_boxes, read_boxes, tempered
 from hawkvision.tasks.fusion import weight_matrix
 from hawkvision.tasks.kind import Output, TaskKind, Tensors, Truth, Weights
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
-
-LOGITS: Final = "logits"
 
 
 class LabelSet(Prediction, frozen=True):
