@@ -155,15 +155,24 @@ _PRECISIONS: Final = {
 }
 """Options with which a provider computes less exactly than the model file says."""
 
+_EXACT: Final = {"CUDAExecutionProvider": {"use_tf32": "0"}}
+"""Options that replace defaults with which a provider computes less exactly than the model file says."""
+
 _NO_FILE: Final = "no such model file; build the cascade first"
 _loading = threading.Lock()
 """Two sessions loading at once would double the peak of memory, which on an edge node is the peak of the process."""
 
 
+def with_exact_options(provider: Provider) -> tuple[str, dict[str, Any]]:
+    """A provider with its options, computing as exactly as the model file says unless the options say otherwise."""
+    name, options = (provider, {}) if isinstance(provider, str) else provider
+    return name, {**_EXACT.get(name, {}), **options}
+
+
 def _open_session(
     model: Path | bytes, where: str, providers: Sequence[Provider], threads: int
 ) -> tuple[Any, HelperThreads]:
-    wanted = [(p, {}) if isinstance(p, str) else (p[0], dict(p[1])) for p in providers]
+    wanted = [with_exact_options(each) for each in providers]
     _check_installed([name for name, _ in wanted], where)
     if isinstance(model, Path) and not model.is_file():
         raise BackendError(f"{where}: {_NO_FILE}")
