@@ -31,7 +31,7 @@ from hawkvision.core.errors import BackendError, ManifestError
 from hawkvision.core.types import Answer, Pixels, Tensors
 from hawkvision.inference.backends.interface import Backend, joined
 from hawkvision.tasks.kind import Output, TaskKind, Truth
-from hawkvision.tasks.replies import FIELDS
+from hawkvision.tasks.serving.replies import FIELDS
 
 
 def random_images(backend: Backend, n: int, seed: int = 0) -> Pixels:
