@@ -51,7 +51,7 @@ class CenterNet(BoxDecoder):
     def candidates(self, tensors: Role, image: int) -> Candidates:
         """Peaks of the heat map."""
         heat = self.probabilities(tensors["heatmap"][image])
-        peaks = np.where(heat >= _neighbours(heat), heat, np.float32(0.0))
+        peaks = _peaks(heat, self.settings.score_floor)
         height, width, classes = heat.shape
         found = surest(
             peaks.reshape(-1, classes), self.settings.score_floor, self.settings.max_candidates, one_class=False
@@ -69,9 +69,15 @@ class CenterNet(BoxDecoder):
         return Candidates(boxes, found.scores, found.classes)
 
 
-def _neighbours(heat: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The highest value of the three by three cells around each (h, w, classes)."""
-    padded = np.pad(heat, ((1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
-    rows = np.maximum(np.maximum(padded[:-2], padded[1:-1]), padded[2:])
-    highest: NDArray[np.float32] = np.maximum(np.maximum(rows[:, :-2], rows[:, 1:-1]), rows[:, 2:])
-    return highest
+def _peaks(heat: NDArray[np.float32], floor: float) -> NDArray[np.float32]:
+    """The values (h, w, classes) above `floor` that none of the eight cells around surpasses; 0 elsewhere."""
+    rows, columns, classes = np.nonzero(heat > floor)
+    values = heat[rows, columns, classes]
+    highest = np.ones(len(values), np.bool_)
+    for down, across in np.ndindex(3, 3):
+        row = np.clip(rows + down - 1, 0, heat.shape[0] - 1)
+        column = np.clip(columns + across - 1, 0, heat.shape[1] - 1)
+        highest &= values >= heat[row, column, classes]
+    peaks = np.zeros_like(heat)
+    peaks[rows[highest], columns[highest], classes[highest]] = values[highest]
+    return peaks
