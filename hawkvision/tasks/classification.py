@@ -44,7 +44,7 @@ class ClassificationKind(TaskKind[Classification]):
 
     name: ClassVar[str] = "classification"
     prediction = Classification
-    scores: ClassVar[tuple[str, ...]] = tuple(each.value for each in Score)
+    scores: tuple[str, ...] = tuple(each.value for each in Score)
     agreement_bounds_drop: ClassVar[bool] = True
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ Output: TypeAlias = NDArray[np.float32]
 """What a stage computed of one image, in the shape that its kind defines. It travels between processes unchanged."""
 
 Truth: TypeAlias = Any
-"""The label of one image, as `TaskKind.truths` reads it: a class index, boxes, a count, a set of labels."""
+"""The label of one image in the form that the kind's `loss` takes: a class index, boxes, counts, a set of labels."""
 
 ToImage: TypeAlias = Callable[[NDArray[Any]], NDArray[np.float64]]
 """Maps boxes (k, 4) of x1, y1, x2, y2 from fractions of a model's input to fractions of the upright image.
@@ -39,6 +39,7 @@ It is `hawkvision.imaging.placement.Placement.to_image`. Boxes may reach beyond 
 """
 
 PredictionT = TypeVar("PredictionT", bound=Prediction)
+OptionsT = TypeVar("OptionsT", bound=msgspec.Struct)
 
 
 class TaskKind(ABC, Generic[PredictionT]):
@@ -51,7 +52,7 @@ class TaskKind(ABC, Generic[PredictionT]):
     """The name that manifests use, such as `classification`."""
     prediction: type[PredictionT]
     """The type of predictions."""
-    scores: ClassVar[tuple[str, ...]]
+    scores: tuple[str, ...]
     """The scores that a stage can be accepted by; the first is preferred when two are equally good."""
     agreement_bounds_drop: ClassVar[bool]
     """Whether loss(a, t) − loss(b, t) ≤ disagreement(a, b) for all predictions a, b and truths t.
@@ -80,6 +81,17 @@ class TaskKind(ABC, Generic[PredictionT]):
         if unknown:
             expected = ", ".join(sorted(known)) or "none"
             raise ManifestError(f"options of kind {self.name!r}: unknown option {unknown[0]!r}; expected {expected}")
+
+    def options_as(self, declared: type[OptionsT]) -> OptionsT:
+        """The manifest's options as a msgspec Struct, which should have `forbid_unknown_fields=True`.
+
+        Raises:
+            ManifestError: naming the option that is unknown, missing or out of range.
+        """
+        try:
+            return msgspec.convert(self.options, declared)
+        except msgspec.ValidationError as error:
+            raise ManifestError(f"options of kind {self.name!r}: {error}") from None
 
     # ------------------------------------------------------------------------------------------ outputs of a stage
 
