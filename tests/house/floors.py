@@ -62,6 +62,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("edge.servers.oip",),
     ("edge.servers",),
     ("edge", "edge.factory"),
+    ("edge.task_nodes",),
     ("edge.run",),
     ("edge.__main__",),
     ("loadgen.host", "loadgen.workload"),
