@@ -28,7 +28,18 @@ from hawkvision.tasks.class_scores import (
     softmax,
     top_classes,
 )
-from hawkvision.tasks.kind import Judged, Kernels, Output, Prediction, TaskKind, Tensors, ToImage, Weights
+from hawkvision.tasks.kind import (
+    Judged,
+    Kernels,
+    Output,
+    Prediction,
+    TaskKind,
+    Tensors,
+    TensorSpec,
+    ToImage,
+    Weights,
+    WireTensor,
+)
 
 
 class _ClassScore(msgspec.Struct, frozen=True):
@@ -82,6 +93,11 @@ class ClassificationKind(TaskKind[Classification]):
     prediction = Classification
     scores: tuple[str, ...] = tuple(each.value for each in Score)
     agreement_bounds_drop: ClassVar[bool] = True
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
+        "label": TensorSpec("BYTES", (-1,)),
+        "index": TensorSpec("INT64", (-1,)),
+        "confidence": TensorSpec("FP32", (-1,), ranked=True),
+    }
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """See `TaskKind`; there are no options."""
@@ -197,6 +213,20 @@ class ClassificationKind(TaskKind[Classification]):
         if not 0 <= index < len(self.labels):
             raise ValueError(f"index: expected 0 to {len(self.labels) - 1}, got {index}")
         return self.from_classes([(index, 0.0)])
+
+    def tensors(self, predictions: Sequence[Classification], ranked: int | None = None) -> Mapping[str, WireTensor]:
+        """See `TaskKind.tensors`; fewer classes are ranked where a prediction lists fewer."""
+        n = len(predictions)
+        confidence = WireTensor((n,), [each.confidence for each in predictions])
+        if ranked is not None:
+            k = min(ranked, *(len(each.top_k) for each in predictions))
+            rows = [found for each in predictions for found in each.top_k[:k]]
+            confidence = WireTensor((n, k), [f"{found.confidence:.6f}:{found.index}:{found.label}" for found in rows])
+        return {
+            "label": WireTensor((n,), [each.label for each in predictions]),
+            "index": WireTensor((n,), [each.index for each in predictions]),
+            "confidence": confidence,
+        }
 
     def losses(self, outputs: Sequence[Output], truths: Iterable[Any]) -> NDArray[np.float64]:
         """See `TaskKind.losses`; for many images at once."""
