@@ -16,7 +16,9 @@ def names(group: str) -> tuple[str, ...]:
 
 
 def load(group: str, name: str, base: type[ClassT], word: str) -> type[ClassT]:
-    """The class of that name, which errors call by `word`. Others are not loaded, so that one that is broken does not disturb them.
+    """The class of that name, which errors call by `word`.
+
+    Others are not loaded, so that one that is broken does not disturb them.
 
     Raises:
         ManifestError: if it is not installed, installed twice, cannot be loaded or is no subclass of `base`.
