@@ -21,6 +21,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.models", "hawkvision.servers", "hawkvision.reports"),
     ("hawkvision.tasks",),
     ("hawkvision.tasks.decoders",),
+    ("hawkvision.tasks.serving",),
     ("hawkvision.native", "hawkvision.integer"),
     ("hawkvision.imaging", "hawkvision.inference.backends"),
     ("hawkvision.inference.int8",),
