@@ -138,8 +138,9 @@ class CascadePredictions:
         """
         if self._views_of(first) > self._views_of(second):
             return 0.0  # the average of both views does not give the upright image's alone
-        shared = set(self._manifest.members(first)) & set(self._manifest.members(second))
-        return round(self._views_of(first) * sum(self._view(second, v.name).cost_ms for v in shared), 3)
+        names = ({member.name for member in self._manifest.members(stage)} for stage in (first, second))
+        shared = set.intersection(*names)
+        return round(self._views_of(first) * sum(self._view(second, name).cost_ms for name in shared), 3)
 
     def _views_of(self, stage: str) -> int:
         ensemble = self._manifest.ensemble(stage)
