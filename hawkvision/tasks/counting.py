@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction
+from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.tasks.boxes import (
     CLASS,
     MEMBERS,
@@ -27,6 +28,7 @@ from hawkvision.tasks.boxes import (
     is_true_boxes,
     placed,
     read_boxes,
+    true_boxes,
     unmirrored,
 )
 from hawkvision.tasks.fusion import fuse, weight_matrix
@@ -173,9 +175,22 @@ class CountingKind(TaskKind[Counts]):
         """min(1, |difference| / C), mean over regions and groups."""
         return self._distance(prediction.counts, reference.counts)
 
+    def truth(self, annotation: Annotation) -> Truth:
+        """See `TaskKind.truth`; the objects (`TrueBoxes`)."""
+        return true_boxes(annotation, self.name)
+
     def confidence(self, prediction: Counts) -> float:
         """1 − the expected loss."""
         return prediction.confidence
+
+    def measures(self, outputs: Sequence[Output], truths: Sequence[Truth]) -> dict[str, float]:
+        """The mean absolute error of the counts, and the share of images whose counts are all right."""
+        pairs = [(self._counts(o), self._true_counts(t)) for o, t in zip(outputs, truths, strict=True)]
+        errors = [[abs(a[r][g] - b[r][g]) for r in self._regions for g in self._members] for a, b in pairs]
+        return {
+            "mean error": float(np.mean(errors)),
+            "counts right": float(np.mean([not any(each) for each in errors])),
+        }
 
     def decode_reply(self, reply: bytes) -> Counts:
         """See `TaskKind.decode_reply`."""

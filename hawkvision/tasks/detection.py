@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction
+from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.tasks import box_confidence
+from hawkvision.tasks.average_precision import detection_quality
 from hawkvision.tasks.boxes import (
     CLASS,
     MOST,
@@ -27,6 +29,7 @@ from hawkvision.tasks.boxes import (
     placed,
     read_boxes,
     rounded_corners,
+    true_boxes,
     unmirrored,
 )
 from hawkvision.tasks.fusion import fuse, weight_matrix
@@ -149,6 +152,10 @@ class DetectionKind(TaskKind[Detection]):
         a, b = _arrays(prediction), _arrays(reference)
         return 1.0 - _f1(max(matches(*a, *b), matches(*b, *a)), len(prediction.objects), len(reference.objects))
 
+    def truth(self, annotation: Annotation) -> Truth:
+        """See `TaskKind.truth`; the objects (`TrueBoxes`)."""
+        return true_boxes(annotation, self.name)
+
     def confidence(self, prediction: Detection) -> float:
         """The expected F1."""
         return prediction.confidence
@@ -157,6 +164,17 @@ class DetectionKind(TaskKind[Detection]):
         """The objects without labels."""
         objects = [{"index": o.index, "confidence": o.confidence, "box": o.box} for o in prediction.objects]
         return {"objects": objects, "confidence": prediction.confidence}
+
+    def measures(self, outputs: Sequence[Output], truths: Sequence[Truth]) -> dict[str, float]:
+        """COCO's average precision over the images, and precision, recall and F1 of all boxes from the threshold on."""
+        found = detection_quality(outputs, truths, self._options.threshold)
+        return {
+            "mAP": found.ap,
+            "AP50": found.ap50,
+            "precision": found.precision,
+            "recall": found.recall,
+            "F1": found.f1,
+        }
 
     def decode_reply(self, reply: bytes) -> Detection:
         """See `TaskKind.decode_reply`."""

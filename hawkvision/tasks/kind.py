@@ -13,6 +13,7 @@ contract as tests.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
@@ -21,9 +22,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import ManifestError
+from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Prediction as Prediction
 from hawkvision.core.types import Tensors as Tensors
+from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.models.input_spec import Weights as Weights
 
 Output: TypeAlias = NDArray[np.float32]
@@ -59,6 +61,8 @@ class TaskKind(ABC, Generic[PredictionT]):
 
     Only then can agreement with the reference stage certify an accuracy drop without labels.
     """
+    binary: ClassVar[bool] = False
+    """Whether every loss and disagreement is 0 or 1, so that certificates use exact tests."""
     located: ClassVar[bool] = False
     """Whether predictions depend on places in the image. Then outputs are placed, and whole images are escalated."""
 
@@ -134,6 +138,39 @@ class TaskKind(ABC, Generic[PredictionT]):
         """
         return bool(known) and missing == 0
 
+    # ---------------------------------------------------------------------------------- calibration of the temperature
+
+    def raw(self, tensors: Tensors) -> list[Output]:
+        """For n images what temperatures act on, one array each: `calibrated` makes the outputs of it.
+
+        By default it is the outputs at temperature 1.
+        """
+        return self.outputs(tensors, 1.0)
+
+    def calibrated(self, raw: Sequence[Output], temperature: float) -> list[Output]:
+        """The outputs at a temperature, of arrays from `raw` or `raw_of`: the same as by `outputs`."""
+        return [self.combine([each], (1.0,), temperature) for each in raw]
+
+    def raw_of(self, outputs: Sequence[Output]) -> list[Output]:
+        """Arrays of which `calibrated` makes these outputs at temperature 1: an ensemble's, to calibrate them."""
+        return list(outputs)
+
+    def tempered(self, raw: Sequence[Output], temperature: float) -> list[Output]:
+        """Arrays of which `calibrated` makes at temperature 1 what it makes of these at `temperature`."""
+        return self.raw_of(self.calibrated(raw, temperature))
+
+    def negative_log_likelihood(
+        self,
+        raw: Sequence[Output],  # noqa: ARG002 - by default there is nothing to fit
+        truths: Sequence[Truth],  # noqa: ARG002
+        temperature: float,  # noqa: ARG002
+    ) -> float | None:
+        """How surprising the truths of n images are, on average, if the outputs at this temperature are believed.
+
+        Calibration chooses the temperature with the least. None if the kind has no temperature to fit.
+        """
+        return None
+
     # --------------------------------------------------------------------------------- predictions and their quality
 
     @abstractmethod
@@ -156,6 +193,46 @@ class TaskKind(ABC, Generic[PredictionT]):
         """The calibrated probability that the prediction is right, 0..1, for `min_confidence`."""
         raise NotImplementedError(f"kind {self.name!r} states no confidence of a whole prediction")
 
+    def score_slope(self, kind: str) -> float:  # noqa: ARG002 - unknown by default
+        """The most that a score changes where no value of the output changes by more than 1; +∞ if unknown."""
+        return math.inf
+
+    def steady(self, output: Output, variation: float) -> bool:  # noqa: ARG002 - unknown by default
+        """Whether the prediction is the same if no value of the output changes by more than `variation` > 0."""
+        return False
+
+    # -------------------------------------------------------------------------------------------- labelled data sets
+
+    def truth(self, annotation: Annotation) -> Truth:
+        """The label of one image, from what a data set says is in it.
+
+        Raises:
+            ConfigError: if the data set lacks what this kind needs; says what that is.
+        """
+        raise NotImplementedError(f"kind {self.name!r} reads no labelled data sets: it has no `truth`")
+
+    def truths(self, annotations: Iterable[Annotation]) -> list[Truth]:
+        """The labels of images.
+
+        Raises:
+            ConfigError: as `truth`, with the number of the image.
+        """
+        found = []
+        for number, annotation in enumerate(annotations):
+            try:
+                found.append(self.truth(annotation))
+            except ConfigError as error:
+                raise ConfigError(f"image {number}: {error}") from None
+        return found
+
+    def measures(
+        self,
+        outputs: Sequence[Output],  # noqa: ARG002 - by default there are none
+        truths: Sequence[Truth],  # noqa: ARG002
+    ) -> dict[str, float]:
+        """Further figures that describe the outputs for a data set, by name, such as average precision."""
+        return {}
+
     # ---------------------------------------------------------------------------------------------------- the wire
 
     def encode(self, prediction: PredictionT) -> dict[str, Any]:
@@ -176,6 +253,10 @@ class TaskKind(ABC, Generic[PredictionT]):
         return msgspec.json.decode(reply, type=self.prediction)
 
     # ----------------------------------------------------------------------------------------------- many at a time
+
+    def score_all(self, outputs: Sequence[Output], kind: str) -> NDArray[np.float64]:
+        """The score of each output (n,)."""
+        return np.array([self.score(output, kind) for output in outputs], np.float64)
 
     def losses(self, outputs: Sequence[Output], truths: Iterable[Truth]) -> NDArray[np.float64]:
         """The loss of each output's prediction (n,)."""

@@ -34,7 +34,7 @@ from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace_context import start_trace
-from hawkvision.core.types import LOGITS, WHOLE, Answer, ClassifyRequest, Pixels, Quality, Received, Tensors
+from hawkvision.core.types import LOGITS, WHOLE, Answer, ClassifyRequest, Pixels, Quality, Received, Score, Tensors
 from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.inference.backends.interface import Backend, Outputs
@@ -164,8 +164,9 @@ async def bench(
     make_policy: MakePolicy = Policy if baseline is None else baseline.make_policy
     policy = make_policy(profile, "small", "large", alone=peer is None)
     stage = EdgeStage(
-        "small", LoadedModel("small", backend, SPEC, wide), 1.0, policy.pair.score, others, fingerprint=f"{SHA}/int8"
-    )
+        "small", LoadedModel("small", backend, SPEC, wide), 1.0, Score(policy.pair.score), others,
+        fingerprint=f"{SHA}/int8",
+    )  # fmt: skip
     rates = measured_rates()
     scales = DecodingScales([SPEC], rates, max_pixels, max_pixels)
     admission = Admission(scales, rates, metrics, 1, settings.decode_limit_s)
