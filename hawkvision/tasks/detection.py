@@ -1,14 +1,14 @@
 """Detection: the objects of an image, each with its class and its box.
 
-An output is boxes (`hawkvision.tasks.boxes`). The prediction is the boxes from a threshold of their score on. The loss
-is 1 − F1 at intersection over union 0.5, so that accuracy is the mean F1 of images. Agreement with the reference does
-not bound an accuracy drop, because F1 does not obey the triangle inequality.
+An output is boxes (`hawkvision.tasks.boxes.rows`). The prediction is the boxes from a threshold of their score on. The
+loss is 1 − F1 at intersection over union 0.5, so that accuracy is the mean F1 of images. Agreement with the reference
+does not bound an accuracy drop, because F1 does not obey the triangle inequality.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,23 +17,11 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction
-from hawkvision.models.image_sets.labelled_images import Annotation
-from hawkvision.tasks import box_confidence
-from hawkvision.tasks.average_precision import detection_quality
-from hawkvision.tasks.boxes import (
-    CLASS,
-    MOST,
-    SCORE,
-    by_temperature,
-    matches,
-    placed,
-    read_boxes,
-    rounded_corners,
-    true_boxes,
-    unmirrored,
-)
-from hawkvision.tasks.fusion import fuse, weight_matrix
-from hawkvision.tasks.kind import Output, TaskKind, Tensors, ToImage, Truth, Weights
+from hawkvision.tasks.box_kind import BoxKind
+from hawkvision.tasks.boxes import confidence
+from hawkvision.tasks.boxes.average_precision import detection_quality
+from hawkvision.tasks.boxes.rows import CLASS, MOST, SCORE, matches, rounded_corners
+from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 
@@ -79,17 +67,24 @@ class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threshold: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
     """The score from which on a box is part of the prediction."""
     regression: _Regression | None = None
-    """Fitted coefficients of `box_confidence.STATISTICS`; they add the score `regression`."""
+    """Fitted coefficients of `boxes.confidence.STATISTICS`; they add the score `regression`."""
 
 
-class DetectionKind(TaskKind[Detection]):
+class DetectionKind(BoxKind[Detection]):
     """See the module."""
 
     name: ClassVar[str] = "detection"
     prediction = Detection
-    scores: tuple[str, ...] = tuple(box_confidence.SCORES)
+    scores: tuple[str, ...] = tuple(confidence.SCORES)
     agreement_bounds_drop: ClassVar[bool] = False
-    located: ClassVar[bool] = True
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
+        "boxes": TensorSpec("FP32", (-1, -1, 4)),
+        "scores": TensorSpec("FP32", (-1, -1)),
+        "classes": TensorSpec("INT64", (-1, -1)),
+        "labels": TensorSpec("BYTES", (-1, -1)),
+        "counts": TensorSpec("INT64", (-1,)),
+        "confidence": TensorSpec("FP32", (-1,)),
+    }
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """See `TaskKind`; the options are those of `_Options`."""
@@ -97,38 +92,20 @@ class DetectionKind(TaskKind[Detection]):
         self._options = self.options_as(_Options)
         regression = self._options.regression
         if regression is not None:
-            unknown = sorted(regression.coefficients.keys() - box_confidence.STATISTICS.keys())
+            unknown = sorted(regression.coefficients.keys() - confidence.STATISTICS.keys())
             if unknown:
-                known = ", ".join(box_confidence.STATISTICS)
+                known = ", ".join(confidence.STATISTICS)
                 raise ManifestError(f"options of kind 'detection': regression of {unknown[0]!r}; expected {known}")
-            self.scores = (*self.scores, box_confidence.REGRESSION)
-
-    def outputs(self, tensors: Tensors, temperature: float) -> list[Output]:
-        """Boxes (k, 6) from the tensors `boxes`, `scores` and `classes`."""
-        return read_boxes(tensors, temperature, len(self.labels))
-
-    def combine(self, members: Sequence[Output], weights: Weights, temperature: float) -> Output:
-        """Weighted boxes fusion; the boxes of a single member stay."""
-        if len(members) == 1:
-            return by_temperature(members[0], temperature)
-        return by_temperature(fuse(members, weight_matrix(weights, len(members), len(self.labels))), temperature)
-
-    def unmirror(self, output: Output) -> Output:
-        """See `TaskKind.unmirror`."""
-        return unmirrored(output)
-
-    def place(self, output: Output, to_image: ToImage) -> Output:
-        """See `TaskKind.place`; boxes are cut off at the image's borders."""
-        return placed(output, to_image)
+            self.scores = (*self.scores, confidence.REGRESSION)
 
     def score(self, output: Output, kind: str) -> float:
-        """One of `box_confidence.SCORES`, or the regression's."""
+        """One of `boxes.confidence.SCORES`, or the regression's."""
         options = self._options
-        if kind == box_confidence.REGRESSION and options.regression is not None:
+        if kind == confidence.REGRESSION and options.regression is not None:
             fitted = options.regression
-            found = box_confidence.regression(output, options.threshold, fitted.coefficients, fitted.intercept)
+            found = confidence.regression(output, options.threshold, fitted.coefficients, fitted.intercept)
         else:
-            found = box_confidence.SCORES[kind](output, options.threshold)
+            found = confidence.SCORES[kind](output, options.threshold)
         return float(np.float32(found))
 
     def predict(self, output: Output, limit: int) -> Detection:  # noqa: ARG002 - there are no alternatives
@@ -139,7 +116,7 @@ class DetectionKind(TaskKind[Detection]):
                 for row in output[output[:, SCORE] >= self._options.threshold]
                 if (corners := rounded_corners(row))
             ),
-            round(box_confidence.expected_f1(output, self._options.threshold), 6),
+            round(confidence.expected_f1(output, self._options.threshold), 6),
         )
 
     def loss(self, prediction: Detection, truth: Truth) -> float:
@@ -151,10 +128,6 @@ class DetectionKind(TaskKind[Detection]):
         """1 − F1 of one with the other, by the better of both orders of matching."""
         a, b = _arrays(prediction), _arrays(reference)
         return 1.0 - _f1(max(matches(*a, *b), matches(*b, *a)), len(prediction.objects), len(reference.objects))
-
-    def truth(self, annotation: Annotation) -> Truth:
-        """See `TaskKind.truth`; the objects (`TrueBoxes`)."""
-        return true_boxes(annotation, self.name)
 
     def confidence(self, prediction: Detection) -> float:
         """The expected F1."""
@@ -183,6 +156,22 @@ class DetectionKind(TaskKind[Detection]):
             raise ValueError(f"objects: expected an index from 0 to {len(self.labels) - 1}")
         objects = (DetectedObject(self.labels[o.index], o.index, o.confidence, o.box) for o in read.objects)
         return Detection(tuple(objects), read.confidence)
+
+    def tensors(self, predictions: Sequence[Detection], ranked: int | None = None) -> Mapping[str, WireTensor]:  # noqa: ARG002
+        """See `TaskKind.tensors`: k objects of each image, and padding behind its `counts` (score 0, class -1)."""
+        n, k = len(predictions), max(len(each.objects) for each in predictions)
+        rows = [(each.objects[at] if at < len(each.objects) else _PADDING) for each in predictions for at in range(k)]
+        return {
+            "boxes": WireTensor((n, k, 4), [corner for found in rows for corner in found.box]),
+            "scores": WireTensor((n, k), [found.confidence for found in rows]),
+            "classes": WireTensor((n, k), [found.index for found in rows]),
+            "labels": WireTensor((n, k), [found.label for found in rows]),
+            "counts": WireTensor((n,), [len(each.objects) for each in predictions]),
+            "confidence": WireTensor((n,), [each.confidence for each in predictions]),
+        }
+
+
+_PADDING: Final = DetectedObject("", -1, 0.0, (0.0, 0.0, 0.0, 0.0))
 
 
 def _arrays(prediction: Detection) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -32,6 +32,8 @@ from hawkvision.model_zoo.calibration.tensor_cache import VariantTensors, read_t
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import LabelledImages, UnlabelledImages
 from hawkvision.models.manifest import Manifest, Variant
+from hawkvision.tasks.decoders.decoder import Decoder
+from hawkvision.tasks.decoders.registry import open_decoder
 from hawkvision.tasks.kind import TaskKind
 
 MAX_PIXELS: Final = 50_000_000
@@ -115,8 +117,9 @@ def run_stages(
             found = read_tensors(kept, len(chosen)) if execution == CERTIFIED_EXECUTION else None
             if found is None:
                 bar = progress.add_task(f"{variant.name} {name}".strip(), total=len(chosen))
+                decode = open_decoder(variant, len(kind.labels))
                 runner = execution.open(manifest, variant, cache)
-                run = _VariantRun(runner, variant, data, chosen, execution.batch, flip, corruption)
+                run = _VariantRun(runner, decode, variant, data, chosen, execution.batch, flip, corruption)
                 found = run.over_all(pool, lambda done, bar=bar: progress.advance(bar, done))  # type: ignore[misc]
                 if execution == CERTIFIED_EXECUTION:
                     write_tensors(kept, found)
@@ -185,6 +188,7 @@ class _VariantRun:
     def __init__(
         self,
         runner: Backend,
+        decode: Decoder,
         variant: Variant,
         images: AnyImages,
         chosen: Chosen,
@@ -193,6 +197,7 @@ class _VariantRun:
         corruption: Corruption | None,
     ) -> None:
         self._runner = runner
+        self._decode = decode
         self._batch = batch
         self._variant = variant
         self._images = images
@@ -204,9 +209,9 @@ class _VariantRun:
         def batch(start: int) -> tuple[Tensors, Tensors | None, float]:
             inputs = np.stack([self._input(int(i)) for i in self._chosen[start : start + self._batch]])
             before = time.thread_time()
-            upright = self._runner.infer(inputs)
+            upright = self._decode(self._runner.infer(inputs))
             spent = time.thread_time() - before
-            mirrored = self._runner.infer(np.ascontiguousarray(inputs[:, :, ::-1])) if self._flip else None
+            mirrored = self._mirrored(inputs) if self._flip else None
             advance(len(inputs))
             return upright, mirrored, spent * 1e3 / len(inputs)
 
@@ -220,6 +225,9 @@ class _VariantRun:
             joined(mirrored) if self._flip else None,
             float(np.median([spent for _, _, spent in parts])),
         )
+
+    def _mirrored(self, inputs: Pixels) -> Tensors:
+        return self._decode(self._runner.infer(np.ascontiguousarray(inputs[:, :, ::-1])))
 
     def _input(self, index: int) -> Pixels:
         try:

@@ -42,7 +42,8 @@ def run_that_gives_up(share: float, audits: float) -> Replay:
     n = len(shifted)
     every = np.arange(n) % 1_000
     return Replay(
-        0, shifted, np.zeros(n, np.int8), every < 1_000 * audits, (shifted & (every < 1_000 * share)).astype(np.float64),
+        0, shifted, np.zeros(n, np.int8), every < 1_000 * audits,
+        (shifted & (every < 1_000 * share)).astype(np.float64),
         np.zeros(n, np.bool_), np.zeros(n),
     )  # fmt: skip
 

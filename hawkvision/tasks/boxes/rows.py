@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import BackendError, ConfigError
+from hawkvision.core.types import Output, Tensors, ToImage
 from hawkvision.models.image_sets.labelled_images import Annotation
-from hawkvision.tasks.kind import Output, Tensors, ToImage
 
 Floats: TypeAlias = NDArray[np.float64]
 
