@@ -105,7 +105,7 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
         CertifiedVersions(stages, passed(checks, profile, policy.pair, site, first)),
         source,
         profile.stage(name).temperature,
-        policy.pair.score,
+        Score(policy.pair.score),
         content,
     )
 
