@@ -181,7 +181,7 @@ class BackendConformance:
             backend.infer(batch)
 
 
-_ELEMENTS = {"BYTES": str, "INT64": int, "FP32": (int, float)}
+_ELEMENTS: dict[str, type | tuple[type, ...]] = {"BYTES": str, "INT64": int, "FP32": (int, float)}
 _drawn = settings(suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow], deadline=None)
 """Several subclasses run the same test."""
 

@@ -1,8 +1,8 @@
 """The HTTP server as an ASGI application.
 
 `POST /v1/infer`, its typed forms (`/v1/classify`, `/v1/detect`, …), and inference by the Open Inference Protocol are
-plain ASGI. Everything else is Starlette (`edge.servers.info_routes`). Every error leaves as `{"error", "code"}` with its status. Bounds:
-bodies as in `hawkvision.servers.bodies`, and at most `max_queue` waiting images.
+plain ASGI. Everything else is Starlette (`edge.servers.info_routes`). Every error leaves as `{"error", "code"}` with
+its status. Bounds: bodies as in `hawkvision.servers.bodies`, and at most `max_queue` waiting images.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class HttpApp:
         caller: str,
     ) -> Answered:
         node, image, request, image_header = await self._read(kind, tasks, scope, body)
-        answer = await node.classify(image, request, started, trace, body.hang_up, header=image_header, caller=caller)
+        answer = await node.infer(image, request, started, trace, body.hang_up, header=image_header, caller=caller)
         return Answered((answer,), encode(answer.to_json()), [(b"server-timing", server_timing(answer.timing_ms))])
 
     async def _infer(

@@ -107,7 +107,7 @@ class Bench:
         **fields: Any,
     ) -> Answer:
         request, started = ClassifyRequest(**fields), self.clock.now()
-        return await self.node.classify(
+        return await self.node.infer(
             body or encoded(), request, started, start_trace(), hang_up, received=received, caller=caller
         )
 
