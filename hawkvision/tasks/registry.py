@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
@@ -53,6 +54,15 @@ def kind_class(name: str) -> type[TaskKind[Any]]:
     if not (isinstance(loaded, type) and issubclass(loaded, TaskKind) and loaded.name == name):
         raise ManifestError(f"entry point {name!r} of {GROUP}: {entry.value} is no TaskKind of that name")
     return loaded
+
+
+def installed_kinds() -> dict[str, type[TaskKind[Any]]]:
+    """The kinds that are installed and can be loaded, by name."""
+    found: dict[str, type[TaskKind[Any]]] = {}
+    for name in kind_names():
+        with contextlib.suppress(ManifestError):
+            found[name] = kind_class(name)
+    return found
 
 
 def load_kind(manifest: Manifest, models: Path) -> TaskKind[Any]:

@@ -29,9 +29,10 @@ from hawkvision.core.types import (
     Quality,
     Tier,
 )
-from hawkvision.tasks.classification import Classification
+from hawkvision.tasks.classification import Classification, ClassificationKind
 
 TASK = "imagenet"
+KIND = ClassificationKind([f"class {number}" for number in range(10)], {})
 IMAGES = (b"\xff\xd8one", b"", b"three")
 
 
