@@ -20,6 +20,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.system",),
     ("hawkvision.models", "hawkvision.servers", "hawkvision.reports"),
     ("hawkvision.tasks",),
+    ("hawkvision.tasks.decoders",),
     ("hawkvision.native", "hawkvision.integer"),
     ("hawkvision.imaging", "hawkvision.inference.backends"),
     ("hawkvision.inference.int8",),
