@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 import numpy as np
@@ -32,7 +32,7 @@ from hawkvision.core.errors import BackendError, ManifestError
 from hawkvision.core.types import Answer, Pixels, Tensors
 from hawkvision.inference.backends.interface import Backend, joined
 from hawkvision.tasks.kind import Output, TaskKind, Truth
-from hawkvision.tasks.replies import FIELDS
+from hawkvision.tasks.serving.replies import FIELDS
 
 
 def random_images(backend: Backend, n: int, seed: int = 0) -> Pixels:
@@ -182,7 +182,7 @@ class BackendConformance:
             backend.infer(batch)
 
 
-_ELEMENTS: dict[str, type | tuple[type, ...]] = {"BYTES": str, "INT64": int, "FP32": (int, float)}
+_ELEMENTS: Final[dict[str, type | tuple[type, ...]]] = {"BYTES": str, "INT64": int, "FP32": (int, float)}
 _drawn = settings(suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow], deadline=None)
 """Several subclasses run the same test."""
 

@@ -207,7 +207,7 @@ class IntermediateResult(msgspec.Struct, frozen=True):
 
 
 class EscalationReply(msgspec.Struct, frozen=True):
-    """The reply. `hawkvision.tasks.replies` writes and reads its JSON."""
+    """The reply. `hawkvision.tasks.serving.replies` writes and reads its JSON."""
 
     prediction: Prediction
     model: str

@@ -222,6 +222,17 @@ class ClassificationKind(TaskKind[Classification]):
             )
         return self.from_classes((each.index, each.confidence) for each in top_k)
 
+    def encode_compared(self, prediction: Classification) -> dict[str, Any]:
+        """The index of the most probable class."""
+        return {"index": prediction.index}
+
+    def decode_compared(self, reply: bytes) -> Classification:
+        """See `TaskKind.decode_compared`. The confidence is unknown, and stated as 0."""
+        index = msgspec.json.decode(reply, type=_Compared).index
+        if not 0 <= index < len(self.labels):
+            raise ValueError(f"index: expected 0 to {len(self.labels) - 1}, got {index}")
+        return self.from_classes([(index, 0.0)])
+
     def tensors(self, predictions: Sequence[Classification], ranked: int | None = None) -> Mapping[str, WireTensor]:
         """See `TaskKind.tensors`; fewer classes are ranked where a prediction lists fewer."""
         n = len(predictions)
@@ -235,17 +246,6 @@ class ClassificationKind(TaskKind[Classification]):
             "index": WireTensor((n,), [each.index for each in predictions]),
             "confidence": confidence,
         }
-
-    def encode_compared(self, prediction: Classification) -> dict[str, Any]:
-        """The index of the most probable class."""
-        return {"index": prediction.index}
-
-    def decode_compared(self, reply: bytes) -> Classification:
-        """See `TaskKind.decode_compared`. The confidence is unknown, and stated as 0."""
-        index = msgspec.json.decode(reply, type=_Compared).index
-        if not 0 <= index < len(self.labels):
-            raise ValueError(f"index: expected 0 to {len(self.labels) - 1}, got {index}")
-        return self.from_classes([(index, 0.0)])
 
     def losses(self, outputs: Sequence[Output], truths: Iterable[Any]) -> NDArray[np.float64]:
         """See `TaskKind.losses`; for many images at once."""

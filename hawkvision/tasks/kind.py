@@ -253,7 +253,7 @@ class TaskKind(ABC, Generic[PredictionT]):
     def encode_reply(self, prediction: PredictionT) -> dict[str, Any]:
         """The fields that the datacenter's reply to an escalation gets; `decode_reply` reads them.
 
-        None has the name of a field of `hawkvision.tasks.replies`.
+        None has the name of a field of `hawkvision.tasks.serving.replies`.
         """
         fields: dict[str, Any] = msgspec.to_builtins(prediction)
         return fields

@@ -44,8 +44,8 @@ from hawkvision.system.memory import divided
 from hawkvision.tasks.kind import TaskKind
 from tests.edge.peer import Peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile, make_received_profile
+from tests.hawkvision.tasks.classes import TEN
 from tests.images import encoded
-from tests.kinds import TEN
 from tests.waiting import until
 
 T = TypeVar("T")

@@ -35,7 +35,7 @@ from hawkvision.transport.protocol.server_certificate import own_identity
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import Incoming
-from tests.kinds import predicted, write_reply
+from tests.hawkvision.tasks.classes import predicted, write_reply
 
 AS_LISTED = "as listed"
 ANSWER_CLASS = 7

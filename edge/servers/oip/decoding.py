@@ -343,8 +343,9 @@ def _output(where: str, wanted: _Wanted, known: Mapping[str, TensorSpec], *, bin
             binary = _flag(parameter, value)
         elif name == "classification":
             if not known[wanted.name].ranked:
-                ranked = " or ".join(repr(each) for each, spec in known.items() if spec.ranked) or "no output"
-                raise BadField(f"{parameter}: classes are listed in {ranked}")
+                ranked = " or ".join(repr(each) for each, spec in known.items() if spec.ranked)
+                where_listed = f"classes are listed in the output {ranked}" if ranked else "this task lists no classes"
+                raise BadField(f"{parameter}: {where_listed}")
             if type(value) is not int or not 0 <= value <= MAX_TOP_K:
                 raise BadField(f"{parameter}: expected 1 to {MAX_TOP_K} classes, got {_shown(value)}")
             classes = value or None

@@ -41,7 +41,7 @@ from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import Score
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
-from tests.kinds import read_reply, top_k
+from tests.hawkvision.tasks.classes import read_reply, top_k
 
 MODEL_TIME: Final = "hawkvision_datacenter_inference_duration_seconds_sum"
 WARM_UP: Final = 20

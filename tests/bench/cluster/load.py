@@ -21,7 +21,7 @@ from loadgen.clients.http import exchange, refusal_of
 from loadgen.workload.arrivals import PoissonArrivals
 from loadgen.workload.dataset import generated
 from loadgen.workload.record import UNANSWERED, RequestOutcome
-from tests.kinds import read_reply, top_k
+from tests.hawkvision.tasks.classes import read_reply, top_k
 
 TIMEOUT_S: Final = 10.0
 MAX_S: Final = 300.0

@@ -39,7 +39,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
 from hawkvision.models.manifest import load_manifest, models_dir
 from hawkvision.system.child_server import ended
-from tests.kinds import read_reply
+from tests.hawkvision.tasks.classes import read_reply
 
 ROOT: Final = Path(__file__).parents[3]
 BEFORE: Final = "1211107f"

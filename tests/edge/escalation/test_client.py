@@ -18,7 +18,7 @@ from hawkvision.core.types import Score
 from hawkvision.network.circuit_breaker import BreakerState
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
 from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer, running_peer
-from tests.kinds import TEN, predicted, top_k
+from tests.hawkvision.tasks.classes import TEN, predicted, top_k
 
 REQUEST = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.75, "committee"))
 

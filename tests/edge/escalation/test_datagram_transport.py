@@ -26,8 +26,8 @@ from loadgen.network.udp_relay import UdpRelay
 from tests.edge.bench import Bench, bench, known, misses
 from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA
+from tests.hawkvision.tasks.classes import TEN, top_k
 from tests.images import encoded
-from tests.kinds import TEN, top_k
 from tests.waiting import WAIT_LIMIT_S, until
 
 IMAGE = encoded(height=128, width=128)

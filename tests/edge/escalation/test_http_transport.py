@@ -15,7 +15,7 @@ from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest
 from hawkvision.core.trace_context import start_trace
 from tests.edge.peer import Peer, running_peer
-from tests.kinds import TEN
+from tests.hawkvision.tasks.classes import TEN
 from tests.waiting import until
 
 CONNECTIONS = 4

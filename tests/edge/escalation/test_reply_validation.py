@@ -8,7 +8,7 @@ from edge.escalation.reply_validation import checked, refused
 from hawkvision.client.response import BadReply, object_of
 from hawkvision.core.errors import BadField, EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest, parse_escalation_datagram
-from tests.kinds import TEN
+from tests.hawkvision.tasks.classes import TEN
 
 DEEP = [b"[" * 100_000, b'{"top_k": ' + b"[" * 100_000, b'{"unknown": ' + b'{"a":' * 100_000]
 

@@ -13,8 +13,8 @@ from hawkvision.core.types import Quality, Score
 from hawkvision.imaging.preprocessing import probe
 from tests.edge.bench import SPEC, SURE, GatedBackend, bench
 from tests.hawkvision.inference.test_adaptive_parallelism import Working
+from tests.hawkvision.tasks.classes import TEN
 from tests.images import encoded
-from tests.kinds import TEN
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from hawkvision.inference.backends.interface import Outputs
 from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.tasks.class_scores import average, log_probabilities, softmax, tempered
 from tests.edge.bench import SPEC, GatedBackend
+from tests.hawkvision.tasks.classes import TEN, classes_in
 from tests.images import encoded
-from tests.kinds import TEN, classes_in
 
 LEAD = 4.0
 DARK, BRIGHT = (cv2.imencode(".png", np.full((24, 24, 3), level, np.uint8))[1].tobytes() for level in (40, 220))

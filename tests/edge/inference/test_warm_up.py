@@ -13,7 +13,7 @@ from hawkvision.core.types import LOGITS, Pixels, Score, Tensors
 from hawkvision.imaging.preprocessing import decode, probe
 from hawkvision.inference.backends.interface import Outputs
 from tests.edge.bench import SPEC
-from tests.kinds import TEN
+from tests.hawkvision.tasks.classes import TEN
 
 
 class Counting:

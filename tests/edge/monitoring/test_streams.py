@@ -21,7 +21,7 @@ from hawkvision.cascade.drift.monitor import Claim, Claims
 from hawkvision.cascade.route import Controls
 from hawkvision.core.metrics import EdgeMetrics
 from tests.hawkvision.cascade.drift.test_online import USUAL
-from tests.kinds import predicted
+from tests.hawkvision.tasks.classes import predicted
 from tests.waiting import until
 
 LIMIT = 50

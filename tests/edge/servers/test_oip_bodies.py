@@ -175,7 +175,7 @@ def _with(*images: bytes, cut: int | None = None, length: str | None = None, **c
         (_with(length="²"), "Inference-Header-Content-Length"),
         (_with(outputs=[{"name": "logits"}]), r"outputs\[0\].name"),
         (_with(outputs=[{"name": "label"}] * 2), r"outputs\[1\].name"),
-        (_with(outputs=[{"name": "label"}] * 4), "outputs: expected each"),
+        (_with(outputs=[{"name": "label"}] * 5), "outputs: expected each"),
         (_with(outputs=[{"name": "label", "parameters": {"binary_data": 1}}]), r"outputs\[0\].parameters.binary_data"),
         (
             _with(outputs=[{"name": "label", "parameters": {"classification": 3}}]),

@@ -22,7 +22,7 @@ import pytest
 
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.models.manifest import Manifest, parse_manifest
-from tests.kinds import write_labels
+from tests.hawkvision.tasks.classes import write_labels
 
 ROOT = Path(__file__).parents[3]
 KEY = "a-key-for-all-tests"

@@ -14,7 +14,7 @@ from hawkvision.core.errors import NotReady
 from hawkvision.models.manifest import artifact_path
 from tests.bench.cluster.local.nodes import HEAD, RayNodes, ray_nodes
 from tests.bench.cluster.local.sleep_backend import with_sleep
-from tests.kinds import write_labels
+from tests.hawkvision.tasks.classes import write_labels
 
 PORT: Final = 8000
 STAGE: Final = "stage"

@@ -9,7 +9,7 @@ from edge.inference.edge_stage import LoadedModel as Loaded
 from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import Score
 from tests.edge.bench import SPEC, SURE, GatedBackend
-from tests.kinds import TEN
+from tests.hawkvision.tasks.classes import TEN
 
 SIZES = {"small": 5, "mid": 6, "big": 8}
 

@@ -24,7 +24,7 @@ from hawkvision.core.types import Tier
 from hawkvision.system.child_server import running
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, free_port, image, marked_processes
 from tests.hawkvision.datacenter.servers.test_service import ask
-from tests.kinds import read_reply
+from tests.hawkvision.tasks.classes import read_reply
 
 
 @dataclass(frozen=True)

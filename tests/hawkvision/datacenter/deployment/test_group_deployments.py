@@ -12,7 +12,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import group_apps
 from hawkvision.datacenter.stages.catalog import Catalog, catalog_of
 from hawkvision.models.manifest import Manifest
-from tests.kinds import classes_of
+from tests.hawkvision.tasks.classes import classes_of
 
 
 def deployment(config: DatacenterConfig, catalog: Catalog) -> Any:

@@ -30,7 +30,7 @@ from hawkvision.datacenter.stages.ensemble import EvaluationRequest, evaluation_
 from hawkvision.models.manifest import Manifest, artifact_path
 from tests.hawkvision.datacenter.conftest import image
 from tests.hawkvision.inference.graphs import tiny_classifier
-from tests.kinds import classes_of
+from tests.hawkvision.tasks.classes import classes_of
 
 SMALL = evaluation_requests(ServedStage("small", ("small",)))
 

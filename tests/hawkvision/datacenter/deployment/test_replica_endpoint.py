@@ -23,7 +23,7 @@ from hawkvision.datacenter.stages.catalog import ServedStage, catalog_of
 from hawkvision.datacenter.stages.ensemble import evaluation_requests
 from hawkvision.models.manifest import Manifest
 from tests.hawkvision.datacenter.conftest import image
-from tests.kinds import classes_of
+from tests.hawkvision.tasks.classes import classes_of
 
 ALL = evaluation_requests(ServedStage("committee", ("small", "medium"), mirrored=True))
 

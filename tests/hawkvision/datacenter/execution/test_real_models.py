@@ -27,8 +27,8 @@ from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks import class_scores
 from hawkvision.tasks.class_scores import Floats, decided, score
 from tests.hawkvision.datacenter.conftest import ROOT, Running, ready_url, stop
+from tests.hawkvision.tasks.classes import read_reply, top_k
 from tests.images import encoded
-from tests.kinds import read_reply, top_k
 
 pytestmark = pytest.mark.slow
 IMAGES = [encoded(height=200, width=240, seed=seed) for seed in range(12)]

@@ -32,8 +32,8 @@ from hawkvision.models.manifest import Manifest, artifact_path
 from hawkvision.tasks.class_scores import Probabilities, average
 from tests.hawkvision.datacenter.conftest import image
 from tests.hawkvision.inference.graphs import tiny_classifier
+from tests.hawkvision.tasks.classes import classes_of
 from tests.images import flat_png
-from tests.kinds import classes_of
 
 SMALL = ServedStage("small", ("small",))
 ENSEMBLE = ServedStage("committee", ("small", "medium"), mirrored=True)

@@ -15,7 +15,7 @@ from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.execution.threads import replica_cpus, replica_threads
 from hawkvision.datacenter.stages.catalog import Group, catalog_of
 from hawkvision.models.manifest import Manifest
-from tests.kinds import classes_of
+from tests.hawkvision.tasks.classes import classes_of
 
 
 def group(manifest: Manifest, variants: int) -> Group:

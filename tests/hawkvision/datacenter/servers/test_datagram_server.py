@@ -38,8 +38,8 @@ from hawkvision.transport.settings import DatagramSettings
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.datacenter.conftest import image
+from tests.hawkvision.tasks.classes import read_reply, top_k
 from tests.hawkvision.transport.protocol.test_identity import files
-from tests.kinds import read_reply, top_k
 from tests.waiting import until
 
 TRACE = start_trace()

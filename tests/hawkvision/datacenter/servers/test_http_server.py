@@ -22,7 +22,7 @@ from hawkvision.core.escalation_api import (
 from hawkvision.core.trace_context import TraceContext, start_trace
 from hawkvision.core.types import Score
 from hawkvision.transport.protocol.frames import MAX_META
-from tests.kinds import predicted, read_reply, write_reply
+from tests.hawkvision.tasks.classes import predicted, read_reply, write_reply
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)
 INTERMEDIATE = {

@@ -29,7 +29,7 @@ from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.status import Status
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, image, marked_processes
-from tests.kinds import read_reply, top_k
+from tests.hawkvision.tasks.classes import read_reply, top_k
 
 pytestmark = pytest.mark.slow
 INTERMEDIATE = {"variant": "medium", "accept_score": "1", "score": "top1", "otherwise": "committee"}

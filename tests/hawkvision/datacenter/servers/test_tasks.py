@@ -27,7 +27,7 @@ from hawkvision.models.manifest import Manifest, artifact_path, parse_manifest
 from hawkvision.servers.keys import Keys
 from hawkvision.system.files import sha256_of
 from tests.hawkvision.datacenter.conftest import MANIFEST
-from tests.kinds import classes_of, write_labels
+from tests.hawkvision.tasks.classes import classes_of, write_labels
 from tests.waiting import until
 
 

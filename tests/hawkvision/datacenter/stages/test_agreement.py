@@ -29,7 +29,7 @@ from hawkvision.datacenter.stages.catalog import Group, ServedStage, catalog_of
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, StageResult, VariantAnswer
 from hawkvision.models.manifest import Manifest, artifact_path
 from tests.hawkvision.inference.graphs import tiny_classifier
-from tests.kinds import classes, classes_of
+from tests.hawkvision.tasks.classes import classes, classes_of
 
 STAGES = (
     ServedStage("small", ("small",)),

@@ -19,7 +19,7 @@ from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_s
 from hawkvision.datacenter.stages.catalog import ServedStage
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, StageResult, VariantAnswer
 from hawkvision.tasks.kind import Output
-from tests.kinds import classes
+from tests.hawkvision.tasks.classes import classes
 
 INTERMEDIATE = ServedStage("c", ("c",))
 TWO = ServedStage("two", ("b", "c"))

@@ -8,7 +8,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.stages.catalog import Catalog, catalog_of
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.models.manifest import Ensemble, Manifest
-from tests.kinds import classes_of
+from tests.hawkvision.tasks.classes import classes_of
 
 
 def test_members_are_loaded_once_however_many_stages_use_them(manifest: Manifest) -> None:

@@ -19,7 +19,7 @@ from hawkvision.datacenter.stages.ensemble import (
     usable_views,
 )
 from hawkvision.tasks.kind import Output
-from tests.kinds import classes
+from tests.hawkvision.tasks.classes import classes
 
 KIND = classes(3)
 PAIR = ServedStage("pair", ("a", "b"), mirrored=True)

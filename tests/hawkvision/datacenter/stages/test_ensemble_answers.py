@@ -25,7 +25,7 @@ from hawkvision.datacenter.servers.http_server import HttpServer, ServerLimits
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, VariantAnswer
 from hawkvision.servers.keys import Keys
-from tests.kinds import classes, predicted, read_reply, top_k
+from tests.hawkvision.tasks.classes import classes, predicted, read_reply, top_k
 from tests.waiting import until
 
 ROWS = arrays(np.float32, (3, 6), elements=st.floats(0.0078125, 1.0, width=32))

@@ -30,8 +30,8 @@ from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_ma
 from hawkvision.tasks.class_scores import Floats, Probabilities, average, score, softmax
 from tests.hawkvision.datacenter.conftest import Running, start, stop
 from tests.hawkvision.inference.graphs import tiny_classifier
+from tests.hawkvision.tasks.classes import read_reply, top_k, write_labels
 from tests.images import encoded
-from tests.kinds import read_reply, top_k, write_labels
 
 pytestmark = pytest.mark.slow
 EXECUTION = "onnxruntime:CPUExecutionProvider"

@@ -21,8 +21,8 @@ from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import UnlabelledImages
 from hawkvision.models.manifest import Ensemble, Manifest, load_manifest, models_dir
 from hawkvision.tasks.class_scores import softmax
+from tests.hawkvision.tasks.classes import TEN, classes_in
 from tests.images import encoded
-from tests.kinds import TEN, classes_in
 
 CAMERA = [encoded(height=240, width=320, seed=seed) for seed in range(6)]
 SMALL = [encoded(height=32, width=32, seed=seed) for seed in range(6)]
