@@ -185,7 +185,7 @@ async def bench(
         )  # fmt: skip
     file = StateFile(state_file, ROWS_PER_STREAM * max_streams, DEFAULT_STREAM) if state_file else None
     versions = CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA})
-    certification = Certification(profile, policy, versions, None, stage.temperature, Score(policy.pair.score))
+    certification = Certification(profile, policy, versions, None, stage.temperature, policy.pair.score)
     streams = Streams(task, max_streams, audit_share, metrics, file, policy.profiles)
     components = NodeComponents(stage, certification, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline)
     executor = EdgeExecutor(task, "small", pool, admission, clock, metrics, max_pixels)
