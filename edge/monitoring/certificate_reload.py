@@ -27,7 +27,6 @@ from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import HawkVisionError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.types import Score
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
 from hawkvision.system.files import sha256_of
 
@@ -53,7 +52,7 @@ class Certification:
     source: Source | None
     temperature: float
     """Of the edge stage, from `profile`."""
-    score: Score
+    score: str
     """The score of the edge stage that thresholds are compared with."""
     content: str = ""
     """A digest of the files."""
@@ -105,7 +104,7 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
         CertifiedVersions(stages, passed(checks, profile, policy.pair, site, first)),
         source,
         profile.stage(name).temperature,
-        Score(policy.pair.score),
+        policy.pair.score,
         content,
     )
 

@@ -17,7 +17,7 @@ from edge.serving.monitoring_evidence import score_of, update_controllers
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest, IntermediateOffer
-from hawkvision.core.types import OnMiss, Reason, Score
+from hawkvision.core.types import OnMiss, Reason
 from hawkvision.servers.bodies import CallerGone
 
 log = logging.getLogger("hawkvision.edge")
@@ -149,7 +149,7 @@ def _intermediate(
     bar = max(0.0, route.threshold if controller is None else controller.control.threshold)
     if controllers.suspended:
         bar = math.inf
-    return IntermediateOffer(Score(route.score), bar, context.best)
+    return IntermediateOffer(route.score, bar, context.best)
 
 
 def _count_failure(context: ServingContext, error: EscalationFailed, level: int) -> None:
