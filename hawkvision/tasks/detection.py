@@ -8,7 +8,7 @@ does not bound an accuracy drop, because F1 does not obey the triangle inequalit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction
 from hawkvision.tasks.box_kind import BoxKind
 from hawkvision.tasks.boxes import confidence
+from hawkvision.tasks.boxes.average_precision import detection_quality
 from hawkvision.tasks.boxes.rows import CLASS, MOST, SCORE, matches, rounded_corners
 from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
 
@@ -42,6 +43,12 @@ class Detection(Prediction, frozen=True):
     """At most `MOST`."""
     confidence: float
     """The expected F1 of the objects, by the calibrated probabilities of all boxes."""
+
+    @classmethod
+    def example(cls) -> Self:
+        """See `Prediction.example`."""
+        person = DetectedObject("person", 0, 0.93, (0.104, 0.211, 0.402, 0.968))
+        return cls((person, DetectedObject("dog", 16, 0.71, (0.55, 0.61, 0.83, 0.95))), 0.84)
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -136,6 +143,17 @@ class DetectionKind(BoxKind[Detection]):
         """The objects without labels."""
         objects = [{"index": o.index, "confidence": o.confidence, "box": o.box} for o in prediction.objects]
         return {"objects": objects, "confidence": prediction.confidence}
+
+    def measures(self, outputs: Sequence[Output], truths: Sequence[Truth]) -> dict[str, float]:
+        """COCO's average precision over the images, and precision, recall and F1 of all boxes from the threshold on."""
+        found = detection_quality(outputs, truths, self._options.threshold)
+        return {
+            "mAP": found.ap,
+            "AP50": found.ap50,
+            "precision": found.precision,
+            "recall": found.recall,
+            "F1": found.f1,
+        }
 
     def decode_reply(self, reply: bytes) -> Detection:
         """See `TaskKind.decode_reply`."""

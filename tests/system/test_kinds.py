@@ -160,7 +160,7 @@ async def opened(root: Path, task: str, url: str, audit_share: float = 0.0) -> A
 
 
 async def ask(node: EdgeNode, body: bytes, target: Target) -> Answer:
-    return await node.classify(body, ClassifyRequest(target=target), node.clock.now(), start_trace())
+    return await node.infer(body, ClassifyRequest(target=target), node.clock.now(), start_trace())
 
 
 class Expected:
