@@ -102,7 +102,7 @@ def _schemas() -> dict[str, Any]:
 
 def _targets() -> dict[str, Any]:
     accuracy = {"value": _FRACTION, "n": {"type": "integer"}, "low": _FRACTION, "high": _FRACTION}
-    stage = _object({"variant": {"type": "string"}, "accuracy": _object(accuracy, ("max_disagreement",))})
+    stage = _object({"variant": {"type": "string"}, "accuracy": _object(accuracy)})
     text, flag = {"type": "string"}, {"type": "boolean"}
     target = {
         "target": {"type": "object", "description": "The fields that ask for it."},
