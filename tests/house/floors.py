@@ -42,6 +42,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.datacenter.launch",),
     ("hawkvision.datacenter",),
     ("hawkvision.datacenter.manifests",),
+    ("hawkvision.model_zoo.tfjs",),
     ("hawkvision.model_zoo.building",),
     ("hawkvision.model_zoo.calibration",),
     ("hawkvision.model_zoo.training", "hawkvision.model_zoo.reports"),
