@@ -16,6 +16,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hawkvision.tasks.boxes import overlaps as overlaps
+
 Floats: TypeAlias = NDArray[np.float64]
 
 OVERLAPS: Final = tuple((50 + 5 * step) / 100 for step in range(10))
@@ -39,16 +41,6 @@ class DetectionQuality:
     """Share of the truths that those boxes found."""
     f1: float
     """The harmonic mean of both."""
-
-
-def overlaps(boxes: NDArray[np.floating], others: NDArray[np.floating]) -> Floats:
-    """Intersection over union (n, m) of boxes (n, 4) and (m, 4) given as x1, y1, x2, y2, in any unit."""
-    a, b = boxes.astype(np.float64)[:, np.newaxis], others.astype(np.float64)[np.newaxis]
-    sides = np.clip(np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2]), 0.0, None)
-    common = sides[..., 0] * sides[..., 1]
-    union = _area(a) + _area(b) - common
-    found: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0.0)
-    return found
 
 
 def detection_quality(
@@ -115,8 +107,3 @@ def _average_precision(scores: Floats, right: NDArray[np.bool_], truths: int) ->
     precision = np.maximum.accumulate((hits / np.arange(1, len(hits) + 1))[::-1])[::-1]
     place = np.searchsorted(hits / truths, RECALLS, side="left")
     return float(np.append(precision, 0.0)[place].mean())
-
-
-def _area(boxes: Floats) -> Floats:
-    area: Floats = np.clip(boxes[..., 2] - boxes[..., 0], 0.0, None) * np.clip(boxes[..., 3] - boxes[..., 1], 0.0, None)
-    return area
