@@ -104,23 +104,24 @@ def _ssd_boxes(builder: GraphBuilder, encodings: str, anchors: F32, scales: tupl
 def centernet(graph: TfjsGraph, spec: InputSpec, where: str) -> onnx.ModelProto:
     """CenterNet with a MobileNetV3 body.
 
-    Gives `detections` (n, 100, 6): left, top, right, bottom in pixels of the input, score, class; best first.
+    Gives `boxes` (n, 100, 4): left, top, right, bottom in pixels of the input, `scores` (n, 100) and `labels` (n, 100),
+    best first.
     """
     builder = GraphBuilder("centernet")
     heads = ["tower_0/keypoints", "tower_0/wh"]
     heat, sizes = _converted(graph, builder, "tower_0/images", heads, spec, where)
     _, _, width, classes = heat.shape
-    k = builder.constant("peaks.count", np.array([_CENTERNET_PEAKS], np.int64))
-    builder.many("TopK", [_peaks(builder, heat), k], ["peaks.scores", "peaks.index"], axis=1)
+    count = builder.constant("peaks.count", np.array([_CENTERNET_PEAKS], np.int64))
+    builder.many("TopK", [_peaks(builder, heat), count], ["scores", "peaks.index"], axis=1)
     classes_, width_ = (builder.constant(f"number.{n}", np.array(n, np.int64)) for n in (classes, width))
     place = builder.node("Div", ["peaks.index", classes_], "peaks.place")
     label = builder.node("Mod", ["peaks.index", classes_], "peaks.class")
     row = builder.node("Div", [place, width_], "peaks.row")
     column = builder.node("Mod", [place, width_], "peaks.column")
     _centernet_boxes(builder, sizes, place, (column, row))
-    columns = [_column(builder, "peaks.scores"), _column(builder, _float(builder, label))]
-    builder.node("Concat", ["peaks.boxes", *columns], "detections", axis=-1)
-    return builder.model_of(spec.height, spec.width, {"detections": (_CENTERNET_PEAKS, 6)})
+    builder.node("Cast", [label], "labels", to=TensorProto.FLOAT)
+    k = _CENTERNET_PEAKS
+    return builder.model_of(spec.height, spec.width, {"boxes": (k, 4), "scores": (k,), "labels": (k,)})
 
 
 def _peaks(builder: GraphBuilder, heat: Tensor) -> str:
@@ -137,7 +138,7 @@ def _peaks(builder: GraphBuilder, heat: Tensor) -> str:
 
 
 def _centernet_boxes(builder: GraphBuilder, sizes: Tensor, place: str, at: tuple[str, str]) -> None:
-    """`peaks.boxes` (n, 100, 4) from distances (n, height, width, 4) of a position to its box's four sides."""
+    """`boxes` (n, 100, 4) from distances (n, height, width, 4) of a position to its box's four sides."""
     _, height, width, _ = sizes.shape
     flat = builder.constant("sizes.flat", np.array([0, height * width, 4], np.int64))
     distances = builder.node("Reshape", [sizes.name, flat], "sizes.all")
@@ -149,7 +150,7 @@ def _centernet_boxes(builder: GraphBuilder, sizes: Tensor, place: str, at: tuple
     x, y = (_column(builder, _float(builder, each)) for each in at)
     points = builder.node("Concat", [x, y, x, y], "sizes.points", axis=-1)
     stride = builder.constant("sizes.stride", np.array(_CENTERNET_STRIDE, np.float32))
-    builder.node("Add", [builder.node("Mul", [points, stride], "sizes.pixels"), signed], "peaks.boxes")
+    builder.node("Add", [builder.node("Mul", [points, stride], "sizes.pixels"), signed], "boxes")
 
 
 def _float(builder: GraphBuilder, name: str) -> str:
