@@ -16,6 +16,7 @@ For those who write backends and kinds; the only module of the library that impo
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
@@ -180,6 +181,7 @@ class BackendConformance:
             backend.infer(batch)
 
 
+_ELEMENTS = {"BYTES": str, "INT64": int, "FP32": (int, float)}
 _drawn = settings(suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow], deadline=None)
 """Several subclasses run the same test."""
 
@@ -232,6 +234,21 @@ class TaskKindConformance:
         kind = self.make_kind()
         with pytest.raises(ManifestError, match="no_such_option"):
             type(kind)(kind.labels, {**kind.options, "no_such_option": 1})
+
+    @_drawn
+    @given(st.data(), st.integers(1, 3))
+    def test_tensors_are_those_that_it_declares(self, data: st.DataObject, n: int) -> None:
+        """By name, of the stated type and shape, the same prediction giving the same numbers wherever it stands."""
+        kind, predictions = self.make_kind(), [data.draw(self.predictions()) for _ in range(n)]
+        found = kind.tensors(predictions)
+        assert found.keys() == kind.wire_tensors.keys()
+        for name, (datatype, shape, _) in kind.wire_tensors.items():
+            tensor = found[name]
+            assert tensor.shape[0] == n
+            assert len(tensor.shape) == len(shape)
+            assert all(want in (-1, is_) for want, is_ in zip(shape, tensor.shape, strict=True))
+            assert len(tensor.values) == math.prod(tensor.shape)
+            assert all(isinstance(each, _ELEMENTS[datatype]) for each in tensor.values)
 
     # ---------------------------------------------------------------------------------------------------- outputs
 

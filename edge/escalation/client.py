@@ -31,7 +31,7 @@ from edge.inference.admission import Admission
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest, StageList
-from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.metrics import LinkMetrics
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.image_header import ImageHeader
@@ -61,7 +61,7 @@ class DatacenterClient:
         transport: Wanted = "tcp",
         min_on_time_probability: float = MIN_ON_TIME_PROBABILITY,
         reducer: Reducer | None = None,
-        metrics: EdgeMetrics | None = None,
+        metrics: LinkMetrics | None = None,
         admission: Admission | None = None,
         tls: ssl.SSLContext | None = None,
         congestion: CongestionFactory = LossTolerant,
@@ -107,10 +107,10 @@ class DatacenterClient:
         self._closed = False
         self._metrics = metrics
         if metrics is not None:
-            metrics.datacenter_up.set_function(lambda: float(self.up))
-            metrics.datacenter_doubted.set_function(lambda: float(self.up and self.state is not BreakerState.CLOSED))
+            metrics.up.set_function(lambda: float(self.up))
+            metrics.doubted.set_function(lambda: float(self.up and self.state is not BreakerState.CLOSED))
             for state in BreakerState:
-                metrics.circuit_breaker.labels(state.value).set_function(partial(self._is, state))
+                metrics.circuit_breaker(state.value).set_function(partial(self._is, state))
 
     # ------------------------------------------------------------------------------------- state of the link
 
@@ -274,7 +274,7 @@ class DatacenterClient:
             raise EscalationFailed(f"{self._pending} escalations are already on their way")
         self._pending += 1
         if self._metrics is not None:
-            self._metrics.uplink_bytes.inc(len(pending.body))
+            self._metrics.sent_bytes.inc(len(pending.body))
         return self._reply(self._selector.carrier, pending)
 
     async def _reply(self, carrier: EscalationTransport, pending: PendingRequest) -> Escalated:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import BackendError, ManifestError
 from hawkvision.core.types import LOGITS, LabelledClass
 from hawkvision.tasks.class_scores import Score, average, decided, score, softmax, top_classes
-from hawkvision.tasks.kind import Output, Prediction, TaskKind, Tensors, Weights
+from hawkvision.tasks.kind import Output, Prediction, TaskKind, Tensors, TensorSpec, Weights, WireTensor
 
 
 class _ClassScore(msgspec.Struct, frozen=True):
@@ -46,6 +46,11 @@ class ClassificationKind(TaskKind[Classification]):
     prediction = Classification
     scores: tuple[str, ...] = tuple(each.value for each in Score)
     agreement_bounds_drop: ClassVar[bool] = True
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
+        "label": TensorSpec("BYTES", (-1,)),
+        "index": TensorSpec("INT64", (-1,)),
+        "confidence": TensorSpec("FP32", (-1,), ranked=True),
+    }
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """See `TaskKind`; there are no options."""
@@ -122,6 +127,20 @@ class ClassificationKind(TaskKind[Classification]):
         if not top_k or not all(0 <= each.index < len(self.labels) for each in top_k):
             raise ValueError(f"top_k: expected at least one class, with an index from 0 to {len(self.labels) - 1}")
         return self.from_classes((each.index, each.confidence) for each in top_k)
+
+    def tensors(self, predictions: Sequence[Classification], ranked: int | None = None) -> Mapping[str, WireTensor]:
+        """See `TaskKind.tensors`; fewer classes are ranked where a prediction lists fewer."""
+        n = len(predictions)
+        confidence = WireTensor((n,), [each.confidence for each in predictions])
+        if ranked is not None:
+            k = min(ranked, *(len(each.top_k) for each in predictions))
+            rows = [found for each in predictions for found in each.top_k[:k]]
+            confidence = WireTensor((n, k), [f"{found.confidence:.6f}:{found.index}:{found.label}" for found in rows])
+        return {
+            "label": WireTensor((n,), [each.label for each in predictions]),
+            "index": WireTensor((n,), [each.index for each in predictions]),
+            "confidence": confidence,
+        }
 
     def losses(self, outputs: Sequence[Output], truths: Iterable[Any]) -> NDArray[np.float64]:
         """See `TaskKind.losses`; for many images at once."""

@@ -30,7 +30,7 @@ from hawkvision.tasks.boxes import (
     unmirrored,
 )
 from hawkvision.tasks.fusion import fuse, weight_matrix
-from hawkvision.tasks.kind import Output, TaskKind, Tensors, ToImage, Truth, Weights
+from hawkvision.tasks.kind import Output, TaskKind, Tensors, TensorSpec, ToImage, Truth, Weights, WireTensor
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
@@ -65,6 +65,10 @@ class CountingKind(TaskKind[Counts]):
     prediction = Counts
     scores: tuple[str, ...] = ("agreement", "spread")
     agreement_bounds_drop: ClassVar[bool] = True
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
+        "counts": TensorSpec("INT64", (-1, -1, -1)),
+        "confidence": TensorSpec("FP32", (-1,)),
+    }
     located: ClassVar[bool] = True
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -184,6 +188,15 @@ class CountingKind(TaskKind[Counts]):
         if {region: groups.keys() for region, groups in read.counts.items()} != expected:
             raise ValueError(f"counts: expected {list(self._members)} in each of {list(self._regions)}")
         return read
+
+    def tensors(self, predictions: Sequence[Counts], ranked: int | None = None) -> Mapping[str, WireTensor]:  # noqa: ARG002
+        """See `TaskKind.tensors`: of each image, the counts of each region and group, in the manifest's order."""
+        n, places = len(predictions), [(region, group) for region in self._regions for group in self._members]
+        counts = [each.counts[region][group] for each in predictions for region, group in places]
+        return {
+            "counts": WireTensor((n, len(self._regions), len(self._members)), counts),
+            "confidence": WireTensor((n,), [each.confidence for each in predictions]),
+        }
 
 
 def number_distribution(probabilities: NDArray[Any]) -> NDArray[np.float64]:

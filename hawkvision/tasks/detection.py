@@ -8,7 +8,7 @@ not bound an accuracy drop, because F1 does not obey the triangle inequality.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from hawkvision.tasks.boxes import (
     unmirrored,
 )
 from hawkvision.tasks.fusion import fuse, weight_matrix
-from hawkvision.tasks.kind import Output, TaskKind, Tensors, ToImage, Truth, Weights
+from hawkvision.tasks.kind import Output, TaskKind, Tensors, TensorSpec, ToImage, Truth, Weights, WireTensor
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 
@@ -86,6 +86,14 @@ class DetectionKind(TaskKind[Detection]):
     prediction = Detection
     scores: tuple[str, ...] = tuple(box_confidence.SCORES)
     agreement_bounds_drop: ClassVar[bool] = False
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
+        "boxes": TensorSpec("FP32", (-1, -1, 4)),
+        "scores": TensorSpec("FP32", (-1, -1)),
+        "classes": TensorSpec("INT64", (-1, -1)),
+        "labels": TensorSpec("BYTES", (-1, -1)),
+        "counts": TensorSpec("INT64", (-1,)),
+        "confidence": TensorSpec("FP32", (-1,)),
+    }
     located: ClassVar[bool] = True
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -165,6 +173,22 @@ class DetectionKind(TaskKind[Detection]):
             raise ValueError(f"objects: expected an index from 0 to {len(self.labels) - 1}")
         objects = (DetectedObject(self.labels[o.index], o.index, o.confidence, o.box) for o in read.objects)
         return Detection(tuple(objects), read.confidence)
+
+    def tensors(self, predictions: Sequence[Detection], ranked: int | None = None) -> Mapping[str, WireTensor]:  # noqa: ARG002
+        """See `TaskKind.tensors`: k objects of each image, and padding behind its `counts` (score 0, class -1)."""
+        n, k = len(predictions), max(len(each.objects) for each in predictions)
+        rows = [(each.objects[at] if at < len(each.objects) else _PADDING) for each in predictions for at in range(k)]
+        return {
+            "boxes": WireTensor((n, k, 4), [corner for found in rows for corner in found.box]),
+            "scores": WireTensor((n, k), [found.confidence for found in rows]),
+            "classes": WireTensor((n, k), [found.index for found in rows]),
+            "labels": WireTensor((n, k), [found.label for found in rows]),
+            "counts": WireTensor((n,), [len(each.objects) for each in predictions]),
+            "confidence": WireTensor((n,), [each.confidence for each in predictions]),
+        }
+
+
+_PADDING: Final = DetectedObject("", -1, 0.0, (0.0, 0.0, 0.0, 0.0))
 
 
 def _arrays(prediction: Detection) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,6 +39,26 @@ ToImage: TypeAlias = Callable[[NDArray[Any]], NDArray[np.float64]]
 It is `hawkvision.imaging.placement.Placement.to_image`. Boxes may reach beyond the image; nothing is clipped.
 """
 
+
+class TensorSpec(NamedTuple):
+    """A tensor of predictions in the Open Inference Protocol."""
+
+    datatype: Literal["BYTES", "INT64", "FP32"]
+    shape: tuple[int, ...]
+    """Of n predictions; -1 for n and for other lengths that vary."""
+    ranked: bool = False
+    """Whether it can list the best k classes in its place (Triton's classification extension)."""
+
+
+class WireTensor(NamedTuple):
+    """A tensor of predictions: its shape, and its elements in C order."""
+
+    shape: tuple[int, ...]
+    values: Sequence[str] | Sequence[int] | Sequence[float]
+
+
+NO_TENSORS: Final[Mapping[str, TensorSpec]] = MappingProxyType({})
+
 PredictionT = TypeVar("PredictionT", bound=Prediction)
 OptionsT = TypeVar("OptionsT", bound=msgspec.Struct)
 
@@ -59,6 +80,8 @@ class TaskKind(ABC, Generic[PredictionT]):
 
     Only then can agreement with the reference stage certify an accuracy drop without labels.
     """
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = NO_TENSORS
+    """The tensors that `tensors` makes, by name; none where predictions are sent as JSON only."""
     located: ClassVar[bool] = False
     """Whether predictions depend on places in the image. Then outputs are placed, and whole images are escalated."""
 
@@ -174,6 +197,15 @@ class TaskKind(ABC, Generic[PredictionT]):
             msgspec.ValidationError, ValueError: naming the field that is missing or malformed.
         """
         return msgspec.json.decode(reply, type=self.prediction)
+
+    def tensors(self, predictions: Sequence[PredictionT], ranked: int | None = None) -> Mapping[str, WireTensor]:  # noqa: ARG002
+        """The tensors of predictions for the Open Inference Protocol, named as in `wire_tensors`.
+
+        Args:
+            predictions: of one request, at least one.
+            ranked: of each prediction, list so many classes as `confidence:index:label` in the tensor that is `ranked`.
+        """
+        return {}
 
     # ----------------------------------------------------------------------------------------------- many at a time
 

@@ -48,7 +48,8 @@ def peer() -> Iterator[Peer]:
 async def linked(
     peer: Peer, transport: Literal["tcp", "datagram", "auto"] = "datagram", metrics: EdgeMetrics | None = None
 ) -> AsyncIterator[DatacenterClient]:
-    datacenter = DatacenterClient(peer.url, None, 4, 10, MonotonicClock(), transport=transport, metrics=metrics)
+    link = None if metrics is None else metrics.link("digits")
+    datacenter = DatacenterClient(peer.url, None, 4, 10, MonotonicClock(), transport=transport, metrics=link)
     try:
         if transport == "datagram" and peer.offer is not None:
             await until(lambda: datacenter.transport is Transport.DATAGRAM)
@@ -227,7 +228,7 @@ def test_images_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> No
     metrics = EdgeMetrics()
 
     def sample(name: str, **labels: str) -> float:
-        return metrics.registry.get_sample_value(f"hawkvision_{name}", labels) or 0.0
+        return metrics.registry.get_sample_value(f"hawkvision_{name}", {"task": "digits", **labels}) or 0.0
 
     async def scenario() -> None:
         assert peer.offer is not None
