@@ -122,6 +122,8 @@ class Manifest(ManifestStruct, frozen=True):
     """The kind of task, as installed (`hawkvision.tasks`)."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The options of the kind, which checks them."""
+    view_of: Name | None = None
+    """The task whose variants these are: a view answers another question by the same models."""
 
     def variant(self, name: str) -> Variant:
         """The variant of that name.
@@ -184,11 +186,14 @@ def parse_manifest(text: str, where: str) -> Manifest:
     Raises:
         ManifestError: naming the key, what was expected and what was found.
     """
+    return manifest_of(_document(text, where), where)
+
+
+def _document(text: str, where: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(text)
+        return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ManifestError(f"{where}: {error}") from None
-    return manifest_of(document, where)
 
 
 def manifest_of(document: dict[str, Any], where: str) -> Manifest:
@@ -344,10 +349,27 @@ def load_manifest(task: str, models: Path) -> Manifest:
     if not path.is_file():
         known = sorted(p.parent.name for p in models.glob("*/manifest.toml"))
         raise NotFound(f"no task {task!r} under {models}; known tasks: {', '.join(known) or 'none'}")
-    manifest = parse_manifest(_read(path), where=str(path))
+    document = _document(_read(path), str(path))
+    base = document.get("view_of")
+    if isinstance(base, str):
+        if "variants" in document:
+            raise ManifestError(f"{path}: a view has the variants of {base!r}; expected no variants of its own")
+        document["variants"] = _variants_of(base, models, str(path))
+    manifest = manifest_of(document, str(path))
     if manifest.task != task:
         raise ManifestError(f"{path}: expected task = {task!r}, the name of its folder, got {manifest.task!r}")
     return manifest
+
+
+def _variants_of(base: str, models: Path, where: str) -> Any:
+    """The variants of another task, as in its TOML document."""
+    path = models / base / "manifest.toml"
+    if not path.is_file():
+        raise ManifestError(f"{where}: view_of: there is no task {base!r} beside it")
+    document = _document(_read(path), str(path))
+    if "view_of" in document:
+        raise ManifestError(f"{where}: view_of: expected a task with models, and {base!r} is a view itself")
+    return document.get("variants")
 
 
 def load_labels(manifest: Manifest, models: Path) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -100,6 +100,9 @@ def build(
     models, cache = models_dir(models), cache_dir(cache)
     manifest = load_manifest(task, models)
     variants = _selected(manifest, names)
+    if manifest.view_of is not None:
+        made = build(manifest.view_of, [v.name for v in variants], models, cache, progress, wheels, files)
+        return tuple(_linked(manifest.task, each, cache) for each in made)
     with _reporting(len(variants), progress) as report:
         done = {a.variant: a for v in variants if (a := _existing(manifest, v, cache)) is not None}
         for name in done:
@@ -114,6 +117,20 @@ def build(
             done[variant.name] = Artifact(variant.name, path, len(data), sha256_of(data), kept=False)
             report(variant.name, "built")
     return tuple(done[v.name] for v in variants)
+
+
+def _linked(task: str, artifact: Artifact, cache: Path) -> Artifact:
+    """A file of the task that this one is a view of, under the view's name too, without a second copy."""
+    path = artifact_path(cache, task, artifact.variant)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    try:
+        part.hardlink_to(artifact.path)
+    except OSError:  # a file system without hard links
+        part.write_bytes(artifact.path.read_bytes())
+    part.replace(path)
+    return replace(artifact, path=path)
 
 
 def emit_variant(task: str, variant: Variant, models: Path, weights: bytes) -> bytes:
