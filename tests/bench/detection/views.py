@@ -80,7 +80,7 @@ class Counting:
     def table(self, console: Console) -> None:
         """Print errors and confidences."""
         console.print(
-            "| part | group | mean count | error, edge | error, reference | detectors agree on | error there | elsewhere |"
+            "| part | group | mean count | error, edge | error, reference | detectors agree | error there | elsewhere |"
         )
         console.print("|---" * 8 + "|")
         for part_name in ("val2017", "clean"):
