@@ -43,8 +43,9 @@ from hawkvision.inference.adaptive_parallelism import divides, usable_cores
 from hawkvision.inference.backend_registry import backend_name
 from hawkvision.inference.core_placement import CorePlacement
 from hawkvision.inference.int8.backend import Int8Backend
-from hawkvision.models.manifest import InputSpec, cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.models.manifest import InputSpec, cache_dir, load_manifest, models_dir
 from hawkvision.system.memory import divided, give_back_at_once
+from hawkvision.tasks.registry import load_kind
 from hawkvision.transport.settings import DatagramSettings
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ class NodeComponents:
 
     stage: EdgeStage
     certification: Certification
-    labels: tuple[str, ...]
     best: str
     """The reference stage."""
     useful_side: int
@@ -96,7 +96,8 @@ def load_components(config: EdgeConfig, given_up: Future[None] | None = None) ->
     models, cache = models_dir(config.models_dir), cache_dir(config.cache_dir)
     manifest = load_manifest(config.task, models)
     name = stage_of(config, manifest)
-    loader = StageLoader(config, manifest, cache, given_up)
+    kind = load_kind(manifest, models)
+    loader = StageLoader(config, manifest, kind, cache, given_up)
     baseline = None
     if config.policy != HAWKVISION:
         baseline = find_baseline(config.policy)(config, manifest, cache, name, loader.load_warm)
@@ -110,12 +111,11 @@ def load_components(config: EdgeConfig, given_up: Future[None] | None = None) ->
     stages = [name, manifest.best] if intermediate is None else [name, manifest.best, intermediate.name]
     inputs = [member.input for each in stages for member in manifest.members(each)]
     useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
-    reducer = Reducer(manifest.datacenter_inputs, config.max_pixels)
+    reducer = Reducer(manifest.datacenter_inputs, config.max_pixels, whole=kind.located)
     edge_inputs = None if baseline is None else baseline.inputs
     if edge_inputs is None:
         edge_inputs = tuple(member.input for member in manifest.members(name))
-    labels = load_labels(manifest, models)
-    return NodeComponents(stage, found, labels, manifest.best, useful_side, reducer, edge_inputs, baseline)
+    return NodeComponents(stage, found, manifest.best, useful_side, reducer, edge_inputs, baseline)
 
 
 async def open_node(config: EdgeConfig, components: NodeComponents, shared: Environment) -> EdgeNode:
@@ -188,7 +188,7 @@ def make_context(
     draws = draws or random.Random()  # noqa: S311
     return ServingContext(
         task=config.task,
-        labels=components.labels,
+        kind=components.stage.kind,
         best=best,
         clock=clock,
         metrics=metrics,
@@ -197,7 +197,9 @@ def make_context(
         datacenter_timeout_s=timeout_s,
         served=served,
         guarantees=Guarantees(components.stage, policy, certification.source, best, served, streams),
-        auditor=Auditor(config.task, best, datacenter, metrics, draws, timeout_s, share, served.certified),
+        auditor=Auditor(
+            config.task, components.stage.kind, best, datacenter, metrics, draws, timeout_s, share, served.certified
+        ),
     )
 
 
@@ -221,7 +223,7 @@ def _datacenter_client(
         config.datacenter_url,
         config.datacenter_api_key,
         config.datacenter_connections,
-        len(components.labels),
+        components.stage.kind,
         shared.clock,
         transport=config.datacenter_transport,
         min_on_time_probability=config.min_on_time_probability,

@@ -32,6 +32,7 @@ from hawkvision.core.errors import BackendError, ManifestError
 from hawkvision.core.types import Answer, Pixels, Tensors
 from hawkvision.inference.backends.interface import Backend, joined
 from hawkvision.tasks.kind import Output, TaskKind, Truth
+from hawkvision.tasks.serving.replies import FIELDS
 
 
 def random_images(backend: Backend, n: int, seed: int = 0) -> Pixels:
@@ -181,7 +182,7 @@ class BackendConformance:
             backend.infer(batch)
 
 
-_ELEMENTS = {"BYTES": str, "INT64": int, "FP32": (int, float)}
+_ELEMENTS: Final[dict[str, type | tuple[type, ...]]] = {"BYTES": str, "INT64": int, "FP32": (int, float)}
 _drawn = settings(suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow], deadline=None)
 """Several subclasses run the same test."""
 
@@ -336,15 +337,27 @@ class TaskKindConformance:
     def test_replies_carry_predictions_unchanged(self, data: st.DataObject) -> None:
         """From tier to tier, beside fields that others add."""
         kind, prediction = self.make_kind(), data.draw(self.predictions())
-        reply = msgspec.json.encode({"model": "m", "zzz": [1], **kind.encode_reply(prediction)})
-        assert kind.decode_reply(reply) == prediction
+        fields = kind.encode_reply(prediction)
+        assert not FIELDS & fields.keys()
+        assert kind.decode_reply(msgspec.json.encode({"model": "m", "zzz": [1], **fields})) == prediction
+
+    @_drawn
+    @given(st.data())
+    def test_predictions_that_are_only_compared_disagree_as_whole_ones(self, data: st.DataObject) -> None:
+        """What an intermediate stage found travels beside the answer of the reference stage."""
+        kind, prediction, other = self.make_kind(), data.draw(self.predictions()), data.draw(self.predictions())
+        fields = kind.encode_compared(prediction)
+        assert not FIELDS & fields.keys()
+        read = kind.decode_compared(msgspec.json.encode({**fields, "score": 0.5, "fingerprint": None}))
+        assert kind.disagreement(read, other) == kind.disagreement(prediction, other)
 
     @_drawn
     @given(st.data())
     def test_answers_carry_predictions_as_json(self, data: st.DataObject) -> None:
         """In fields that no answer has already."""
-        fields = self.make_kind().encode(data.draw(self.predictions()))
-        assert json.loads(json.dumps(fields, allow_nan=False))
+        fields = data.draw(self.predictions()).to_json()
+        read = json.loads(json.dumps(fields, allow_nan=False))
+        assert isinstance(msgspec.convert(read, self.make_kind().prediction), self.make_kind().prediction)
         common = set(Answer.__dataclass_fields__) - {"prediction", "top_k"}
         assert not common & fields.keys()
 
@@ -360,7 +373,7 @@ class TaskKindConformance:
         except (msgspec.MsgspecError, ValueError):
             return
         assert kind.disagreement(read, read) == 0.0
-        json.dumps(kind.encode(read), allow_nan=False)
+        json.dumps(read.to_json(), allow_nan=False)
 
     @_drawn
     @given(st.data())

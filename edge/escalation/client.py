@@ -38,6 +38,7 @@ from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.network.circuit_breaker import BreakerState, CircuitBreaker
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
 from hawkvision.network.transport_choice import Transport
+from hawkvision.tasks.kind import TaskKind
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 
@@ -55,7 +56,7 @@ class DatacenterClient:
         url: str,
         api_key: str | None,
         connections: int,
-        classes: int,
+        kind: TaskKind[Any],
         clock: Clock,
         *,
         transport: Wanted = "tcp",
@@ -72,7 +73,7 @@ class DatacenterClient:
             url: the ingress.
             api_key: its key, for both transports.
             connections: HTTP connections at most.
-            classes: every index in a reply must be below this number.
+            kind: of the task, which reads the replies.
             clock: for round trips.
             transport: how images travel, see `TransportSelector`.
             min_on_time_probability: callers wait while a reply on time is at least so likely, see `ResponseTimes`.
@@ -93,9 +94,7 @@ class DatacenterClient:
             if carrier is not None:
                 for times in (carrier.breaker.times, carrier.rest):
                     times.min_on_time_probability = min_on_time_probability
-        self._exchanges = Exchanges(
-            self.url, self._selector, classes, clock, self._report.lost.set, self._probe_with_copy
-        )
+        self._exchanges = Exchanges(self.url, self._selector, kind, clock, self._report.lost.set, self._probe_with_copy)
         self.prepare_image = ImageReducer(reducer, admission).prepare
         """See `ImageReducer.prepare`; called before `infer`."""
         self._clock = clock

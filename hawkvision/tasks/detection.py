@@ -18,19 +18,9 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction
 from hawkvision.tasks import box_confidence
-from hawkvision.tasks.boxes import (
-    CLASS,
-    MOST,
-    SCORE,
-    by_temperature,
-    matches,
-    placed,
-    read_boxes,
-    rounded_corners,
-    unmirrored,
-)
-from hawkvision.tasks.fusion import fuse, weight_matrix
-from hawkvision.tasks.kind import Output, TaskKind, Tensors, TensorSpec, ToImage, Truth, Weights, WireTensor
+from hawkvision.tasks.box_kind import BoxKind
+from hawkvision.tasks.boxes import CLASS, MOST, SCORE, matches, rounded_corners
+from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 
@@ -79,7 +69,7 @@ class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fitted coefficients of `box_confidence.STATISTICS`; they add the score `regression`."""
 
 
-class DetectionKind(TaskKind[Detection]):
+class DetectionKind(BoxKind[Detection]):
     """See the module."""
 
     name: ClassVar[str] = "detection"
@@ -94,7 +84,6 @@ class DetectionKind(TaskKind[Detection]):
         "counts": TensorSpec("INT64", (-1,)),
         "confidence": TensorSpec("FP32", (-1,)),
     }
-    located: ClassVar[bool] = True
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """See `TaskKind`; the options are those of `_Options`."""
@@ -107,24 +96,6 @@ class DetectionKind(TaskKind[Detection]):
                 known = ", ".join(box_confidence.STATISTICS)
                 raise ManifestError(f"options of kind 'detection': regression of {unknown[0]!r}; expected {known}")
             self.scores = (*self.scores, box_confidence.REGRESSION)
-
-    def outputs(self, tensors: Tensors, temperature: float) -> list[Output]:
-        """Boxes (k, 6) from the tensors `boxes`, `scores` and `classes`."""
-        return read_boxes(tensors, temperature, len(self.labels))
-
-    def combine(self, members: Sequence[Output], weights: Weights, temperature: float) -> Output:
-        """Weighted boxes fusion; the boxes of a single member stay."""
-        if len(members) == 1:
-            return by_temperature(members[0], temperature)
-        return by_temperature(fuse(members, weight_matrix(weights, len(members), len(self.labels))), temperature)
-
-    def unmirror(self, output: Output) -> Output:
-        """See `TaskKind.unmirror`."""
-        return unmirrored(output)
-
-    def place(self, output: Output, to_image: ToImage) -> Output:
-        """See `TaskKind.place`; boxes are cut off at the image's borders."""
-        return placed(output, to_image)
 
     def score(self, output: Output, kind: str) -> float:
         """One of `box_confidence.SCORES`, or the regression's."""

@@ -15,14 +15,16 @@ def names(group: str) -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in entry_points(group=group)}))
 
 
-def load(group: str, name: str, base: type[ClassT]) -> type[ClassT]:
-    """The class of that name. Others are not loaded, so that one that is broken does not disturb them.
+def load(group: str, name: str, base: type[ClassT], word: str) -> type[ClassT]:
+    """The class of that name, which errors call by `word`.
+
+    Others are not loaded, so that one that is broken does not disturb them.
 
     Raises:
         ManifestError: if it is not installed, installed twice, cannot be loaded or is no subclass of `base`.
     """
     found = {entry.value: entry for entry in entry_points(group=group, name=name)}
-    what = f"{base.__name__} {name!r} of {group}"
+    what = f"{word} {name!r}"
     if not found:
         raise ManifestError(f"{what} is not installed; there are {', '.join(names(group)) or 'none'}")
     if len(found) > 1:
@@ -31,7 +33,7 @@ def load(group: str, name: str, base: type[ClassT]) -> type[ClassT]:
     try:
         loaded = entry.load()
     except Exception as error:
-        raise ManifestError(f"{what}: {type(error).__name__}: {error}") from error
+        raise ManifestError(f"{what}: entry point of {group}: {type(error).__name__}: {error}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, base)):
-        raise ManifestError(f"{what}: {entry.value} is no {base.__name__}")
+        raise ManifestError(f"{what}: entry point of {group}: {entry.value} is no {base.__name__}")
     return loaded

@@ -28,7 +28,7 @@ def kind_class(name: str) -> type[TaskKind[Any]]:
     Raises:
         ManifestError: if it is not installed, installed twice, cannot be loaded or is no kind of that name.
     """
-    loaded: type[TaskKind[Any]] = plugins.load(GROUP, name, TaskKind)  # type: ignore[type-abstract]
+    loaded: type[TaskKind[Any]] = plugins.load(GROUP, name, TaskKind, "kind")  # type: ignore[type-abstract]
     if loaded.name != name:
         raise ManifestError(f"entry point {name!r} of {GROUP}: the kind calls itself {loaded.name!r}")
     return loaded

@@ -43,6 +43,7 @@ from hawkvision.network.response_time import ResponseTimes
 from hawkvision.system.memory import divided
 from tests.edge.peer import Peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile, make_received_profile
+from tests.hawkvision.tasks.classes import TEN
 from tests.images import encoded
 from tests.waiting import until
 
@@ -163,7 +164,13 @@ async def bench(
     make_policy: MakePolicy = Policy if baseline is None else baseline.make_policy
     policy = make_policy(profile, "small", "large", alone=peer is None)
     stage = EdgeStage(
-        "small", LoadedModel("small", backend, SPEC, wide), 1.0, policy.pair.score, others, fingerprint=f"{SHA}/int8"
+        "small",
+        LoadedModel("small", backend, SPEC, wide),
+        1.0,
+        policy.pair.score,
+        TEN,
+        others,
+        fingerprint=f"{SHA}/int8",
     )
     rates = measured_rates()
     scales = DecodingScales([SPEC], rates, max_pixels, max_pixels)
@@ -173,17 +180,14 @@ async def bench(
     datacenter = None
     if peer:
         datacenter = DatacenterClient(
-            peer.url, None, connections, 10, clock,
+            peer.url, None, connections, TEN, clock,
             transport=transport, reducer=reducer, metrics=metrics.link(task), admission=admission,
         )  # fmt: skip
     file = StateFile(state_file, ROWS_PER_STREAM * max_streams, DEFAULT_STREAM) if state_file else None
     versions = CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA})
-    certification = Certification(profile, policy, versions, None, stage.temperature, stage.score)
+    certification = Certification(profile, policy, versions, None, stage.temperature, policy.pair.score)
     streams = Streams(task, max_streams, audit_share, metrics, file, policy.profiles)
-    labels = tuple(str(i) for i in range(10))
-    components = NodeComponents(
-        stage, certification, labels, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline
-    )
+    components = NodeComponents(stage, certification, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline)
     executor = EdgeExecutor(task, "small", pool, admission, clock, metrics, max_pixels)
     context = make_context(settings, components, executor, datacenter, streams, clock, metrics, random.Random(1))
     node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))

@@ -26,7 +26,7 @@ def decoder_class(name: str) -> type[Decoder]:
     Raises:
         ManifestError: as `plugins.load`.
     """
-    loaded: type[Decoder] = plugins.load(GROUP, name, Decoder)  # type: ignore[type-abstract]
+    loaded: type[Decoder] = plugins.load(GROUP, name, Decoder, "decoder")  # type: ignore[type-abstract]
     return loaded
 
 
