@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from hawkvision.tasks.boxes import by_temperature, placed, read_boxes, unmirrored
-from hawkvision.tasks.fusion import fuse, weight_matrix
+from hawkvision.tasks.boxes.fusion import fuse, weight_matrix
+from hawkvision.tasks.boxes.rows import by_temperature, placed, read_boxes, unmirrored
 from hawkvision.tasks.kind import Output, PredictionT, TaskKind, Tensors, ToImage, Weights
 
 
 class BoxKind(TaskKind[PredictionT]):
-    """A kind whose outputs are boxes (`hawkvision.tasks.boxes`)."""
+    """A kind whose outputs are boxes (`hawkvision.tasks.boxes.rows`)."""
 
     located: ClassVar[bool] = True
 

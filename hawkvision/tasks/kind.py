@@ -14,7 +14,7 @@ contract as tests.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
@@ -23,22 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import BadField, ManifestError
+from hawkvision.core.types import Output as Output
 from hawkvision.core.types import Prediction as Prediction
 from hawkvision.core.types import Tensors as Tensors
+from hawkvision.core.types import ToImage as ToImage
 from hawkvision.models.input_spec import Weights as Weights
 from hawkvision.tasks.class_scores import Ranking
 
-Output: TypeAlias = NDArray[np.float32]
-"""What a stage computed of one image, in the shape that its kind defines. It travels between processes unchanged."""
-
 Truth: TypeAlias = Any
 """The label of one image in the form that the kind's `loss` takes: a class index, boxes, counts, a set of labels."""
-
-ToImage: TypeAlias = Callable[[NDArray[Any]], NDArray[np.float64]]
-"""Maps boxes (k, 4) of x1, y1, x2, y2 from fractions of a model's input to fractions of the upright image.
-
-It is `hawkvision.imaging.placement.Placement.to_image`. Boxes may reach beyond the image; nothing is clipped.
-"""
 
 
 class TensorSpec(NamedTuple):

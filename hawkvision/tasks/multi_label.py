@@ -18,8 +18,8 @@ from msgspec import Meta
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import LOGITS, LabelledClass, Prediction
-from hawkvision.tasks.boxes import CLASS, SCORE, is_true_boxes, read_boxes, tempered
-from hawkvision.tasks.fusion import weight_matrix
+from hawkvision.tasks.boxes.fusion import weight_matrix
+from hawkvision.tasks.boxes.rows import CLASS, SCORE, is_true_boxes, read_boxes, tempered
 from hawkvision.tasks.kind import Output, TaskKind, Tensors, TensorSpec, Truth, Weights, WireTensor
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]

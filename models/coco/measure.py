@@ -34,8 +34,8 @@ from hawkvision.model_zoo.building.ranges import Ranges, measure_ranges, save_ra
 from hawkvision.models.manifest import Manifest, Variant, artifact_path, cache_dir, load_manifest
 from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.system.onnx_runtime import ort
-from hawkvision.tasks.average_precision import detection_quality
-from hawkvision.tasks.boxes import CLASS, SCORE, TrueBoxes, by_temperature, overlaps, tempered
+from hawkvision.tasks.boxes.average_precision import detection_quality
+from hawkvision.tasks.boxes.rows import CLASS, SCORE, TrueBoxes, by_temperature, overlaps, tempered
 from hawkvision.tasks.decoders.registry import open_decoder
 from hawkvision.tasks.kind import Output, TaskKind, Tensors
 from hawkvision.tasks.registry import load_kind, task_kind

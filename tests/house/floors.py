@@ -19,6 +19,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.core.settings",),
     ("hawkvision.system",),
     ("hawkvision.models", "hawkvision.servers", "hawkvision.reports"),
+    ("hawkvision.tasks.boxes",),
     ("hawkvision.tasks",),
     ("hawkvision.tasks.decoders",),
     ("hawkvision.native", "hawkvision.integer"),

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from hawkvision.tasks.average_precision import detection_quality
-from hawkvision.tasks.box_confidence import expected_f1
-from hawkvision.tasks.boxes import MEMBERS, SCORE
+from hawkvision.tasks.boxes.average_precision import detection_quality
+from hawkvision.tasks.boxes.confidence import expected_f1
+from hawkvision.tasks.boxes.rows import MEMBERS, SCORE
 from hawkvision.tasks.kind import Output, TaskKind
 from tests.bench.detection.outputs import CocoImages, CocoOutputs, add_data_option, read_coco_images
 

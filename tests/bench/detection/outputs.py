@@ -22,7 +22,7 @@ from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import Manifest, Variant, cache_dir, load_manifest, models_dir
 from hawkvision.system.files import sha256_of
 from hawkvision.system.onnx_runtime import ort
-from hawkvision.tasks.boxes import TrueBoxes
+from hawkvision.tasks.boxes.rows import TrueBoxes
 from hawkvision.tasks.decoders.registry import open_decoder
 from hawkvision.tasks.kind import Output, TaskKind
 from hawkvision.tasks.registry import load_kind

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
 
-from hawkvision.tasks.average_precision import detection_quality
-from hawkvision.tasks.boxes import CLASS, MEMBERS, SCORE, TrueBoxes
+from hawkvision.tasks.boxes.average_precision import detection_quality
+from hawkvision.tasks.boxes.rows import CLASS, MEMBERS, SCORE, TrueBoxes
 from hawkvision.tasks.kind import Output, TaskKind
 from hawkvision.tasks.registry import task_kind
 from tests.bench.detection.outputs import CocoImages, CocoOutputs, add_data_option, read_coco_images

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import BackendError
-from hawkvision.tasks.kind import Output, Tensors, ToImage
+from hawkvision.core.types import Output, Tensors, ToImage
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hawkvision.core.types import Output
 from hawkvision.models.input_spec import Weights
-from hawkvision.tasks.boxes import CLASS, MEMBERS, MOST, SCORE, Floats, overlaps
-from hawkvision.tasks.kind import Output
+from hawkvision.tasks.boxes.rows import CLASS, MEMBERS, MOST, SCORE, Floats, overlaps
 
 OVERLAP: Final = 0.55
 
