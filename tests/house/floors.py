@@ -22,6 +22,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.tasks.boxes",),
     ("hawkvision.tasks",),
     ("hawkvision.tasks.decoders",),
+    ("hawkvision.tasks.serving",),
     ("hawkvision.native", "hawkvision.integer"),
     ("hawkvision.imaging", "hawkvision.inference.backends"),
     ("hawkvision.inference.int8",),
