@@ -11,6 +11,7 @@ import numpy as np
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel
 from edge.inference.warm_up import warm_up
 from hawkvision.core.clock import MonotonicClock
+from hawkvision.core.errors import ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
 from hawkvision.inference.backend_registry import execution_of, open_backend
@@ -62,10 +63,12 @@ class StageLoader:
         Raises:
             ArtifactError: if a model file is missing or is not the manifest's.
             BackendError: if the backend cannot run a model, or it does not return what the task kind expects.
-            ManifestError: if a decoder is not installed, or refuses its options.
+            ManifestError: if a decoder is not installed or refuses its options, or the kind has no such score.
             CompileError: if the backend is an FPGA's, and the variant or the build is not.
         """
         config, manifest = self._config, self._manifest
+        if score not in (scores := self._kind.scores):
+            raise ManifestError(f"stage {name!r}: {self._kind.name} has no score {score!s}; it has {', '.join(scores)}")
         variants = manifest.members(name)
         models = [self._model(variant, known=known) for variant in variants]
         others, ensemble = None, manifest.ensemble(name)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hawkvision.core.types import Prediction
 from hawkvision.tasks.box_kind import BoxKind
+from hawkvision.tasks.boxes.average_precision import detection_quality
 from hawkvision.tasks.boxes.confidence import expected_f1
 from hawkvision.tasks.boxes.rows import CLASS, MOST, SCORE, matches, rounded_corners
 from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
@@ -115,6 +116,17 @@ class DetectionKind(BoxKind[Detection]):
         """The objects without labels."""
         objects = [{"index": o.index, "confidence": o.confidence, "box": o.box} for o in prediction.objects]
         return {"objects": objects, "confidence": prediction.confidence}
+
+    def measures(self, outputs: Sequence[Output], truths: Sequence[Truth]) -> dict[str, float]:
+        """COCO's average precision over the images, and precision, recall and F1 of all boxes from the threshold on."""
+        found = detection_quality(outputs, truths, self._options.threshold)
+        return {
+            "mAP": found.ap,
+            "AP50": found.ap50,
+            "precision": found.precision,
+            "recall": found.recall,
+            "F1": found.f1,
+        }
 
     def decode_reply(self, reply: bytes) -> Detection:
         """See `TaskKind.decode_reply`."""

@@ -18,6 +18,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.core",),
     ("hawkvision.core.settings",),
     ("hawkvision.system",),
+    ("hawkvision.models.image_sets",),
     ("hawkvision.models", "hawkvision.servers", "hawkvision.reports"),
     ("hawkvision.tasks.boxes",),
     ("hawkvision.tasks",),

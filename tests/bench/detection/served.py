@@ -1,8 +1,8 @@
 """`python -m tests.bench.detection.served --data …/coco_eval.npz [--task coco]`: both tiers over HTTP on one machine.
 
 Starts a datacenter tier and an edge node with their defaults, and sends every image of val2017 once per target, one at
-a time, each as a caller would. For each target: accuracy (1 − mean loss; of detection the mean F1) and for detection mAP
-and AP50, of val2017 and of the images on which no model was trained; the share that was answered by the datacenter,
+a time, each as a caller would. For each target: accuracy (1 − mean loss; of detection the mean F1) and for detection
+mAP and AP50, of val2017 and of the images on which no model was trained; the share that was answered by the datacenter,
 P50 and P99 of the round trip, and how often each status was given.
 
 Then images/s of the edge node at a target that it answers alone, with several callers at once, beside a bare loop that
