@@ -61,7 +61,16 @@ def _schemas() -> dict[str, Any]:
     accuracy = {
         "target": {"type": "object", "description": "The target, as the field that stated it."},
         "max_drop": _nullable(_FRACTION | {"description": "Accuracy below the reference stage's, at most."}),
-        "status": {"type": "string", "enum": _STATUSES, "description": "Whether `max_drop` is certified."},
+        "max_disagreement": _FRACTION
+        | {
+            "description": "Mean disagreement with the reference stage, at most. In place of `max_drop` where "
+            "certificates were made without labels and agreement bounds no accuracy drop; else absent."
+        },
+        "status": {
+            "type": "string",
+            "enum": _STATUSES,
+            "description": "Whether `max_drop` is certified, or for a `quality` `max_disagreement`.",
+        },
         "basis": {"type": "string", "enum": _BASES, "description": "What the status rests on."},
         "delta": _nullable(_FRACTION | {"description": "Probability that the certificate is wrong, at most."}),
         "n": _nullable({"type": "integer", "description": "Images that the certificate was tested on."}),
@@ -78,7 +87,7 @@ def _schemas() -> dict[str, Any]:
         "reason": _nullable({"type": "string", "enum": ["low_confidence", "target", "edge_busy"]}),
         "degraded": {"type": "boolean"},
         "received_fraction": _FRACTION,
-        "accuracy": _object(accuracy),
+        "accuracy": _object(accuracy, ("max_disagreement",)),
         "deadline_met": _nullable({"type": "boolean"}),
         "timing_ms": _object(dict.fromkeys(("decode", "queue", "infer", "uplink", "dc", "total"), _MILLIS)),
     }
@@ -98,6 +107,7 @@ def _targets() -> dict[str, Any]:
     target = {
         "target": {"type": "object", "description": "The fields that ask for it."},
         "max_drop": _nullable(_FRACTION),
+        "max_disagreement": _FRACTION,
         "min_accuracy": _nullable(_FRACTION),
         "status": {"type": "string", "enum": _STATUSES},
         "suspended": flag | {"description": "In the node's own stream; other streams have their own."},
@@ -132,7 +142,7 @@ def _targets() -> dict[str, Any]:
             "certificates_valid": flag,
             "certificates": _object(certificates),
             "maximum_min_accuracy": _FRACTION,
-            "targets": {"type": "array", "items": _object(target)},
+            "targets": {"type": "array", "items": _object(target, ("max_disagreement",))},
         }
     )
 
