@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -168,6 +168,16 @@ class Prediction(msgspec.Struct, frozen=True):
         """The fields that an answer gets, as JSON values in their order; the prediction's type reads them."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
+
+    @classmethod
+    def json_type(cls) -> type[msgspec.Struct]:
+        """The type of what `to_json` writes, for the description of the API."""
+        return cls
+
+    @classmethod
+    def example(cls) -> Self | None:
+        """A prediction for the description of the API."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

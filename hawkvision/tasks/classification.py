@@ -59,11 +59,30 @@ class _Compared(msgspec.Struct, frozen=True):
     index: int
 
 
+class ClassificationFields(msgspec.Struct, frozen=True):
+    """What answers say of a classification."""
+
+    label: str
+    index: int
+    confidence: float
+    top_k: tuple[LabelledClass, ...]
+
+
 class Classification(Prediction, frozen=True):
     """The most probable classes, in order."""
 
     top_k: tuple[LabelledClass, ...]
     """At least one."""
+
+    @classmethod
+    def json_type(cls) -> type[msgspec.Struct]:
+        """See `Prediction.json_type`."""
+        return ClassificationFields
+
+    @classmethod
+    def example(cls) -> Self:
+        """See `Prediction.example`."""
+        return cls((LabelledClass("Egyptian cat", 285, 0.612), LabelledClass("tiger cat", 282, 0.238)))
 
     @property
     def label(self) -> str:

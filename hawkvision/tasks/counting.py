@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -35,6 +35,11 @@ class Counts(Prediction, frozen=True):
     counts: dict[str, dict[str, Count]]
     confidence: Probability
     """1 − the expected loss, by the calibrated probabilities of all boxes."""
+
+    @classmethod
+    def example(cls) -> Self:
+        """See `Prediction.example`."""
+        return cls({"image": {"person": 3, "vehicle": 1}}, 0.88)
 
 
 class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ does not bound an accuracy drop, because F1 does not obey the triangle inequalit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -42,6 +42,12 @@ class Detection(Prediction, frozen=True):
     """At most `MOST`."""
     confidence: float
     """The expected F1 of the objects, by the calibrated probabilities of all boxes."""
+
+    @classmethod
+    def example(cls) -> Self:
+        """See `Prediction.example`."""
+        person = DetectedObject("person", 0, 0.93, (0.104, 0.211, 0.402, 0.968))
+        return cls((person, DetectedObject("dog", 16, 0.71, (0.55, 0.61, 0.83, 0.95))), 0.84)
 
 
 class _Found(msgspec.Struct, frozen=True):

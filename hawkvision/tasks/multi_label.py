@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -32,6 +32,11 @@ class LabelSet(Prediction, frozen=True):
     labels: tuple[LabelledClass, ...]
     confidence: float
     """The expected Jaccard index of the labels, by the calibrated probabilities of all."""
+
+    @classmethod
+    def example(cls) -> Self:
+        """See `Prediction.example`."""
+        return cls((LabelledClass("person", 0, 0.97), LabelledClass("dog", 16, 0.74)), 0.81)
 
 
 class _Label(msgspec.Struct, frozen=True):

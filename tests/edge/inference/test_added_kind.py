@@ -69,7 +69,8 @@ def profile_of(manifest: Manifest) -> bytes:
         )
         for stage in profile.stages
     )
-    return dump(msgspec.structs.replace(profile, task=manifest.task, stages=stages))
+    pairs = tuple(msgspec.structs.replace(pair, score="confidence") for pair in profile.pairs)
+    return dump(msgspec.structs.replace(profile, task=manifest.task, stages=stages, pairs=pairs))
 
 
 @pytest.fixture(scope="module")
