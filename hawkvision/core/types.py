@@ -138,7 +138,7 @@ def target_fields(target: Target) -> dict[str, float | str]:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyRequest:
-    """A request to classify one image, without the image."""
+    """A request about one image, without the image."""
 
     task: str | None = None
     target: Target = Quality.BALANCED
@@ -146,6 +146,8 @@ class ClassifyRequest:
     on_miss: OnMiss = OnMiss.DEGRADE
     stream: str | None = None
     top_k: int = 5
+    kind: str | None = None
+    """The kind that the task must have; without a task, the first of this kind answers."""
 
 
 @dataclass(frozen=True, slots=True)

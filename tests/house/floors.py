@@ -46,6 +46,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.datacenter.launch",),
     ("hawkvision.datacenter",),
     ("hawkvision.datacenter.manifests",),
+    ("hawkvision.model_zoo.tfjs",),
     ("hawkvision.model_zoo.building",),
     ("hawkvision.model_zoo.predictions",),
     ("hawkvision.model_zoo.calibration",),
