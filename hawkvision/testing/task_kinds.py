@@ -20,8 +20,12 @@ from hawkvision.tasks.kind import Output, TaskKind, Truth
 from hawkvision.tasks.serving.replies import FIELDS
 
 _ELEMENTS: Final[dict[str, type | tuple[type, ...]]] = {"BYTES": str, "INT64": int, "FP32": (int, float)}
-_drawn = settings(suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow], deadline=None)
-"""Several subclasses run the same test."""
+_drawn = settings(
+    max_examples=max(1, settings.default.max_examples // 2) if settings.default else 50,
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+    deadline=None,
+)
+"""Several subclasses run the same test. There are many tests, so that each draws half as many examples as others."""
 
 
 class TaskKindConformance:
