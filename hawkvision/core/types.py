@@ -5,7 +5,7 @@ Names that end in `_ms` are milliseconds, in `_s` seconds. Accuracies and confid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Self, TypeAlias
@@ -22,6 +22,15 @@ Logits: TypeAlias = NDArray[np.float32]
 
 Tensors: TypeAlias = Mapping[str, NDArray[np.float32]]
 """What a backend returns for n images, by name; the first axis of each has length n."""
+
+Output: TypeAlias = NDArray[np.float32]
+"""What a stage computed of one image, in the shape that its task kind defines. It travels between processes."""
+
+ToImage: TypeAlias = Callable[[NDArray[Any]], NDArray[np.float64]]
+"""Maps boxes (k, 4) of x1, y1, x2, y2 from fractions of a model's input to fractions of the upright image.
+
+It is `hawkvision.imaging.placement.Placement.to_image`. Boxes may reach beyond the image; nothing is clipped.
+"""
 
 LOGITS: Final = "logits"
 """The name of the tensor of a model that has only one, whatever its file calls it."""
