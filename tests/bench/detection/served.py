@@ -172,7 +172,7 @@ def main() -> None:
     images = read_coco_images(options.data)
     outputs = CocoOutputs(options.task, images.bodies)
     console = Console(width=200, highlight=False, markup=False)
-    tier = running("hawkvision.datacenter", "--task", options.task, "--port", "0", title="the datacenter tier")
+    tier = running("hawkvision.datacenter", "--tasks", options.task, "--port", "0", title="the datacenter tier")
     with tier as datacenter:
         edge = ("--task", options.task, "--port", "0", "--datacenter-url", datacenter.url)
         with running("edge", *edge, title="the edge node") as node:
