@@ -48,6 +48,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.datacenter.manifests",),
     ("hawkvision.model_zoo.tfjs",),
     ("hawkvision.model_zoo.building",),
+    ("hawkvision.model_zoo.predictions",),
     ("hawkvision.model_zoo.calibration",),
     ("hawkvision.model_zoo.training", "hawkvision.model_zoo.reports"),
     ("hawkvision.model_zoo",),
