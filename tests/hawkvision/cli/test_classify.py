@@ -122,7 +122,7 @@ def photos(tmp_path: Path) -> Path:
 def pixels(path: Path) -> NDArray[np.int64]:
     found = cv2.imread(str(path))
     assert found is not None
-    return found.astype(np.int64)
+    return np.asarray(found, np.int64)
 
 
 def test_objects_are_listed_and_drawn_where_they_are(start: Start, photos: Path, tmp_path: Path) -> None:
