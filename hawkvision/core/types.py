@@ -171,6 +171,10 @@ class Prediction(msgspec.Struct, frozen=True):
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
 
+    def summary(self) -> str:
+        """The prediction for people, in a few words."""
+        return msgspec.json.encode(self.to_json()).decode()
+
     @classmethod
     def json_type(cls) -> type[msgspec.Struct]:
         """The type of what `to_json` writes, for the description of the API."""

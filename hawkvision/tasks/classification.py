@@ -74,6 +74,10 @@ class Classification(Prediction, frozen=True):
 
     top_k: Annotated[tuple[LabelledClass, ...], Meta(min_length=1)]
 
+    def summary(self) -> str:
+        """See `Prediction.summary`: the most probable class."""
+        return self.label
+
     @classmethod
     def json_type(cls) -> type[msgspec.Struct]:
         """See `Prediction.json_type`."""

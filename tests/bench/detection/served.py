@@ -39,7 +39,10 @@ from hawkvision.tasks.detection import Detection
 from hawkvision.tasks.kind import TaskKind
 from tests.bench.detection.outputs import MAX_PIXELS, CocoImages, CocoOutputs, add_data_option, read_coco_images
 
-TARGETS: Final = ("quality=fast", "quality=balanced", "quality=best", "max_accuracy_drop=0.05", "max_accuracy_drop=0.1")
+TARGETS: Final = (
+    *(f"quality={name}" for name in ("fast", "balanced", "best")),
+    *(f"max_accuracy_drop={d}" for d in (0.1, 0.15, 0.2)),
+)
 ALONE: Final = "quality=fast"
 CALLERS: Final = 4
 ROUNDS: Final = 5
@@ -172,7 +175,7 @@ def main() -> None:
     images = read_coco_images(options.data)
     outputs = CocoOutputs(options.task, images.bodies)
     console = Console(width=200, highlight=False, markup=False)
-    tier = running("hawkvision.datacenter", "--task", options.task, "--port", "0", title="the datacenter tier")
+    tier = running("hawkvision.datacenter", "--tasks", options.task, "--port", "0", title="the datacenter tier")
     with tier as datacenter:
         edge = ("--task", options.task, "--port", "0", "--datacenter-url", datacenter.url)
         with running("edge", *edge, title="the edge node") as node:
