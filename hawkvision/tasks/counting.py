@@ -36,6 +36,11 @@ class Counts(Prediction, frozen=True):
     confidence: Probability
     """1 − the expected loss, by the calibrated probabilities of all boxes."""
 
+    def summary(self) -> str:
+        """See `Prediction.summary`: the counts of each region."""
+        regions = {name: ", ".join(f"{n} {group}" for group, n in found.items()) for name, found in self.counts.items()}
+        return "; ".join(regions.values() if len(regions) == 1 else (f"{name}: {n}" for name, n in regions.items()))
+
     @classmethod
     def example(cls) -> Self:
         """See `Prediction.example`."""
@@ -70,7 +75,7 @@ class CountingKind(BoxKind[Counts]):
         super().__init__(labels, options)
         self._options = read = self.options_as(_Options)
         self._members = {
-            group: np.array([self._index(label, group) for label in names], np.intp)
+            group: np.isin(np.arange(len(self.labels)), [self._index(label, group) for label in names])
             for group, names in read.groups.items()
         }
         self._regions = read.regions or WHOLE
@@ -102,10 +107,12 @@ class CountingKind(BoxKind[Counts]):
     def _places(self, output: Output) -> Iterator[tuple[str, str, Output]]:
         """Of each region and group, its boxes."""
         x, y = (output[:, 0] + output[:, 2]) / 2, (output[:, 1] + output[:, 3]) / 2
+        labels = output[:, CLASS].astype(np.intp)
+        of_groups = {group: member[labels] for group, member in self._members.items()}
         for region, (x1, y1, x2, y2) in self._regions.items():
             inside = (x >= x1) & (x <= x2) & (y >= y1) & (y <= y2)
-            for group, classes in self._members.items():
-                yield region, group, output[inside & np.isin(output[:, CLASS].astype(np.intp), classes)]
+            for group, of_group in of_groups.items():
+                yield region, group, output[inside & of_group]
 
     def _counts(self, output: Output, column: int = SCORE) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {region: {} for region in self._regions}

@@ -7,6 +7,7 @@ does not bound an accuracy drop, because F1 does not obey the triangle inequalit
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
@@ -15,11 +16,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction
 from hawkvision.tasks.box_kind import BoxKind
-from hawkvision.tasks.boxes import confidence
 from hawkvision.tasks.boxes.average_precision import detection_quality
+from hawkvision.tasks.boxes.confidence import expected_f1
 from hawkvision.tasks.boxes.rows import CLASS, MOST, SCORE, matches, rounded_corners
 from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
 
@@ -44,6 +44,11 @@ class Detection(Prediction, frozen=True):
     confidence: float
     """The expected F1 of the objects, by the calibrated probabilities of all boxes."""
 
+    def summary(self) -> str:
+        """See `Prediction.summary`: how many objects of each class."""
+        counts = Counter(found.label for found in self.objects)
+        return ", ".join(f"{number} {label}" for label, number in counts.items()) or "nothing"
+
     @classmethod
     def example(cls) -> Self:
         """See `Prediction.example`."""
@@ -64,16 +69,9 @@ class _Reply(msgspec.Struct, frozen=True):
     confidence: Probability
 
 
-class _Regression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    coefficients: dict[str, float]
-    intercept: float = 0.0
-
-
 class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threshold: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
     """The score from which on a box is part of the prediction."""
-    regression: _Regression | None = None
-    """Fitted coefficients of `boxes.confidence.STATISTICS`; they add the score `regression`."""
 
 
 class DetectionKind(BoxKind[Detection]):
@@ -81,7 +79,7 @@ class DetectionKind(BoxKind[Detection]):
 
     name: ClassVar[str] = "detection"
     prediction = Detection
-    scores: tuple[str, ...] = tuple(confidence.SCORES)
+    scores: tuple[str, ...] = ("expected_f1",)
     agreement_bounds_drop: ClassVar[bool] = False
     wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
         "boxes": TensorSpec("FP32", (-1, -1, 4)),
@@ -96,23 +94,10 @@ class DetectionKind(BoxKind[Detection]):
         """See `TaskKind`; the options are those of `_Options`."""
         super().__init__(labels, options)
         self._options = self.options_as(_Options)
-        regression = self._options.regression
-        if regression is not None:
-            unknown = sorted(regression.coefficients.keys() - confidence.STATISTICS.keys())
-            if unknown:
-                known = ", ".join(confidence.STATISTICS)
-                raise ManifestError(f"options of kind 'detection': regression of {unknown[0]!r}; expected {known}")
-            self.scores = (*self.scores, confidence.REGRESSION)
 
-    def score(self, output: Output, kind: str) -> float:
-        """One of `boxes.confidence.SCORES`, or the regression's."""
-        options = self._options
-        if kind == confidence.REGRESSION and options.regression is not None:
-            fitted = options.regression
-            found = confidence.regression(output, options.threshold, fitted.coefficients, fitted.intercept)
-        else:
-            found = confidence.SCORES[kind](output, options.threshold)
-        return float(np.float32(found))
+    def score(self, output: Output, kind: str) -> float:  # noqa: ARG002 - there is one
+        """The expected F1."""
+        return float(np.float32(expected_f1(output, self._options.threshold)))
 
     def predict(self, output: Output, limit: int) -> Detection:  # noqa: ARG002 - there are no alternatives
         """The boxes from the threshold on; numbers to six digits."""
@@ -122,7 +107,7 @@ class DetectionKind(BoxKind[Detection]):
                 for row in output[output[:, SCORE] >= self._options.threshold]
                 if (corners := rounded_corners(row))
             ),
-            round(confidence.expected_f1(output, self._options.threshold), 6),
+            round(expected_f1(output, self._options.threshold), 6),
         )
 
     def loss(self, prediction: Detection, truth: Truth) -> float:
