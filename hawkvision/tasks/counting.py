@@ -73,16 +73,15 @@ class CountingKind(BoxKind[Counts]):
     def score(self, output: Output, kind: str) -> float:
         """How sure the counts are.
 
-        `agreement`: 1 − the loss of one member's counts against another's, mean over pairs; with a single model the
-        same as `spread`. `spread`: 1 − the expected loss.
+        `spread`: 1 − the expected loss. `agreement`: the mean of that and of the members' agreement, which is 1 − the
+        loss of one's counts against another's, mean over pairs; with a single model the same as `spread`. Members that
+        count the same are common, and the expected loss ranks the images for which they do.
         """
-        members = output.shape[1] - MEMBERS
-        if kind == "spread" or members < 2:
-            found = self._expected(output)
-        else:
+        found, members = self._expected(output), output.shape[1] - MEMBERS
+        if kind == "agreement" and members > 1:
             counts = [self._counts(output, MEMBERS + member) for member in range(members)]
             pairs = [(a, b) for at, a in enumerate(counts) for b in counts[:at]]
-            found = 1.0 - math.fsum(self._distance(a, b) for a, b in pairs) / len(pairs)
+            found = (found + 1.0 - math.fsum(self._distance(a, b) for a, b in pairs) / len(pairs)) / 2.0
         return float(np.float32(found))
 
     def _places(self, output: Output) -> Iterator[tuple[str, str, Output]]:
