@@ -12,7 +12,6 @@ from typing import Any
 import cv2
 import msgspec
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from edge.factory import Environment, NodeComponents, open_node
@@ -45,6 +44,7 @@ from hawkvision.imaging.preprocessing import load_input, probe
 from hawkvision.inference.core_placement import CorePlacement
 from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_manifest
 from hawkvision.system.child_server import ServerProcess, running
+from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import load_kind
 from hawkvision.tasks.serving.output_decoder import OutputDecoder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ def targets_table(profile: Profile, pair: Pair) -> Table:
     named = [(each, "") for each in condition.certificates if each.max_drop < condition.fast.max_drop]
     named += [(condition.balanced, "balanced"), (condition.fast, "fast")]
     rows = [
-        (f"{each.max_drop:g}", f"{max(0.0, best.low - each.max_drop):.4f}", quality, *_costs(each))
+        (f"{each.max_drop:g}", f"{_rounded_down(best.low - each.max_drop):.4f}", quality, *_costs(each))
         for each, quality in sorted(named, key=lambda pair: pair[0].max_drop)
         if each.basis != "profile" and each.to_best < 1.0
     ]
@@ -79,6 +80,10 @@ def next_command(profile: Profile, out: Path, *, own: bool) -> str:
 
 def _measured(accuracy: MeasuredAccuracy) -> Row:
     return f"{accuracy.value:.2%}", f"{accuracy.low:.2%} to {accuracy.high:.2%}", str(accuracy.n)
+
+
+def _rounded_down(accuracy: float) -> float:
+    return max(0.0, math.floor(accuracy * 1e4) / 1e4)
 
 
 def _costs(certificate: Certificate) -> Row:
