@@ -36,13 +36,6 @@ LOGITS: Final = "logits"
 """The name of the tensor of a model that has only one, whatever its file calls it."""
 
 
-class Score(StrEnum):
-    """The score that a stage is accepted by; both lie in 0..1 and grow with confidence."""
-
-    TOP1 = "top1"
-    MARGIN = "margin"
-
-
 class Quality(StrEnum):
     """Targets for callers who choose no number."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.types import Logits
-from hawkvision.core.types import Score as Score
 
 Floats: TypeAlias = NDArray[np.float64]
 ROUNDING: Final = 1e-4
@@ -18,6 +18,13 @@ FEW: Final = 16
 """Up to this many classes, repeated search for the largest is faster than sorting."""
 Probabilities: TypeAlias = NDArray[np.float32]
 """(n, classes), rows summing to one."""
+
+
+class Score(StrEnum):
+    """The score that a stage is accepted by; both lie in 0..1 and grow with confidence."""
+
+    TOP1 = "top1"
+    MARGIN = "margin"
 
 
 class Ranking(Protocol):
@@ -88,12 +95,6 @@ def average(members: Sequence[Probabilities], temperature: float = 1.0) -> Proba
     """
     mean = np.asarray(np.mean(np.asarray(members), axis=0, dtype=np.float64), np.float32)
     return mean if temperature == 1.0 else softmax(log_probabilities(mean), temperature)
-
-
-def unsure(first: Probabilities, accept_confidence: float) -> NDArray[np.bool_]:
-    """Whether the first member of a conditional ensemble is too unsure of an image to answer alone (n,)."""
-    found: NDArray[np.bool_] = first.max(axis=1) < np.float32(accept_confidence)
-    return found
 
 
 def decided(total: Probabilities, missing: int, rounding: float = ROUNDING) -> bool:

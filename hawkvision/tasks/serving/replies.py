@@ -1,7 +1,9 @@
 """The JSON of replies to escalations: the fields of the task's kind, then those that all kinds have.
 
-{"top_k": [{"index": 281, …}, …], "model": "ensemble", …, "passed_over": {"index": 282, "score": 0.41, …}}
-  the kind's                      of all kinds                            the kind's    of all kinds
+    {"top_k": [{"index": 281, …}, …], "model": "ensemble", …, "passed_over": {"index": 282, "score": 0.41, …}}
+      the kind's                      of all kinds                            the kind's    of all kinds
+
+Here the kind is classification.
 """
 
 from __future__ import annotations

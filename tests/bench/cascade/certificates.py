@@ -53,13 +53,13 @@ from scipy.stats import norm
 from hawkvision.cascade.certification.certificate import threshold_grid
 from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.core.errors import ConfigError, HawkVisionError
-from hawkvision.core.types import Logits, Score, Tier
+from hawkvision.core.types import Logits, Tier
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.system.files import write_atomic
-from hawkvision.tasks.class_scores import Floats, score, softmax
+from hawkvision.tasks.class_scores import Floats, Score, score, softmax
 from hawkvision.tasks.registry import load_kind, task_kind
 from tests.bench.cascade.threshold_rules import OTHERS, OURS, Goal, Pool, perfect_escalation, sweep_grid
 

@@ -38,9 +38,9 @@ from hawkvision.core.escalation_api import (
     StageList,
 )
 from hawkvision.core.trace_context import start_trace
-from hawkvision.core.types import Score
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
+from hawkvision.tasks.class_scores import Score
 from tests.hawkvision.tasks.classes import read_reply, top_k
 
 MODEL_TIME: Final = "hawkvision_datacenter_inference_duration_seconds_sum"

@@ -39,13 +39,13 @@ from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.core.types import AccuracyStatus, Logits, MaxAccuracyDrop, Quality, Received, Score, Target, Tier
+from hawkvision.core.types import AccuracyStatus, Logits, MaxAccuracyDrop, Quality, Received, Target, Tier
 from hawkvision.model_zoo.calibration.loss_simulation import decoded, transcoded
 from hawkvision.model_zoo.calibration.model_runner import run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
-from hawkvision.tasks.class_scores import score, softmax
+from hawkvision.tasks.class_scores import Score, score, softmax
 from hawkvision.tasks.registry import load_kind
 from hawkvision.transport.coding.image_coding import Coded, Plan
 from hawkvision.transport.coding.rate_fec_control import FecLinkState, choose

@@ -14,9 +14,9 @@ from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationRequest, IntermediateOffer, IntermediateResult
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace_context import start_trace
-from hawkvision.core.types import Score
 from hawkvision.network.circuit_breaker import BreakerState
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
+from hawkvision.tasks.class_scores import Score
 from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer, running_peer
 from tests.hawkvision.tasks.classes import TEN, predicted, top_k
 

@@ -17,8 +17,9 @@ from hawkvision.core.errors import BadImage, EscalationFailed, HawkVisionError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace_context import start_trace
-from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, Score, Tier
+from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, Tier
 from hawkvision.network.transport_choice import Transport
+from hawkvision.tasks.class_scores import Score
 from hawkvision.transport.congestion.bbr import Bbr
 from hawkvision.transport.congestion.path_measurement import PathMeasurement
 from loadgen.network.link_spec import LinkSpec

@@ -9,8 +9,9 @@ import pytest
 from edge.inference.edge_stage import EdgeStage, InferenceJob, LoadedModel, StagePrediction
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import BadImage
-from hawkvision.core.types import Quality, Score
+from hawkvision.core.types import Quality
 from hawkvision.imaging.preprocessing import probe
+from hawkvision.tasks.class_scores import Score
 from tests.edge.bench import SPEC, SURE, GatedBackend, bench
 from tests.hawkvision.inference.test_adaptive_parallelism import Working
 from tests.hawkvision.tasks.classes import TEN

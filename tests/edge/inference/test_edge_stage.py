@@ -12,13 +12,13 @@ import pytest
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, InferenceJob, LoadedModel, StagePrediction
 from hawkvision.core.clock import ManualClock, MonotonicClock
 from hawkvision.core.errors import BadImage
-from hawkvision.core.types import LOGITS, Pixels, Score, Tensors
+from hawkvision.core.types import LOGITS, Pixels, Tensors
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input, probe
 from hawkvision.inference.backends.interface import Outputs
 from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
-from hawkvision.tasks.class_scores import average, log_probabilities, softmax, tempered
+from hawkvision.tasks.class_scores import Score, average, log_probabilities, softmax, tempered
 from hawkvision.tasks.decoders.ssd import Ssd
 from hawkvision.tasks.detection import DetectionKind
 from tests.edge.bench import SPEC, GatedBackend

@@ -9,9 +9,10 @@ import numpy as np
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel
 from edge.inference.warm_up import FORMATS, look_at_samples, samples
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.types import LOGITS, Pixels, Score, Tensors
+from hawkvision.core.types import LOGITS, Pixels, Tensors
 from hawkvision.imaging.preprocessing import decode, probe
 from hawkvision.inference.backends.interface import Outputs
+from hawkvision.tasks.class_scores import Score
 from tests.edge.bench import SPEC
 from tests.hawkvision.tasks.classes import TEN
 

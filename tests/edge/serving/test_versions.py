@@ -25,10 +25,10 @@ from hawkvision.core.types import (
     MaxAccuracyDrop,
     Quality,
     Received,
-    Score,
     Tier,
 )
 from hawkvision.network.transport_choice import Transport
+from hawkvision.tasks.class_scores import Score
 from tests.edge.bench import SURE, UNSURE, Bench, audits, bench, known, many, run
 from tests.edge.peer import ANSWER_CLASS, AS_LISTED, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile

@@ -8,13 +8,8 @@ import pytest
 from hawkvision.cascade.certification.profile import Profile
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ManifestError, TargetUnreachable
-from hawkvision.core.types import (
-    AccuracyStatus,
-    Basis,
-    MaxAccuracyDrop,
-    MinAccuracy,
-    Score,
-)
+from hawkvision.core.types import AccuracyStatus, Basis, MaxAccuracyDrop, MinAccuracy
+from hawkvision.tasks.class_scores import Score
 from tests.hawkvision.cascade.synthetic import make_profile, site_of
 
 PROFILE = make_profile()

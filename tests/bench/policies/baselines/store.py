@@ -7,7 +7,7 @@ import threading
 from edge.inference.edge_stage import EdgeStage
 from edge.inference.edge_stage import LoadedModel as Loaded
 from hawkvision.core.errors import ArtifactError
-from hawkvision.core.types import Score
+from hawkvision.tasks.class_scores import Score
 from tests.edge.bench import SPEC, SURE, GatedBackend
 from tests.hawkvision.tasks.classes import TEN
 

@@ -22,8 +22,8 @@ from hawkvision.cascade.certification.equivalence import (
 )
 from hawkvision.cascade.certification.equivalence import compare as compare_outputs
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Score, Tier
-from hawkvision.tasks.class_scores import Probabilities, score
+from hawkvision.core.types import Tier
+from hawkvision.tasks.class_scores import Probabilities, Score, score
 from hawkvision.tasks.registry import task_kind
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 

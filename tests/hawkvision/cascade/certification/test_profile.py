@@ -17,9 +17,9 @@ from hawkvision.cascade.certification.profile import Certificate, Condition, Sco
 from hawkvision.cascade.certification.profile_files import dump, load_profile, load_site, seal
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Score
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.system.files import sha256_of
+from hawkvision.tasks.class_scores import Score
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 
 FRACTIONS = st.floats(0.0, 1.0)

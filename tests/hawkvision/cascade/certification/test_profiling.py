@@ -30,8 +30,7 @@ from hawkvision.cascade.certification.profiling import (
     rounded_path,
 )
 from hawkvision.cascade.certification.threshold_order import Costs
-from hawkvision.core.types import Score
-from hawkvision.tasks.class_scores import score, softmax
+from hawkvision.tasks.class_scores import Score, score, softmax
 from tests.hawkvision.cascade.synthetic import KIND, SHA, make_logits, make_profile
 
 COSTS = Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0)

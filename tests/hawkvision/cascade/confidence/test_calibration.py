@@ -8,8 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from hawkvision.cascade.certification.bounds import clopper_pearson
 from hawkvision.cascade.confidence.calibration import expected_calibration_error, fit_temperature
-from hawkvision.core.types import Score
-from hawkvision.tasks.class_scores import average, score, softmax, top_classes
+from hawkvision.tasks.class_scores import Score, average, score, softmax, top_classes
 from tests.hawkvision.cascade.synthetic import KIND, make_logits
 
 LOGITS = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(2, 12)), elements=st.floats(-50, 50, width=32))

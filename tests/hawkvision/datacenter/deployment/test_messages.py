@@ -22,7 +22,6 @@ from hawkvision.core.errors import (
     TooLarge,
 )
 from hawkvision.core.logs import RequestIds
-from hawkvision.core.types import Score
 from hawkvision.core.version import __version__
 from hawkvision.datacenter.deployment.messages import (
     PROTOCOL,
@@ -40,6 +39,7 @@ from hawkvision.datacenter.deployment.messages import (
 )
 from hawkvision.datacenter.stages.catalog import ServedStage
 from hawkvision.datacenter.stages.ensemble import AcceptThreshold, Augmentation, EvaluationRequest, VariantAnswer
+from hawkvision.tasks.class_scores import Score
 
 NAMES = st.text(max_size=12)
 NUMBERS = st.floats(allow_nan=False)

@@ -18,14 +18,14 @@ from scipy.special import softmax
 from hawkvision.core.errors import NotFound
 from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.core.types import LOGITS, Pixels, Score
+from hawkvision.core.types import LOGITS, Pixels
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalogs, loaded
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Variant, artifact_path, cache_dir
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks import class_scores
-from hawkvision.tasks.class_scores import Floats, decided, score
+from hawkvision.tasks.class_scores import Floats, Score, decided, score
 from tests.hawkvision.datacenter.conftest import ROOT, Running, ready_url, stop
 from tests.hawkvision.tasks.classes import read_reply, top_k
 from tests.images import encoded

@@ -14,7 +14,6 @@ import pytest
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import BadImage, DeadlineMissed, HawkVisionError, TooLarge, UnsupportedMedia
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.core.types import Score
 from hawkvision.datacenter.execution.group_settings import group_settings, process_settings
 from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.stages.catalog import ServedStage, catalog_of
@@ -29,7 +28,7 @@ from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.inference.batch_sizes import FixedBatches
 from hawkvision.models.fingerprints import is_exact
 from hawkvision.models.manifest import Manifest, artifact_path
-from hawkvision.tasks.class_scores import Probabilities, average
+from hawkvision.tasks.class_scores import Probabilities, Score, average
 from tests.hawkvision.datacenter.conftest import image
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.hawkvision.tasks.classes import classes_of

@@ -20,7 +20,6 @@ from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, I
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
 from hawkvision.core.trace_context import start_trace
-from hawkvision.core.types import Score
 from hawkvision.datacenter.ingress.application import application
 from hawkvision.datacenter.servers.datagram_server import TierDatagramServer, useful_side
 from hawkvision.datacenter.servers.service import TierService
@@ -28,6 +27,7 @@ from hawkvision.datacenter.stages.catalog import load_catalogs, loaded
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest, VariantAnswer
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import Keys
+from hawkvision.tasks.class_scores import Score
 from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque
 from hawkvision.transport.congestion.bbr import Bbr

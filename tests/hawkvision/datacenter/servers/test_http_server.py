@@ -20,7 +20,7 @@ from hawkvision.core.escalation_api import (
     parse_escalation_headers,
 )
 from hawkvision.core.trace_context import TraceContext, start_trace
-from hawkvision.core.types import Score
+from hawkvision.tasks.class_scores import Score
 from hawkvision.transport.protocol.frames import MAX_META
 from tests.hawkvision.tasks.classes import predicted, read_reply, write_reply
 

@@ -19,7 +19,6 @@ from ray.serve.handle import DeploymentHandle
 
 from hawkvision.core.clock import Deadline
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.core.types import Score
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.messages import PROTOCOL, decode_request, encode_answers
 from hawkvision.datacenter.execution.group_settings import group_settings, process_settings
@@ -28,6 +27,7 @@ from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_s
 from hawkvision.datacenter.stages.catalog import Group, ServedStage, catalog_of
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, StageResult, VariantAnswer
 from hawkvision.models.manifest import Manifest, artifact_path
+from hawkvision.tasks.class_scores import Score
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.hawkvision.tasks.classes import classes, classes_of
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed
-from hawkvision.core.types import Score
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_stages
 from hawkvision.datacenter.stages.catalog import ServedStage
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, StageResult, VariantAnswer
+from hawkvision.tasks.class_scores import Score
 from hawkvision.tasks.kind import Output
 from tests.hawkvision.tasks.classes import classes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hawkvision.core.types import Score
 from hawkvision.datacenter.stages.catalog import ServedStage
 from hawkvision.datacenter.stages.ensemble import (
     AcceptThreshold,
@@ -18,6 +17,7 @@ from hawkvision.datacenter.stages.ensemble import (
     stage_result,
     usable_views,
 )
+from hawkvision.tasks.class_scores import Score
 from hawkvision.tasks.kind import Output
 from tests.hawkvision.tasks.classes import classes
 

@@ -23,11 +23,11 @@ from hawkvision.core.escalation_api import (
     IntermediateOffer,
     StageList,
 )
-from hawkvision.core.types import LOGITS, Logits, Score
+from hawkvision.core.types import LOGITS, Logits
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_manifest
-from hawkvision.tasks.class_scores import Floats, Probabilities, average, score, softmax
+from hawkvision.tasks.class_scores import Floats, Probabilities, Score, average, score, softmax
 from tests.hawkvision.datacenter.conftest import Running, start, stop
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.hawkvision.tasks.classes import read_reply, top_k, write_labels

@@ -11,7 +11,7 @@ import pytest
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, InferenceJob, LoadedModel
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.types import Score, Tier
+from hawkvision.core.types import Tier
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.inference.backend_registry import open_backend
@@ -20,6 +20,7 @@ from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, CascadePre
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import UnlabelledImages
 from hawkvision.models.manifest import Ensemble, Manifest, load_manifest, models_dir
+from hawkvision.tasks.class_scores import Score
 from hawkvision.tasks.registry import load_kind
 from tests.hawkvision.tasks.classes import TEN, classes_in
 from tests.images import encoded
