@@ -63,7 +63,7 @@ class TfDetections(Detections):
     def check(self, tensors: Role) -> None:
         """See `BoxDecoder.check`."""
         super().check(tensors)
-        if tensors["count"][:1].size > 1:
+        if tensors["count"][:1].size != min(1, len(tensors["count"])):
             self.refuse(f"count of shape {tensors['count'].shape}, expected (n,) or (n, 1)")
 
     def candidates(self, tensors: Role, image: int) -> Candidates:
