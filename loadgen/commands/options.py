@@ -52,8 +52,8 @@ class LoadOptions(MeasurementOptions):
         str | None,
         option(
             "Images",
-            "Images to send: an npz file, a folder with a directory per class, or a flat folder. Default: a few "
-            "built-in ones.",
+            "Images to send: an npz file, a folder with a directory per class, a COCO annotation file, YOLO's folders, or "
+            "a flat folder. Default: a few built-in ones.",
         ),
     ] = None
     task: Annotated[
@@ -67,7 +67,7 @@ class LoadOptions(MeasurementOptions):
         option(
             "Images",
             "Which labelled images to use. held_out: those that the calibration did not see; auto: held_out if "
-            "the calibration used this very data, else all.",
+            "the calibration used this very data, else those that no model was trained on, if that is known, else all.",
         ),
     ] = "auto"
     indices: Annotated[

@@ -1,7 +1,8 @@
 """The images of a load test, with labels where they have any: a folder, an npz file, or a few built-in ones.
 
 The split `held_out` keeps to the images that a calibration set aside; `auto` does so if the task's calibration used
-this very data, and else takes all. Bodies are sent as they are.
+this very data, else takes those that no model was trained on, if the data set says so, and else all. Bodies are sent as
+they are.
 """
 
 from __future__ import annotations
@@ -142,6 +143,8 @@ def _unlabelled(name: str, bodies: Sequence[bytes], limit: int | None, kind: Kin
 def _split(images: LabelledImages, split: str, indices: Path) -> tuple[NDArray[np.intp], str]:
     if split == "held_out" or (split == "auto" and _numbers(indices, images)):
         return read_indices(indices, images), "held out"
+    if split == "auto" and images.trained is not None and not images.trained.all():
+        return np.flatnonzero(~images.trained), "those that no model was trained on"
     return np.arange(len(images)), "all"
 
 
