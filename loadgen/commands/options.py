@@ -52,8 +52,8 @@ class LoadOptions(MeasurementOptions):
         str | None,
         option(
             "Images",
-            "Images to send: an npz file, a folder with a directory per class, a COCO annotation file, YOLO's folders, or "
-            "a flat folder. Default: a few built-in ones.",
+            "Images to send: an npz file, a folder with a directory per class, a COCO annotation file, YOLO's folders, "
+            "or a flat folder. Default: a few built-in ones.",
         ),
     ] = None
     task: Annotated[
