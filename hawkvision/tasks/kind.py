@@ -14,8 +14,7 @@ contract as tests.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -29,26 +28,9 @@ from hawkvision.tasks.class_scores import Ranking
 from hawkvision.tasks.measured_kind import MeasuredKind
 from hawkvision.tasks.measured_kind import PredictionT as PredictionT
 from hawkvision.tasks.measured_kind import Truth as Truth
-
-
-class TensorSpec(NamedTuple):
-    """A tensor of predictions in the Open Inference Protocol."""
-
-    datatype: Literal["BYTES", "INT64", "FP32"]
-    shape: tuple[int, ...]
-    """Of n predictions; -1 for n and for other lengths that vary."""
-    ranked: bool = False
-    """Whether it can list the best k classes in its place (Triton's classification extension)."""
-
-
-class WireTensor(NamedTuple):
-    """A tensor of predictions: its shape, and its elements in C order."""
-
-    shape: tuple[int, ...]
-    values: Sequence[str] | Sequence[int] | Sequence[float]
-
-
-NO_TENSORS: Final[Mapping[str, TensorSpec]] = MappingProxyType({})
+from hawkvision.tasks.predictions.tensors import NO_TENSORS
+from hawkvision.tasks.predictions.tensors import TensorSpec as TensorSpec
+from hawkvision.tasks.predictions.tensors import WireTensor as WireTensor
 
 
 class Kernels(Protocol):

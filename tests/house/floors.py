@@ -21,6 +21,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.models.image_sets",),
     ("hawkvision.models", "hawkvision.servers", "hawkvision.reports"),
     ("hawkvision.tasks.boxes",),
+    ("hawkvision.tasks.predictions",),
     ("hawkvision.tasks",),
     ("hawkvision.tasks.decoders",),
     ("hawkvision.tasks.serving",),

@@ -121,12 +121,13 @@ class Counting:
         spread = np.array([self.kind.score(each, "spread") for each in outputs])
         if outputs[0].shape[1] == MEMBERS:
             return {"spread": spread}
-        agreement = np.array([self.kind.score(each, "agreement") for each in outputs])
+        both = np.array([self.kind.score(each, "agreement") for each in outputs])
+        alone = np.round(2 * both - spread, 5)
         return {
             "spread": spread,
-            "agreement": agreement,
-            "agreement, then spread": agreement + 1e-6 * spread,
-            "mean of both": agreement + spread,
+            "agreement alone": alone,
+            "agreement, then spread": alone + 1e-6 * spread,
+            "mean of both": both,
         }
 
     @staticmethod
