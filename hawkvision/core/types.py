@@ -186,8 +186,7 @@ class Prediction(msgspec.Struct, frozen=True):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledClass:
+class LabelledClass(msgspec.Struct, frozen=True):
     """One class with its calibrated probability."""
 
     label: str
