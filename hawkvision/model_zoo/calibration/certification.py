@@ -51,7 +51,7 @@ from hawkvision.model_zoo.building.manifest_writer import with_profile
 from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, read_evidence
 from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, received_images, received_predictions
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
-from hawkvision.model_zoo.calibration.splits import split_images
+from hawkvision.model_zoo.calibration.splits import split_again
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import Manifest, load_manifest
 from hawkvision.system.files import sha256_of, write_atomic
@@ -179,7 +179,7 @@ def certified_anew(
     design = msgspec.structs.replace(design, uses=design.uses or designing(design))
     check_unseen(design, images.sha256, compared, images.name)
     same = images.sha256 == design.data.sha256
-    chosen = split_images(manifest, images, design.data.seed).certify if same else evidence.clean
+    chosen = split_again(manifest, images, design.data).certify if same else evidence.clean
     use = _certifying_use(design, images, len(chosen), compared)
     execution = ModelExecution(backend)
     edge, datacenter = stages_by_tier(design)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.predictions import Split, split_indices
+from hawkvision.cascade.certification.profile import ProfileData
 from hawkvision.core.errors import ManifestError
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import Manifest, Training
@@ -40,6 +41,15 @@ def split_images(manifest: Manifest, images: LabelledImages, seed: int, *, fit_o
     if training is None or training.data_sha256 != images.sha256:
         return split_indices(images.sources, seed)
     return split_after_training(training, images, seed)
+
+
+def split_again(manifest: Manifest, images: LabelledImages, data: ProfileData) -> Split:
+    """The split of a profile's own images, or of others in the same way.
+
+    Raises:
+        ManifestError: as `split_images`.
+    """
+    return split_images(manifest, images, data.seed, fit_on_trained=data.held_out == 0)
 
 
 def split_after_training(training: Training, images: LabelledImages, seed: int) -> Split:

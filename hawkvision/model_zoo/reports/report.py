@@ -27,7 +27,7 @@ from hawkvision.model_zoo.calibration.corruption import mixed, mixture_name
 from hawkvision.model_zoo.calibration.drift_replay import LabelledPredictions, subset
 from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, TrainedImages, read_evidence
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
-from hawkvision.model_zoo.calibration.splits import split_images
+from hawkvision.model_zoo.calibration.splits import split_again
 from hawkvision.model_zoo.reports.metrics import (
     Drift,
     Reliability,
@@ -84,7 +84,7 @@ def report_calibration(
     kind = load_kind(manifest, models)
     evidence = read_evidence(data, kind, manifest, models, LabelReading(trained=TrainedImages.LEAVE_OUT))
     images = evidence.images
-    split = split_images(manifest, images, known.data.seed)
+    split = split_again(manifest, images, known.data)
     if len(split.held_out) < FEWEST_HELD_OUT:
         raise ConfigError(
             f"{data}: {len(split.held_out)} of {len(images)} images are held out; expected at least "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.predictions import split_indices
+from hawkvision.cascade.certification.profile import ProfileData
 from hawkvision.core.errors import ManifestError
-from hawkvision.model_zoo.calibration.splits import split_images, training_mask
+from hawkvision.model_zoo.calibration.splits import split_again, split_images, training_mask
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import Cascade, FileSource, InputSpec, Manifest, Training, Variant
 from hawkvision.system.files import sha256_of
@@ -107,3 +110,14 @@ def test_the_choice_of_training_images_never_changes() -> None:
 def test_too_few_images_are_refused() -> None:
     with pytest.raises(ManifestError, match="10 images are to train and some to certify, but only 10 exist"):
         training_mask(np.arange(12) >= 10, 10, 1)
+
+
+def test_a_profile_fitted_on_images_that_trained_a_model_is_certified_anew_on_the_others_only() -> None:
+    trained = np.arange(40) % 3 == 0
+    some = replace(images(np.zeros(40, np.bool_)), trained=trained)
+    data = ProfileData(name="set", sha256=DATA, seed=5, profile=int(trained.sum()), certify=26, held_out=0)
+    split = split_again(manifest(None), some, data)
+    assert split.profile.tolist() == np.flatnonzero(trained).tolist()
+    assert split.certify.tolist() == np.flatnonzero(~trained).tolist()
+    left_out = split_images(manifest(None), some, 5)
+    assert not trained[left_out.used()].any()
