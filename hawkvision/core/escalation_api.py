@@ -15,7 +15,7 @@
         Authorization: Bearer KEY              if the tier has a key
         <the encoded image: the caller's own bytes, or a smaller image made from it (`imaging.downscale`)>
 
-    200 {"top_k": [{"index": 281, "confidence": 0.83}, …],         the fields of the task's kind come first
+    200 {"top_k": [{"index": 281, "confidence": 0.83}, …],     first the fields of the task's kind
          "model": "ensemble",
          "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …, "first": …}, "batch_size": 3,
          "score": null, "passed_over": null, "complete": true, "fingerprint": "…/int8"}
@@ -44,10 +44,9 @@ decision within one round trip:
 certified. An edge before 0.2 ignores it and uses the fingerprint in `/v1/stages`, which follows from the tier's
 settings. `ran` there is what the replicas state.
 
-The score is the kind's (`TaskKind.score`), computed in float32. The comparison widens
-it to float64, and the header writes the threshold with enough digits to restore the same float64, so the tier accepts
-exactly the images that an offline computation accepts. An intermediate stage whose answers must not count has the
-Accept-Score `inf`.
+A score is one of the task's kind (`TaskKind.scores`), computed in float32. The comparison widens it to float64, and the
+header writes the threshold with enough digits to restore the same float64, so the tier accepts exactly the images that
+an offline computation accepts. An intermediate stage whose answers must not count has the Accept-Score `inf`.
 
 A progressive request accepts replies by some members of an ensemble before its deadline. The body may then have several
 such objects, one per line (`application/jsonl`), each from more members and views than the one before. The last one is

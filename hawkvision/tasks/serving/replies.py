@@ -1,7 +1,7 @@
 """The JSON of replies to escalations: the fields of the task's kind, then those that all kinds have.
 
-{"top_k": [...],  "model": "ensemble", "timing_ms": {...}, ..., "passed_over": {"index": 282,  "score": 0.41, ...}}
-kind's fields    fields of all kinds                                           kind's fields
+{"top_k": [{"index": 281, …}, …], "model": "ensemble", …, "passed_over": {"index": 282, "score": 0.41, …}}
+  the kind's                      of all kinds                            the kind's    of all kinds
 """
 
 from __future__ import annotations
