@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from edge.inference.admission import Admission
 from edge.inference.edge_stage import EdgeStage, StagePrediction, check_stage
 from edge.inference.job_queue import MAX_BATCH
+from edge.inference.shared_models import SharedModels
 from edge.inference.stage_loader import StageLoader
 from edge.inference.warm_up import look_at_samples, warm_up
 from edge.inference.worker_pool import WorkerPool
@@ -87,8 +88,15 @@ class Environment:
     """For connections to the datacenter; None trusts the system's authorities."""
 
 
-def load_components(config: EdgeConfig, given_up: Future[None] | None = None) -> NodeComponents:
-    """Load the edge stage, its policy and its certificates; `given_up` ends the waiting for a device.
+def load_components(
+    config: EdgeConfig, given_up: Future[None] | None = None, shared: SharedModels | None = None
+) -> NodeComponents:
+    """Load the edge stage, its policy and its certificates.
+
+    Args:
+        config: the node's settings.
+        given_up: ends the waiting for a device when it is done.
+        shared: models that other tasks of this process run; None shares none.
 
     Raises:
         HawkVisionError: if a manifest, profile, certificate or model file is missing, corrupt or for another model.
@@ -97,7 +105,7 @@ def load_components(config: EdgeConfig, given_up: Future[None] | None = None) ->
     manifest = load_manifest(config.task, models)
     name = stage_of(config, manifest)
     kind = load_kind(manifest, models)
-    loader = StageLoader(config, manifest, kind, cache, given_up)
+    loader = StageLoader(config, manifest, kind, cache, given_up, shared)
     baseline = None
     if config.policy != HAWKVISION:
         baseline = find_baseline(config.policy)(config, manifest, cache, name, loader.load_warm)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 
 from edge.factory import Environment, NodeComponents, load_components, open_node
+from edge.inference.shared_models import SharedModels
 from edge.serving.tasks import Entry, ServedTasks, TaskFailure
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.settings.config import EdgeConfig
@@ -26,9 +27,10 @@ def load_tasks(configs: Mapping[str, EdgeConfig], given_up: Future[None] | None 
     """
     loaded: dict[str, Loaded] = {}
     failed: list[Exception] = []
+    models = SharedModels()
     for task, config in configs.items():
         try:
-            loaded[task] = load_components(config, given_up)
+            loaded[task] = load_components(config, given_up, models)
         except Exception as error:
             if len(configs) == 1:
                 raise

@@ -63,6 +63,8 @@ class LoadedModel:
     """The same variant on several threads, for an image that is alone (`inference.adaptive_parallelism`)."""
     decode: Callable[[Tensors], Tensors] | None = None
     """The variant's decoder; None leaves the tensors as they are."""
+    give_back: Callable[[], None] | None = None
+    """Ends the use of a model that other tasks run as well; None closes its backends."""
     expectant: Prefetching | None = field(init=False, repr=False, compare=False)
     """`wide`, if it can prepare while the image is decoded."""
 
@@ -88,6 +90,9 @@ class LoadedModel:
 
     def close(self) -> None:
         """Give back memory and threads."""
+        if self.give_back is not None:
+            self.give_back()
+            return
         self.backend.close()
         if self.wide is not None:
             self.wide.close()

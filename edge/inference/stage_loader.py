@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel
+from edge.inference.shared_models import OpenModel, SharedModels
 from edge.inference.warm_up import warm_up
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import ManifestError
@@ -24,6 +27,9 @@ from hawkvision.models.manifest import Manifest, Variant
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.serving.output_decoder import OutputDecoder
 
+_SHARED: Final = ("auto", "int8", "onnxruntime", "openvino")
+"""Backends whose models several tasks can run: others answer without a model, or have a device of their own."""
+
 
 class StageLoader:
     """Loads stages of one manifest with one configuration. Its methods block, and belong on a thread."""
@@ -35,6 +41,7 @@ class StageLoader:
         kind: TaskKind[Any],
         cache: Path,
         given_up: Future[None] | None = None,
+        shared: SharedModels | None = None,
     ) -> None:
         """Prepare.
 
@@ -44,12 +51,14 @@ class StageLoader:
             kind: of the task.
             cache: folder of built models.
             given_up: ends the waiting for a device when it is done.
+            shared: models that other tasks of this process run; None shares none.
         """
         self._config = config
         self._manifest = manifest
         self._kind = kind
         self._cache = cache
         self._given_up = given_up
+        self._shared = SharedModels() if shared is None else shared
 
     def load(self, name: str, temperature: float, score: str, *, known: bool = False) -> EdgeStage:
         """A variant or conditional ensemble with all its models.
@@ -113,13 +122,32 @@ class StageLoader:
         return stage
 
     def _model(self, variant: Variant, *, known: bool) -> LoadedModel:
+        key = self._key(variant, known=known)
+        model = self._shared.take(key, lambda: self._opened(variant, known=known))
+        try:
+            decoder = OutputDecoder.of(variant, self._kind)
+            decoder(model.backend.infer(np.zeros((1, *model.backend.input_shape), np.uint8)))
+        except BaseException:
+            self._shared.give_back(key)
+            raise
+        give_back = partial(self._shared.give_back, key)
+        return LoadedModel(variant.name, model.backend, variant.input, model.wide, decoder.decode, give_back)
+
+    def _key(self, variant: Variant, *, known: bool) -> Hashable:
+        """What two tasks must have in common to run one model. A variant that is not pinned has a model of its own."""
+        config = self._config
+        execution = (config.backend, config.onnx_providers, config.onnx_precision, config.intra_op_threads, known)
+        spec = (variant.input.height, variant.input.width, self._manifest.classes)
+        if variant.sha256 is None or config.backend not in _SHARED:
+            return object()
+        return (variant.sha256, *spec, *execution)
+
+    def _opened(self, variant: Variant, *, known: bool) -> OpenModel:
         backend, wide = self._open(variant), None
         if divides(self._config.backend, self._config.onnx_providers):
             wanted = self._config.intra_op_threads
             wide = open_wide(backend, lambda threads: self._open(variant, threads), wanted, known=known)
-        decoder = OutputDecoder.of(variant, self._kind)
-        decoder(backend.infer(np.zeros((1, *backend.input_shape), np.uint8)))
-        return LoadedModel(variant.name, backend, variant.input, wide, decoder.decode)
+        return OpenModel(backend, wide)
 
     def _open(self, variant: Variant, threads: int = 1) -> Backend:
         """A variant's backend, of verified bytes; `threads` work on one image."""
