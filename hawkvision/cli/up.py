@@ -24,6 +24,7 @@ from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
 from hawkvision.models.sample_images import sample_image
 from hawkvision.system.child_server import ServerProcess, running
+from hawkvision.tasks.registry import form_of
 
 WHOLE_S: Final = 60.0
 """Time for the first answer that is not degraded, once both tiers are ready."""
@@ -92,11 +93,15 @@ def run(options: UpOptions, environ: Mapping[str, str], say: Callable[[str], Non
             image = sample_image(cache_dir(edge_config.cache_dir))
             authority = edge_config.tls_certificate
             with Client(url, api_key=key, timeout_s=REQUEST_S, ca=authority) as client:
-                first_whole_answer(client, image, (datacenter, edge))
-            said = _asked(f"{url}/v1/classify?{TARGET}", image, key, authority)
+                tasks = client.tasks()["tasks"]
+                served = next(each for each in tasks if each["status"] == "ready")
+                first_whole_answer(client, image, (datacenter, edge), served["task"])
+            named = "" if served is tasks[0] else f"&task={served['task']}"
+            asked = f"{url}{form_of(served['kind'])}?{TARGET}{named}"
+            said = _asked(asked, image, key, authority)
             say(f"\nedge node    {edge.url}  ({url}/docs describes its API)")
             say(f"datacenter   {datacenter.url}\n")
-            say(f"$ {curl_line(url, image, authority, environ, keyed=key is not None)}")
+            say(f"$ {curl_line(asked, image, authority, environ, keyed=key is not None)}")
             say(said)
             say("\nready; Ctrl-C stops both")
             watch((datacenter, edge))
@@ -185,7 +190,9 @@ def both_tiers(
             yield datacenter, edge
 
 
-def first_whole_answer(client: Client, image: Path, tiers: tuple[ServerProcess, ...]) -> Answer:
+def first_whole_answer(
+    client: Client, image: Path, tiers: tuple[ServerProcess, ...], task: str | None = None
+) -> Answer:
     """Wait for an answer of the best quality that is not degraded, which shows that both tiers work together.
 
     Raises:
@@ -194,7 +201,7 @@ def first_whole_answer(client: Client, image: Path, tiers: tuple[ServerProcess, 
     """
     until = time.monotonic() + WHOLE_S
     while True:
-        answer = client.classify(image, quality="best")
+        answer = client.infer(image, quality="best", task=task)
         if answer.tier is Tier.DATACENTER and not answer.degraded:
             return answer
         check_running(tiers)
@@ -238,7 +245,7 @@ def prefixed(name: str) -> Callable[[str], None]:
 
 def curl_line(url: str, image: Path, authority: Path | None, environ: Mapping[str, str], *, keyed: bool) -> str:
     """A request as a shell command."""
-    words = ["curl", "--silent", "--data-binary", f"@{image}", f"{url}/v1/classify?{TARGET}"]
+    words = ["curl", "--silent", "--data-binary", f"@{image}", url]
     if authority is not None:
         words[1:1] = ["--cacert", str(authority)]
     written = shlex.join(words)

@@ -29,6 +29,12 @@ KIND_OF_FORM: Final[Mapping[str, str]] = MappingProxyType(
 """The kind of task that each typed form of `INFER_PATH` answers."""
 
 
+def form_of(kind: str | None) -> str:
+    """The path of the API for tasks of a kind: its typed form, or the one for any."""
+    typed = (path for path, its_kind in KIND_OF_FORM.items() if its_kind == kind and path != DEEPSTACK_PATH)
+    return next(typed, INFER_PATH)
+
+
 def kind_names() -> tuple[str, ...]:
     """The names of all kinds that are installed, sorted. Nothing is loaded."""
     return plugins.names(GROUP)

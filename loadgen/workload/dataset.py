@@ -149,9 +149,10 @@ def _split(images: LabelledImages, split: str, indices: Path) -> tuple[NDArray[n
 
 
 def _numbers(indices: Path, images: LabelledImages) -> bool:
-    """Whether the calibration's split is of these very images."""
+    """Whether the calibration's split is of these very images, and held some out."""
     try:
-        return msgspec.json.decode(indices.read_bytes(), type=HeldOutIndices).data_sha256 == images.sha256
+        split = msgspec.json.decode(indices.read_bytes(), type=HeldOutIndices)
+        return split.data_sha256 == images.sha256 and bool(split.indices)
     except FileNotFoundError:
         return False
     except OSError as error:

@@ -13,7 +13,7 @@ from hawkvision.core.types import Prediction
 from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.models.manifest import load_labels, load_manifest
 from hawkvision.tasks.kind import TaskKind, Truth
-from hawkvision.tasks.registry import CLASSIFY_PATH, DEEPSTACK_PATH, INFER_PATH, KIND_OF_FORM, task_kind
+from hawkvision.tasks.registry import CLASSIFY_PATH, form_of, task_kind
 
 Label: TypeAlias = tuple[list[int], list[list[float]] | None]
 """The label of an image on its way to another process: classes, and boxes if there are some (`Annotation`)."""
@@ -35,9 +35,8 @@ class KindSpec(msgspec.Struct, frozen=True):
         return task_kind(self.name, self.labels, self.options)
 
     def form(self) -> str:
-        """The path of the API for tasks of this kind: its typed form, or the one for any."""
-        forms = (path for path, kind in KIND_OF_FORM.items() if kind == self.name and path != DEEPSTACK_PATH)
-        return next(forms, INFER_PATH)
+        """The path of the API for tasks of this kind."""
+        return form_of(self.name)
 
 
 def kind_of_task(task: str, models: Path) -> KindSpec | None:

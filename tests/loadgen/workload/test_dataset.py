@@ -12,6 +12,7 @@ from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import models_dir
 from loadgen.workload.dataset import GENERATED, Dataset, generated, photographs, read_dataset
 from loadgen.workload.held_out import HeldOutIndices
+from loadgen.workload.judging import path_of
 from tests.images import encoded
 from tests.loadgen.commands.test_evaluate import write_set
 
@@ -93,3 +94,24 @@ def test_order_shows_every_image_before_any_comes_again(tmp_path: Path) -> None:
 def test_missing_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none"):
         read(tmp_path / "none")
+
+
+def test_boxes_are_labels_and_images_that_a_model_was_trained_on_are_left_out(tmp_path: Path) -> None:
+    images = [encoded(seed=seed) for seed in range(3)]
+    offsets = np.cumsum([0, *map(len, images)]).astype(np.uint32)
+    boxes = np.array([[0.1, 0.1, 0.5, 0.5], [0.0, 0.0, 1.0, 1.0], [0.2, 0.2, 0.4, 0.9]], np.float32)
+    np.savez(
+        tmp_path / "boxes.npz", data=np.frombuffer(b"".join(images), np.uint8), offsets=offsets, boxes=boxes,
+        box_offsets=np.array([0, 1, 1, 3], np.uint32), classes=np.array([0, 2, 0], np.int16),
+        class_names=np.array(["person", "bicycle", "car"]), clean=np.array([True, False, True]),
+    )  # fmt: skip
+    dataset = read_dataset(str(tmp_path / "boxes.npz"), "coco", MODELS, limit=None)
+    assert (dataset.numbers, list(dataset.bodies)) == ((0, 2), [images[0], images[2]])
+    assert dataset.kind is not None
+    assert (dataset.kind.name, path_of(dataset.kind)) == ("detection", "/v1/detect")
+    assert dataset.labels is not None
+    (found, classes) = dataset.labels[1]
+    assert (found == boxes[1:]).all()
+    assert classes.tolist() == [2, 0]
+    assert "no model was trained on" in dataset.name
+    assert len(read_dataset(str(tmp_path / "boxes.npz"), "coco", MODELS, split="all", limit=None)) == 3
