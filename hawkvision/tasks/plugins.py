@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from hawkvision.core.errors import ManifestError
 
 ClassT = TypeVar("ClassT")
+REINSTALL: Final = "install it again, in a checkout with `pip install --editable .`"
+"""An editable installation keeps its list of entry points when the code is updated."""
 
 
 def names(group: str) -> tuple[str, ...]:
@@ -26,7 +28,8 @@ def load(group: str, name: str, base: type[ClassT], word: str) -> type[ClassT]:
     found = {entry.value: entry for entry in entry_points(group=group, name=name)}
     what = f"{word} {name!r}"
     if not found:
-        raise ManifestError(f"{what} is not installed; there are {', '.join(names(group)) or 'none'}")
+        known = ", ".join(names(group)) or f"none: this installation is older than its code; {REINSTALL}"
+        raise ManifestError(f"{what} is not installed; there are {known}")
     if len(found) > 1:
         raise ManifestError(f"{what} is installed more than once: {', '.join(sorted(found))}")
     (entry,) = found.values()
