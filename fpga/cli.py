@@ -237,7 +237,7 @@ def _images(task: str, graph: IntegerGraph, data: Path | None) -> tuple[Pixels, 
     if data is None:
         noise = np.random.default_rng(0).integers(0, 256, (NOISE_IMAGES, *size, graph.input.channels), np.uint8)
         return noise, "uniform noise, seed 0"
-    labelled = read_images(data, load_labels(load_manifest(task, models_dir(None)), models_dir(None)))
+    labelled = read_images(data, load_labels(load_manifest(task, models_dir(None, task)), models_dir(None, task)))
     wanted = np.flatnonzero(labelled.is_test) if labelled.is_test.any() else np.arange(len(labelled))
     decoded = [cv2.imdecode(np.frombuffer(labelled.bodies[at], np.uint8), cv2.IMREAD_COLOR) for at in wanted[:1024]]
     fitting = [image[..., ::-1] for image in decoded if image is not None and image.shape[:2] == size]

@@ -56,7 +56,7 @@ def calibrate(
             out or Path("profile.json"),
             compared=compared,
             datagram=datagram,
-            models=manifest.models_dir(models_dir),
+            models=manifest.models_dir(models_dir, task),
             cache=manifest.cache_dir(cache_dir),
         )
         return
@@ -73,7 +73,7 @@ def calibrate(
         datagram=datagram,
         certify_data=certify_data,
         compared=compared,
-        models=manifest.models_dir(models_dir),
+        models=manifest.models_dir(models_dir, task),
         cache=manifest.cache_dir(cache_dir),
     )
 
@@ -111,7 +111,7 @@ def certify(
         betting=betting,
         compared=compared,
         profile=profile,
-        models=manifest.models_dir(models_dir),
+        models=manifest.models_dir(models_dir, task),
         cache=manifest.cache_dir(cache_dir),
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -156,6 +156,6 @@ def report_calibration(
     from hawkvision.model_zoo.reports.report import report_calibration as run
     from hawkvision.models import manifest
 
-    models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
+    models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
     run(task, data, out, profile=profile, models=models, cache=cache)
     typer.echo(f"written to {out}")

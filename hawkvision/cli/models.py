@@ -30,7 +30,7 @@ def models_build(
     from hawkvision.models import manifest
     from hawkvision.native.library import unavailable_reason
 
-    models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
+    models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
     if from_ is not None:
         library, _, name = from_.partition(":")
         if library != "torchvision" or not name:
@@ -67,7 +67,7 @@ def models_train(
     from hawkvision.model_zoo.training.train_cascade import train_cascade
     from hawkvision.models import manifest
 
-    models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
+    models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
     trained = train_cascade(task, data, models=models, cache=cache, only=only or (), epochs=epochs, out=out)
     if trained.measured is None:
         typer.echo(f"nothing written yet, left to train: {', '.join(trained.left)}")
@@ -103,7 +103,7 @@ def models_list(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("variant", "precision", "MB", "top-1", "95 % interval", "cascade", "state"):
         table.add_column(title)
-    for state in list_variants(task, manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)):
+    for state in list_variants(task, manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)):
         variant, accuracy = state.variant, state.variant.accuracy
         table.add_row(
             variant.name,
@@ -123,7 +123,7 @@ def models_verify(task: Task = "imagenet", models_dir: ModelsDir = None, cache_d
     from hawkvision.model_zoo.building.build import verify
     from hawkvision.models import manifest
 
-    verified = verify(task, models=manifest.models_dir(models_dir), cache=manifest.cache_dir(cache_dir))
+    verified = verify(task, models=manifest.models_dir(models_dir, task), cache=manifest.cache_dir(cache_dir))
     typer.echo(f"verified: {', '.join(artifact.variant for artifact in verified)}")
 
 
@@ -168,7 +168,7 @@ def models_equivalence(
         profile=profile,
         certificates=certificates,
         out=out,
-        models=manifest.models_dir(models_dir),
+        models=manifest.models_dir(models_dir, task),
         cache=manifest.cache_dir(cache_dir),
     )
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -112,9 +112,10 @@ def prepare_models(edge: EdgeConfig, datacenter: DatacenterConfig, say: Callable
     """
     if edge.backend == datacenter.backend == "noop":
         return
-    models, cache = models_dir(edge.models_dir), cache_dir(edge.cache_dir)
+    cache = cache_dir(edge.cache_dir)
     named = variants_by_task(datacenter)
     for task in dict.fromkeys((edge.task, *datacenter.tasks)):
+        models = models_dir(edge.models_dir, task)
         manifest = load_manifest(task, models)
         stages = list(named.get(task, manifest.cascade.dc)) if task in datacenter.tasks else []
         if task == edge.task:

@@ -120,7 +120,7 @@ def load_catalogs(config: DatacenterConfig) -> dict[str, Catalog | TaskFailure]:
     failures: list[HawkVisionError] = []
     for task in config.tasks:
         try:
-            catalogs[task] = catalog_of(load_manifest(task, models_dir(config.models_dir)), config)
+            catalogs[task] = catalog_of(load_manifest(task, models_dir(config.models_dir, task)), config)
         except HawkVisionError as error:
             failures.append(error)
             catalogs[task] = TaskFailure(error.message)

@@ -95,7 +95,7 @@ def build(
         ManifestError: if there is no such variant.
         ArtifactError: if weights are missing or not the pinned ones, or the result is not the pinned one.
     """
-    models, cache = models_dir(models), cache_dir(cache)
+    models, cache = models_dir(models, task), cache_dir(cache)
     manifest = load_manifest(task, models)
     variants = _selected(manifest, names)
     with _reporting(len(variants), progress) as report:
@@ -164,13 +164,13 @@ def verify(
     Raises:
         ArtifactError: on the first that is not, saying how to build it.
     """
-    manifest, cache = load_manifest(task, models_dir(models)), cache_dir(cache)
+    manifest, cache = load_manifest(task, models_dir(models, task)), cache_dir(cache)
     return tuple(_verified(manifest, v, cache) for v in _selected(manifest, names))
 
 
 def list_variants(task: str, models: Path | None = None, cache: Path | None = None) -> tuple[VariantState, ...]:
     """Every variant of a task, whether it is built, and where the cascade uses it."""
-    manifest, cache = load_manifest(task, models_dir(models)), cache_dir(cache)
+    manifest, cache = load_manifest(task, models_dir(models, task)), cache_dir(cache)
     states = []
     for variant in manifest.variants:
         path = artifact_path(cache, task, variant.name)
