@@ -24,6 +24,8 @@ Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_.-]*$", max_length=64)]
 Precision: TypeAlias = Literal["fp32", "int8", "w2a8", "w3a8", "w4a8", "w5a8", "w6a8", "w7a8", "w8a8"]
 """`w4a8` is an integer network with 4 bits per weight and 8 per activation, which an FPGA can run."""
+FLOAT_OR_INT8: Final = ("fp32", "int8")
+"""Precisions of networks that are no integer networks."""
 Interpolation: TypeAlias = Literal["bilinear", "bicubic", "area"]
 
 MANIFEST: Final = "manifest.toml"
@@ -76,9 +78,12 @@ class FileSource(_ManifestStruct, frozen=True, tag_field="kind", tag="file"):
     sha256: Sha256
 
     @property
-    def reader(self) -> Literal["safetensors", "qonnx"]:
-        """The format by the file name: float weights, or a quantised network in QONNX."""
-        return "qonnx" if self.file.endswith(".onnx") else "safetensors"
+    def reader(self) -> Literal["safetensors", "onnx"]:
+        """The format by the file name: float weights, or a network in ONNX.
+
+        The latter is QONNX for the precisions of integer networks, else the model as it is run.
+        """
+        return "onnx" if self.file.endswith(".onnx") else "safetensors"
 
     def __str__(self) -> str:
         return self.file

@@ -34,6 +34,7 @@ from hawkvision.model_zoo.building.quantize import quantise_model
 from hawkvision.model_zoo.building.ranges import load_ranges
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import (
+    FLOAT_OR_INT8,
     FileSource,
     Manifest,
     PackageSource,
@@ -123,8 +124,8 @@ def emit_variant(task: str, variant: Variant, models: Path, weights: bytes) -> b
     where = f"{task}: {variant.source}"
     if sha256_of(weights) != variant.source.sha256:
         raise ArtifactError(f"{where}: expected SHA-256 {variant.source.sha256}, found {sha256_of(weights)}")
-    if variant.source.reader == "qonnx":
-        return _integer_model(variant, weights, where)
+    if variant.source.reader == "onnx":
+        return weights if variant.precision in FLOAT_OR_INT8 else _integer_model(variant, weights, where)
     model = emit(variant.architecture, parse_checkpoint(weights, variant.source.reader, where), variant.input, where)
     if variant.precision == "int8":
         ranges = load_ranges(models, task, variant)
