@@ -1,11 +1,11 @@
 """Fingerprints of what computed an answer, as stated by the process that ran the models.
 
-    fingerprint = SHA-256 of models, inputs, temperatures and averaging  "/"  executions
+    fingerprint = SHA-256 of models, inputs, decoders, temperatures, combination and kind  "/"  executions
 
 A replica states for each of its variants the hash of the file's content as it was loaded, the input, the temperature,
-and the execution: what ran the network, on which provider and in which precision. From that statement a stage's
-fingerprint follows (`stage_fingerprint`); its first part is `Manifest.fingerprint` of a manifest that says the same, by
-which certificates name a stage. The second part lists the executions of its members, each once.
+the decoder and the execution: what ran the network, on which provider and in which precision. From that statement a
+stage's fingerprint follows (`stage_fingerprint`); its first part is `Manifest.fingerprint` of a manifest that says the
+same, by which certificates name a stage. The second part lists the executions of its members, each once.
 
 Certificates are made with ONNX Runtime's CPU provider. `EXACT` are the executions that give the same answers: bit for
 bit (our own kernels, which are compared at each start) or by integer arithmetic (the FPGA's). Any other needs a
@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from hawkvision.models.manifest import InputSpec, model_fingerprint
+from hawkvision.models.input_spec import InputSpec, MemberFacts, Weights, input_facts, model_fingerprint
+from hawkvision.models.manifest import Variant
 
 EXACT: Final = frozenset(
     {"onnxruntime:CPUExecutionProvider", "int8", "fpga-ref", "fpga-sim", "fpga-device", "fpga-offload"}
@@ -56,11 +57,41 @@ class VariantRun(msgspec.Struct, frozen=True):
     temperature: float
     execution: str
     """`Execution` as text."""
+    decoder: str = "logits"
+    decoder_options: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, variant: Variant, sha256: str | None, execution: str) -> VariantRun:
+        """A variant of a manifest, run from a file with this hash in this way."""
+        return cls(
+            variant.name,
+            sha256,
+            variant.input,
+            variant.temperature,
+            execution,
+            variant.decoder,
+            variant.decoder_options,
+        )
+
+    @property
+    def facts(self) -> MemberFacts:
+        """What decides this variant's part in an answer, apart from its execution."""
+        return MemberFacts(self.name, self.sha256, self.input, self.temperature, self.decoder, self.decoder_options)
 
 
 def statement(runs: Sequence[VariantRun]) -> str:
-    """The statement of a process about its variants, as text that travels with its answers."""
-    return msgspec.json.encode(list(runs)).decode()
+    """The statement of a process about its variants, as text that travels with its answers.
+
+    Fields that came later are left out where they have their defaults, so that earlier releases read it.
+    """
+    return msgspec.json.encode([_stated(run) for run in runs]).decode()
+
+
+def _stated(run: VariantRun) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.structs.asdict(run) | {"input": input_facts(run.input)}
+    if run.decoder == "logits" and not run.decoder_options:
+        del fields["decoder"], fields["decoder_options"]
+    return fields
 
 
 @functools.lru_cache(256)
@@ -71,15 +102,19 @@ def stage_fingerprint(
     horizontal_flip: bool = False,
     temperature: float = 1.0,
     accept_confidence: float | None = None,
+    weights: Weights = (),
+    task: str = "",
 ) -> str | None:
     """The fingerprint of a stage whose members ran in a process with this statement.
 
     Args:
         stated: a `statement`.
-        members: of the stage; more than one are averaged.
-        horizontal_flip: whether mirror images are averaged, too.
-        temperature: of the average.
+        members: of the stage; more than one are combined.
+        horizontal_flip: whether mirror images are combined, too.
+        temperature: of the combination.
         accept_confidence: of a conditional ensemble.
+        weights: of the members, as the manifest's.
+        task: `Manifest.task_facts`.
 
     Returns: None if the process did not state one of them, or ran no model file.
     """
@@ -88,10 +123,12 @@ def stage_fingerprint(
         return None
     runs = [found[name] for name in members]
     models = model_fingerprint(
-        [(run.name, run.sha256, run.input, run.temperature) for run in runs],
+        [run.facts for run in runs],
         horizontal_flip=horizontal_flip,
         temperature=temperature if len(members) > 1 else None,
         accept_confidence=accept_confidence,
+        weights=weights,
+        task=task,
     )
     return f"{models}{SEPARATOR}{BETWEEN.join(dict.fromkeys(run.execution for run in runs))}"
 

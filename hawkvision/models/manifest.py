@@ -7,9 +7,9 @@ to be) and the default cascade. Which machine runs what is deployment, and lives
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -18,6 +18,10 @@ from msgspec import Meta
 
 from hawkvision.core.errors import ConfigError, ManifestError, NotFound
 from hawkvision.core.text_files import read_text
+from hawkvision.models.input_spec import InputSpec as InputSpec
+from hawkvision.models.input_spec import Interpolation as Interpolation
+from hawkvision.models.input_spec import ManifestStruct, MemberFacts, model_fingerprint, task_facts
+from hawkvision.models.input_spec import Weights as Weights
 
 Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -26,7 +30,6 @@ Precision: TypeAlias = Literal["fp32", "int8", "w2a8", "w3a8", "w4a8", "w5a8", "
 """`w4a8` is an integer network with 4 bits per weight and 8 per activation, which an FPGA can run."""
 FLOAT_OR_INT8: Final = ("fp32", "int8")
 """Precisions of networks that are no integer networks."""
-Interpolation: TypeAlias = Literal["bilinear", "bicubic", "area"]
 
 MANIFEST: Final = "manifest.toml"
 """The file of a manifest, in its task's folder."""
@@ -34,27 +37,7 @@ _RENAMED_KEYS: Final = {"ladder": "cascade", "committees": "ensembles", "picture
 """Keys of manifests before 0.2."""
 
 
-class _ManifestStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all tables; unknown keys are errors."""
-
-
-class InputSpec(_ManifestStruct, frozen=True):
-    """The input of a variant: uint8 RGB (n, height, width, 3), with `mean` and `std` on the 0..255 scale.
-
-    The image is scaled so that its centred square, `crop_fraction` of the shorter side, covers the input.
-    Normalisation is folded into the graph; `mean` and `std` are kept for the builder and for other runtimes.
-    """
-
-    height: Annotated[int, Meta(ge=8, le=4096)]
-    width: Annotated[int, Meta(ge=8, le=4096)]
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    interpolation: Interpolation = "bilinear"
-    crop_fraction: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    channel_order: Literal["rgb", "bgr"] = "rgb"
-
-
-class PackageSource(_ManifestStruct, frozen=True, tag_field="kind", tag="package"):
+class PackageSource(ManifestStruct, frozen=True, tag_field="kind", tag="package"):
     """A weight file inside a pinned package of the Python registry."""
 
     package: str
@@ -70,7 +53,7 @@ class PackageSource(_ManifestStruct, frozen=True, tag_field="kind", tag="package
         return f"{self.package}=={self.version}:{self.member}"
 
 
-class FileSource(_ManifestStruct, frozen=True, tag_field="kind", tag="file"):
+class FileSource(ManifestStruct, frozen=True, tag_field="kind", tag="file"):
     """A weight file beside the manifest, committed with it."""
 
     file: Annotated[str, Meta(pattern=r"^(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|onnx)$", max_length=128)]
@@ -93,8 +76,8 @@ WeightSource: TypeAlias = PackageSource | FileSource
 """The source of a variant's weights. In TOML, the key `file` marks a `FileSource`."""
 
 
-class MeasuredAccuracy(_ManifestStruct, frozen=True):
-    """Top-1 accuracy on labelled images, with its exact (Clopper-Pearson) 95 % interval."""
+class MeasuredAccuracy(ManifestStruct, frozen=True):
+    """Accuracy (1 − mean loss of the task kind) on labelled images, with its 95 % interval."""
 
     value: Fraction
     n: Annotated[int, Meta(ge=1)]
@@ -103,7 +86,7 @@ class MeasuredAccuracy(_ManifestStruct, frozen=True):
     data_sha256: Sha256
 
 
-class Variant(_ManifestStruct, frozen=True):
+class Variant(ManifestStruct, frozen=True):
     """One runnable model: weights, precision and input size."""
 
     name: Name
@@ -112,27 +95,32 @@ class Variant(_ManifestStruct, frozen=True):
     license: str
     source: WeightSource
     input: InputSpec
+    decoder: Name = "logits"
+    """How the model's tensors become those of the task kind (`hawkvision.tasks.decoders`)."""
+    decoder_options: dict[str, Any] = msgspec.field(default_factory=dict)
     sha256: Sha256 | None = None
     bytes: Annotated[int, Meta(ge=1)] | None = None
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
     accuracy: MeasuredAccuracy | None = None
 
 
-class Ensemble(_ManifestStruct, frozen=True):
-    """Several variants whose temperature-scaled probabilities are averaged, over the image and its mirror image."""
+class Ensemble(ManifestStruct, frozen=True):
+    """Several variants whose outputs the task kind combines, over the image and its mirror image."""
 
     name: Name
     members: Annotated[tuple[Name, ...], Meta(min_length=2)]
     horizontal_flip: bool = False
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
-    """Temperature of the average."""
+    """Temperature of the combination."""
+    weights: Weights = ()
+    """Of the members, in their order: one number each, or one per label each. Empty weighs all the same."""
     accept_confidence: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     """Confidence from which on the first member answers alone: a conditional ensemble, for edge nodes. None runs all
     members on every image."""
     accuracy: MeasuredAccuracy | None = None
 
 
-class Cascade(_ManifestStruct, frozen=True):
+class Cascade(ManifestStruct, frozen=True):
     """The stages of each tier, cheapest first. The last of `dc` is the reference stage."""
 
     edge: Annotated[tuple[Name, ...], Meta(min_length=1)]
@@ -142,7 +130,7 @@ class Cascade(_ManifestStruct, frozen=True):
     """The quantised stage of `edge` that FPGAs run by default."""
 
 
-class Training(_ManifestStruct, frozen=True):
+class Training(ManifestStruct, frozen=True):
     """Which images trained a cascade: `images` of a set, drawn by `seed`
     (`hawkvision.model_zoo.calibration.splits.training_mask`).
     """
@@ -152,13 +140,14 @@ class Training(_ManifestStruct, frozen=True):
     seed: int
 
 
-class Manifest(_ManifestStruct, frozen=True):
+class Manifest(ManifestStruct, frozen=True):
     """The models of a task."""
 
     format: Literal[1]
     task: Name
     labels: str
-    classes: Annotated[int, Meta(ge=2)]
+    classes: Annotated[int, Meta(ge=1)]
+    """The number of labels."""
     cascade: Cascade
     variants: tuple[Variant, ...]
     ensembles: tuple[Ensemble, ...] = ()
@@ -168,6 +157,10 @@ class Manifest(_ManifestStruct, frozen=True):
     """SHA-256 of the label file with newline line ends; None does not check it."""
     profile_sha256: Sha256 | None = None
     """SHA-256 of `profile.json`; None relies on the digest in the file."""
+    kind: Name = "classification"
+    """The kind of task, as installed (`hawkvision.tasks`)."""
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    """The options of the kind, which checks them."""
 
     def variant(self, name: str) -> Variant:
         """The variant of that name.
@@ -186,17 +179,27 @@ class Manifest(_ManifestStruct, frozen=True):
         return next((c for c in self.ensembles if c.name == name), None)
 
     def fingerprint(self, stage: str) -> str:
-        """SHA-256 of everything that decides a stage's answers: files, inputs, temperatures, averaging.
+        """SHA-256 of everything that decides a stage's answers: files, inputs, decoders, combination, kind.
 
         A certificate holds for the stage with this fingerprint and no other.
         """
         ensemble = self.ensemble(stage)
         return model_fingerprint(
-            [(v.name, v.sha256, v.input, v.temperature) for v in self.members(stage)],
+            [
+                MemberFacts(v.name, v.sha256, v.input, v.temperature, v.decoder, v.decoder_options)
+                for v in self.members(stage)
+            ],
             horizontal_flip=ensemble is not None and ensemble.horizontal_flip,
             temperature=ensemble.temperature if ensemble else None,
             accept_confidence=None if ensemble is None else ensemble.accept_confidence,
+            weights=() if ensemble is None else ensemble.weights,
+            task=self.task_facts,
         )
+
+    @property
+    def task_facts(self) -> str:
+        """The kind and its options as a part of fingerprints."""
+        return task_facts(self.kind, self.options)
 
     @property
     def best(self) -> str:
@@ -212,24 +215,6 @@ class Manifest(_ManifestStruct, frozen=True):
     def datacenter_inputs(self) -> tuple[InputSpec, ...]:
         """The distinct inputs of the stages of `cascade.dc` and their members."""
         return tuple(dict.fromkeys(member.input for stage in self.cascade.dc for member in self.members(stage)))
-
-
-def model_fingerprint(
-    members: Sequence[tuple[str, str | None, InputSpec, float]],
-    *,
-    horizontal_flip: bool,
-    temperature: float | None,
-    accept_confidence: float | None,
-) -> str:
-    """See `Manifest.fingerprint`; of each member the name, the file's SHA-256, its input and its temperature.
-
-    `temperature` is that of the average, None where there is none. The keys of what is hashed never change, whatever a
-    field is called later.
-    """
-    facts: dict[str, Any] = {"members": members, "horizontal_flip": horizontal_flip, "temperature": temperature}
-    if accept_confidence is not None:
-        facts["sure_from"] = accept_confidence
-    return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
 
 
 def parse_manifest(text: str, where: str) -> Manifest:
@@ -272,7 +257,11 @@ def _check_stages(manifest: Manifest, where: str) -> None:
     for stage in (*manifest.cascade.edge, *manifest.cascade.dc):
         if stage not in names:
             raise ManifestError(f"{where}: cascade names {stage!r}, which is neither a variant nor an ensemble")
+    for variant in manifest.variants:
+        if (contradiction := variant.input.contradiction()) is not None:
+            raise ManifestError(f"{where}: input of variant {variant.name!r}: {contradiction}")
     for ensemble in manifest.ensembles:
+        _check_weights(ensemble, manifest.classes, where)
         for member in ensemble.members:
             try:
                 manifest.variant(member)
@@ -285,6 +274,27 @@ def _check_stages(manifest: Manifest, where: str) -> None:
         raise ManifestError(f"{where}: cascade.default_edge {manifest.cascade.default_edge!r} is not in cascade.edge")
     if manifest.cascade.fpga is not None and manifest.cascade.fpga not in manifest.cascade.edge:
         raise ManifestError(f"{where}: cascade.fpga {manifest.cascade.fpga!r} is not in cascade.edge")
+
+
+def _check_weights(ensemble: Ensemble, labels: int, where: str) -> None:
+    """Check that there is a weight for each member, or for each label of each, and that not all are zero.
+
+    Raises:
+        ManifestError: naming what is expected.
+    """
+    if not ensemble.weights:
+        return
+    rows = [each if isinstance(each, tuple) else (each,) * labels for each in ensemble.weights]
+    place = f"{where}: weights of ensemble {ensemble.name!r}"
+    if len(rows) != len(ensemble.members):
+        raise ManifestError(f"{place}: expected {len(ensemble.members)}, one per member, got {len(rows)}")
+    for member, row in zip(ensemble.members, rows, strict=True):
+        if len(row) != labels:
+            raise ManifestError(f"{place}: expected {labels} for {member!r}, one per label, got {len(row)}")
+        if not all(math.isfinite(weight) and weight >= 0.0 for weight in row):
+            raise ManifestError(f"{place}: expected finite numbers of at least 0 for {member!r}")
+    if not all(any(column) for column in zip(*rows, strict=True)):
+        raise ManifestError(f"{place}: expected at least one member with a weight above 0 for every label")
 
 
 def _check_conditional(manifest: Manifest, where: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Final
 
 from hawkvision.core.errors import ManifestError
+from hawkvision.models.manifest import Manifest, load_labels
 from hawkvision.tasks.kind import TaskKind
 
 GROUP: Final = "hawkvision.tasks"
@@ -31,6 +33,19 @@ def kinds() -> Mapping[str, type[TaskKind[Any]]]:
             raise ManifestError(f"entry point {entry.name!r} of {GROUP}: {entry.value} is no TaskKind of that name")
         found[entry.name] = loaded
     return found
+
+
+def load_kind(manifest: Manifest, models: Path) -> TaskKind[Any]:
+    """The kind of a manifest's task, with its labels and options.
+
+    Raises:
+        ManifestError: as `load_labels` and `task_kind`, naming the task.
+    """
+    labels = load_labels(manifest, models)
+    try:
+        return task_kind(manifest.kind, labels, manifest.options)
+    except ManifestError as error:
+        raise ManifestError(f"task {manifest.task!r}: {error}") from None
 
 
 def task_kind(name: str, labels: Sequence[str], options: Mapping[str, Any]) -> TaskKind[Any]:

@@ -9,22 +9,29 @@ from typing import Any
 import msgspec
 
 from hawkvision.core.errors import ManifestError
+from hawkvision.models.input_spec import InputSpec, input_facts
 from hawkvision.models.manifest import Manifest
 
 
 def format_manifest(manifest: Manifest, header: str = "") -> str:
     """The manifest as TOML: scalars first, then tables; `header` lines become comments."""
     fields: dict[str, Any] = msgspec.to_builtins(manifest)
+    fields["kind"] = None if manifest.kind == "classification" else manifest.kind
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
-    heads = ("format", "task", "labels", "labels_sha256", "profile_sha256", "classes")
+    heads = ("format", "task", "kind", "labels", "labels_sha256", "profile_sha256", "classes")
     lines += [f"{key} = {_value(fields[key])}" for key in heads if fields[key] is not None]
     lines += ["", "[cascade]", *_table(fields["cascade"])]
+    if fields["options"]:
+        lines += ["", "[options]", *_table(fields["options"])]
     if fields["training"] is not None:
         lines += ["", "[training]", *_table(fields["training"])]
     for variant in fields["variants"]:
         del variant["source"]["kind"]  # its keys tell
+        variant |= {"input": input_facts(msgspec.convert(variant["input"], InputSpec))}
+        _leave_out(variant, {"decoder": "logits", "decoder_options": {}})
         lines += ["", "[[variants]]", *_table(variant)]
     for ensemble in fields["ensembles"]:
+        _leave_out(ensemble, {"weights": ()})
         lines += ["", "[[ensembles]]", *_table(ensemble)]
     return "\n".join(lines) + "\n"
 
@@ -41,8 +48,18 @@ def with_profile(text: str, sha256: str) -> str:
     return changed
 
 
+def _leave_out(table: dict[str, Any], defaults: dict[str, Any]) -> None:
+    for key, default in defaults.items():
+        if table[key] == default:
+            del table[key]
+
+
 def _table(fields: dict[str, Any]) -> list[str]:
-    return [f"{key} = {_value(value)}" for key, value in fields.items() if value is not None]
+    return [f"{_key(key)} = {_value(value)}" for key, value in fields.items() if value is not None]
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key)
 
 
 def _value(value: Any) -> str:

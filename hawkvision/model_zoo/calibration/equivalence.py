@@ -198,7 +198,7 @@ def _fingerprint(manifest: Manifest, stage: str, execution: ModelExecution, cach
             executions.append(execution_of(execution.backend, opened))
             opened.close()
         ran = BETWEEN.join(dict.fromkeys(executions))
-        runs.append(VariantRun(variant.name, variant.sha256, variant.input, variant.temperature, ran))
+        runs.append(VariantRun.of(variant, variant.sha256, ran))
     ensemble = manifest.ensemble(stage)
     found = stage_fingerprint(
         statement(runs),
@@ -206,6 +206,8 @@ def _fingerprint(manifest: Manifest, stage: str, execution: ModelExecution, cach
         horizontal_flip=ensemble is not None and ensemble.horizontal_flip,
         temperature=1.0 if ensemble is None else ensemble.temperature,
         accept_confidence=None if ensemble is None else ensemble.accept_confidence,
+        weights=() if ensemble is None else ensemble.weights,
+        task=manifest.task_facts,
     )
     assert found is not None, "all members have files"
     return found

@@ -16,10 +16,24 @@ from hawkvision.models.fingerprints import (
     stage_fingerprint,
     statement,
 )
-from hawkvision.models.manifest import InputSpec, load_manifest, models_dir
+from hawkvision.models.input_spec import task_facts
+from hawkvision.models.manifest import InputSpec, load_manifest, models_dir, parse_manifest
 
 SPEC = InputSpec(height=16, width=16, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 CPU = str(Execution("onnxruntime", "CPUExecutionProvider"))
+
+VARIANT = """
+[[variants]]
+name = "NAME"
+architecture = "detector"
+precision = "fp32"
+license = "MIT"
+decoder = "ssd"
+decoder_options = { iou = 0.6, classes = [1, 2] }
+source = { package = "p", version = "1", member = "w.pth", sha256 = "SHA" }
+sha256 = "SHA"
+input = { height = 32, width = 32, mean = [0.0, 0.0, 0.0], std = [1.0, 1.0, 1.0], fit = "letterbox" }
+"""
 
 
 def run(name: str, **changes: object) -> VariantRun:
@@ -49,6 +63,9 @@ def test_a_process_that_runs_what_a_manifest_says_has_its_fingerprints(task: str
         {"input": msgspec.structs.replace(SPEC, width=17)},
         {"temperature": 1.5},
         {"execution": "x"},
+        {"decoder": "ssd"},
+        {"decoder_options": {"iou": 0.5}},
+        {"input": msgspec.structs.replace(SPEC, fit="stretch")},
     ],
 )
 def test_all_that_decides_an_answer_changes_it(changes: dict[str, object]) -> None:
@@ -58,7 +75,37 @@ def test_all_that_decides_an_answer_changes_it(changes: dict[str, object]) -> No
     assert before != stage_fingerprint(statement([run("a"), run("b")]), both, horizontal_flip=True)
     assert before != stage_fingerprint(statement([run("a"), run("b")]), both, temperature=0.9)
     assert before != stage_fingerprint(statement([run("a"), run("b")]), ("b", "a"))
+    assert before != stage_fingerprint(statement([run("a"), run("b")]), both, weights=(1.0, 2.0))
+    assert before != stage_fingerprint(statement([run("a"), run("b")]), both, task=task_facts("detection", {}))
     assert before == stage_fingerprint(statement([run("c"), run("b"), run("a")]), both), "others are of no consequence"
+
+
+def test_a_process_that_runs_another_kind_of_task_has_its_manifests_fingerprint() -> None:
+    text = """
+format = 1
+task = "boxes"
+kind = "detection"
+labels = "labels.txt"
+classes = 2
+options = { limit = 20 }
+cascade = { edge = ["a"], dc = ["both"], default_edge = "a" }
+ensembles = [{ name = "both", members = ["a", "b"], weights = [1.0, [0.5, 2.0]] }]
+""" + "".join(VARIANT.replace("NAME", name).replace("SHA", name * 64) for name in "ab")
+    manifest = parse_manifest(text, "here")
+    stated = statement([VariantRun.of(variant, variant.sha256, CPU) for variant in manifest.variants])
+    for stage, weights in (("a", ()), ("both", (1.0, (0.5, 2.0)))):
+        members = tuple(v.name for v in manifest.members(stage))
+        found = stage_fingerprint(stated, members, weights=weights, task=manifest.task_facts)
+        assert found == f"{manifest.fingerprint(stage)}/{CPU}"
+
+
+def test_a_statement_has_no_fields_that_earlier_releases_refuse() -> None:
+    """Their inputs refuse unknown fields."""
+    assert statement([run("a")]) == (
+        '[{"name":"a","sha256":"' + "a" * 64 + '","input":{"height":16,"width":16,"mean":[0.0,0.0,0.0],'
+        '"std":[1.0,1.0,1.0],"interpolation":"bilinear","crop_fraction":1.0,"channel_order":"rgb"},'
+        '"temperature":1.0,"execution":"onnxruntime:CPUExecutionProvider"}]'
+    )
 
 
 def test_nothing_is_said_of_what_was_not_stated_or_has_no_file() -> None:

@@ -1,6 +1,7 @@
 """Manifests: the schema, and how breaking it is reported."""
 
 import datetime
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,20 @@ def test_a_good_manifest_is_read() -> None:
             'edge = ["small", "both"]',
             "cascade.edge names 'both'; edge runs .* with accept_confidence",
         ),
+        ("height = 32", 'height = 32, fit = "squash"', r"squash.*variants\[0\].input.fit"),
+        (
+            "height = 32",
+            'height = 32, fit = "stretch", crop_fraction = 0.9',
+            "'small': crop_fraction applies to .*'crop'",
+        ),
+        ("height = 32", "height = 32, pad_value = 0", "'small': pad_value and .* 'letterbox', got fit = 'crop'"),
+        ("horizontal_flip = true", "weights = [1.0]", "weights of ensemble 'both': expected 2, one per member, got 1"),
+        ("horizontal_flip = true", "weights = [1.0, [1, 2]]", "expected 3 for 'large', one per label, got 2"),
+        ("horizontal_flip = true", "weights = [-1.0, 1]", "expected finite numbers of at least 0 for 'small'"),
+        ("horizontal_flip = true", "weights = [1.0, inf]", "expected finite numbers of at least 0 for 'large'"),
+        ("horizontal_flip = true", "weights = [[0, 1, 1], 0]", "a weight above 0 for every label"),
+        ("classes = 3", 'classes = 3\nkind = "Box es"', "regex.*kind"),
+        ("classes = 3", "classes = 0", "classes"),
         ("format = 1", "format = 2", "format"),
         ("format = 1", "format = ", "here"),
     ],
@@ -156,6 +171,14 @@ def test_a_value_of_another_type_is_refused_with_its_key(key: str, value: str) -
         ("height = 32", "height = 48"),
         ('members = ["small", "large"]', 'members = ["large", "small"]'),
         ('license = "MIT"', 'license = "MIT"\ntemperature = 0.5'),
+        ('license = "MIT"', 'license = "MIT"\ndecoder = "yolo"'),
+        ('license = "MIT"', 'license = "MIT"\ndecoder_options = { iou = 0.5 }'),
+        ("height = 32", 'height = 32, fit = "stretch"'),
+        ("height = 32", 'height = 32, fit = "letterbox"'),
+        ("horizontal_flip = true", "horizontal_flip = true, weights = [1.0, 2.0]"),
+        ("horizontal_flip = true", "horizontal_flip = true, weights = [1.0, [1.0, 1.0, 0.5]]"),
+        ("classes = 3", 'classes = 3\nkind = "detection"'),
+        ("classes = 3", "classes = 3\noptions = { limit = 5 }"),
     ],
 )
 def test_fingerprint_follows_all_that_decides_an_answer(old: str, new: str) -> None:
@@ -255,6 +278,30 @@ def test_a_fingerprint_stays_what_it_was_for_ensembles_that_all_look() -> None:
     profile = load_profile(models_dir() / "imagenet" / "profile.json")
     assert profile.stage("committee").fingerprint.startswith("1e7fadc1d604dda0")
     assert load_manifest("imagenet", models_dir()).fingerprint("committee") == profile.stage("committee").fingerprint
+
+
+FINGERPRINTS = Path(__file__).parent / "fingerprints.json"
+
+
+def test_fingerprints_of_shipped_stages_stay_what_they_were_when_they_were_certified() -> None:
+    """Fields that manifests got later are hashed only where they differ from their defaults."""
+    for task, stages in json.loads(FINGERPRINTS.read_text()).items():
+        manifest = load_manifest(task, models_dir())
+        assert {stage: manifest.fingerprint(stage) for stage in stages} == stages
+
+
+def test_a_manifest_of_another_kind_is_written_as_it_is_read() -> None:
+    fields = """kind = "detection"
+options = { limit = 20, groups = { "on foot" = ["a", "b"], vehicle = ["c"] }, regions = [{ name = "all" }] }
+"""
+    text = fields + GOOD.replace("horizontal_flip = true", "weights = [1.0, [0.5, 1.5, 2.0]]").replace(
+        'license = "MIT"', 'license = "MIT"\ndecoder = "ssd"\ndecoder_options = { iou = 0.6, classes = [1, 2] }'
+    ).replace("height = 32", 'height = 32, fit = "letterbox", pad_value = 0, pad_position = "top_left"')
+    manifest = parse_manifest(text, "here")
+    assert manifest.kind == "detection"
+    assert manifest.options["groups"] == {"on foot": ["a", "b"], "vehicle": ["c"]}
+    assert manifest.variant("small").input.fit == "letterbox"
+    assert parse_manifest(format_manifest(manifest), "written") == manifest
 
 
 @pytest.mark.parametrize("task", sorted(path.parent.name for path in models_dir().glob("*/manifest.toml")))
