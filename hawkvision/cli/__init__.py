@@ -10,7 +10,8 @@ from typing import Annotated, Final
 
 import typer
 
-from hawkvision.cli import certification, classify, keys, models, servers, tools
+from hawkvision.cli import certification, classify, keys, servers, tools
+from hawkvision.cli.models import building, own
 from hawkvision.cli.options import PASS_ON, renamed_option
 from hawkvision.core import logs
 from hawkvision.core.errors import HawkVisionError
@@ -94,7 +95,8 @@ app.add_typer(servers.edge_app, name="edge", rich_help_panel=SERVE)
 app.add_typer(servers.dc_app, name="dc", rich_help_panel=SERVE)
 app.command(rich_help_panel=ASK)(classify.classify)
 app.command("load", context_settings=PASS_ON, rich_help_panel=ASK)(tools.load_test)
-app.add_typer(models.models_app, name="models", rich_help_panel=MODELS)
+building.models_app.command("add")(own.models_add)
+app.add_typer(building.models_app, name="models", rich_help_panel=MODELS)
 app.command(rich_help_panel=MODELS)(certification.calibrate)
 app.command(rich_help_panel=MODELS)(certification.certify)
 app.command("seal", rich_help_panel=MODELS)(certification.seal_file)

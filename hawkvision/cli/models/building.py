@@ -1,4 +1,4 @@
-"""Commands that build, train, list and verify models."""
+"""Commands that build, train, list and verify a task's models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hawkvision.cli.options import CacheDir, ModelsDir, Profile, Task
 if TYPE_CHECKING:
     from hawkvision.model_zoo.building.build import Artifact
 
-models_app = typer.Typer(no_args_is_help=True, help="Build, train, list and verify models.")
+models_app = typer.Typer(no_args_is_help=True, help="Build, bring, train, check and list models.")
 
 
 @models_app.command("build")

@@ -1,0 +1,201 @@
+"""Commands that bring a user's own models: add, check, quantise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import typer
+
+from hawkvision.cli.options import CacheDir, ModelsDir
+
+_INPUT: Final = "How the model gets its images"
+_OUTPUT: Final = "What the model gives"
+_STAGE: Final = "The stage"
+
+OwnTask = Annotated[str, typer.Option(help="Your task: a new name, or one that you have added to.")]
+
+
+def models_add(
+    model: Annotated[Path, typer.Argument(help="An ONNX file that takes images.")],
+    task: OwnTask,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with one label a line, in the order of the outputs, or the folder of class folders.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the stage; default: the file's.", rich_help_panel=_STAGE)
+    ] = None,
+    tier: Annotated[
+        Literal["edge", "dc"] | None,
+        typer.Option(help="Where it runs; default: the cheapest stage on the edge.", rich_help_panel=_STAGE),
+    ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(help="Pixels 0..255 are multiplied by it first, such as 1/255.", rich_help_panel=_INPUT),
+    ] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            help="Then subtracted: one number, or one per channel as the model orders them.", rich_help_panel=_INPUT
+        ),
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option(help="Then divided by: one number, or one per channel.", rich_help_panel=_INPUT)
+    ] = None,
+    channel_order: Annotated[
+        Literal["rgb", "bgr"] | None, typer.Option(help="Order of the channels.", rich_help_panel=_INPUT)
+    ] = None,
+    layout: Annotated[
+        Literal["nchw", "nhwc"] | None,
+        typer.Option(help="Order of the axes; default: as the graph's shape says.", rich_help_panel=_INPUT),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="HEIGHTxWIDTH, for a graph that takes any.", rich_help_panel=_INPUT)
+    ] = None,
+    fit: Annotated[
+        Literal["crop", "stretch", "letterbox"] | None,
+        typer.Option(help="How images of another shape are fitted to the input.", rich_help_panel=_INPUT),
+    ] = None,
+    resize: Annotated[
+        int | None,
+        typer.Option(min=1, help="With crop: pixels of the shorter side before the crop.", rich_help_panel=_INPUT),
+    ] = None,
+    crop_fraction: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=1, help="With crop: the cut-out share of the side.", rich_help_panel=_INPUT),
+    ] = None,
+    interpolation: Annotated[
+        Literal["bilinear", "bicubic", "area"] | None,
+        typer.Option(help="How images are scaled.", rich_help_panel=_INPUT),
+    ] = None,
+    pad_value: Annotated[
+        int | None,
+        typer.Option(min=0, max=255, help="With letterbox: grey beside the image; 114.", rich_help_panel=_INPUT),
+    ] = None,
+    pad_position: Annotated[
+        Literal["centre", "top_left"] | None,
+        typer.Option(help="With letterbox: where the image lies; centre.", rich_help_panel=_INPUT),
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(help="A stage of the task that gets its images in the same way.", rich_help_panel=_INPUT),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUES for a further input of the graph.", rich_help_panel=_INPUT),
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Kind of task; default: classification.", rich_help_panel=_OUTPUT)
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the kind of task.", rich_help_panel=_OUTPUT)
+    ] = None,
+    outputs: Annotated[
+        str | None, typer.Option(help="The outputs to use, between commas; default: all.", rich_help_panel=_OUTPUT)
+    ] = None,
+    output_meaning: Annotated[
+        Literal["logits", "probabilities"] | None,
+        typer.Option(help="What the numbers of a classifier are, if they do not tell.", rich_help_panel=_OUTPUT),
+    ] = None,
+    decoder: Annotated[
+        str | None, typer.Option(help="How predictions are read from the outputs.", rich_help_panel=_OUTPUT)
+    ] = None,
+    decoder_option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the decoder.", rich_help_panel=_OUTPUT)
+    ] = None,
+    license_: Annotated[
+        str, typer.Option("--license", help="Licence of the model, for the record.", rich_help_panel=_STAGE)
+    ] = "unstated",
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Bring your own model: an ONNX file becomes a stage of your task, and nothing about it is guessed.
+
+    What the file does not state is asked for, all at once. A second model of a task makes a cascade.
+    """
+    from hawkvision.model_zoo.own import owner_facts as facts
+    from hawkvision.model_zoo.own.adding import AddOrder, add_model
+    from hawkvision.models import manifest
+
+    said = facts.OwnerFacts(
+        layout=layout,
+        size=None if size is None else facts.sides("--size", size),
+        scale=None if scale is None else facts.number("--scale", scale),
+        mean=None if mean is None else facts.numbers("--mean", mean),
+        std=None if std is None else facts.numbers("--std", std),
+        channel_order=channel_order,
+        fit=fit,
+        resize=resize,
+        crop_fraction=crop_fraction,
+        interpolation=interpolation,
+        pad_value=pad_value,
+        pad_position=pad_position,
+        outputs=() if outputs is None else tuple(outputs.split(",")),
+        output_meaning=output_meaning,
+        decoder=decoder,
+        decoder_options=facts.option_values("--decoder-option", decoder_option or ()),
+    )
+    given = {
+        "task": task, "labels": labels, "name": name, "tier": tier, "scale": scale, "mean": mean, "std": std,
+        "channel_order": channel_order, "layout": layout, "size": size, "fit": fit, "resize": resize,
+        "crop_fraction": crop_fraction, "interpolation": interpolation, "pad_value": pad_value,
+        "pad_position": pad_position, "like": like, "set": set_, "kind": kind, "option": option, "outputs": outputs,
+        "output_meaning": output_meaning, "decoder": decoder, "decoder_option": decoder_option,
+        "models_dir": models_dir, "cache_dir": cache_dir,
+    }  # fmt: skip
+    order = AddOrder(
+        path=model,
+        task=task,
+        name=name,
+        labels=labels,
+        kind=kind,
+        kind_options=facts.option_values("--option", option or ()),
+        facts=said,
+        same_as=like,
+        fixed={key: facts.numbers("--set", str(value)) for key, value in _assignments("--set", set_ or ())},
+        tier=tier,
+        license=license_,
+        given=(str(model), *_words(given)),
+    )
+    _report_added(order.task, add_model(order, models_dir, manifest.cache_dir(cache_dir)))
+
+
+def _report_added(task: str, added: Any) -> None:
+    """Say what was entered, where, and what comes next."""
+    from hawkvision.core.advice import advise
+
+    variant, cascade = added.variant, added.manifest.cascade
+    spec, tier = variant.input, "edge" if variant.name in cascade.edge else "datacenter"
+    tier = "both tiers" if variant.name in cascade.edge and variant.name in cascade.dc else tier
+    batch = "any batch" if added.batch is None else f"batches of {added.batch}"
+    how = f"{spec.fit}, crop_fraction {spec.crop_fraction:g}" if spec.fit == "crop" else spec.fit
+    typer.echo(f"{'replaced' if added.replaced else 'added'} {variant.name!r} in {added.folder}: {tier}")
+    typer.echo(f"  takes   {spec.height}x{spec.width} by {how}, {spec.interpolation}; {batch}")
+    typer.echo(f"  costs   {added.cpu_ms:.2g} ms of one core per image, {(variant.bytes or 0) / 1e6:.2g} MB")
+    typer.echo(f"  exact   differs from your graph by at most {added.worst:.1g} of the largest number")
+    typer.echo(f"  cascade edge {', '.join(cascade.edge)}; datacenter {', '.join(cascade.dc)}")
+    check = advise("models check", "--task", task, "--reference", "PREDICTIONS.csv")
+    typer.echo(f"next: `{check}` compares it with predictions of yours, then")
+    typer.echo(f"      `{advise('calibrate', '--task', task, '--data', 'IMAGES')}`")
+
+
+def _assignments(option: str, words: list[str] | tuple[str, ...]) -> list[tuple[str, str]]:
+    pairs = [word.partition("=") for word in words]
+    for name, equals, value in pairs:
+        if not (name and equals and value):
+            raise typer.BadParameter(f"{option}: expected NAME=VALUES, got {name + equals + value!r}")
+    return [(name, value) for name, _, value in pairs]
+
+
+def _words(given: Mapping[str, Any]) -> list[str]:
+    """The words of a command line that give these options."""
+    words: list[str] = []
+    for name, value in given.items():
+        for each in value if isinstance(value, list) else [value]:
+            words += [] if each is None else [f"--{name.replace('_', '-')}", str(each)]
+    return words
