@@ -199,3 +199,57 @@ def _words(given: Mapping[str, Any]) -> list[str]:
         for each in value if isinstance(value, list) else [value]:
             words += [] if each is None else [f"--{name.replace('_', '-')}", str(each)]
     return words
+
+
+def models_check(
+    task: OwnTask,
+    reference: Annotated[
+        Path, typer.Option(help="Your predictions: CSV with file, label, probability; or JSON lines.")
+    ],
+    data: Annotated[Path | None, typer.Option(help="Folder of the images; default: that of --reference.")] = None,
+    stage: Annotated[str | None, typer.Option(help="The stage; default: the one added last.")] = None,
+    tolerance: Annotated[float, typer.Option(min=0, max=1, help="Largest accepted difference.")] = 0.05,
+    show: Annotated[int, typer.Option(min=0, help="Images to list, most different first.")] = 5,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Compare what is served with predictions of your own program; exit status 1 beyond the tolerance."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hawkvision.model_zoo.own.checking import check
+    from hawkvision.models import manifest
+
+    found = check(
+        task,
+        reference,
+        data=data,
+        stage=stage,
+        tolerance=tolerance,
+        models=manifest.models_dir(models_dir, task),
+        cache=manifest.cache_dir(cache_dir),
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("image", "yours", "served", "difference"):
+        table.add_column(title, overflow="fold")
+    for image in found.images[:show]:
+        table.add_row(image.file, image.reference, image.served, f"{image.difference:.4f}")
+    Console().print(table)
+    beyond = sum(image.difference > tolerance for image in found.images)
+    typer.echo(
+        f"{found.stage}: {len(found.images)} images; worst difference {found.worst:.4f}, mean {found.mean:.4f}; "
+        f"{beyond} beyond {tolerance:g}"
+    )
+    if found.agrees:
+        return
+    if found.better is not None:
+        typer.echo(
+            f"with {found.better} the mean difference of the worst images falls to {found.better_mean:.4f}: "
+            "add the model again with these options"
+        )
+    else:
+        typer.echo(
+            "no other fit, interpolation or order of channels comes much closer: check --scale, --mean and --std, "
+            "and whether both programs run the same file"
+        )
+    raise typer.Exit(1)
