@@ -18,7 +18,7 @@ from hawkvision.cascade.certification.profile import StageProfile
 from hawkvision.core.advice import advise
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Logits, Pixels, Score
+from hawkvision.core.types import LOGITS, Logits, Pixels, Score, Tensors
 from hawkvision.imaging.decoding_cost import SMALL, DecodingCost, DecodingRates
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.preprocessing import load_inputs
@@ -82,8 +82,8 @@ class LoadedModel:
         if self.expectant is not None and alone():
             self.expectant.expect()
 
-    def infer(self, whole: Sequence[Pixels], alone: Callable[[], bool]) -> Logits:
-        """Logits (n, classes) of n ≥ 1 images (height, width, 3)."""
+    def infer(self, whole: Sequence[Pixels], alone: Callable[[], bool]) -> Tensors:
+        """The tensors (n, ...) of n ≥ 1 images (height, width, 3)."""
         if len(whole) > 1:
             return self.backend.infer(np.stack(whole))
         backend = self.backend if self.wide is None or not alone() else self.wide
@@ -181,7 +181,7 @@ class EdgeStage:
 
     def _run_models(self, whole: Sequence[_Run], alone: Callable[[], bool]) -> None:
         """Run the first model, and the others if it is not confident of an image."""
-        for each, logits in zip(whole, self.first.infer([each.pixels for each in whole], alone), strict=True):
+        for each, logits in zip(whole, self.first.infer([each.pixels for each in whole], alone)[LOGITS], strict=True):
             each.logits = logits
         if self.others is not None:
             self._run_others([each for each in whole if not each.job.first_only], self.others, alone)
@@ -208,7 +208,8 @@ class EdgeStage:
             uncertain = [each for each in uncertain if each.advance()]
             if not uncertain:
                 return
-            for each, logits in zip(uncertain, model.infer([each.pixels for each in uncertain], alone), strict=True):
+            found = model.infer([each.pixels for each in uncertain], alone)[LOGITS]
+            for each, logits in zip(uncertain, found, strict=True):
                 each.probabilities.append(softmax(logits[np.newaxis], temperature))
         for each in uncertain:
             each.logits, each.divisor = log_probabilities(average(each.probabilities, others.temperature))[0], 1.0

@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 from fpga.backends.metrics import CycleBasis, FpgaCollector, FpgaCounts, TimeBasis
 from fpga.reports.design_info import UNKNOWN_DESIGN, DesignInfo
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.core.types import LOGITS, Logits, Pixels, Tensors
+from hawkvision.inference.backends.interface import Outputs, check_batch, check_open
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import Mask
 
@@ -33,7 +33,7 @@ class FpgaBackend(ABC):
         self._design = design
         self._scale = np.float32(graph.logit_scale)
         self._shape = (graph.input.height, graph.input.width, 3)
-        self._classes = graph.classes
+        self._outputs = {LOGITS: (graph.classes,)}
         self._closed = False
         self._lock = threading.Lock()
         self._images = 0
@@ -46,18 +46,18 @@ class FpgaBackend(ABC):
         return self._shape
 
     @property
-    def classes(self) -> int:
-        """See `Backend.classes`."""
-        return self._classes
+    def outputs(self) -> Outputs:
+        """See `Backend.outputs`."""
+        return self._outputs
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         """See `Backend.infer`."""
         check_open(self.name, self._closed)
         check_batch(batch, self._shape)
-        return self._floats(self._integers(batch, None))
+        return {LOGITS: self._floats(self._integers(batch, None))}
 
     def infer_masked(self, batch: Pixels, mask: Mask) -> Logits:
-        """`infer` of incomplete images: `mask` (n, height, width) is true where a pixel arrived.
+        """Logits (n, classes) of incomplete images: `mask` (n, height, width) is true where a pixel arrived.
 
         Other pixels get the value that the hardware gives them (`hawkvision.integer.reference.filled`).
 

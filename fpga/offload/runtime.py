@@ -33,8 +33,8 @@ from fpga.offload.metrics import OffloadCollector, OffloadCounts
 from fpga.offload.plan_search import OffloadPlan, ShareSchedule, schedule
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import BackendError, ConfigError
-from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backends.interface import Backend, check_batch, check_open
+from hawkvision.core.types import Pixels, Tensors
+from hawkvision.inference.backends.interface import Backend, Outputs, check_batch, check_open, joined
 
 T = TypeVar("T")
 
@@ -83,11 +83,11 @@ class OffloadBackend:
     """A backend that owns two others and shares images between them.
 
     Raises:
-        BackendError: if the two differ in input shape or classes.
+        BackendError: if the two differ in input shape or outputs.
     """
 
     def __init__(self, fpga: Backend, cpu: Backend, plan: OffloadSettings, clock: Clock, seed: int = 0) -> None:
-        shapes = (fpga.input_shape, fpga.classes), (cpu.input_shape, cpu.classes)
+        shapes = (fpga.input_shape, fpga.outputs), (cpu.input_shape, cpu.outputs)
         if shapes[0] != shapes[1]:
             raise BackendError(f"offload: the FPGA takes and gives {shapes[0]}, the CPU {shapes[1]}; expected twins")
         self._fpga, self._cpu, self._plan, self._clock = fpga, cpu, plan, clock
@@ -109,11 +109,11 @@ class OffloadBackend:
         return self._cpu.input_shape
 
     @property
-    def classes(self) -> int:
-        """See `Backend.classes`."""
-        return self._cpu.classes
+    def outputs(self) -> Outputs:
+        """See `Backend.outputs`."""
+        return self._cpu.outputs
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         """See `Backend.infer`."""
         check_open("offload", self._closed)
         check_batch(batch, self.input_shape)
@@ -122,14 +122,13 @@ class OffloadBackend:
             return self._on_cpu(batch)
         if drawn.all():
             return self._on_fpga(batch)
-        logits = np.empty((len(batch), self.classes), np.float32)
         waiting = self._start(self._on_fpga, batch[drawn])
         try:
-            logits[~drawn] = self._on_cpu(batch[~drawn])
+            by_cpu = self._on_cpu(batch[~drawn])
         finally:
-            found = waiting.result()
-        logits[drawn] = found
-        return logits
+            by_fpga = waiting.result()
+        places = np.argsort(np.concatenate((np.flatnonzero(drawn), np.flatnonzero(~drawn))))
+        return {name: found[places] for name, found in joined([by_fpga, by_cpu]).items()}
 
     def counts(self) -> FpgaCounts:
         """The totals of the FPGA."""
@@ -202,11 +201,11 @@ class OffloadBackend:
             spacing_s=now.spacing_s - then.spacing_s,
         )
 
-    def _on_fpga(self, batch: Pixels) -> Logits:
+    def _on_fpga(self, batch: Pixels) -> Tensors:
         n, sent, cpu_before = len(batch), self._clock.now(), time.thread_time()
         failure: BackendError | None = None
         try:
-            logits = self._fpga.infer(batch)
+            found = self._fpga.infer(batch)
         except BackendError as error:
             failure = error
         finally:
@@ -225,7 +224,7 @@ class OffloadBackend:
                 self._tally.spaced += n
                 self._tally.spacing_s += answered - self._answered_at
             self._answered_at = max(self._answered_at, answered)
-        return logits
+        return found
 
     def _failed(self, images: int, error: BackendError) -> None:
         with self._lock:
@@ -236,22 +235,23 @@ class OffloadBackend:
         if first:
             log.warning("the FPGA failed, all images go to the CPU until it answers a probe: %s", error)
 
-    def _on_cpu(self, batch: Pixels) -> Logits:
+    def _on_cpu(self, batch: Pixels) -> Tensors:
         with self._cores:
             before = time.thread_time()
-            logits = self._cpu.infer(batch)
+            found = self._cpu.infer(batch)
             used_s = time.thread_time() - before
         with self._lock:
             self._tally.cpu += len(batch)
             self._tally.cpu_cpu_s += used_s
-        return logits
+        return found
 
     def _probe(self) -> None:
         """Compare a failed FPGA's answer with the CPU's."""
         image = np.full((1, *self.input_shape), 128, np.uint8)
         try:
-            right = np.array_equal(self._fpga.infer(image), self._cpu.infer(image))
-            said = "it gave other logits than the CPU"
+            found, expected = self._fpga.infer(image), self._cpu.infer(image)
+            right = all(np.array_equal(found[name], tensor) for name, tensor in expected.items())
+            said = "it gave other numbers than the CPU"
         except BackendError as error:
             right, said = False, str(error)
         with self._lock:

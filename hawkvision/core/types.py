@@ -5,9 +5,10 @@ Names that end in `_ms` are milliseconds, in `_s` seconds. Accuracies and confid
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,6 +19,12 @@ Pixels: TypeAlias = NDArray[np.uint8]
 
 Logits: TypeAlias = NDArray[np.float32]
 """(n, classes), before softmax and temperature."""
+
+Tensors: TypeAlias = Mapping[str, NDArray[np.float32]]
+"""What a backend returns for n images, by name; the first axis of each has length n."""
+
+LOGITS: Final = "logits"
+"""The name of the tensor of a model that has only one, whatever its file calls it."""
 
 
 class Score(StrEnum):

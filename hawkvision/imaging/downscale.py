@@ -19,8 +19,9 @@ import simplejpeg
 
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.image_header import ImageHeader
-from hawkvision.imaging.preprocessing import OVERSAMPLING, decode
-from hawkvision.models.manifest import InputSpec
+from hawkvision.imaging.placement import OVERSAMPLING, crop_scale
+from hawkvision.imaging.preprocessing import decode
+from hawkvision.models.input_spec import InputSpec
 
 DETAIL: Final = 1.0
 """Pixels per side that are sent, as a multiple of the most demanding model's input."""
@@ -53,6 +54,8 @@ class Reducer:
     detail: float = DETAIL
     quality: int = QUALITY
     """On libjpeg's scale."""
+    whole: bool = False
+    """Whether answers name places in the image (`TaskKind.located`), so that none of it is cut off."""
 
     def saves(self, header: ImageHeader) -> bool:
         """Whether an image has so much more detail than the models use that it is reduced."""
@@ -86,11 +89,14 @@ class Reducer:
         return round(side * max(1.0, OVERSAMPLING / self.detail))
 
     def _window(self, height: int, width: int) -> CropWindow:
-        """The used part of an image of this size.
+        """The used part of an image of this size; the whole image, unless all inputs show crops.
 
         `preprocess` crops the same from this part as from the whole image: a share of the largest rectangle of an
         input's aspect, which lies within the part.
         """
+        if self.whole or any(each.fit != "crop" for each in self.inputs):
+            finest = min(_pixels_per_pixel(height, width, each) for each in self.inputs)
+            return CropWindow(height, width, self.detail / finest)
         fits = [min(height / each.height, width / each.width) for each in self.inputs]
         kept_height = max(round(fit * each.height) for fit, each in zip(fits, self.inputs, strict=True))
         kept_width = max(round(fit * each.width) for fit, each in zip(fits, self.inputs, strict=True))
@@ -105,6 +111,17 @@ class Reducer:
         size = max(1, round(kept.width * kept.scale)), max(1, round(kept.height * kept.scale))
         small: Pixels = cv2.resize(part, size, interpolation=cv2.INTER_AREA)
         return small
+
+
+def _pixels_per_pixel(height: int, width: int, spec: InputSpec) -> float:
+    """Pixels of an image per pixel of an input, in the direction in which these are fewer."""
+    match spec.fit:
+        case "crop":
+            return crop_scale(height, width, spec)
+        case "stretch":
+            return min(height / spec.height, width / spec.width)
+        case "letterbox":
+            return max(height / spec.height, width / spec.width)
 
 
 def _upright(header: ImageHeader) -> tuple[int, int]:

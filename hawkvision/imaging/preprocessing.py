@@ -1,4 +1,4 @@
-"""From an encoded image to a model's input: read the header, decode, crop and scale. Part of the edge's hot path.
+"""From an encoded image to a model's input: read the header, decode and place. Part of the edge's hot path.
 
 simplejpeg (libjpeg-turbo) decodes JPEG, because it is fast and reports truncation; OpenCV decodes PNG and WebP. Both
 release the GIL. Every function may be called from several threads at once. Figures:
@@ -7,7 +7,6 @@ release the GIL. Every function may be called from several threads at once. Figu
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeAlias
@@ -23,8 +22,10 @@ from hawkvision.imaging.image_header import Encoded, ImageFormat, ImageHeader, o
 from hawkvision.imaging.image_header import probe as probe_native
 from hawkvision.imaging.jpeg_decoding import decode_jpeg
 from hawkvision.imaging.jpeg_repair import scans
+from hawkvision.imaging.placement import OVERSAMPLING as OVERSAMPLING
+from hawkvision.imaging.placement import crop_scale, fitting, least_side, scale_of
 from hawkvision.imaging.png_repair import rewritten_png, sound_png, sound_webp
-from hawkvision.models.manifest import InputSpec
+from hawkvision.models.input_spec import InputSpec, Interpolation
 
 __all__ = [
     "ImageFormat",
@@ -45,13 +46,6 @@ _Raster: TypeAlias = NDArray[Any]
 cv2.setNumThreads(1)
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
-OVERSAMPLING = 2
-"""Least size of a decoded JPEG in multiples of the input, if the image is that large.
-
-At twice the input, predictions agree better with those of full decoding than at its size:
-`docs/benchmarks/decoding.md`.
-"""
-
 MAX_SCANS = 100
 """Most scans of a JPEG of several scans; encoders write about ten. A scan may take sixty bytes and still visit every
 pixel, so a body of 10 MiB could otherwise cause days of work (libjpeg-turbo's "LIMITSCANS", there 500)."""
@@ -66,7 +60,10 @@ MAX_BYTES_PER_PIXEL = 4
 STRIP_PIXELS = 1 << 16
 """Pixels of four channels that are reduced to three at a time, so that intermediates of 200 KB stay in the cache."""
 
-_INTERPOLATION = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
+STRONG = 2.0
+"""Shrinking by more than this factor averages areas."""
+
+_INTERPOLATION = {"bilinear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA}
 
 
 def probe(body: Encoded) -> ImageHeader:
@@ -120,18 +117,6 @@ def load_inputs(
         yield preprocess(decoded[scale], spec)
 
 
-def least_side(spec: InputSpec) -> int:
-    """The least pixels of the shorter side with which a model loses nothing."""
-    return math.ceil(OVERSAMPLING * max(spec.height, spec.width) / spec.crop_fraction)
-
-
-def scale_of(header: ImageHeader, min_side: int) -> int:
-    """The factor by which a JPEG's sides are divided in decoding: 1, 2, 4 or 8."""
-    shorter = min(header.width, header.height)
-    factors = (8, 4, 2) if header.format is ImageFormat.JPEG else ()
-    return next((f for f in factors if math.ceil(shorter / f) >= min_side), 1)
-
-
 def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int) -> Pixels:
     """The image as RGB (height, width, 3), upright.
 
@@ -173,24 +158,40 @@ def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int
 
 
 def preprocess(pixels: Pixels, spec: InputSpec) -> Pixels:
-    """Crop and scale to (spec.height, spec.width, 3).
+    """Place an image into an input, (spec.height, spec.width, 3), as `InputSpec` describes.
 
-    The crop is centred, has the input's aspect and is `crop_fraction` of the largest such rectangle; for a square
-    input, of the centred square. Shrinking by more than two averages areas, whatever the variant's interpolation,
-    because bilinear and bicubic sampling use only two and four pixels and would alias.
+    A crop is centred, has the input's aspect and is `crop_fraction` of the largest such rectangle; for a square input,
+    of the centred square. Shrinking by more than two averages areas, whatever the variant's interpolation, because
+    bilinear and bicubic sampling use only two and four pixels and would alias.
     """
     height, width = pixels.shape[:2]
-    scale = min(height / spec.height, width / spec.width) * spec.crop_fraction
-    crop_height = min(height, max(1, round(spec.height * scale)))
-    crop_width = min(width, max(1, round(spec.width * scale)))
-    top, left = (height - crop_height) // 2, (width - crop_width) // 2
-    crop = pixels[top : top + crop_height, left : left + crop_width]
-    if crop.shape[:2] == (spec.height, spec.width):
-        return np.ascontiguousarray(crop)
-    method = cv2.INTER_AREA if scale > 2 else _INTERPOLATION[spec.interpolation]
-    if method == cv2.INTER_CUBIC:
-        return bicubic.scaled(crop, spec.width, spec.height)
-    scaled: Pixels = cv2.resize(crop, (spec.width, spec.height), interpolation=method)
+    source, target = fitting(height, width, spec)
+    if spec.fit == "crop":
+        crop = pixels[source.top : source.top + source.height, source.left : source.left + source.width]
+        strongly = crop_scale(height, width, spec) > STRONG
+        return _scaled(crop, target.height, target.width, "area" if strongly else spec.interpolation)
+    fitted = _shrunk(pixels, target.height, target.width, spec.interpolation)
+    if fitted.shape[:2] == (spec.height, spec.width):
+        return fitted
+    padded = np.full((spec.height, spec.width, 3), spec.pad_value, np.uint8)
+    padded[target.top : target.top + target.height, target.left : target.left + target.width] = fitted
+    return padded
+
+
+def _shrunk(pixels: Pixels, height: int, width: int, interpolation: Interpolation) -> Pixels:
+    """Scaled by different factors. If one side is to be averaged and the other enlarged, that happens in two steps."""
+    rows, columns = pixels.shape[:2]
+    if max(rows / height, columns / width) > STRONG:
+        pixels = _scaled(pixels, min(rows, height), min(columns, width), "area")
+    return _scaled(pixels, height, width, interpolation)
+
+
+def _scaled(pixels: Pixels, height: int, width: int, interpolation: Interpolation) -> Pixels:
+    if pixels.shape[:2] == (height, width):
+        return np.ascontiguousarray(pixels)
+    if interpolation == "bicubic":
+        return bicubic.scaled(pixels, width, height)
+    scaled: Pixels = cv2.resize(pixels, (width, height), interpolation=_INTERPOLATION[interpolation])
     return scaled
 
 

@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.settings.package_settings import BACKEND_ENTRY_POINTS, backend_names
+from hawkvision.core.types import LOGITS
 from hawkvision.inference.backends.interface import Backend, OnnxPrecision
 from hawkvision.models.fingerprints import Execution
 from hawkvision.models.manifest import InputSpec
@@ -83,11 +84,11 @@ def open_backend(
             backend = NoopBackend((spec.height, spec.width, 3), classes)
         case _:
             backend = _added(kind)(model, spec, classes, threads)
-    expected, found = ((spec.height, spec.width, 3), classes), (backend.input_shape, backend.classes)
+    expected, found = ((spec.height, spec.width, 3), {LOGITS: (classes,)}), (backend.input_shape, backend.outputs)
     if found != expected:
         backend.close()
         raise BackendError(
-            f"{model if isinstance(model, Path) else 'model'}: it takes {found[0]} in and gives {found[1]} classes; "
+            f"{model if isinstance(model, Path) else 'model'}: it takes {found[0]} and gives {found[1]}; "
             f"the manifest says {expected[0]} and {expected[1]}"
         )
     return backend

@@ -21,9 +21,9 @@ from typing import Final
 import numpy as np
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import Pixels, Tensors
 from hawkvision.inference.backend_registry import ON_THE_CPU
-from hawkvision.inference.backends.interface import Backend, check_batch
+from hawkvision.inference.backends.interface import Backend, Outputs, check_batch, joined
 
 log = logging.getLogger("hawkvision.inference")
 
@@ -69,28 +69,27 @@ class FixedBatches:
         return self._backend.input_shape
 
     @property
-    def classes(self) -> int:
-        """See `Backend.classes`."""
-        return self._backend.classes
+    def outputs(self) -> Outputs:
+        """See `Backend.outputs`."""
+        return self._backend.outputs
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         """See `Backend.infer`."""
         check_batch(batch, self.input_shape)
         most = self.sizes[-1]
-        parts = [self._padded(batch[start : start + most]) for start in range(0, len(batch), most)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return joined([self._padded(batch[start : start + most]) for start in range(0, len(batch), most)])
 
     def close(self) -> None:
         """See `Backend.close`."""
         self._backend.close()
 
-    def _padded(self, batch: Pixels) -> Logits:
+    def _padded(self, batch: Pixels) -> Tensors:
         size = next(size for size in self.sizes if size >= len(batch))
         if size == len(batch):
             return self._backend.infer(batch)
         whole = _blank(self._backend, size)
         whole[: len(batch)] = batch
-        return self._backend.infer(whole)[: len(batch)]
+        return {name: found[: len(batch)] for name, found in self._backend.infer(whole).items()}
 
 
 def with_fixed_batches(backend: Backend, most: int = 0) -> FixedBatches:

@@ -7,19 +7,16 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import BackendError
-from hawkvision.core.types import LabelledClass
+from hawkvision.core.errors import BackendError, ManifestError
+from hawkvision.core.types import LOGITS, LabelledClass
 from hawkvision.tasks.class_scores import Score, average, decided, score, softmax, top_classes
-from hawkvision.tasks.kind import Output, Prediction, TaskKind, Tensors
-
-LOGITS: Final = "logits"
-"""The tensor (n, classes) that decoders of this kind return."""
+from hawkvision.tasks.kind import Output, Prediction, TaskKind, Tensors, Weights
 
 
 class _ClassScore(msgspec.Struct, frozen=True):
@@ -47,13 +44,15 @@ class ClassificationKind(TaskKind[Classification]):
 
     name: ClassVar[str] = "classification"
     prediction = Classification
-    scores: ClassVar[tuple[str, ...]] = tuple(each.value for each in Score)
+    scores: tuple[str, ...] = tuple(each.value for each in Score)
     agreement_bounds_drop: ClassVar[bool] = True
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """See `TaskKind`; there are no options."""
         super().__init__(labels, options)
         self.refuse_unknown_options(())
+        if len(self.labels) < 2:
+            raise ManifestError(f"kind 'classification': expected at least two labels, got {len(self.labels)}")
 
     def outputs(self, tensors: Tensors, temperature: float) -> list[Output]:
         """Probabilities (classes,) of logits (n, classes)."""
@@ -66,7 +65,7 @@ class ClassificationKind(TaskKind[Classification]):
     def combine(
         self,
         members: Sequence[Output],
-        weights: Sequence[float],  # noqa: ARG002 - members weigh the same
+        weights: Weights,  # noqa: ARG002 - members weigh the same
         temperature: float,
     ) -> Output:
         """The mean of the members' probabilities; weights are not used."""

@@ -1,9 +1,10 @@
 """The interface of task kinds: what a prediction is, how sure it is, how wrong, and how it looks on the wire.
 
-    backend ── tensors ──► outputs ── Output ──► combine ── Output ─┬─► score ──► accept or escalate
-                                                                    └─► predict ── Prediction ──► answer, reply
-                                                                                        │
-                          certificates, drift control ◄── loss, disagreement ───────────┘
+    backend ── decoder ── tensors ──► outputs ── Output ──► unmirror, place ──► combine ─┐
+                                                                                         │
+        accept or escalate ◄── score ◄──────────────── Output ───────────────────────────┤
+        answer, reply ◄─────────────────┬───────── Prediction ──── predict ◄─────────────┘
+        certificates, drift control ◄── loss, disagreement
 
 Everything outside `hawkvision.tasks`, decoders and manifests uses kinds only through this interface. A kind is
 registered as an entry point of the group `hawkvision.tasks`. `hawkvision.testing.TaskKindConformance` states the
@@ -13,7 +14,7 @@ contract as tests.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -22,18 +23,23 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction as Prediction
-
-Tensors: TypeAlias = Mapping[str, NDArray[np.float32]]
-"""What a backend returns for n images, by name; the first axis of each has length n."""
+from hawkvision.core.types import Tensors as Tensors
+from hawkvision.models.input_spec import Weights as Weights
 
 Output: TypeAlias = NDArray[np.float32]
 """What a stage computed of one image, in the shape that its kind defines. It travels between processes unchanged."""
 
 Truth: TypeAlias = Any
-"""The label of one image, as `TaskKind.truths` reads it: a class index, boxes, a count, a set of labels."""
+"""The label of one image in the form that the kind's `loss` takes: a class index, boxes, counts, a set of labels."""
 
+ToImage: TypeAlias = Callable[[NDArray[Any]], NDArray[np.float64]]
+"""Maps boxes (k, 4) of x1, y1, x2, y2 from fractions of a model's input to fractions of the upright image.
+
+It is `hawkvision.imaging.placement.Placement.to_image`. Boxes may reach beyond the image; nothing is clipped.
+"""
 
 PredictionT = TypeVar("PredictionT", bound=Prediction)
+OptionsT = TypeVar("OptionsT", bound=msgspec.Struct)
 
 
 class TaskKind(ABC, Generic[PredictionT]):
@@ -46,13 +52,15 @@ class TaskKind(ABC, Generic[PredictionT]):
     """The name that manifests use, such as `classification`."""
     prediction: type[PredictionT]
     """The type of predictions."""
-    scores: ClassVar[tuple[str, ...]]
+    scores: tuple[str, ...]
     """The scores that a stage can be accepted by; the first is preferred when two are equally good."""
     agreement_bounds_drop: ClassVar[bool]
     """Whether loss(a, t) − loss(b, t) ≤ disagreement(a, b) for all predictions a, b and truths t.
 
     Only then can agreement with the reference stage certify an accuracy drop without labels.
     """
+    located: ClassVar[bool] = False
+    """Whether predictions depend on places in the image. Then outputs are placed, and whole images are escalated."""
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """Take a task's labels, in index order, and the `[options]` of its manifest.
@@ -74,6 +82,17 @@ class TaskKind(ABC, Generic[PredictionT]):
             expected = ", ".join(sorted(known)) or "none"
             raise ManifestError(f"options of kind {self.name!r}: unknown option {unknown[0]!r}; expected {expected}")
 
+    def options_as(self, declared: type[OptionsT]) -> OptionsT:
+        """The manifest's options as a msgspec Struct, which should have `forbid_unknown_fields=True`.
+
+        Raises:
+            ManifestError: naming the option that is unknown, missing or out of range.
+        """
+        try:
+            return msgspec.convert(self.options, declared)
+        except msgspec.ValidationError as error:
+            raise ManifestError(f"options of kind {self.name!r}: {error}") from None
+
     # ------------------------------------------------------------------------------------------ outputs of a stage
 
     @abstractmethod
@@ -89,17 +108,21 @@ class TaskKind(ABC, Generic[PredictionT]):
         """
 
     @abstractmethod
-    def combine(self, members: Sequence[Output], weights: Sequence[float], temperature: float) -> Output:
+    def combine(self, members: Sequence[Output], weights: Weights, temperature: float) -> Output:
         """The output of an ensemble, from those of one or more members.
 
         Args:
             members: their outputs for one image.
-            weights: of the members, all 1 where the manifest states none.
+            weights: of the members, one number or one per label each; all 1 where the manifest states none.
             temperature: calibrates the result.
         """
 
     def unmirror(self, output: Output) -> Output:
-        """The output for an image, given that for its mirror image (left and right exchanged)."""
+        """The output for an input, given that for its mirror image (left and right exchanged). Precedes `place`."""
+        return output
+
+    def place(self, output: Output, to_image: ToImage) -> Output:  # noqa: ARG002 - most kinds name no places
+        """The output with places in the image, given that with places in a model's input. Precedes `combine`."""
         return output
 
     def decided(self, known: Sequence[Output], missing: int) -> bool:

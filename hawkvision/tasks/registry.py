@@ -16,23 +16,31 @@ GROUP: Final = "hawkvision.tasks"
 """The group of entry points: `name = "module:KindClass"`."""
 
 
+def kind_names() -> tuple[str, ...]:
+    """The names of all kinds that are installed, sorted. Nothing is loaded."""
+    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+
+
 @cache
-def kinds() -> Mapping[str, type[TaskKind[Any]]]:
-    """All kinds that are installed, by name.
+def kind_class(name: str) -> type[TaskKind[Any]]:
+    """The kind of that name. Other kinds are not loaded, so that one that is broken does not disturb them.
 
     Raises:
-        ManifestError: if an entry point cannot be loaded or is no kind of that name.
+        ManifestError: if it is not installed, installed twice, cannot be loaded or is no kind of that name.
     """
-    found: dict[str, type[TaskKind[Any]]] = {}
-    for entry in entry_points(group=GROUP):
-        try:
-            loaded = entry.load()
-        except Exception as error:
-            raise ManifestError(f"entry point {entry.name!r} of {GROUP}: {type(error).__name__}: {error}") from error
-        if not (isinstance(loaded, type) and issubclass(loaded, TaskKind) and loaded.name == entry.name):
-            raise ManifestError(f"entry point {entry.name!r} of {GROUP}: {entry.value} is no TaskKind of that name")
-        found[entry.name] = loaded
-    return found
+    found = {entry.value: entry for entry in entry_points(group=GROUP, name=name)}
+    if not found:
+        raise ManifestError(f"kind {name!r} is not installed; there are {', '.join(kind_names())}")
+    if len(found) > 1:
+        raise ManifestError(f"kind {name!r} is installed more than once: {', '.join(sorted(found))}")
+    (entry,) = found.values()
+    try:
+        loaded = entry.load()
+    except Exception as error:
+        raise ManifestError(f"entry point {name!r} of {GROUP}: {type(error).__name__}: {error}") from error
+    if not (isinstance(loaded, type) and issubclass(loaded, TaskKind) and loaded.name == name):
+        raise ManifestError(f"entry point {name!r} of {GROUP}: {entry.value} is no TaskKind of that name")
+    return loaded
 
 
 def load_kind(manifest: Manifest, models: Path) -> TaskKind[Any]:
@@ -52,9 +60,6 @@ def task_kind(name: str, labels: Sequence[str], options: Mapping[str, Any]) -> T
     """The kind of one task.
 
     Raises:
-        ManifestError: for a kind that is not installed, or options that it refuses.
+        ManifestError: as `kind_class`, or for options that the kind refuses.
     """
-    kind = kinds().get(name)
-    if kind is None:
-        raise ManifestError(f"kind {name!r} is not installed; there are {', '.join(sorted(kinds()))}")
-    return kind(labels, options)
+    return kind_class(name)(labels, options)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from hawkvision.core.types import LOGITS
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backends.devices import processor_of
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
@@ -62,7 +63,7 @@ def _packed(manifest: Manifest, name: str, images: Path | None, count: int, arra
     data = load_variant(cache_dir(), manifest.task, variant)
     pixels = _pixels(manifest, variant.input, images, count)
     backend = OnnxRuntimeBackend(data)
-    logits = np.concatenate([backend.infer(pixels[i : i + 8]) for i in range(0, len(pixels), 8)])
+    logits = np.concatenate([backend.infer(pixels[i : i + 8])[LOGITS] for i in range(0, len(pixels), 8)])
     backend.close()
     arrays |= {f"{model}/images": pixels, f"{model}/logits": logits}
     graph = onnx.load_model_from_string(data).graph

@@ -34,10 +34,10 @@ from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace_context import start_trace
-from hawkvision.core.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
+from hawkvision.core.types import LOGITS, WHOLE, Answer, ClassifyRequest, Pixels, Quality, Received, Tensors
 from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer
-from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.interface import Backend, Outputs
 from hawkvision.models.manifest import InputSpec
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.system.memory import divided
@@ -74,16 +74,16 @@ class GatedBackend:
         return (16, 16, 3)
 
     @property
-    def classes(self) -> int:
-        return 10
+    def outputs(self) -> Outputs:
+        return {LOGITS: (10,)}
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         self.begun += 1
         assert self.gate.wait(30)
         self.inferred += 1
         logits = np.zeros((len(batch), 10), np.float32)
         logits[:, 3] = self.lead
-        return logits
+        return {LOGITS: logits}
 
     def close(self) -> None:
         self.gate.set()

@@ -292,6 +292,9 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Ray's reservation of cores per ingress replica, which has one busy thread."""
 
     # == Ray ==
+    survives_head: bool = False
+    """Whether Ray's head keeps its state in Redis, so that a cluster outlives a head that is restarted. If not,
+    readiness ends within 5 s after the head is gone, because Ray will end all replicas."""
     app_name: str = "hawkvision"
     """Name of the Ray Serve application. Two tiers on one cluster need different names and route prefixes."""
     address: Word | None = None

@@ -13,7 +13,7 @@ import numpy as np
 
 from hawkvision.core.clock import Deadline, MonotonicClock
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import LOGITS, Pixels, Tensors
 from hawkvision.datacenter.execution.batching import BatchedResult, Batcher
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.fingerprints import VariantRun
@@ -119,13 +119,13 @@ class Model:
     async def _infer(self, batch: list[_Views]) -> list[Probabilities]:
         images = [views.images for views in batch]
         lone = self.wide is not None and len(batch) == 1 and batch[0].alone
-        infer: Callable[[Pixels], Logits] = self.wide.infer if lone and self.wide is not None else self._narrow.infer
+        infer: Callable[[Pixels], Tensors] = self.wide.infer if lone and self.wide is not None else self._narrow.infer
         loop = asyncio.get_running_loop()
-        logits = await loop.run_in_executor(
+        tensors = await loop.run_in_executor(
             self._threads, infer, images[0] if len(images) == 1 else np.concatenate(images)
         )
         self._succeeded_at = time.monotonic()
-        rows = softmax(logits, self._temperature)
+        rows = softmax(tensors[LOGITS], self._temperature)
         ends = np.cumsum([len(views) for views in images])
         return [_mean(rows[end - len(views) : end]) for views, end in zip(images, ends, strict=True)]
 

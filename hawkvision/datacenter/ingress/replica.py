@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
+import ray
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +28,7 @@ from hawkvision.datacenter.deployment.group_deployments import log_like_the_tier
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence
 from hawkvision.datacenter.ingress.admission_share import AdmissionShare
+from hawkvision.datacenter.ingress.head_watch import HeadWatch
 from hawkvision.datacenter.ingress.launcher_link import LauncherLink
 from hawkvision.datacenter.ingress.public_server import PublicServer
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
@@ -107,6 +109,10 @@ class Ingress:
         least = config.ingress_min_replicas
         scales = launcher is None and least != config.ingress_max_replicas
         self._share = AdmissionShare(max_in_flight(config, catalogs), least, tier.set_limit, scales=scales)
+        self._head: HeadWatch | None = None
+        if launcher is None and not config.survives_head:  # a launcher watches its own Ray
+            address = ray.get_runtime_context().gcs_address
+            self._head = HeadWatch(address, partial(setattr, tier, "has_head"))
         self._describing: asyncio.Task[None] | None = None
 
     async def __call__(self, request: Request) -> Response:
@@ -152,6 +158,8 @@ class Ingress:
             self._server.tier.set_variants(task, variants)
         self._reloads.start()
         self._share.start()
+        if self._head is not None:
+            self._head.start()
         if self._link is not None:
             self._link.start()
 
@@ -177,6 +185,8 @@ class Ingress:
         if self._link is not None:
             await self._link.drain(DRAIN_S)
         await self._share.close()
+        if self._head is not None:
+            await self._head.close()
         await self._reloads.close()
 
     def _set_transports(self, transports: Transports) -> None:

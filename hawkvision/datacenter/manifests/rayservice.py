@@ -49,7 +49,8 @@ def rayservice(config: DatacenterConfig, options: KubernetesOptions) -> str:
     name = f"{config.app_name}-dc"
     if _NAME.fullmatch(name) is None:
         raise ConfigError(f"dc.app_name = {config.app_name!r}: expected at most 38 of a-z, 0-9 and -, first a letter")
-    serve = serve_document(msgspec.structs.replace(config, port=SERVE_PORT))
+    survives_head = config.survives_head or options.redis_address is not None
+    serve = serve_document(msgspec.structs.replace(config, port=SERVE_PORT, survives_head=survives_head))
     service = {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",

@@ -62,6 +62,8 @@ class TierService:
             self.metrics.in_flight.labels(task.name).set_function(partial(getattr, task, "in_flight"))
             if task.failure is not None:
                 _log_failure(task.name, task.failure)
+        self.has_head = True
+        """Whether the cluster's head is there, as far as the tier depends on it."""
         self.set_limit(max_in_flight)
 
     @property
@@ -111,7 +113,7 @@ class TierService:
             NotFound: for a task that is not served.
             NotReady: names each task and group that is missing.
         """
-        missing: list[str] = []
+        missing = [] if self.has_head else ["the head of the Ray cluster is gone, and this tier ends with it"]
         for each in self._tasks.values() if task is None else (self._task(task),):
             try:
                 each.check_ready(with_reason=with_reason)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.core.types import LOGITS, Logits, Pixels, Tensors
+from hawkvision.inference.backends.interface import Outputs, check_batch, check_open
 
 
 class NoopBackend:
@@ -22,15 +22,15 @@ class NoopBackend:
         return self._shape
 
     @property
-    def classes(self) -> int:
-        """See `Backend.classes`."""
-        return len(self._logits)
+    def outputs(self) -> Outputs:
+        """See `Backend.outputs`."""
+        return {LOGITS: self._logits.shape}
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         """See `Backend.infer`."""
         check_open("noop", self._closed)
         check_batch(batch, self._shape)
-        return np.tile(self._logits, (len(batch), 1))
+        return {LOGITS: np.tile(self._logits, (len(batch), 1))}
 
     def close(self) -> None:
         """See `Backend.close`."""

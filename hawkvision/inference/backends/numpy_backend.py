@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.core.types import Pixels, Tensors
+from hawkvision.inference.backends.interface import Outputs, as_tensors, check_batch, check_open, joined, named
 from hawkvision.inference.backends.numpy_ops import DTYPES, OPERATORS, Operator, Tensor
 
 
@@ -41,7 +39,7 @@ class _NumpyNode:
 
 
 class NumpyGraph:
-    """An ONNX graph of one input and one output.
+    """An ONNX graph of one input.
 
     Raises:
         BackendError: if `onnx` is not installed, the model cannot be read, or it uses an operator, attribute or tensor
@@ -54,9 +52,11 @@ class NumpyGraph:
         onnx = _onnx()
         self._constants: dict[str, Tensor] = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
         inputs = [value for value in graph.input if value.name not in self._constants]
-        if len(inputs) != 1 or len(graph.output) != 1:
-            raise BackendError(f"{self.where}: {len(inputs)} inputs and {len(graph.output)} outputs; expected one each")
-        self.input, self.output = _value(inputs[0]), _value(graph.output[0])
+        if len(inputs) != 1 or not graph.output:
+            raise BackendError(
+                f"{self.where}: {len(inputs)} inputs and {len(graph.output)} outputs; expected one input"
+            )
+        self.input, self.outputs = _value(inputs[0]), tuple(map(_value, graph.output))
         self._nodes = tuple(_node(node, self.where, onnx) for node in graph.node)
         known = {"", self.input.name, *self._constants}
         for node in self._nodes:
@@ -64,11 +64,12 @@ class NumpyGraph:
             if unknown:
                 raise BackendError(f"{self.where}: {node.label}: input {unknown[0]!r} is not computed before it")
             known.add(node.output)
-        if self.output.name not in known:
-            raise BackendError(f"{self.where}: nothing computes the output {self.output.name!r}")
+        for output in self.outputs:
+            if output.name not in known:
+                raise BackendError(f"{self.where}: nothing computes the output {output.name!r}")
 
-    def run(self, value: Tensor) -> Tensor:
-        """The output for one input.
+    def run(self, value: Tensor) -> list[Tensor]:
+        """The outputs for one input.
 
         Raises:
             BackendError: if a node cannot be computed, naming it.
@@ -79,9 +80,8 @@ class NumpyGraph:
                 values[node.output] = node.operator.compute([values[i] for i in node.inputs], node.attributes)
             except (ValueError, TypeError, IndexError, KeyError) as error:
                 raise BackendError(f"{self.where}: {node.label}: {error}") from error
-        result = values[self.output.name]
-        assert result is not None
-        return result
+        found = [values[output.name] for output in self.outputs]
+        return [tensor for tensor in found if tensor is not None]
 
 
 class NumpyBackend:
@@ -89,7 +89,7 @@ class NumpyBackend:
 
     def __init__(self, model: Path | bytes) -> None:
         graph = NumpyGraph(model)
-        taken, given = graph.input, graph.output
+        taken = graph.input
         if (
             taken.element != 2
             or len(taken.shape) != 4
@@ -101,14 +101,15 @@ class NumpyBackend:
                 f"{graph.where}: input {taken.name!r} has element type {taken.element} and shape {taken.shape}; "
                 "expected uint8 (2) of (n or 1, height, width, 3)"
             )
-        if given.element != 1 or len(given.shape) != 2 or given.shape[1] is None:
-            raise BackendError(
-                f"{graph.where}: output {given.name!r} has element type {given.element} and shape {given.shape}; "
-                "expected float32 (1) of (n, classes)"
-            )
+        for given in graph.outputs:
+            if given.element not in DTYPES or not given.shape:
+                raise BackendError(
+                    f"{graph.where}: output {given.name!r} has element type {given.element} and shape {given.shape}; "
+                    "expected numbers of (n, ...)"
+                )
         self._graph: NumpyGraph | None = graph
         self._shape = (taken.shape[1] or 0, taken.shape[2] or 0, 3)
-        self._classes = given.shape[1]
+        self._outputs = named([(each.name, each.shape[1:]) for each in graph.outputs])
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -116,17 +117,18 @@ class NumpyBackend:
         return self._shape
 
     @property
-    def classes(self) -> int:
-        """See `Backend.classes`."""
-        return self._classes
+    def outputs(self) -> Outputs:
+        """See `Backend.outputs`."""
+        return self._outputs
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         """See `Backend.infer`."""
         graph = self._graph
         check_open("NumPy", graph is None)
         assert graph is not None
         check_batch(batch, self._shape)
-        return np.concatenate([graph.run(batch[i : i + 1]) for i in range(len(batch))]).astype(np.float32)
+        runs = (graph.run(batch[i : i + 1]) for i in range(len(batch)))
+        return joined([as_tensors(self._outputs, found, 1, graph.where) for found in runs])
 
     def close(self) -> None:
         """See `Backend.close`."""

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import Pixels, Tensors
 from hawkvision.inference.backends.devices import processor_of
 from hawkvision.inference.backends.execution_providers import (
     available_providers,
@@ -23,7 +23,15 @@ from hawkvision.inference.backends.execution_providers import (
     start_failure,
 )
 from hawkvision.inference.backends.half_precision import FP16, in_half_precision
-from hawkvision.inference.backends.interface import OnnxPrecision, check_batch, check_open
+from hawkvision.inference.backends.interface import (
+    OnnxPrecision,
+    Outputs,
+    as_tensors,
+    check_batch,
+    check_open,
+    joined,
+    named,
+)
 from hawkvision.inference.backends.intra_op_threads import HelperThreads, can_step_aside, helpers_started
 from hawkvision.models.fingerprints import Execution
 from hawkvision.system.onnx_runtime import ort
@@ -36,7 +44,7 @@ SPIN_US: Final = 100
 
 
 class OnnxRuntimeBackend:
-    """A graph of one input, uint8 (n, height, width, 3), and one output, float32 (n, classes).
+    """A graph of one input, uint8 (n, height, width, 3), and outputs of numbers whose first axis is n.
 
     Args:
         model: the file, or its bytes.
@@ -64,11 +72,11 @@ class OnnxRuntimeBackend:
         self._session: Any
         self._session, self._helpers = _open_session(model, self._where, providers, threads)
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-        if len(inputs) != 1 or len(outputs) != 1:
-            raise BackendError(f"{self._where}: {len(inputs)} inputs and {len(outputs)} outputs; expected one of each")
-        self._input, self._output = inputs[0].name, outputs[0].name
+        if len(inputs) != 1 or not outputs:
+            raise BackendError(f"{self._where}: {len(inputs)} inputs and {len(outputs)} outputs; expected one input")
+        self._input, self._fetched = inputs[0].name, [output.name for output in outputs]
         self._shape, self._batch = _input_contract(inputs[0], self._where)
-        self._classes = _output_contract(outputs[0], self._where)
+        self._outputs = named([(output.name, _output_contract(output, self._where)) for output in outputs])
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -76,9 +84,9 @@ class OnnxRuntimeBackend:
         return self._shape
 
     @property
-    def classes(self) -> int:
-        """See `Backend.classes`."""
-        return self._classes
+    def outputs(self) -> Outputs:
+        """See `Backend.outputs`."""
+        return self._outputs
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -92,7 +100,7 @@ class OnnxRuntimeBackend:
         """What runs the network, and in which precision if that is not the model file's."""
         return execution_on(self.providers, self._session.get_provider_options(), self._precision)
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         """See `Backend.infer`. A graph of fixed batch size 1 is run once per image."""
         session = self._session  # held here, so that `close` in another thread waits for this run
         check_open("ONNX Runtime", session is None)
@@ -100,7 +108,7 @@ class OnnxRuntimeBackend:
         if self._batch is not None and self._batch != len(batch):
             if self._batch != 1:
                 raise BackendError(f"{self._where}: batches of exactly {self._batch} are taken, got {len(batch)}")
-            return np.concatenate([self._run(session, batch[i : i + 1]) for i in range(len(batch))])
+            return joined([self._run(session, batch[i : i + 1]) for i in range(len(batch))])
         return self._run(session, batch)
 
     def warm_up(self, batch_sizes: Sequence[int] = (1,)) -> None:
@@ -112,18 +120,13 @@ class OnnxRuntimeBackend:
         """See `Backend.close`. Runs that have begun in other threads end well."""
         self._session = None
 
-    def _run(self, session: Any, batch: Pixels) -> Logits:
+    def _run(self, session: Any, batch: Pixels) -> Tensors:
         self._helpers.step_aside()
         try:
-            (logits,) = session.run([self._output], {self._input: np.ascontiguousarray(batch)})
+            found = session.run(self._fetched, {self._input: np.ascontiguousarray(batch)})
         except Exception as error:  # the runtime's own exceptions derive from nothing narrower
             raise BackendError(f"{self._where}: ONNX Runtime failed: {error}") from error
-        if logits.shape != (len(batch), self._classes):
-            raise BackendError(
-                f"{self._where}: the graph gave logits of shape {logits.shape}; expected {(len(batch), self._classes)}"
-            )
-        result: Logits = logits
-        return result
+        return as_tensors(self._outputs, found, len(batch), self._where)
 
 
 def execution_on(
@@ -152,15 +155,24 @@ _PRECISIONS: Final = {
 }
 """Options with which a provider computes less exactly than the model file says."""
 
+_EXACT: Final = {"CUDAExecutionProvider": {"use_tf32": "0"}}
+"""Options that replace defaults with which a provider computes less exactly than the model file says."""
+
 _NO_FILE: Final = "no such model file; build the cascade first"
 _loading = threading.Lock()
 """Two sessions loading at once would double the peak of memory, which on an edge node is the peak of the process."""
 
 
+def with_exact_options(provider: Provider) -> tuple[str, dict[str, Any]]:
+    """A provider with its options, computing as exactly as the model file says unless the options say otherwise."""
+    name, options = (provider, {}) if isinstance(provider, str) else provider
+    return name, {**_EXACT.get(name, {}), **options}
+
+
 def _open_session(
     model: Path | bytes, where: str, providers: Sequence[Provider], threads: int
 ) -> tuple[Any, HelperThreads]:
-    wanted = [(p, {}) if isinstance(p, str) else (p[0], dict(p[1])) for p in providers]
+    wanted = [with_exact_options(each) for each in providers]
     _check_installed([name for name, _ in wanted], where)
     if isinstance(model, Path) and not model.is_file():
         raise BackendError(f"{where}: {_NO_FILE}")
@@ -252,10 +264,17 @@ def _input_contract(value: Any, where: str) -> tuple[tuple[int, int, int], int |
     return (shape[1], shape[2], 3), shape[0] if isinstance(shape[0], int) else None
 
 
-def _output_contract(value: Any, where: str) -> int:
+_NUMBERS: Final = frozenset(
+    f"tensor({kind})" for kind in ("float", "float16", "double", "bool", "uint8", "int32", "int64")
+)
+"""Types of outputs that become float32."""
+
+
+def _output_contract(value: Any, where: str) -> tuple[int | None, ...]:
+    """The output's shape for one image, None where it is free."""
     shape = value.shape
-    if value.type != "tensor(float)" or len(shape) != 2 or not isinstance(shape[1], int):
+    if value.type not in _NUMBERS or not shape:
         raise BackendError(
-            f"{where}: output {value.name!r} is {value.type} of shape {shape}; expected tensor(float) of (n, classes)"
+            f"{where}: output {value.name!r} is {value.type} of shape {shape}; expected numbers of (n, ...)"
         )
-    return int(shape[1])
+    return tuple(size if isinstance(size, int) else None for size in shape[1:])

@@ -1,7 +1,7 @@
 """An optional backend: runs the ONNX graph of a variant in OpenVINO, for processors that our own kernels do not
 support.
 
-Its logits differ from those of ONNX Runtime, so certificates made with that do not cover them. Its answers are
+Its numbers differ from those of ONNX Runtime, so certificates made with that do not cover them. Its answers are
 `best_effort` unless it passes an equivalence check (`cascade.certification.equivalence`). Install
 `hawkvision[openvino]`.
 """
@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import Pixels, Tensors
 from hawkvision.inference.backends.devices import processor_of
-from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.inference.backends.interface import Outputs, as_tensors, check_batch, check_open, joined, named
 from hawkvision.models.fingerprints import Execution
 
 DEVICE: Final = "CPU"
@@ -28,7 +28,7 @@ PRECISION: Final = "f32"
 
 
 class OpenVinoBackend:
-    """A graph of one input, uint8 (n, height, width, 3), and one output, float32 (n, classes).
+    """A graph of one input, uint8 (n, height, width, 3), and outputs of numbers whose first axis is n.
 
     Args:
         model: the file, or its bytes.
@@ -44,8 +44,8 @@ class OpenVinoBackend:
         self._free: deque[Any] = deque()
         """Requests that nobody runs: never more than threads that were inferring at once."""
         inputs, outputs = self._compiled.inputs, self._compiled.outputs
-        if len(inputs) != 1 or len(outputs) != 1:
-            raise BackendError(f"{self._where}: {len(inputs)} inputs and {len(outputs)} outputs; expected one of each")
+        if len(inputs) != 1 or not outputs:
+            raise BackendError(f"{self._where}: {len(inputs)} inputs and {len(outputs)} outputs; expected one input")
         self._batch, *shape = _sizes(inputs[0])
         if inputs[0].element_type.to_dtype() != np.uint8 or len(shape) != 3 or None in shape or shape[2] != 3:
             raise BackendError(
@@ -53,13 +53,7 @@ class OpenVinoBackend:
                 f"{inputs[0].partial_shape}; expected u8 of (n, height, width, 3)"
             )
         self._shape = (int(shape[0] or 0), int(shape[1] or 0), 3)
-        _, *classes = _sizes(outputs[0])
-        if outputs[0].element_type.to_dtype() != np.float32 or len(classes) != 1 or classes[0] is None:
-            raise BackendError(
-                f"{self._where}: the output is {outputs[0].element_type.get_type_name()} of shape "
-                f"{outputs[0].partial_shape}; expected f32 of (n, classes)"
-            )
-        self._classes = classes[0]
+        self._outputs = named([(each.get_any_name(), _output_contract(each, self._where)) for each in outputs])
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -67,16 +61,16 @@ class OpenVinoBackend:
         return self._shape
 
     @property
-    def classes(self) -> int:
-        """See `Backend.classes`."""
-        return self._classes
+    def outputs(self) -> Outputs:
+        """See `Backend.outputs`."""
+        return self._outputs
 
     @property
     def execution(self) -> Execution:
         """What runs the network."""
         return Execution("openvino", DEVICE, PRECISION, str(_openvino().__version__), processor_of())
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         """See `Backend.infer`. A graph of free batch size, or of 1, is run once per image."""
         compiled = self._compiled  # held here, so that `close` in another thread waits for this run
         check_open("OpenVINO", compiled is None)
@@ -84,7 +78,7 @@ class OpenVinoBackend:
         if self._batch is not None and self._batch != len(batch):
             if self._batch != 1:
                 raise BackendError(f"{self._where}: batches of exactly {self._batch} are taken, got {len(batch)}")
-            return np.concatenate([self._run(compiled, batch[i : i + 1]) for i in range(len(batch))])
+            return joined([self._run(compiled, batch[i : i + 1]) for i in range(len(batch))])
         return self._run(compiled, batch)
 
     def close(self) -> None:
@@ -92,22 +86,18 @@ class OpenVinoBackend:
         self._compiled = None
         self._free.clear()
 
-    def _run(self, compiled: Any, batch: Pixels) -> Logits:
+    def _run(self, compiled: Any, batch: Pixels) -> Tensors:
         try:
             request = self._free.pop()
         except IndexError:
             request = compiled.create_infer_request()
         try:
-            found: Logits = request.infer({0: np.ascontiguousarray(batch)})[0]
+            found = request.infer({0: np.ascontiguousarray(batch)})
         except Exception as error:  # the runtime's own exceptions derive from nothing narrower
             raise BackendError(f"{self._where}: OpenVINO failed: {error}") from error
         if self._compiled is not None:
             self._free.append(request)
-        if found.shape != (len(batch), self._classes):
-            raise BackendError(
-                f"{self._where}: the graph gave logits of shape {found.shape}; expected {(len(batch), self._classes)}"
-            )
-        return found
+        return as_tensors(self._outputs, [found[i] for i in range(len(self._outputs))], len(batch), self._where)
 
 
 def _compiled(model: Path | bytes, where: str, threads: int) -> Any:
@@ -143,6 +133,16 @@ def _openvino() -> Any:
     except ImportError as error:
         raise BackendError("OpenVINO is not installed; install hawkvision[openvino]") from error
     return openvino
+
+
+def _output_contract(port: Any, where: str) -> tuple[int | None, ...]:
+    """The output's shape for one image, None where it is free."""
+    sizes = _sizes(port)
+    if not sizes:
+        raise BackendError(
+            f"{where}: output {port.get_any_name()!r} is of shape {port.partial_shape}; expected (n, ...)"
+        )
+    return tuple(sizes[1:])
 
 
 def _sizes(port: Any) -> list[int | None]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backends.interface import check_batch, check_open
+from hawkvision.core.types import LOGITS, Logits, Pixels, Tensors
+from hawkvision.inference.backends.interface import Outputs, check_batch, check_open
 from hawkvision.inference.backends.intra_op_threads import HelperThreads, can_step_aside
 from hawkvision.inference.int8.graph import Int8Network, Unsupported, read
 from hawkvision.inference.int8.plan import Program, plan
@@ -38,7 +38,7 @@ class Int8Backend:
     def __init__(self, model: Path | bytes, threads: int = 1, tiles: bool | None = None) -> None:
         where = "model" if isinstance(model, bytes) else str(model)
         network = read_network(model, where)
-        self._shape, self._classes = network.image, network.classes
+        self._shape, self._outputs = network.image, {LOGITS: (network.classes,)}
         helpers = threads - 1 if can_step_aside(threads) else 0
         if tiles and not library.has_tiles():
             raise BackendError("int8: tiles were asked for; this machine has none (Intel AMX, and Linux 5.16 or later)")
@@ -53,17 +53,17 @@ class Int8Backend:
         return self._shape
 
     @property
-    def classes(self) -> int:
-        """See `Backend.classes`."""
-        return self._classes
+    def outputs(self) -> Outputs:
+        """See `Backend.outputs`."""
+        return self._outputs
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         """See `Backend.infer`."""
         network = self._network  # keeps the network alive during this run if another thread closes the backend
         check_open("int8", network is None)
         assert network is not None
         check_batch(batch, self._shape)
-        return network.run(np.ascontiguousarray(batch))
+        return {LOGITS: network.run(np.ascontiguousarray(batch))}
 
     def expect(self) -> None:
         """See `Expectant.expect`. A helper thread fetches the weights; without helpers nothing is done."""

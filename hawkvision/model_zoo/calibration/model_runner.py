@@ -22,7 +22,7 @@ from rich.progress import Progress
 
 from hawkvision.cascade.certification.predictions import StagePredictions
 from hawkvision.core.errors import ConfigError, RequestError
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import LOGITS, Logits, Pixels
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import load_input, probe
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, open_backend
@@ -265,9 +265,9 @@ class _VariantRun:
         def batch(start: int) -> tuple[Logits, Logits | None, float]:
             inputs = np.stack([self._input(int(i)) for i in self._chosen[start : start + self._batch]])
             before = time.thread_time()
-            upright = self._runner.infer(inputs)
+            upright = self._runner.infer(inputs)[LOGITS]
             spent = time.thread_time() - before
-            mirrored = self._runner.infer(np.ascontiguousarray(inputs[:, :, ::-1])) if self._flip else None
+            mirrored = self._runner.infer(np.ascontiguousarray(inputs[:, :, ::-1]))[LOGITS] if self._flip else None
             advance(len(inputs))
             return upright, mirrored, spent * 1e3 / len(inputs)
 

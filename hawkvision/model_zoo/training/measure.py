@@ -20,7 +20,7 @@ from rich.progress import track
 
 from hawkvision.cascade.certification.predictions import Split, measure_accuracy
 from hawkvision.cascade.confidence.calibration import fit_temperature
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import LOGITS, Logits, Pixels
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import emit_variant, precision_of
 from hawkvision.model_zoo.calibration.model_runner import (
@@ -171,6 +171,6 @@ def _infer(graph: bytes, variant: Variant, classes: int, batch: Pixels) -> Logit
     places, description = range(0, len(batch), BATCH), f"measuring {variant.name}"
     starts = track(places, description=description, transient=True, disable=not sys.stdout.isatty())
     try:
-        return np.concatenate([backend.infer(np.ascontiguousarray(batch[i : i + BATCH])) for i in starts])
+        return np.concatenate([backend.infer(np.ascontiguousarray(batch[i : i + BATCH]))[LOGITS] for i in starts])
     finally:
         backend.close()

@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
@@ -42,6 +43,8 @@ SHARE: Final = 0.4
 """Of capacity."""
 INGRESS: Final = {"ingress_min_replicas": len(WORKERS), "ingress_max_replicas": len(WORKERS)}
 BEFORE_S: Final = 4.0
+WEDGED_S: Final = 180.0
+"""The longest wait for Serve to replace a replica that does nothing."""
 AWAY_S: Final = 8.0
 """How long the head is away."""
 
@@ -90,13 +93,22 @@ class Outcome:
     not_ready_s: float
 
 
-def kill_process(deployment: str) -> Callable[[ClusterTier], None]:
-    """Kill one replica of a deployment."""
+def signal_process(deployment: str, number: signal.Signals) -> Callable[[ClusterTier], None]:
+    """Send one replica of a deployment a signal."""
 
     def act(tier: ClusterTier) -> None:
-        os.kill(next(pid for node in tier.nodes.numbers for pid in tier.replicas(node, deployment)), signal.SIGKILL)
+        os.kill(next(pid for node in tier.nodes.numbers for pid in tier.replicas(node, deployment)), number)
 
     return act
+
+
+def wedge_replica(tier: ClusterTier) -> None:
+    """Suspend one replica of the stage, and wait until Serve has ended it."""
+    victim = next(pid for node in tier.nodes.numbers for pid in tier.replicas(node, STAGE))
+    os.kill(victim, signal.SIGSTOP)
+    ends = time.monotonic() + WEDGED_S
+    while time.monotonic() < ends and Path(f"/proc/{victim}").exists():
+        time.sleep(0.5)
 
 
 def busiest_node(tier: ClusterTier) -> int:
@@ -119,9 +131,15 @@ def restart_missing(tier: ClusterTier) -> None:
             tier.nodes.restart(node)
 
 
+def deploy(tier: ClusterTier, **settings: object) -> None:
+    """Deploy the replicas of all workers; the tier outlives its head if Redis keeps the head's state."""
+    survives = "false" if tier.nodes.store is None else "true"
+    deploy_replicas(tier, len(WORKERS) * REPLICAS, survives_head=survives, **INGRESS, **settings)
+
+
 def update(tier: ClusterTier) -> None:
     """Deploy again with another setting, which each replica must get."""
-    deploy_replicas(tier, len(WORKERS) * REPLICAS, batch_wait_ms=1, **INGRESS)
+    deploy(tier, batch_wait_ms=1)
 
 
 def restart_head(tier: ClusterTier) -> None:
@@ -137,13 +155,14 @@ def replace_head(tier: ClusterTier) -> None:
     for node in WORKERS:
         tier.nodes.kill(node)
         tier.nodes.restart(node)
-    deploy_replicas(tier, len(WORKERS) * REPLICAS, **INGRESS)
+    deploy(tier)
 
 
 WITH_STORE: Final = (
     Fault("none", lambda _: None),
-    Fault("replica kill -9", kill_process(STAGE)),
-    Fault("ingress kill -9", kill_process("ingress")),
+    Fault("replica kill -9", signal_process(STAGE, signal.SIGKILL)),
+    Fault("replica wedged", wedge_replica),
+    Fault("ingress kill -9", signal_process("ingress", signal.SIGKILL)),
     Fault("node kill -9", kill_node, restart_missing),
     Fault("rolling update", update),
     Fault(f"head away {AWAY_S:g} s, with Redis", restart_head),
@@ -173,7 +192,7 @@ async def run(given: argparse.Namespace, console: Console) -> dict[str, Any]:
                 tier.nodes.add(node, REPLICAS + 1)
             addresses = [tier.nodes.net.address(node) for node in WORKERS]
             url = stack.enter_context(balancer(tier.nodes.folder, addresses, PORT))
-            deploy_replicas(tier, len(WORKERS) * REPLICAS, **INGRESS)
+            deploy(tier)
             for fault in chosen:
                 await until_ready(url, READY_S)
                 outcomes.append(await measured(fault, tier, url, given.after))

@@ -1,6 +1,7 @@
 """Requests per second with 1, 2 and 4 nodes: does the tier grow with the cluster?
 
-Each node has eight replicas of a stage that takes 100 ms per image and no processor time. Callers wait for their
+Each node has eight replicas of a stage that takes 100 ms per image and no processor time. A longer time
+(`--batch-ms`) shows the growth where the machine's own cores would end it first. Callers wait for their
 answers, twice as many as there are replicas. The share of linear is the rate by that of the first size, per node.
 """
 
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--nodes", default="1,2,4", help="numbers of nodes with replicas, rising")
     parser.add_argument("--replicas", type=int, default=8, help="replicas per node")
+    parser.add_argument("--batch-ms", type=float, default=BATCH_MS, help="the time that an image takes a replica")
     parser.add_argument("--rounds", type=int, default=3, help="measurements at each size")
     parser.add_argument("--seconds", type=float, default=10.0, help="duration of a measurement")
     parser.add_argument(
@@ -56,7 +58,7 @@ async def run(given: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure; the rows."""
     sizes = [int(word) for word in given.nodes.split(",")]
     rounds: list[Round] = []
-    with cluster_tier(BATCH_MS) as tier:
+    with cluster_tier(given.batch_ms) as tier:
         tier.nodes.add(HEAD, given.front_cores)
         addresses = [tier.nodes.net.address(node) for node in range(HEAD, HEAD + 1 + max(sizes))]
         with balancer(tier.nodes.folder, addresses, PORT) as url:

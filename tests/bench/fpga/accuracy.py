@@ -25,7 +25,7 @@ from rich.table import Table
 
 from hawkvision.cascade.certification.predictions import measure_accuracy
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import LOGITS, Logits, Pixels
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.integer import reference
@@ -130,7 +130,7 @@ def _inputs(bodies: Sequence[bytes], spec: InputSpec) -> Pixels:
 def _infer(model: bytes, variant: Variant, classes: int, inputs: Pixels) -> tuple[Logits, float]:
     """Logits, and the median of 200 single images in microseconds."""
     with closing(open_backend("onnxruntime", model, variant.input, classes, threads=1)) as backend:
-        logits = np.concatenate([backend.infer(inputs[i : i + BATCH]) for i in range(0, len(inputs), BATCH)])
+        logits = np.concatenate([backend.infer(inputs[i : i + BATCH])[LOGITS] for i in range(0, len(inputs), BATCH)])
         taken = []
         for _ in range(200):
             before = time.thread_time_ns()

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from fpga.backends.reference import ReferenceBackend
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import LOGITS, Logits, Pixels
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
@@ -71,7 +71,7 @@ def main() -> int:
     times = {batch: _times(backends, images, batch, given.rounds) for batch in (1, 4)}
     for backend in backends.values():
         backend.close()
-    _show(given, ref.kernel, times, differing, len(images) * ref.classes)
+    _show(given, ref.kernel, times, differing, len(images) * ref.graph.classes)
     return int(bool(sum(differing)) or (INT8 in backends and times[1][REF][0] > times[1][INT8][0]))
 
 
@@ -108,11 +108,11 @@ def _differing(ref: ReferenceBackend, twin: Backend, images: Pixels) -> tuple[in
     ours, theirs, wrong = [], [], 0
     for start in range(0, len(images), 250):
         part = images[start : start + 250]
-        found = ref.infer(part)
+        found = ref.infer(part)[LOGITS]
         expected = reference.logits(graph, reference.planes(graph, part)).astype(np.float32)
         wrong += _count(found, expected * np.float32(graph.logit_scale))
         ours.append(found)
-        theirs.append(twin.infer(part))
+        theirs.append(twin.infer(part)[LOGITS])
     return wrong, _count(np.concatenate(ours), np.concatenate(theirs))
 
 

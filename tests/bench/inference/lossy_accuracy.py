@@ -36,7 +36,7 @@ from rich.progress import track
 from rich.table import Table
 
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.core.types import Pixels
+from hawkvision.core.types import LOGITS, Pixels
 from hawkvision.imaging.preprocessing import decode as decode_image
 from hawkvision.imaging.preprocessing import preprocess, probe
 from hawkvision.inference.backend_registry import open_backend
@@ -210,7 +210,7 @@ class EdgeModel:
     def labels(self, images: Sequence[Pixels]) -> list[int]:
         """The most probable class of each image."""
         inputs = [preprocess(pixels, self._spec) for pixels in images]
-        logits = [self._backend.infer(np.stack(inputs[i : i + BATCH])) for i in range(0, len(inputs), BATCH)]
+        logits = [self._backend.infer(np.stack(inputs[i : i + BATCH]))[LOGITS] for i in range(0, len(inputs), BATCH)]
         return [int(label) for label in np.concatenate(logits).argmax(1)]
 
     def close(self) -> None:

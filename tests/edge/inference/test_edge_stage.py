@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import cv2
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ import pytest
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, InferenceJob, LoadedModel, StagePrediction
 from hawkvision.core.clock import ManualClock, MonotonicClock
 from hawkvision.core.errors import BadImage
-from hawkvision.core.types import Logits, Pixels, Score
+from hawkvision.core.types import LOGITS, Pixels, Score, Tensors
 from hawkvision.imaging.preprocessing import probe
+from hawkvision.inference.backends.interface import Outputs
 from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.tasks.class_scores import average, log_probabilities, softmax, tempered
 from tests.edge.bench import SPEC, GatedBackend
@@ -67,19 +70,19 @@ class Brightness:
     """Ten classes; says `its` of a bright image, as surely as `bright` has it, and 7 of a dark one."""
 
     input_shape = (16, 16, 3)
-    classes = 10
+    outputs: ClassVar[Outputs] = {LOGITS: (10,)}
 
     def __init__(self, bright: float, dark: float, its: int = 3) -> None:
         self.bright, self.dark, self.its = bright, dark, its
         self.looked: list[int] = []
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         self.looked.append(len(batch))
         logits = np.zeros((len(batch), 10), np.float32)
         for row, image in zip(logits, batch, strict=True):
             bright = image.mean() > 128
             row[self.its if bright else 7] = self.bright if bright else self.dark
-        return logits
+        return {LOGITS: logits}
 
     def close(self) -> None: ...
 

@@ -9,8 +9,9 @@ import numpy as np
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel
 from edge.inference.warm_up import FORMATS, look_at_samples, samples
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.types import Logits, Pixels, Score
+from hawkvision.core.types import LOGITS, Pixels, Score, Tensors
 from hawkvision.imaging.preprocessing import decode, probe
+from hawkvision.inference.backends.interface import Outputs
 from tests.edge.bench import SPEC
 
 
@@ -19,14 +20,14 @@ class Counting:
 
     def __init__(self, name: str, counts: Counter[str]) -> None:
         self.input_shape = (SPEC.height, SPEC.width, 3)
-        self.classes = 10
+        self.outputs: Outputs = {LOGITS: (10,)}
         self._name, self._counts = name, counts
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         self._counts[self._name] += len(batch)
         logits = np.zeros((len(batch), 10), np.float32)
         logits[:, 0] = 30.0
-        return logits
+        return {LOGITS: logits}
 
     def close(self) -> None: ...
 

@@ -27,6 +27,7 @@ from fpga.reports.energy import EnergyEstimate, ImageEnergy
 from hawkvision.core.clock import ManualClock, MonotonicClock
 from hawkvision.core.errors import BackendError, CompileError, ConfigError
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.types import LOGITS
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.integer import reference
 from hawkvision.testing import BackendConformance
@@ -64,7 +65,7 @@ def test_all_give_the_reference_logits_whole_or_in_part(kind: FpgaKind, model: P
     backend: FpgaBackend = open_fpga(kind, model, udp, files)
     with contextlib.closing(backend):
         grey = reference.planes(GRAPH, batch)
-        np.testing.assert_array_equal(backend.infer(batch), expected(grey))
+        np.testing.assert_array_equal(backend.infer(batch)[LOGITS], expected(grey))
         np.testing.assert_array_equal(backend.infer_masked(batch, mask), expected(reference.filled(GRAPH, grey, mask)))
         assert backend.counts().images == 8
         with pytest.raises(BackendError, match="the mask is"):
@@ -136,7 +137,7 @@ def test_offload_compiles_into_the_given_cache_too(model: Path, udp: str, tmp_pa
 
 def test_offload_computes_what_a_lost_device_does_not_answer(model: Path) -> None:
     everything = OffloadSettings(ShareSchedule((SchedulePoint(1.0, 1.0, 0.0, 0.0),)), 1e-3, 1e-4, 20e-3, 8, 2)
-    clock, right = ManualClock(), ReferenceBackend(GRAPH).infer(images(3))
+    clock, right = ManualClock(), ReferenceBackend(GRAPH).infer(images(3))[LOGITS]
     with contextlib.ExitStack() as stack:
         with emulated(model) as process:
             sides = DeviceBackend(GRAPH, process.url, attempts=1), ReferenceBackend(GRAPH)
@@ -144,9 +145,9 @@ def test_offload_computes_what_a_lost_device_does_not_answer(model: Path) -> Non
             while both.offloaded().share < 1.0:
                 clock.advance(0.25)
                 both.infer(images(1))
-            np.testing.assert_array_equal(both.infer(images(3)), right)
+            np.testing.assert_array_equal(both.infer(images(3))[LOGITS], right)
             answered = both.offloaded().fpga
-        np.testing.assert_array_equal(both.infer(images(3)), right)
+        np.testing.assert_array_equal(both.infer(images(3))[LOGITS], right)
         counts = both.offloaded()
     assert counts.fpga == answered >= 3
     assert (counts.failed, counts.fpga_up) == (3, False)

@@ -23,6 +23,7 @@ from fpga.device.frame_transport import UdpLink, open_link
 from fpga.device.framing import DeviceFrame, DeviceWelcome, HostHello, ImageTrouble, PixelRun, RefusalReason, encode
 from fpga.device.host_session import MAX_ATTEMPTS, MAX_PAUSE_S
 from hawkvision.core.errors import BackendError, BackendUnavailable, ConfigError
+from hawkvision.core.types import LOGITS
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.integer import reference
 from hawkvision.testing import BackendConformance
@@ -169,7 +170,7 @@ def test_a_caller_that_fails_halfway_leaves_the_device_to_others(udp: str) -> No
             backend.infer_pieces([(np.zeros((8, 3), np.uint8), None)])
         with pytest.raises(BackendError, match="8 pixels more than an image's 64"):
             backend.infer_pieces([(np.zeros((8, 1), np.uint8), None)] * 9)
-        assert backend.infer(images(1)).shape == (1, 5)
+        assert backend.infer(images(1))[LOGITS].shape == (1, 5)
 
 
 def test_a_caller_turned_away_halfway_leaves_the_device_to_others() -> None:
@@ -204,7 +205,9 @@ def test_a_device_that_goes_away_fails_its_callers_and_a_new_one_is_found(model:
         backend, port = DeviceBackend(GRAPH, process.url), process.port
         backend.infer(images(1))
     with contextlib.closing(backend), emulated(model, "--port", str(port)):
-        np.testing.assert_array_equal(backend.infer(images(1)), ReferenceBackend(GRAPH).infer(images(1)))
+        np.testing.assert_array_equal(
+            backend.infer(images(1))[LOGITS], ReferenceBackend(GRAPH).infer(images(1))[LOGITS]
+        )
 
 
 def test_a_line_is_opened_anew_however_many_connections_are_open(udp: str) -> None:
@@ -216,7 +219,7 @@ def test_a_line_is_opened_anew_however_many_connections_are_open(udp: str) -> No
             connections.callback(os.close, opened)
         connections.callback(os.close, opened)
         with contextlib.closing(DeviceBackend(GRAPH, udp)) as backend:
-            assert backend.infer(images(1)).shape == (1, 5)
+            assert backend.infer(images(1))[LOGITS].shape == (1, 5)
 
 
 def test_a_line_without_a_descriptor_left_is_an_error_of_the_backend(udp: str) -> None:

@@ -34,11 +34,11 @@ from fpga.offload.plan_search import SchedulePoint, ShareSchedule
 from fpga.offload.runtime import OffloadBackend, OffloadSettings
 from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import BackendError, ConfigError
-from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backends.interface import Backend, check_batch, check_open
+from hawkvision.core.types import LOGITS, Pixels, Tensors
+from hawkvision.inference.backends.interface import Backend, Outputs, check_batch, check_open
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
-from hawkvision.testing import BackendConformance, random_images
+from hawkvision.testing import BackendConformance, assert_same, random_images
 from tests.fuzz.examples import examples
 from tests.hawkvision.integer.graphs import random_graph
 
@@ -62,10 +62,10 @@ class Twin:
         return (self._graph.input.height, self._graph.input.width, 3)
 
     @property
-    def classes(self) -> int:
-        return self._graph.classes
+    def outputs(self) -> Outputs:
+        return {LOGITS: (self._graph.classes,)}
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         check_open("twin", self.closed)
         check_batch(batch, self.input_shape)
         with self._lock:
@@ -78,7 +78,7 @@ class Twin:
         with self._lock:
             self.images += len(batch)
         found = reference.logits(self._graph, batch) * np.float32(self._graph.logit_scale)
-        return np.asarray(found + np.float32(self.wrong_by), np.float32)
+        return {LOGITS: np.asarray(found + np.float32(self.wrong_by), np.float32)}
 
     def close(self) -> None:
         self.closed = True
@@ -116,7 +116,7 @@ def test_batch_is_split_by_share_and_put_together_in_order() -> None:
     run.pass_time(20)
     before = run.both.offloaded()
     batch = random_images(run.both, 200)
-    np.testing.assert_array_equal(run.both.infer(batch), Twin().infer(batch))
+    np.testing.assert_array_equal(run.both.infer(batch)[LOGITS], Twin().infer(batch)[LOGITS])
     after = run.both.offloaded()
     assert 60 < after.fpga - before.fpga < 140
     assert after.fpga - before.fpga + after.cpu - before.cpu == 200
@@ -137,7 +137,7 @@ def test_every_nth_failure_loses_no_image(fails_each: int) -> None:
     batches = [random_images(run.both, 1 + i % 3, i) for i in range(60)]
     for batch in batches:
         run.clock.advance(0.3)
-        np.testing.assert_array_equal(run.both.infer(batch), Twin().infer(batch))
+        np.testing.assert_array_equal(run.both.infer(batch)[LOGITS], Twin().infer(batch)[LOGITS])
     counts = run.both.offloaded()
     assert counts.fpga + counts.cpu == sum(map(len, batches))
     assert min(counts.failures, counts.failed) > 0
@@ -193,8 +193,8 @@ def test_many_threads_and_a_failing_fpga_lose_nothing() -> None:
     batches = [random_images(run.both, 1 + seed % 4, seed) for seed in range(300)]
     with ThreadPoolExecutor(12) as pool:
         found = list(pool.map(run.both.infer, batches))
-    for batch, logits in zip(batches, found, strict=True):
-        np.testing.assert_array_equal(logits, Twin().infer(batch))
+    for batch, tensors in zip(batches, found, strict=True):
+        assert_same(tensors, Twin().infer(batch))
     after = run.both.offloaded()
     assert after.fpga + after.cpu - before.fpga - before.cpu == sum(map(len, batches))
 
@@ -260,7 +260,7 @@ def test_work_is_the_cpu_time_of_images_that_come_at_random_several_at_once() ->
 
         at_once = most_at_once = 0
 
-        def infer(self, batch: Pixels) -> Logits:
+        def infer(self, batch: Pixels) -> Tensors:
             with self._lock:
                 self.at_once += 1
                 self.most_at_once = max(self.most_at_once, self.at_once)
@@ -268,7 +268,7 @@ def test_work_is_the_cpu_time_of_images_that_come_at_random_several_at_once() ->
             threading.Event().wait(300e-3)
             with self._lock:
                 self.at_once -= 1
-            return np.zeros((len(batch), self.classes), np.float32)
+            return {LOGITS: np.zeros((len(batch), self._graph.classes), np.float32)}
 
     busy = Busy()
     found = measure_work(busy, (100.0, 20.0), 0.5)
@@ -284,13 +284,13 @@ def test_a_machine_that_slows_down_meanwhile_slows_the_work_at_all_rates_alike()
     class Slowing(Twin):
         """Takes a core for each image of the second half, and next to nothing before."""
 
-        def infer(self, batch: Pixels) -> Logits:
+        def infer(self, batch: Pixels) -> Tensors:
             with self._lock:
                 self.calls += 1
                 slow = self.calls > WARM_UP_RUNS + images
             if slow:
                 compute(5e-3)
-            return np.zeros((len(batch), self.classes), np.float32)
+            return {LOGITS: np.zeros((len(batch), self._graph.classes), np.float32)}
 
     for _ in range(5):  # what a machine that stands still adds falls on either; one after the other would never do
         slowing = Slowing()
@@ -307,11 +307,11 @@ def test_a_machine_that_stands_still_once_does_not_make_a_slow_link() -> None:
     class Standing(Twin):
         """Answers at once, but for one image."""
 
-        def infer(self, batch: Pixels) -> Logits:
+        def infer(self, batch: Pixels) -> Tensors:
             self.calls += 1
             if self.calls == WARM_UP_RUNS + 2:
                 compute(still_s)
-            return np.zeros((len(batch), self.classes), np.float32)
+            return {LOGITS: np.zeros((len(batch), self._graph.classes), np.float32)}
 
     found = measure_link(Standing(), 0.0, 1e12, CpuWork.always(0.0), seconds=still_s)
     assert found.latency_s < 0.1 * still_s / 2 / LEAST_IMAGES, "far less than that image's share of a mean"

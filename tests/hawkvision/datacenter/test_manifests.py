@@ -334,6 +334,12 @@ def test_redis_keeps_rays_state_if_it_is_asked_for() -> None:
     }
 
 
+def test_the_tier_knows_whether_it_outlives_the_head() -> None:
+    for name, survives in (("plain", False), ("everything", True)):
+        document = yaml.safe_load(documents(name)[0]["spec"]["serveConfigV2"])
+        assert document["applications"][0]["args"].get("survives_head", False) is survives
+
+
 def test_a_worker_that_stops_is_drained_before_kubernetes_kills_it() -> None:
     _, worker = pods("plain")
     command = worker["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]

@@ -16,7 +16,7 @@ def model(
     nodes: list[Any],
     constants: dict[str, Array],
     given: tuple[str, int, list[int | str]],
-    gives: tuple[str, int, list[int | str]],
+    *gives: tuple[str, int, list[int | str]],
     opset: int = 17,
 ) -> bytes:
     """A serialised model of these nodes; inputs and outputs are (name, element type, shape)."""
@@ -24,7 +24,7 @@ def model(
         nodes,
         "test",
         [helper.make_tensor_value_info(*given)],
-        [helper.make_tensor_value_info(*gives)],
+        [helper.make_tensor_value_info(*each) for each in gives],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
@@ -66,3 +66,43 @@ def tiny_classifier(
     ]
     given: tuple[str, int, list[int | str]] = ("image", element, [batch, height, width, 3])
     return model(nodes, constants, given, ("logits", TensorProto.FLOAT, [batch, classes]))
+
+
+def tiny_detector(height: int = 16, width: int = 12, classes: int = 3, batch: int | str = "n", seed: int = 0) -> bytes:
+    """Four cells of the image, each with a box, a score per class, and these in tenths as whole numbers."""
+    rng = np.random.default_rng(seed)
+    cell = [height // 2, width // 2]
+    constants: dict[str, Array] = {
+        "w_boxes": rng.normal(0, 1 / (255 * cell[0]), (4, 3, *cell)).astype(np.float32),
+        "b_boxes": np.full(4, 0.5, np.float32),
+        "w_scores": rng.normal(0, 1 / (255 * cell[0]), (classes, 3, *cell)).astype(np.float32),
+        "b_scores": np.full(classes, 0.5, np.float32),
+        "boxes_shape": np.array([-1, 4, 4], np.int64),
+        "scores_shape": np.array([-1, classes, 4], np.int64),
+        "zero": np.array(0, np.float32),
+        "one": np.array(1, np.float32),
+        "ten": np.array([10], np.float32),
+    }
+    nodes = [
+        helper.make_node("Cast", ["image"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Transpose", ["f"], ["t"], perm=[0, 3, 1, 2]),
+    ]
+    for name in ("boxes", "scores"):
+        nodes += [
+            helper.make_node("Conv", ["t", f"w_{name}", f"b_{name}"], [f"c_{name}"], kernel_shape=cell, strides=cell),
+            helper.make_node("Reshape", [f"c_{name}", f"{name}_shape"], [f"r_{name}"]),
+            helper.make_node("Transpose", [f"r_{name}"], [f"l_{name}"], perm=[0, 2, 1]),
+            helper.make_node("Clip", [f"l_{name}", "zero", "one"], [name]),
+        ]
+    nodes += [
+        helper.make_node("Mul", ["scores", "ten"], ["m"]),
+        helper.make_node("Cast", ["m"], ["tenths"], to=TensorProto.INT64),
+    ]
+    return model(
+        nodes,
+        constants,
+        ("image", TensorProto.UINT8, [batch, height, width, 3]),
+        ("boxes", TensorProto.FLOAT, [batch, 4, 4]),
+        ("scores", TensorProto.FLOAT, [batch, 4, classes]),
+        ("tenths", TensorProto.INT64, [batch, 4, classes]),
+    )

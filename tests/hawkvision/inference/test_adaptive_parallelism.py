@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import LOGITS, Pixels, Tensors
 from hawkvision.inference.adaptive_parallelism import RUNS, TRIED, divides, open_wide, usable_cores
+from hawkvision.inference.backends.interface import Outputs
 
 TWO_CORES = pytest.mark.skipif(usable_cores() < TRIED[0], reason="there is one core only")
 
@@ -16,17 +18,18 @@ TWO_CORES = pytest.mark.skipif(usable_cores() < TRIED[0], reason="there is one c
 class Working:
     """A backend that takes so much work, in units of some microseconds, and counts."""
 
-    input_shape, classes = (16, 16, 3), 10
+    input_shape = (16, 16, 3)
+    outputs: ClassVar[Outputs] = {LOGITS: (10,)}
 
     def __init__(self, work: int) -> None:
         self.work = work
         self.inferred = self.closed = 0
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         self.inferred += 1
         for _ in range(self.work):
             np.zeros(1000).sum()
-        return np.zeros((len(batch), 10), np.float32)
+        return {LOGITS: np.zeros((len(batch), 10), np.float32)}
 
     def close(self) -> None:
         self.closed += 1

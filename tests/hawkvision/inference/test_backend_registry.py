@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from onnx import TensorProto, helper
 from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import LOGITS, Logits, Pixels, Tensors
 from hawkvision.inference.backend_registry import open_backend
-from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.backends.interface import Backend, Outputs, joined
 from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.inference.backends.numpy_backend import NumpyBackend
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
@@ -23,7 +24,7 @@ from hawkvision.inference.backends.openvino_backend import OpenVinoBackend
 from hawkvision.models.manifest import InputSpec
 from hawkvision.testing import BackendConformance, random_images
 from tests.bench.cluster.local.sleep_backend import BATCH_MS, INSTALLED, SleepBackend
-from tests.hawkvision.inference.graphs import model, tiny_classifier
+from tests.hawkvision.inference.graphs import model, tiny_classifier, tiny_detector
 
 SPEC = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 ZOO = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hawkvision/models/imagenet"
@@ -59,6 +60,24 @@ class TestNumpyBackend(BackendConformance):
         return lambda: NumpyBackend(tiny_classifier())
 
 
+class TestOnnxRuntimeBackendOfSeveralOutputs(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: OnnxRuntimeBackend(tiny_detector())
+
+
+class TestOpenVinoBackendOfSeveralOutputs(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: OpenVinoBackend(tiny_detector(batch=1))
+
+
+class TestNumpyBackendOfSeveralOutputs(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: NumpyBackend(tiny_detector())
+
+
 class TestNoopBackend(BackendConformance):
     @pytest.fixture
     def make_backend(self) -> Callable[[], Backend]:
@@ -69,15 +88,18 @@ class Faulty:
     """Breaks the contract in one chosen way."""
 
     input_shape = (16, 12, 3)
-    classes = 7
+    outputs: ClassVar[Outputs] = {LOGITS: (7,)}
 
     def __init__(self, fault: str) -> None:
         self.fault = fault
         self.buffer: Logits = np.zeros((8, 7), np.float32)
         self.right = NumpyBackend(tiny_classifier())
 
-    def infer(self, batch: Pixels) -> Logits:
-        logits = self.right.infer(batch)
+    def infer(self, batch: Pixels) -> Tensors:
+        return {LOGITS: self._logits(batch)}
+
+    def _logits(self, batch: Pixels) -> Logits:
+        logits = self.right.infer(batch)[LOGITS]
         match self.fault:
             case "alias":
                 self.buffer[: len(batch)] = logits
@@ -141,6 +163,48 @@ def test_float_input_is_refused(kind: Opener) -> None:
 
 
 @ALL
+def test_outputs_have_the_names_of_the_file_and_an_only_one_is_called_logits(kind: Opener) -> None:
+    assert kind(tiny_detector()).outputs == {"boxes": (4, 4), "scores": (4, 3), "tenths": (4, 3)}
+    nodes = [
+        helper.make_node("Cast", ["image"], ["f"], to=1),
+        helper.make_node("ReduceMean", ["f"], ["mean colour"], axes=[1, 2], keepdims=0),
+    ]
+    given: tuple[str, int, list[int | str]] = ("image", TensorProto.UINT8, ["n", 8, 8, 3])
+    assert kind(model(nodes, {}, given, ("mean colour", TensorProto.FLOAT, ["n", 3]))).outputs == {LOGITS: (3,)}
+
+
+def test_backends_agree_on_all_of_several_outputs() -> None:
+    reference = NumpyBackend(tiny_detector())
+    images = random_images(reference, 3)
+    expected = reference.infer(images)
+    assert np.ptp(expected["boxes"]) > 0.1
+    assert np.array_equal(expected["tenths"], np.floor(expected["scores"] * 10))
+    for backend in (OnnxRuntimeBackend(tiny_detector()), OpenVinoBackend(tiny_detector())):
+        for name, found in backend.infer(images).items():
+            np.testing.assert_allclose(found, expected[name], rtol=0, atol=1.0 if name == "tenths" else 1e-4)
+
+
+def test_a_graph_whose_first_axis_is_not_that_of_images_is_refused() -> None:
+    nodes = [
+        helper.make_node("Cast", ["image"], ["f"], to=1),
+        helper.make_node("ReduceMean", ["f"], ["mean"], axes=[0, 1, 2], keepdims=0),
+    ]
+    data = model(nodes, {}, ("image", TensorProto.UINT8, ["n", 8, 8, 3]), ("mean", TensorProto.FLOAT, [3]))
+    backend = OnnxRuntimeBackend(data)
+    with pytest.raises(BackendError, match=r"'logits' of shape \(3,\); expected \(2,\)"):
+        backend.infer(random_images(backend, 2))
+
+
+def test_batches_whose_axes_differ_are_joined_with_zeros() -> None:
+    one, other = np.ones((1, 2, 6), np.float32), np.full((2, 5, 6), 2, np.float32)
+    found = joined([{"found": one}, {"found": other}])["found"]
+    assert found.shape == (3, 5, 6)
+    assert (found[0, :2] == 1).all()
+    assert (found[0, 2:] == 0).all()
+    assert (found[1:] == 2).all()
+
+
+@ALL
 def test_free_height_is_refused(kind: Opener) -> None:
     nodes = [
         helper.make_node("Cast", ["image"], ["f"], to=1),
@@ -191,8 +255,8 @@ def test_openvino_and_onnxruntime_mostly_say_the_same_of_the_zoo(name: str) -> N
         pytest.skip(f"{path} has not been built")
     reference, other = OnnxRuntimeBackend(path), OpenVinoBackend(path)
     batch = random_images(reference, 2)
-    wanted = reference.infer(batch)
-    np.testing.assert_allclose(other.infer(batch), wanted, rtol=0, atol=0.15 * float(np.ptp(wanted)))
+    wanted = reference.infer(batch)[LOGITS]
+    np.testing.assert_allclose(other.infer(batch)[LOGITS], wanted, rtol=0, atol=0.15 * float(np.ptp(wanted)))
 
 
 def test_provider_that_is_not_installed_is_refused_and_the_installed_are_named() -> None:
@@ -227,14 +291,14 @@ def test_numpy_backend_names_node_and_operator_it_does_not_know() -> None:
 def test_opened_backend_must_fit_the_manifest(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.onnx"
     path.write_bytes(tiny_classifier(classes=7))
-    assert open_backend(kind, path, SPEC, 7).classes == 7
+    assert open_backend(kind, path, SPEC, 7).outputs == {LOGITS: (7,)}
     with pytest.raises(BackendError, match="manifest says"):
         open_backend(kind, path, SPEC, 8)
 
 
 def test_noop_backend_needs_no_file(tmp_path: Path) -> None:
     backend = open_backend("noop", tmp_path / "absent.onnx", SPEC, 10)
-    assert backend.infer(random_images(backend, 3)).shape == (3, 10)
+    assert backend.infer(random_images(backend, 3))[LOGITS].shape == (3, 10)
 
 
 def test_unknown_backend_is_refused(tmp_path: Path) -> None:
@@ -273,11 +337,11 @@ def test_threads_change_no_bit_of_the_zoos_logits(name: str) -> None:
         pytest.skip(f"{path} has not been built")
     one = OnnxRuntimeBackend(path)
     images = random_images(one, 3)
-    wanted = one.infer(images)
+    wanted = one.infer(images)[LOGITS]
     for threads in (2, 4):
         several = OnnxRuntimeBackend(path, threads=threads)
         for number in range(len(images)):
-            np.testing.assert_array_equal(several.infer(images[number : number + 1]), wanted[[number]])
+            np.testing.assert_array_equal(several.infer(images[number : number + 1])[LOGITS], wanted[[number]])
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v2", "mobilenet_v2_int8"])
@@ -287,7 +351,7 @@ def test_numpy_and_onnxruntime_agree_on_the_zoo(name: str) -> None:
         pytest.skip(f"{path} has not been built")
     runtime, reference = OnnxRuntimeBackend(path), NumpyBackend(path)
     batch = random_images(runtime, 1)
-    found, wanted = runtime.infer(batch), reference.infer(batch)
+    found, wanted = runtime.infer(batch)[LOGITS], reference.infer(batch)[LOGITS]
     # int8: the runtime fuses quantised layers into integer kernels, and a rounding that differs moves on.
     tolerance = 0.15 * float(np.ptp(wanted)) if name.endswith("int8") else 1e-3
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import Logits, Pixels
-from hawkvision.inference.backends.interface import Backend
+from hawkvision.core.types import LOGITS, Pixels, Tensors
+from hawkvision.inference.backends.interface import Backend, Outputs
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.inference.batch_sizes import (
     BUDGET_S,
@@ -29,19 +30,20 @@ from tests.hawkvision.inference.graphs import tiny_classifier
 class Device:
     """A device whose clock moves by what a batch costs; it has memory for so many images."""
 
-    input_shape, classes = (2, 2, 3), 4
+    input_shape = (2, 2, 3)
+    outputs: ClassVar[Outputs] = {LOGITS: (4,)}
 
     def __init__(self, cost: Callable[[int], float], room: int = 10**6) -> None:
         self.cost, self.room = cost, room
         self.now = 0.0
         self.ran: list[int] = []
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         if len(batch) > self.room:
             raise BackendError("out of memory")
         self.ran.append(len(batch))
         self.now += self.cost(len(batch))
-        return np.repeat(batch[:, 0, 0, :1].astype(np.float32), self.classes, axis=1)
+        return {LOGITS: np.repeat(batch[:, 0, 0, :1].astype(np.float32), 4, axis=1)}
 
     def close(self) -> None:
         self.room = 0
@@ -61,7 +63,7 @@ def test_only_warm_sizes_run_and_images_keep_their_order(images: int, larger: se
     assert device.ran == list(sizes)
     batch = np.zeros((images, 2, 2, 3), np.uint8)
     batch[:, 0, 0, 0] = np.arange(images)
-    assert fixed.infer(batch)[:, 0].tolist() == list(range(images))
+    assert fixed.infer(batch)[LOGITS][:, 0].tolist() == list(range(images))
     assert set(device.ran) == set(sizes)
     assert sum(device.ran) - sum(sizes) < images + sizes[-1]  # padding is less than one batch
 
@@ -109,7 +111,7 @@ def test_real_model_is_measured_within_its_bounds_and_answers_as_before() -> Non
     assert fixed.sizes[0] == 1
     assert set(fixed.sizes) <= set(SIZES)
     images = random_images(backend, 2 * fixed.sizes[-1] + 1)
-    np.testing.assert_allclose(fixed.infer(images), backend.infer(images), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(fixed.infer(images)[LOGITS], backend.infer(images)[LOGITS], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import Logits
+from hawkvision.core.types import LOGITS, Logits
 from hawkvision.inference.adaptive_parallelism import usable_cores
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
@@ -124,7 +124,7 @@ def test_every_logit_of_every_network_is_onnx_runtimes(data: bytes, threads: int
         images = random_images(backend, 3)
         images[1] //= 16
         images[2] = np.maximum(images[2], 240)
-        np.testing.assert_array_equal(backend.infer(images), right.infer(images))
+        np.testing.assert_array_equal(backend.infer(images)[LOGITS], right.infer(images)[LOGITS])
 
 
 @runs
@@ -140,7 +140,7 @@ def test_every_logit_of_the_cascades_networks_is_onnx_runtimes(name: str, thread
     with closing(OnnxRuntimeBackend(path)) as right, closing(Int8Backend(path, threads, tiles)) as backend:
         images = random_images(backend, 4)
         images[2:] = images[2:] // 64 * 85
-        np.testing.assert_array_equal(backend.infer(images), right.infer(images))
+        np.testing.assert_array_equal(backend.infer(images)[LOGITS], right.infer(images)[LOGITS])
 
 
 @runs
@@ -156,10 +156,10 @@ def test_tiles_that_the_machine_has_not_are_refused() -> None:
 def test_callers_at_once_get_the_logits_of_their_own_images() -> None:
     backend = Int8Backend(residual_network(), threads=2)
     images = random_images(backend, 8)
-    alone = [backend.infer(image[None]) for image in images]
+    alone = [backend.infer(image[None])[LOGITS] for image in images]
 
     def often(number: int) -> bool:
-        return all(np.array_equal(backend.infer(images[number][None]), alone[number]) for _ in range(200))
+        return all(np.array_equal(backend.infer(images[number][None])[LOGITS], alone[number]) for _ in range(200))
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(often, range(8)))
@@ -202,7 +202,7 @@ def test_a_helper_wakes_for_an_image_that_is_expected_and_sleeps_again_whether_i
     others = helpers_of_this_process()
     with closing(Int8Backend(residual_network(), threads=2)) as backend:
         image = random_images(backend, 1)
-        logits = backend.infer(image)
+        logits = backend.infer(image)[LOGITS]
         (helper,) = (thread for thread in helpers_of_this_process() if thread not in others)
         for comes in (False, True, False):
             before = sleeps(helper)
@@ -211,10 +211,10 @@ def test_a_helper_wakes_for_an_image_that_is_expected_and_sleeps_again_whether_i
             while sleeps(helper) == before:
                 assert time.monotonic() < until
             if comes:
-                assert np.array_equal(backend.infer(image), logits)
+                assert np.array_equal(backend.infer(image)[LOGITS], logits)
         for _ in range(200):  # while it may still be at it
             backend.expect()
-            assert np.array_equal(backend.infer(image), logits)
+            assert np.array_equal(backend.infer(image)[LOGITS], logits)
     backend.expect()  # and of one that is closed nothing is expected
 
 
@@ -222,14 +222,14 @@ def test_a_helper_wakes_for_an_image_that_is_expected_and_sleeps_again_whether_i
 def test_closing_leaves_a_run_that_has_begun_to_its_end() -> None:
     backend = Int8Backend(residual_network())
     images = random_images(backend, 500)
-    expected = backend.infer(images)
+    expected = backend.infer(images)[LOGITS]
     begun = threading.Event()
     got: list[Logits] = []
 
     def run() -> None:
         begun.set()
         with suppress(BackendError):  # closed before it began
-            got.append(backend.infer(images))
+            got.append(backend.infer(images)[LOGITS])
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -367,8 +367,8 @@ def test_a_spoilt_model_is_refused_or_run_as_what_it_says(data: bytes) -> None:
     except BackendError:
         return
     with closing(backend):
-        logits = backend.infer(random_images(backend, 1))
-    assert logits.shape == (1, backend.classes)
+        logits = backend.infer(random_images(backend, 1))[LOGITS]
+    assert logits.shape == (1, *backend.outputs[LOGITS])
 
 
 @runs

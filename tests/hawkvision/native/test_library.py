@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import LOGITS, Pixels, Tensors
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
@@ -63,12 +63,12 @@ class OffByOne:
 
     def __init__(self, right: Backend) -> None:
         self._right = right
-        self.input_shape, self.classes, self.close = right.input_shape, right.classes, right.close
+        self.input_shape, self.outputs, self.close = right.input_shape, right.outputs, right.close
 
-    def infer(self, batch: Pixels) -> Logits:
-        logits = self._right.infer(batch)
+    def infer(self, batch: Pixels) -> Tensors:
+        logits = self._right.infer(batch)[LOGITS]
         logits[:, -1] = np.nextafter(logits[:, -1], np.float32(np.inf))
-        return logits
+        return {LOGITS: logits}
 
 
 @runs

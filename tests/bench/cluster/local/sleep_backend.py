@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import Pixels, Tensors
 from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.models.manifest import InputSpec
 
@@ -36,8 +36,8 @@ class SleepBackend(NoopBackend):
         super().__init__((spec.height, spec.width, 3), classes)
         self._batch_s = float(os.environ.get(BATCH_MS, "100")) / 1e3
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         """See `Backend.infer`."""
-        logits = super().infer(batch)
+        tensors = super().infer(batch)
         time.sleep(self._batch_s)
-        return logits
+        return tensors

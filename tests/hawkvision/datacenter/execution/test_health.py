@@ -12,7 +12,7 @@ import pytest
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import Pixels, Tensors
 from hawkvision.datacenter.execution import model as model_module
 from hawkvision.datacenter.execution.group_settings import group_settings, process_settings
 from hawkvision.datacenter.execution.model import Model
@@ -34,7 +34,7 @@ class Breakable(NoopBackend):
         self.broken: Callable[[], None] = lambda: None
         self.inferences = 0
 
-    def infer(self, batch: Pixels) -> Logits:
+    def infer(self, batch: Pixels) -> Tensors:
         self.inferences += 1
         self.broken()
         return super().infer(batch)

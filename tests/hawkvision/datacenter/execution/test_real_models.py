@@ -19,7 +19,7 @@ from scipy.special import softmax
 from hawkvision.core.errors import NotFound
 from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.core.types import Pixels, Score
+from hawkvision.core.types import LOGITS, Pixels, Score
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalogs, loaded
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
@@ -114,7 +114,7 @@ def test_the_intermediate_stage_accepts_what_an_offline_computation_accepts(tier
     path = artifact_path(cache_dir(), tier.catalog.task, intermediate)
     backend = open_backend("onnxruntime", path, variant.input, tier.catalog.classes)
     inputs = [load_input(body, variant.input, max_pixels=10**7)[0][None] for body in IMAGES]
-    logits = np.concatenate([backend.infer(pixels) for pixels in inputs])
+    logits = np.concatenate([backend.infer(pixels)[LOGITS] for pixels in inputs])
     backend.close()
     expected = score(class_scores.softmax(logits, variant.temperature), Score.MARGIN).astype(np.float64)
     threshold = float(np.median(expected))

@@ -23,7 +23,7 @@ from hawkvision.core.escalation_api import (
     IntermediateOffer,
     StageList,
 )
-from hawkvision.core.types import Logits, Score
+from hawkvision.core.types import LOGITS, Logits, Score
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_manifest
@@ -107,7 +107,7 @@ def views(tier: Tier, variant: Variant) -> list[tuple[Logits, Logits]]:
     """Logits (1, 10) of every image and of its mirror image."""
     backend = open_backend("onnxruntime", artifact_path(tier.cache, "tiny", variant.name), variant.input, 10)
     inputs = [load_input(body, variant.input, max_pixels=10**6)[0][None] for body in IMAGES]
-    seen = [(backend.infer(i), backend.infer(np.ascontiguousarray(i[:, :, ::-1]))) for i in inputs]
+    seen = [(backend.infer(i)[LOGITS], backend.infer(np.ascontiguousarray(i[:, :, ::-1]))[LOGITS]) for i in inputs]
     backend.close()
     return seen
 

@@ -13,7 +13,7 @@ from hawkvision.core.errors import BackendError
 from hawkvision.doctor.findings import Finding, Level
 from hawkvision.doctor.onnx_runtime import runtime
 from hawkvision.inference.backends.execution_providers import runtime_packages, start_failure
-from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend, with_exact_options
 from tests.hawkvision.inference.graphs import tiny_classifier
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -39,6 +39,13 @@ def test_part_of_a_graph_runs_on_the_cpu_only_if_the_cpu_is_named() -> None:
     backend = OnnxRuntimeBackend(tiny_classifier(), (IDLE, CPU))
     assert backend.providers == (IDLE, CPU)
     backend.close()
+
+
+def test_cuda_computes_in_float32_unless_the_options_say_otherwise() -> None:
+    assert with_exact_options(CUDA) == (CUDA, {"use_tf32": "0"})
+    assert with_exact_options((CUDA, {"device_id": 1})) == (CUDA, {"use_tf32": "0", "device_id": 1})
+    assert with_exact_options((CUDA, {"use_tf32": "1"})) == (CUDA, {"use_tf32": "1"})
+    assert with_exact_options(CPU) == (CPU, {})
 
 
 def test_packages_of_the_runtime_are_separated_from_others_of_similar_names(tmp_path: Path) -> None:

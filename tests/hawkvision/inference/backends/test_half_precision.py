@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from hawkvision.core.errors import BackendError
+from hawkvision.core.types import LOGITS
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import BackendKind, execution_of, open_backend
 from hawkvision.inference.backends.half_precision import in_half_precision
@@ -48,7 +49,7 @@ def test_logits_of_trained_networks_are_those_of_float32_within_a_bound(name: st
     data, spec = trained(name), load_manifest("cifar10", models_dir()).variant(name).input
     images = np.stack([load_input(encoded(seed=seed), spec, max_pixels=10**6)[0] for seed in range(32)])
     single, half = OnnxRuntimeBackend(data), OnnxRuntimeBackend(data, precision="fp16")
-    wanted, found = single.infer(images), half.infer(images)
+    wanted, found = single.infer(images)[LOGITS], half.infer(images)[LOGITS]
     assert found.dtype == np.float32
     assert 0.0 < float(np.abs(found - wanted).max()) <= BOUND * float(np.ptp(wanted))
     clear = np.diff(np.sort(wanted, axis=1)[:, -2:])[:, 0] > 2.0 * BOUND * np.ptp(wanted)
@@ -128,8 +129,8 @@ def test_other_backends_have_no_half_precision(kind: BackendKind) -> None:
 def test_auto_runs_half_precision_in_onnx_runtime_and_says_so() -> None:
     backend = open_backend("auto", tiny_classifier(), SPEC, 7, precision="fp16")
     assert execution_of("auto", backend).startswith(f"onnxruntime:{CPU}:fp16:")
-    wanted = OnnxRuntimeBackend(tiny_classifier()).infer(random_images(backend, 2))
-    assert not np.array_equal(backend.infer(random_images(backend, 2)), wanted)
+    wanted = OnnxRuntimeBackend(tiny_classifier()).infer(random_images(backend, 2))[LOGITS]
+    assert not np.array_equal(backend.infer(random_images(backend, 2))[LOGITS], wanted)
 
 
 def test_providers_and_precisions_have_fingerprints_of_their_own() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hawkvision.core.types import LOGITS
 from hawkvision.inference.adaptive_parallelism import usable_cores
 from hawkvision.inference.backends.intra_op_threads import HelperThreads, can_step_aside, helpers_started
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
@@ -160,7 +161,7 @@ def test_inference_keeps_its_helpers_off_the_core_of_whoever_asks() -> None:
 def test_callers_at_once_get_their_own_answers_from_one_session() -> None:
     wide, narrow = (OnnxRuntimeBackend(tiny_classifier(), threads=threads) for threads in (2, 1))
     images = random_images(narrow, 64)
-    wanted = narrow.infer(images)
+    wanted = narrow.infer(images)[LOGITS]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda number: wide.infer(images[number : number + 1]), range(len(images))))
+        found = list(pool.map(lambda number: wide.infer(images[number : number + 1])[LOGITS], range(len(images))))
     np.testing.assert_array_equal(np.concatenate(found), wanted)

@@ -40,7 +40,7 @@ def check(op: str, x: Array, constants: dict[str, Array] | None = None, atol: fl
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     (wanted,) = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})
-    found = NumpyGraph(data).run(x)
+    (found,) = NumpyGraph(data).run(x)
     assert found.dtype == wanted.dtype
     assert found.shape == wanted.shape
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=atol)

@@ -17,7 +17,7 @@ from hawkvision.cascade.certification.profile_files import load_profile
 from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ArtifactError, ManifestError
-from hawkvision.core.types import Quality
+from hawkvision.core.types import LOGITS, Quality
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import verify
@@ -135,7 +135,7 @@ def test_shipped_ensemble_votes_by_temperatures_of_the_profile_part() -> None:
         pytest.skip(f"the cascade is not built: {error}")
     inputs = np.stack([load_input(images.bodies[i], variant.input, max_pixels=10**6)[0] for i in fitting])
     with closing(open_backend("onnxruntime", model, variant.input, manifest.classes, threads=1)) as backend:
-        logits = np.concatenate([backend.infer(inputs[i : i + 8]) for i in range(0, len(inputs), 8)])
+        logits = np.concatenate([backend.infer(inputs[i : i + 8])[LOGITS] for i in range(0, len(inputs), 8)])
     assert fit_temperature(logits, images.labels[fitting]) == pytest.approx(variant.temperature, abs=2e-4)
 
 

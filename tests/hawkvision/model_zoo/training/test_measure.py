@@ -12,7 +12,7 @@ import pytest
 
 from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.core.errors import ArtifactError
-from hawkvision.core.types import Logits
+from hawkvision.core.types import LOGITS, Logits
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import build, emit_variant, list_variants, verify
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
@@ -128,4 +128,4 @@ def test_committed_cascade_is_as_right_as_it_says_on_test_images(name: str, tmp_
 def _logits(model: bytes, manifest: Manifest, bodies: Sequence[bytes]) -> Logits:
     spec = manifest.variants[0].input
     with closing(open_backend("onnxruntime", model, spec, manifest.classes, threads=1)) as backend:
-        return backend.infer(inputs_of(bodies, spec.height))
+        return backend.infer(inputs_of(bodies, spec.height))[LOGITS]

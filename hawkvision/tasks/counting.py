@@ -1,0 +1,196 @@
+"""Counting: how many objects of each group are in an image, or in each of its regions.
+
+An output is boxes (`hawkvision.tasks.boxes`). An object is in a region if the middle of its box is. The prediction is
+the number of boxes from a threshold of their score on. The loss is min(1, |error| / C), the mean over regions and
+groups, which is a metric, so that agreement with the reference bounds an accuracy drop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from hawkvision.core.errors import ManifestError
+from hawkvision.core.types import Prediction
+from hawkvision.tasks.boxes import (
+    CLASS,
+    MEMBERS,
+    MOST,
+    SCORE,
+    by_temperature,
+    is_true_boxes,
+    placed,
+    read_boxes,
+    unmirrored,
+)
+from hawkvision.tasks.fusion import fuse, weight_matrix
+from hawkvision.tasks.kind import Output, TaskKind, Tensors, ToImage, Truth, Weights
+
+Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
+
+WHOLE: Final[Mapping[str, tuple[float, float, float, float]]] = {"image": (0.0, 0.0, 1.0, 1.0)}
+"""The region of tasks that name none."""
+
+
+class Counts(Prediction, frozen=True):
+    """Of each region, the number of objects of each group."""
+
+    counts: dict[str, dict[str, Count]]
+    confidence: Probability
+    """1 − the expected loss, by the calibrated probabilities of all boxes."""
+
+
+class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    groups: Annotated[dict[str, tuple[str, ...]], Meta(min_length=1, max_length=64)]
+    """The labels whose objects are counted together, by the name of the group."""
+    max_error: Annotated[float, Meta(gt=0.0)]
+    """C: the error of a count from which on the loss is 1."""
+    regions: Annotated[dict[str, tuple[Probability, Probability, Probability, Probability]], Meta(max_length=64)] = {}
+    """Rectangles x1, y1, x2, y2, in fractions of the image, by the name of the region."""
+    threshold: Annotated[float, Meta(gt=0.0, le=1.0)] | dict[str, Annotated[float, Meta(gt=0.0, le=1.0)]] = 0.5
+    """The score from which on a box counts; one, or one per group."""
+
+
+class CountingKind(TaskKind[Counts]):
+    """See the module."""
+
+    name: ClassVar[str] = "counting"
+    prediction = Counts
+    scores: tuple[str, ...] = ("agreement", "spread")
+    agreement_bounds_drop: ClassVar[bool] = True
+    located: ClassVar[bool] = True
+
+    def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
+        """See `TaskKind`; the options are those of `_Options`."""
+        super().__init__(labels, options)
+        self._options = read = self.options_as(_Options)
+        self._members = {
+            group: np.array([self._index(label, group) for label in names], np.intp)
+            for group, names in read.groups.items()
+        }
+        self._regions = read.regions or WHOLE
+        thresholds = read.threshold
+        if isinstance(thresholds, dict) and thresholds.keys() != read.groups.keys():
+            raise ManifestError(f"options of kind 'counting': threshold: expected one for each of {list(read.groups)}")
+        self._thresholds = thresholds if isinstance(thresholds, dict) else dict.fromkeys(read.groups, thresholds)
+
+    def _index(self, label: str, group: str) -> int:
+        if label not in self.labels:
+            raise ManifestError(f"options of kind 'counting': groups.{group}: no label {label!r}")
+        return self.labels.index(label)
+
+    def outputs(self, tensors: Tensors, temperature: float) -> list[Output]:
+        """Boxes (k, 6) from the tensors `boxes`, `scores` and `classes`."""
+        return read_boxes(tensors, temperature, len(self.labels))
+
+    def combine(self, members: Sequence[Output], weights: Weights, temperature: float) -> Output:
+        """Weighted boxes fusion; the boxes of a single member stay."""
+        if len(members) == 1:
+            return by_temperature(members[0], temperature)
+        return by_temperature(fuse(members, weight_matrix(weights, len(members), len(self.labels))), temperature)
+
+    def unmirror(self, output: Output) -> Output:
+        """See `TaskKind.unmirror`."""
+        return unmirrored(output)
+
+    def place(self, output: Output, to_image: ToImage) -> Output:
+        """See `TaskKind.place`."""
+        return placed(output, to_image)
+
+    def score(self, output: Output, kind: str) -> float:
+        """How sure the counts are.
+
+        `agreement`: 1 − the loss of one member's counts against another's, mean over pairs; with a single model the
+        same as `spread`. `spread`: 1 − the expected loss.
+        """
+        members = output.shape[1] - MEMBERS
+        if kind == "spread" or members < 2:
+            found = self._expected(output)
+        else:
+            counts = [self._counts(output, MEMBERS + member) for member in range(members)]
+            pairs = [(a, b) for at, a in enumerate(counts) for b in counts[:at]]
+            found = 1.0 - math.fsum(self._distance(a, b) for a, b in pairs) / len(pairs)
+        return float(np.float32(found))
+
+    def _places(self, output: Output) -> Iterator[tuple[str, str, Output]]:
+        """Of each region and group, its boxes."""
+        x, y = (output[:, 0] + output[:, 2]) / 2, (output[:, 1] + output[:, 3]) / 2
+        for region, (x1, y1, x2, y2) in self._regions.items():
+            inside = (x >= x1) & (x <= x2) & (y >= y1) & (y <= y2)
+            for group, classes in self._members.items():
+                yield region, group, output[inside & np.isin(output[:, CLASS].astype(np.intp), classes)]
+
+    def _counts(self, output: Output, column: int = SCORE) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {region: {} for region in self._regions}
+        for region, group, rows in self._places(output):
+            found[region][group] = int((rows[:, column] >= self._thresholds[group]).sum())
+        return found
+
+    def _expected(self, output: Output) -> float:
+        """1 − the expected loss, where each box is right with its probability and independent of the others."""
+        losses = []
+        for _, group, rows in self._places(output):
+            count = int((rows[:, SCORE] >= self._thresholds[group]).sum())
+            chance = number_distribution(rows[:, SCORE])
+            errors = np.minimum(1.0, np.abs(np.arange(len(chance)) - count) / self._options.max_error)
+            losses.append(math.fsum((chance * errors).tolist()))
+        return min(1.0, max(0.0, 1.0 - math.fsum(losses) / len(losses)))
+
+    def predict(self, output: Output, limit: int) -> Counts:  # noqa: ARG002 - there are no alternatives
+        """The number of boxes of each region and group."""
+        return Counts(self._counts(output), round(self._expected(output), 6))
+
+    def loss(self, prediction: Counts, truth: Truth) -> float:
+        """min(1, |error| / C), mean over regions and groups.
+
+        The truth is boxes (`TrueBoxes`), or counts: {region: {group: number}}, or {group: number} of one region.
+        """
+        return self._distance(prediction.counts, self._true_counts(truth))
+
+    def _true_counts(self, truth: Truth) -> Mapping[str, Mapping[str, int]]:
+        if is_true_boxes(truth):
+            boxes, classes = truth
+            rows = np.column_stack([boxes, np.ones(len(boxes)), classes]).astype(np.float32)
+            return self._counts(rows.reshape(-1, MEMBERS))
+        if truth.keys() == self._members.keys() and len(self._regions) == 1:
+            return {next(iter(self._regions)): truth}
+        counts: Mapping[str, Mapping[str, int]] = truth
+        return counts
+
+    def _distance(self, one: Mapping[str, Mapping[str, int]], other: Mapping[str, Mapping[str, int]]) -> float:
+        regions, groups = self._regions, self._members
+        errors = [min(1.0, abs(one[r][g] - other[r][g]) / self._options.max_error) for r in regions for g in groups]
+        return math.fsum(errors) / len(errors)
+
+    def disagreement(self, prediction: Counts, reference: Counts) -> float:
+        """min(1, |difference| / C), mean over regions and groups."""
+        return self._distance(prediction.counts, reference.counts)
+
+    def confidence(self, prediction: Counts) -> float:
+        """1 − the expected loss."""
+        return prediction.confidence
+
+    def decode_reply(self, reply: bytes) -> Counts:
+        """See `TaskKind.decode_reply`."""
+        read = super().decode_reply(reply)
+        expected = dict.fromkeys(self._regions, self._members.keys())
+        if {region: groups.keys() for region, groups in read.counts.items()} != expected:
+            raise ValueError(f"counts: expected {list(self._members)} in each of {list(self._regions)}")
+        return read
+
+
+def number_distribution(probabilities: NDArray[Any]) -> NDArray[np.float64]:
+    """The distribution (n + 1,) of how many of n independent events happen (the Poisson binomial)."""
+    chance = np.zeros(len(probabilities) + 1)
+    chance[0] = 1.0
+    for p in probabilities.tolist():
+        chance[1:] = chance[1:] * (1.0 - p) + chance[:-1] * p
+        chance[0] *= 1.0 - p
+    return chance

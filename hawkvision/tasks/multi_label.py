@@ -1,0 +1,161 @@
+"""Multi-label classification: which of the labels apply to an image, each on its own.
+
+An output is one probability per label (labels,): of a model's own logits, or of the boxes of a detector. The prediction
+is the labels from a threshold on. The loss is the Jaccard distance of label sets, 1 − |both| / |either|, which is a
+metric (M. Levandowsky, D. Winter, "Distance between Sets", Nature 234, 1971), so that agreement with the reference
+bounds an accuracy drop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from hawkvision.core.errors import BackendError
+from hawkvision.core.types import LOGITS, LabelledClass, Prediction
+from hawkvision.tasks.boxes import CLASS, SCORE, is_true_boxes, read_boxes, tempered
+from hawkvision.tasks.fusion import weight_matrix
+from hawkvision.tasks.kind import Output, TaskKind, Tensors, Truth, Weights
+
+Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class LabelSet(Prediction, frozen=True):
+    """The labels that apply, surest first."""
+
+    labels: tuple[LabelledClass, ...]
+    confidence: float
+    """The expected Jaccard index of the labels, by the calibrated probabilities of all."""
+
+
+class _Label(msgspec.Struct, frozen=True):
+    """A label as the tiers send it to each other."""
+
+    index: Annotated[int, Meta(ge=0)]
+    confidence: Probability
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    labels: tuple[_Label, ...]
+    confidence: Probability
+
+
+class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    threshold: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
+    """The probability from which on a label applies."""
+    pool: Literal["max", "noisy_or"] = "max"
+    """The probability of a label by its boxes: the highest, or that at least one is right."""
+
+
+class MultiLabelKind(TaskKind[LabelSet]):
+    """See the module."""
+
+    name: ClassVar[str] = "multi_label"
+    prediction = LabelSet
+    scores: tuple[str, ...] = ("expected_jaccard", "exact", "margin")
+    agreement_bounds_drop: ClassVar[bool] = True
+
+    def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
+        """See `TaskKind`; the options are those of `_Options`."""
+        super().__init__(labels, options)
+        self._options = self.options_as(_Options)
+
+    def outputs(self, tensors: Tensors, temperature: float) -> list[Output]:
+        """Probabilities of the tensor `logits` (n, labels), or of `boxes`, `scores` and `classes`."""
+        logits = tensors.get(LOGITS)
+        if logits is None:
+            return [self._pooled(each) for each in read_boxes(tensors, temperature, len(self.labels))]
+        if logits.ndim != 2 or logits.shape[1] != len(self.labels):
+            raise BackendError(f"tensor {LOGITS!r}: expected (n, {len(self.labels)}), got {logits.shape}")
+        scaled = np.clip(logits.astype(np.float64) / temperature, -700.0, 700.0)
+        return list((1.0 / (1.0 + np.exp(-scaled))).astype(np.float32))
+
+    def _pooled(self, boxes: Output) -> Output:
+        missed = np.ones(len(self.labels), np.float64)
+        for label, score in zip(boxes[:, CLASS].astype(np.intp), boxes[:, SCORE].astype(np.float64), strict=True):
+            of_box = 1.0 - score
+            missed[label] = missed[label] * of_box if self._options.pool == "noisy_or" else min(missed[label], of_box)
+        return (1.0 - missed).astype(np.float32)
+
+    def combine(self, members: Sequence[Output], weights: Weights, temperature: float) -> Output:
+        """The weighted mean of the members' probabilities; those of a single member stay."""
+        if len(members) == 1:
+            return tempered(members[0], temperature)
+        by_member = weight_matrix(weights, len(members), len(self.labels))
+        mean = (np.asarray(members, np.float64) * by_member).sum(axis=0) / by_member.sum(axis=0)
+        return tempered(mean, temperature)
+
+    def score(self, output: Output, kind: str) -> float:
+        """How sure the set of labels is.
+
+        `expected_jaccard`: the expected Jaccard index. `exact`: the probability that every label is right. `margin`:
+        how far the least sure label is from the threshold.
+        """
+        if kind == "expected_jaccard":
+            found = self._expected_jaccard(output)
+        elif kind == "exact":
+            p = output.astype(np.float64)
+            found = math.prod(np.where(output >= self._options.threshold, p, 1.0 - p).tolist())
+        else:
+            found = min(1.0, float(np.abs(output.astype(np.float64) - self._options.threshold).min()))
+        return float(np.float32(found))
+
+    def _expected_jaccard(self, output: Output) -> float:
+        """With expected numbers: labels right / (labels predicted + labels missed); without any, the chance of none."""
+        applies = output >= self._options.threshold
+        predicted: list[float] = output[applies].tolist()
+        rest: list[float] = output[~applies].tolist()
+        if not predicted:
+            return math.prod(1.0 - p for p in rest)
+        return math.fsum(predicted) / (len(predicted) + math.fsum(rest))
+
+    def predict(self, output: Output, limit: int) -> LabelSet:  # noqa: ARG002 - there are no alternatives
+        """The labels from the threshold on, however many; probabilities to six digits."""
+        order = np.argsort(-output, kind="stable")
+        return self._label_set(
+            ((int(i), round(float(output[i]), 6)) for i in order if output[i] >= self._options.threshold),
+            round(self._expected_jaccard(output), 6),
+        )
+
+    def _label_set(self, labels: Any, confidence: float) -> LabelSet:
+        return LabelSet(tuple(LabelledClass(self.labels[index], index, p) for index, p in labels), confidence)
+
+    def loss(self, prediction: LabelSet, truth: Truth) -> float:
+        """The Jaccard distance from the true labels, given as their indices or as boxes (`TrueBoxes`)."""
+        indices = truth[1] if is_true_boxes(truth) else truth
+        return _distance(_indices(prediction), {int(index) for index in indices})
+
+    def disagreement(self, prediction: LabelSet, reference: LabelSet) -> float:
+        """The Jaccard distance of both sets."""
+        return _distance(_indices(prediction), _indices(reference))
+
+    def confidence(self, prediction: LabelSet) -> float:
+        """The expected Jaccard index."""
+        return prediction.confidence
+
+    def encode_reply(self, prediction: LabelSet) -> dict[str, Any]:
+        """The labels by their indices."""
+        labels = [{"index": each.index, "confidence": each.confidence} for each in prediction.labels]
+        return {"labels": labels, "confidence": prediction.confidence}
+
+    def decode_reply(self, reply: bytes) -> LabelSet:
+        """See `TaskKind.decode_reply`."""
+        read = msgspec.json.decode(reply, type=_Reply)
+        found = [(each.index, each.confidence) for each in read.labels]
+        if len({index for index, _ in found}) < len(found) or any(index >= len(self.labels) for index, _ in found):
+            raise ValueError(f"labels: expected each index once, from 0 to {len(self.labels) - 1}")
+        return self._label_set(found, read.confidence)
+
+
+def _indices(prediction: LabelSet) -> set[int]:
+    return {each.index for each in prediction.labels}
+
+
+def _distance(one: set[int], other: set[int]) -> float:
+    either = one | other
+    return 1.0 - len(one & other) / len(either) if either else 0.0
