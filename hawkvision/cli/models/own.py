@@ -253,3 +253,49 @@ def models_check(
             "and whether both programs run the same file"
         )
     raise typer.Exit(1)
+
+
+def models_quantize(
+    stage: Annotated[str, typer.Argument(help="A float stage of the task.")],
+    task: OwnTask,
+    data: Annotated[Path, typer.Option(help="Your images: a folder per class, or with --unlabelled a plain folder.")],
+    precision: Annotated[
+        str, typer.Option(help="int8; or w8a8, w4a8 and so on: an integer network, which FPGAs run.")
+    ] = "int8",
+    keep_float: Annotated[
+        list[str] | None, typer.Option(help="Nodes that stay float, such as '*box*', by name or output.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the new stage; default: STAGE_PRECISION.")] = None,
+    tier: Annotated[
+        Literal["edge", "dc"] | None, typer.Option(help="Where it runs; default: as the float stage, or by cost.")
+    ] = None,
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="The images have no labels.")] = False,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Make a stage in fewer bits from a float one with your images, and say what that costs."""
+    from hawkvision.core.advice import advise
+    from hawkvision.model_zoo.own.owner_facts import one_of
+    from hawkvision.model_zoo.own.quantising import QuantiseOrder, quantise
+    from hawkvision.models import manifest
+
+    wanted = one_of("--precision", precision, manifest.Precision)
+    if wanted == "fp32":
+        raise typer.BadParameter("--precision: expected int8, or an integer network such as w8a8")
+    order = QuantiseOrder(task, stage, data, wanted, tuple(keep_float or ()), name, tier, labelled=not unlabelled)
+    made = quantise(order, manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir))
+    variant = made.variant
+    cascade = made.manifest.cascade
+    typer.echo(f"added {variant.name!r} to task {task!r}")
+    if made.accuracy is not None:
+        before, after = made.accuracy
+        typer.echo(f"  accuracy   {before:.4f} -> {after:.4f} ({100 * (after - before):+.2f} points)")
+    typer.echo(f"  agreement  {made.agreement:.4f} with {stage!r}, on {made.measured} images not quantised with")
+    typer.echo(f"  size       {made.bytes[0] / 1e6:.3g} -> {made.bytes[1] / 1e6:.3g} MB")
+    typer.echo(f"  time       {made.cpu_ms[0]:.2g} -> {made.cpu_ms[1]:.2g} ms of one core in ONNX Runtime")
+    if made.kept_float:
+        typer.echo(f"  float      {', '.join(made.kept_float)}")
+    typer.echo(f"  cascade    edge {', '.join(cascade.edge)}; datacenter {', '.join(cascade.dc)}")
+    typer.echo(f"quantised on {made.images} images; next: `{advise('calibrate', '--task', task, '--data', str(data))}`")
+    if cascade.fpga == variant.name:
+        typer.echo(f"      `hawkvision fpga fold --task {task}` compiles it for an FPGA")

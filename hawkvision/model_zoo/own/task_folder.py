@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from hawkvision.core.errors import ArtifactError, ConfigError
 from hawkvision.core.text_files import read_text
@@ -118,7 +119,7 @@ def label_text(labels: tuple[str, ...]) -> bytes:
 
 def store(
     manifest: Manifest | None, fresh: Manifest, weights: bytes, built: bytes, tier: TierName | None, models: Path,
-    cache: Path,
+    cache: Path, *, of: str | None = None,
 ) -> Manifest:  # fmt: skip
     """Write a stage's files and enter it in the manifest, which is written last.
 
@@ -130,6 +131,7 @@ def store(
         tier: see `entered`.
         models: the folder of manifests.
         cache: the folder of built models.
+        of: the stage that this one is a cheaper form of, and so no reference for.
 
     Returns: the manifest as written.
 
@@ -143,7 +145,10 @@ def store(
     if manifest is None:
         changed = fresh
     else:
-        costs = costs_of(manifest, cache) | {variant.name: cpu_ms(built, variant.name)}
+        costs = costs_of(manifest, cache)
+        costs[variant.name] = cpu_ms(built, variant.name)
+        if of is not None:
+            costs[variant.name] = min(costs[variant.name], np.nextafter(costs.get(of, np.inf), 0))
         changed = entered(manifest, variant, tier, costs)
     write_atomic(models / fresh.task / MANIFEST, format_manifest(changed, HEADER).encode())
     return changed

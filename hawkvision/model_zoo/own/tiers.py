@@ -51,17 +51,21 @@ def _placed(cascade: Cascade, variant: Variant, tier: TierName | None, costs: Ma
     else:
         cheapest = min((_cost(costs, each) for each in edge), default=float("inf"))
         to_edge = tier == "edge" or (tier is None and _cost(costs, name) < cheapest)
-        (edge if to_edge else dc).append(name)
+        _insert(edge if to_edge else dc, name, costs)
     edge = edge or dc[:1]
     dc = dc or edge[-1:]
-    edge.sort(key=lambda each: _cost(costs, each))
-    dc.sort(key=lambda each: _cost(costs, each))
     integer = variant.precision not in FLOAT_OR_INT8
     default = cascade.default_edge if cascade.default_edge in edge else edge[0]
     if name in edge and not integer:
         default = name
     fpga = name if integer and name in edge else cascade.fpga
     return Cascade(edge=tuple(edge), dc=tuple(dc), default_edge=default, fpga=fpga if fpga in edge else None)
+
+
+def _insert(stages: list[str], name: str, costs: Mapping[str, float]) -> None:
+    """Put a stage before the first that is dearer. The others keep their order, which their owner may have chosen."""
+    dearer = (at for at, each in enumerate(stages) if _cost(costs, each) > _cost(costs, name))
+    stages.insert(next(dearer, len(stages)), name)
 
 
 def _without(stages: tuple[str, ...], name: str) -> list[str]:
