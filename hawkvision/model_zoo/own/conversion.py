@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, compose, helper, numpy_helper
 
 from hawkvision.core.errors import ArtifactError
+from hawkvision.core.types import LOGITS
 from hawkvision.integer.reference import LUMINANCE
 from hawkvision.model_zoo.own.graph_facts import GraphFacts, final_activation
 from hawkvision.model_zoo.own.owner_facts import Preparation
 
 IMAGE: Final = "image"
-LOGITS: Final = "logits"
-"""The tensor of a graph that gives one number per label."""
 PREFIX: Final = "model/"
 """Before every name of the owner's graph, so that the nodes added here never clash with them."""
 PRODUCER: Final = "hawkvision.own"

@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from hawkvision.core.types import LOGITS
 from hawkvision.integer.nodes import MAX_CHANNELS, MAX_KERNEL, MAX_SIDE, MAX_WEIGHTS
-from hawkvision.model_zoo.own.conversion import IMAGE, LOGITS
+from hawkvision.model_zoo.own.conversion import IMAGE
 from hawkvision.model_zoo.own.graph_facts import attributes_of, constants_of
 
 LAYERS: Final = ("Conv", "Gemm", "MatMul")

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import ArtifactError
-from hawkvision.core.types import Pixels
-from hawkvision.model_zoo.own.conversion import IMAGE, LOGITS, OutputPlan, prepared
+from hawkvision.core.types import LOGITS, Pixels
+from hawkvision.model_zoo.own.conversion import IMAGE, OutputPlan, prepared
 from hawkvision.model_zoo.own.graph_facts import GraphFacts
 from hawkvision.model_zoo.own.owner_facts import Preparation
 from hawkvision.system.onnx_runtime import ort
@@ -132,23 +132,21 @@ def gives_probabilities(values: NDArray[Any]) -> bool:
     return bool(((values >= 0) & (values <= 1)).all())
 
 
-def softmaxed(logits: NDArray[Any]) -> NDArray[np.float64]:
-    """Probabilities in double precision."""
-    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    probabilities: NDArray[np.float64] = shifted / shifted.sum(axis=1, keepdims=True)
-    return probabilities
+def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    logarithms: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return logarithms
 
 
 def _comparable(logits: NDArray[Any], theirs: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Logits and the owner's output in the same terms: those of the owner."""
-    theirs = theirs.reshape(len(theirs), -1)
+    """Logits in the terms of the owner's output, which may be logits or what an activation made of them."""
+    theirs, mine = theirs.reshape(len(theirs), -1), logits.astype(np.float64)
     if theirs.shape[1] == 1:
-        logits = logits[:, 1:] - logits[:, :1]
-    candidates = [logits]
+        mine = mine[:, 1:] - mine[:, :1]
+    candidates = [mine, (1 + np.tanh(mine / 2)) / 2]
     if theirs.shape[1] > 1:
-        candidates += [softmaxed(logits), np.log(softmaxed(logits))]
-    candidates.append(1 / (1 + np.exp(-logits.astype(np.float64))))
-    return min(candidates, key=lambda mine: difference(mine, theirs)), theirs
+        candidates += [_log_softmax(mine), np.exp(_log_softmax(mine))]
+    return min(candidates, key=lambda each: difference(each, theirs)), theirs
 
 
 def _run(session: Any, names: Sequence[str], feed: Arrays, where: str) -> list[NDArray[Any]]:
