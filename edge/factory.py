@@ -1,6 +1,7 @@
-"""Makes a node from its configuration: models, certificates, policy, workers and the connection to the datacenter.
+"""Makes the node of one task from its configuration: models, certificates, policy, workers and the datacenter.
 
-`load_components` reads files and belongs on a thread. `open_node` makes of them a warm node on an event loop.
+`load_components` reads files and belongs on a thread. `open_node` makes of them a warm node on an event loop. Nodes of
+several tasks share an `Environment` (`edge.task_nodes`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import random
 import ssl
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,9 +41,11 @@ from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.inference.adaptive_parallelism import divides, usable_cores
 from hawkvision.inference.backend_registry import backend_name
+from hawkvision.inference.core_placement import CorePlacement
 from hawkvision.inference.int8.backend import Int8Backend
-from hawkvision.models.manifest import InputSpec, cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.models.manifest import InputSpec, cache_dir, load_manifest, models_dir
 from hawkvision.system.memory import divided, give_back_at_once
+from hawkvision.tasks.registry import load_kind
 from hawkvision.transport.settings import DatagramSettings
 
 if TYPE_CHECKING:
@@ -56,7 +60,6 @@ class NodeComponents:
 
     stage: EdgeStage
     certification: Certification
-    labels: tuple[str, ...]
     best: str
     """The reference stage."""
     useful_side: int
@@ -68,6 +71,22 @@ class NodeComponents:
     baseline: LoadedBaseline | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the nodes of all tasks share."""
+
+    metrics: EdgeMetrics
+    clock: Clock
+    rates: DecodingRates
+    """Of decoding, learned while the nodes run."""
+    placement: CorePlacement
+    """Keeps the workers of all nodes on different cores."""
+    tasks: int = 1
+    """Number of nodes that share the memory of this process."""
+    datacenter_tls: ssl.SSLContext | None = None
+    """For connections to the datacenter; None trusts the system's authorities."""
+
+
 def load_components(config: EdgeConfig, given_up: Future[None] | None = None) -> NodeComponents:
     """Load the edge stage, its policy and its certificates; `given_up` ends the waiting for a device.
 
@@ -77,7 +96,8 @@ def load_components(config: EdgeConfig, given_up: Future[None] | None = None) ->
     models, cache = models_dir(config.models_dir, config.task), cache_dir(config.cache_dir)
     manifest = load_manifest(config.task, models)
     name = stage_of(config, manifest)
-    loader = StageLoader(config, manifest, cache, given_up)
+    kind = load_kind(manifest, models)
+    loader = StageLoader(config, manifest, kind, cache, given_up)
     baseline = None
     if config.policy != HAWKVISION:
         baseline = find_baseline(config.policy)(config, manifest, cache, name, loader.load_warm)
@@ -91,53 +111,51 @@ def load_components(config: EdgeConfig, given_up: Future[None] | None = None) ->
     stages = [name, manifest.best] if intermediate is None else [name, manifest.best, intermediate.name]
     inputs = [member.input for each in stages for member in manifest.members(each)]
     useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
-    reducer = Reducer(manifest.datacenter_inputs, config.max_pixels)
+    reducer = Reducer(manifest.datacenter_inputs, config.max_pixels, whole=kind.located)
     edge_inputs = None if baseline is None else baseline.inputs
     if edge_inputs is None:
         edge_inputs = tuple(member.input for member in manifest.members(name))
-    labels = load_labels(manifest, models)
-    return NodeComponents(stage, found, labels, manifest.best, useful_side, reducer, edge_inputs, baseline)
+    return NodeComponents(stage, found, manifest.best, useful_side, reducer, edge_inputs, baseline)
 
 
-async def open_node(
-    config: EdgeConfig,
-    components: NodeComponents,
-    metrics: EdgeMetrics,
-    clock: Clock,
-    datacenter_tls: ssl.SSLContext | None = None,
-) -> EdgeNode:
-    """A warm node on the running event loop.
+async def open_node(config: EdgeConfig, components: NodeComponents, shared: Environment) -> EdgeNode:
+    """A warm node on the running event loop. What was opened is closed if it fails.
 
     Args:
         config: its settings.
-        components: what was loaded for them.
-        metrics: where to count.
-        clock: for deadlines and timings.
-        datacenter_tls: for connections to the datacenter; None trusts the system's authorities.
+        components: what was loaded for them; closed with the node.
+        shared: with the nodes of other tasks.
 
     Raises:
         HawkVisionError: if the backend cannot run the model.
         ConfigError: if the state file is another node's or of another kind.
     """
-    stage, certification = components.stage, components.certification
+    stage, policy = components.stage, components.certification.policy
+    metrics, clock = shared.metrics, shared.clock
     give_back_at_once()
-    _describe_backends(config, stage, metrics)
-    state = open_state(config, metrics)  # this loop's thread reads it, so it is opened here
-    workers = config.workers or usable_cores() + waiting_workers(config)
-    rates = await asyncio.to_thread(DecodingRates)
-    scales = DecodingScales(components.inputs, rates, config.max_pixels, config.max_pixels_whole)
-    admission = Admission(scales, rates, metrics, workers, config.decode_limit_s)
-    datacenter = _datacenter_client(config, components, metrics, clock, admission, datacenter_tls)
-    pool = await _warm_pool(config, stage, admission, workers, clock)
-    parts = divided(config.memory_bytes, config.request_memory_bytes)
-    admission.divide(parts)
-    log.info("memory for bodies and decoding: %d MB, by %s", parts.total // 1_000_000, parts.basis)
-    policy, profiles = certification.policy, certification.policy.profiles
-    streams = Streams(config.task, config.max_streams, config.audit_share, metrics, state, profiles)
-    executor = EdgeExecutor(config.task, stage.name, pool, admission, clock, metrics, config.max_pixels)
-    context = make_context(config, components, executor, datacenter, streams, clock, metrics)
-    baseline = components.baseline
-    return EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
+    async with AsyncExitStack() as opened:
+        opened.callback(stage.close)
+        _describe_backends(config, stage, metrics)
+        state = open_state(config, metrics)  # this loop's thread reads it, so it is opened here
+        if state is not None:
+            opened.callback(state.close)
+        workers = config.workers or usable_cores() + waiting_workers(config)
+        scales = DecodingScales(components.inputs, shared.rates, config.max_pixels, config.max_pixels_whole)
+        admission = Admission(config.task, scales, shared.rates, metrics, workers, config.decode_limit_s)
+        datacenter = _datacenter_client(config, components, shared, admission)
+        if datacenter is not None:
+            opened.push_async_callback(datacenter.close)
+        pool = await _warm_pool(config, stage, admission, workers, shared, opened)
+        parts = divided(config.memory_bytes, config.request_memory_bytes, shared.tasks)
+        admission.divide(parts)
+        log.info("%s: %d MB for bodies and decoding, by %s", config.task, parts.total // 1_000_000, parts.basis)
+        streams = Streams(config.task, config.max_streams, config.audit_share, metrics, state, policy.profiles)
+        executor = EdgeExecutor(config.task, stage.name, pool, admission, clock, metrics, config.max_pixels)
+        context = make_context(config, components, executor, datacenter, streams, clock, metrics)
+        baseline = components.baseline
+        node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
+        opened.pop_all()  # the node closes them from here on
+    return node
 
 
 def make_context(
@@ -170,7 +188,7 @@ def make_context(
     draws = draws or random.Random()  # noqa: S311
     return ServingContext(
         task=config.task,
-        labels=components.labels,
+        kind=components.stage.kind,
         best=best,
         clock=clock,
         metrics=metrics,
@@ -179,7 +197,9 @@ def make_context(
         datacenter_timeout_s=timeout_s,
         served=served,
         guarantees=Guarantees(components.stage, policy, certification.source, best, served, streams),
-        auditor=Auditor(config.task, best, datacenter, metrics, draws, timeout_s, share, served.certified),
+        auditor=Auditor(
+            config.task, components.stage.kind, best, datacenter, metrics, draws, timeout_s, share, served.certified
+        ),
     )
 
 
@@ -191,12 +211,7 @@ def _describe_backends(config: EdgeConfig, stage: EdgeStage, metrics: EdgeMetric
 
 
 def _datacenter_client(
-    config: EdgeConfig,
-    components: NodeComponents,
-    metrics: EdgeMetrics,
-    clock: Clock,
-    admission: Admission,
-    tls: ssl.SSLContext | None,
+    config: EdgeConfig, components: NodeComponents, shared: Environment, admission: Admission
 ) -> DatacenterClient | None:
     if not config.datacenter_url:
         return None
@@ -208,14 +223,14 @@ def _datacenter_client(
         config.datacenter_url,
         config.datacenter_api_key,
         config.datacenter_connections,
-        len(components.labels),
-        clock,
+        components.stage.kind,
+        shared.clock,
         transport=config.datacenter_transport,
         min_on_time_probability=config.min_on_time_probability,
         reducer=components.reducer,
-        metrics=metrics,
+        metrics=shared.metrics.link(config.task),
         admission=admission,
-        tls=tls,
+        tls=shared.datacenter_tls,
         congestion=controller_class(config.feature(DatagramSettings).congestion_control),
     )
 
@@ -225,19 +240,21 @@ async def _warm_pool(
     stage: EdgeStage,
     admission: Admission,
     workers: int,
-    clock: Clock,
+    shared: Environment,
+    opened: AsyncExitStack,
 ) -> WorkerPool[StagePrediction]:
-    """The worker pool, each of whose workers has run each model."""
+    """The worker pool, each of whose workers has run each model; `opened` closes it."""
     # Our own kernels run images one by one anyway.
     together = 1 if isinstance(stage.first.backend, Int8Backend) else MAX_BATCH
     pool: WorkerPool[StagePrediction] = WorkerPool(
-        workers, config.max_queue, max_batch=together, memory=admission.memory
+        workers, config.max_queue, max_batch=together, memory=admission.memory, placement=shared.placement
     )
+    opened.push_async_callback(asyncio.to_thread, pool.close)
     for model in stage.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))
     if divides(config.backend, config.onnx_providers):
         # One worker is enough here: the models are warm on all of them, and decoders are not per thread.
-        await pool.submit(partial(look_at_samples, stage, config.max_pixels, clock))
+        await pool.submit(partial(look_at_samples, stage, config.max_pixels, shared.clock))
     return pool
 
 

@@ -14,19 +14,20 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
-from edge.factory import NodeComponents, load_components, open_node
+from edge.factory import Environment, NodeComponents
 from edge.inference.startup_thread import Loading
 from edge.monitoring.certificate_reload import CertificationReload, files_of
 from edge.servers.fast_path import fast_path_protocol
 from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
-from edge.serving.node import EdgeNode
+from edge.serving.tasks import ServedTasks
+from edge.task_nodes import Loaded, close_tasks, load_tasks, open_tasks
 from hawkvision.core import logs
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import ConfigError, HawkVisionError
@@ -34,7 +35,9 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.access import is_loopback
 from hawkvision.core.settings.arguments import EDGE_UP, parse_arguments
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.servers.bodies import bodies_limit
+from hawkvision.core.settings.load import settings_of_tasks
+from hawkvision.imaging.decoding_cost import DecodingRates
+from hawkvision.inference.core_placement import CorePlacement
 from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
@@ -89,16 +92,17 @@ class EdgeServer:
         self._listener = _listen(config.host, config.port)
         limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
         self._server = _uvicorn_server(HttpApp(self._frontend), limits, config, self._certificates)
-        self._loading = Loading(partial(load_components, config))
-        self._node: EdgeNode | None = None
-        self._certification: CertificationReload | None = None
+        self._configs = settings_of_tasks(config)
+        self._loading = Loading(partial(load_tasks, self._configs))
+        self._tasks: ServedTasks | None = None
+        self._certifications: list[CertificationReload] = []
         self._datagram: DatagramServer | None = None
 
     async def run(self) -> bool:
         """Load, answer until told to stop, drain. False if a thread is left at work, so that the process cannot end.
 
         Raises:
-            HawkVisionError: if the node cannot be loaded.
+            HawkVisionError: if no task can be loaded.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,17 +111,17 @@ class EdgeServer:
         self._files.start()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         try:
-            components = await self._loading.result()
-            if components is None:
+            loaded = await self._loading.result()
+            if loaded is None:
                 log.info("told to stop while models were loading")
                 return not self._loading.left_behind()
-            node = await self._open(components)
+            tasks = await self._open(loaded)
             if not self._server.should_exit:  # else it was told to stop meanwhile, and the socket is closed
                 # What is loaded by now lives as long as the process: keep it out of every later collection.
                 gc.collect()
                 gc.freeze()
-                self._frontend.mark_ready(node)
-                _announce(self._listener, node, self._datagram, tls=self._certificates is not None)
+                self._frontend.mark_ready(tasks)
+                _announce(self._listener, tasks, self._datagram, tls=self._certificates is not None)
                 await serving
             return True
         finally:
@@ -126,32 +130,41 @@ class EdgeServer:
     def stop(self) -> None:
         """Drain and end. While models, compilers or devices are awaited, no request can be under way: end at once."""
         self._server.stop()
-        if self._node is None:
+        if self._tasks is None:
             self._loading.give_up()
         if self._datagram is not None:
             self._datagram.stop()
 
-    async def _open(self, components: NodeComponents) -> EdgeNode:
-        """The node, with its datagram server and the reloads of its certificates."""
+    async def _open(self, loaded: Mapping[str, Loaded]) -> ServedTasks:
+        """The tasks, with the datagram server and the reloads of their certificates."""
         config, datacenter = self._config, self._datacenter_certificates
         tls = None if datacenter is None else datacenter.renewing()
-        self._node = node = await open_node(config, components, self._metrics, self._clock, tls)
-        if node.baseline is None:  # baselines certify nothing
-            self._certification = CertificationReload(config, node.guarantees.adopt, components.certification)
-            self._files.add("certificates", files_of(config), self._certification.reload)
-            self._files.start()
-        if node.admission.parts is not None:
-            self._frontend.bodies.limit_bytes = bodies_limit(node.admission.parts)
+        rates = await asyncio.to_thread(DecodingRates)
+        shared = Environment(self._metrics, self._clock, rates, CorePlacement(), len(loaded), tls)
+        self._tasks = tasks = await open_tasks(self._configs, loaded, shared)
+        self._watch_certificates(tasks, loaded)
+        self._frontend.divide_bodies(tasks)
         port = config.feature(DatagramSettings).port
         if port is not None:
             from edge.servers.datagram import DatagramServer  # with QUIC, which HTTP needs not
 
-            self._datagram = await DatagramServer.open(config, port, self._frontend, components.useful_side)
+            served = [loaded[node.task] for node in tasks.nodes]
+            side = max(each.useful_side for each in served if isinstance(each, NodeComponents))
+            self._datagram = await DatagramServer.open(config, port, self._frontend, side)
             offered = self._datagram.offered
             self._frontend.transports = offered.transports
             self._files.add("edge.datagram_certificate", offered.files, offered.reload)
             self._files.start()
-        return node
+        return tasks
+
+    def _watch_certificates(self, tasks: ServedTasks, loaded: Mapping[str, Loaded]) -> None:
+        for node in tasks.nodes:
+            components, config = loaded[node.task], self._configs[node.task]
+            if node.baseline is None and isinstance(components, NodeComponents):  # baselines certify nothing
+                reload = CertificationReload(config, node.guarantees.adopt, components.certification)
+                self._certifications.append(reload)
+                self._files.add(f"certificates of {node.task}", files_of(config), reload.reload)
+        self._files.start()
 
     async def _close(self, serving: asyncio.Task[None]) -> None:
         self._server.should_exit = True
@@ -159,11 +172,11 @@ class EdgeServer:
         await self._files.close()
         if self._datagram is not None:
             await self._datagram.close(self._config.drain_timeout_s)
-        if self._certification is not None:
-            await self._certification.close()
+        for reload in self._certifications:
+            await reload.close()
         self._frontend.start_draining()
-        if self._node is not None:
-            await self._node.close()
+        if self._tasks is not None:
+            await close_tasks(self._tasks)
         self._listener.close()
 
 
@@ -172,7 +185,7 @@ async def serve(config: EdgeConfig) -> bool:
 
     Raises:
         ConfigError: if the address cannot be bound, or an origin is invalid.
-        HawkVisionError: if the node cannot be loaded.
+        HawkVisionError: if no task can be loaded.
     """
     return await EdgeServer(config).run()
 
@@ -203,15 +216,18 @@ def _uvicorn_server(
     )
 
 
-def _announce(listener: socket.socket, node: EdgeNode, datagram: DatagramServer | None, *, tls: bool) -> None:
+def _announce(listener: socket.socket, tasks: ServedTasks, datagram: DatagramServer | None, *, tls: bool) -> None:
     """Write the addresses to standard output. Programs that start a node wait for the first line."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"ready: {'https' if tls else 'http'}://{shown}:{port}", flush=True)  # noqa: T201
-    if node.baseline is not None:
-        print(f"policy: {node.baseline.name}", flush=True)  # noqa: T201
+    baseline = tasks.nodes[0].baseline
+    if baseline is not None:
+        print(f"policy: {baseline.name}", flush=True)  # noqa: T201
     if datagram is not None:
         print(f"datagram: udp://{shown}:{datagram.offer.port}", flush=True)  # noqa: T201
+    for failed in tasks.failures:
+        print(f"task {failed.task} cannot be served: {failed.reason}", flush=True)  # noqa: T201
 
 
 def _listen(host: str, port: int) -> socket.socket:

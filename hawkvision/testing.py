@@ -16,6 +16,7 @@ For those who write backends and kinds; the only module of the library that impo
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
@@ -31,6 +32,7 @@ from hawkvision.core.errors import BackendError, ManifestError
 from hawkvision.core.types import Answer, Pixels, Tensors
 from hawkvision.inference.backends.interface import Backend, joined
 from hawkvision.tasks.kind import Output, TaskKind, Truth
+from hawkvision.tasks.serving.replies import FIELDS
 
 
 def random_images(backend: Backend, n: int, seed: int = 0) -> Pixels:
@@ -180,6 +182,7 @@ class BackendConformance:
             backend.infer(batch)
 
 
+_ELEMENTS: Final[dict[str, type | tuple[type, ...]]] = {"BYTES": str, "INT64": int, "FP32": (int, float)}
 _drawn = settings(suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow], deadline=None)
 """Several subclasses run the same test."""
 
@@ -232,6 +235,21 @@ class TaskKindConformance:
         kind = self.make_kind()
         with pytest.raises(ManifestError, match="no_such_option"):
             type(kind)(kind.labels, {**kind.options, "no_such_option": 1})
+
+    @_drawn
+    @given(st.data(), st.integers(1, 3))
+    def test_tensors_are_those_that_it_declares(self, data: st.DataObject, n: int) -> None:
+        """By name, of the stated type and shape, the same prediction giving the same numbers wherever it stands."""
+        kind, predictions = self.make_kind(), [data.draw(self.predictions()) for _ in range(n)]
+        found = kind.tensors(predictions)
+        assert found.keys() == kind.wire_tensors.keys()
+        for name, (datatype, shape, _) in kind.wire_tensors.items():
+            tensor = found[name]
+            assert tensor.shape[0] == n
+            assert len(tensor.shape) == len(shape)
+            assert all(want in (-1, is_) for want, is_ in zip(shape, tensor.shape, strict=True))
+            assert len(tensor.values) == math.prod(tensor.shape)
+            assert all(isinstance(each, _ELEMENTS[datatype]) for each in tensor.values)
 
     # ---------------------------------------------------------------------------------------------------- outputs
 
@@ -319,15 +337,27 @@ class TaskKindConformance:
     def test_replies_carry_predictions_unchanged(self, data: st.DataObject) -> None:
         """From tier to tier, beside fields that others add."""
         kind, prediction = self.make_kind(), data.draw(self.predictions())
-        reply = msgspec.json.encode({"model": "m", "zzz": [1], **kind.encode_reply(prediction)})
-        assert kind.decode_reply(reply) == prediction
+        fields = kind.encode_reply(prediction)
+        assert not FIELDS & fields.keys()
+        assert kind.decode_reply(msgspec.json.encode({"model": "m", "zzz": [1], **fields})) == prediction
+
+    @_drawn
+    @given(st.data())
+    def test_predictions_that_are_only_compared_disagree_as_whole_ones(self, data: st.DataObject) -> None:
+        """What an intermediate stage found travels beside the answer of the reference stage."""
+        kind, prediction, other = self.make_kind(), data.draw(self.predictions()), data.draw(self.predictions())
+        fields = kind.encode_compared(prediction)
+        assert not FIELDS & fields.keys()
+        read = kind.decode_compared(msgspec.json.encode({**fields, "score": 0.5, "fingerprint": None}))
+        assert kind.disagreement(read, other) == kind.disagreement(prediction, other)
 
     @_drawn
     @given(st.data())
     def test_answers_carry_predictions_as_json(self, data: st.DataObject) -> None:
         """In fields that no answer has already."""
-        fields = self.make_kind().encode(data.draw(self.predictions()))
-        assert json.loads(json.dumps(fields, allow_nan=False))
+        fields = data.draw(self.predictions()).to_json()
+        read = json.loads(json.dumps(fields, allow_nan=False))
+        assert isinstance(msgspec.convert(read, self.make_kind().prediction), self.make_kind().prediction)
         common = set(Answer.__dataclass_fields__) - {"prediction", "top_k"}
         assert not common & fields.keys()
 
@@ -343,7 +373,7 @@ class TaskKindConformance:
         except (msgspec.MsgspecError, ValueError):
             return
         assert kind.disagreement(read, read) == 0.0
-        json.dumps(kind.encode(read), allow_nan=False)
+        json.dumps(read.to_json(), allow_nan=False)
 
     @_drawn
     @given(st.data())

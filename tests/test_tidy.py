@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.house import floors, metrics, vocabulary
+from tests.house import floors, kinds, metrics, vocabulary
 from tests.house.imports import PACKAGES, ROOT, cycles, imported_names, imports, is_under, modules
 from tests.house.pending import (
     PENDING_CLASSES,
@@ -57,6 +57,13 @@ def test_no_rooms_import_one_another() -> None:
 def test_a_cycle_is_found_wherever_it_begins() -> None:
     assert cycles([("a", "b"), ("b", "c"), ("c", "b"), ("c", "d"), ("e", "a")]) == [("b", "c")]
     assert cycles([("a", "a"), ("a", "b"), ("b", "c")]) == []
+
+
+def test_kinds_of_tasks_are_named_by_themselves_and_by_manifests_only() -> None:
+    named = kinds.naming_modules()
+    wrong = {module: places for module, places in named.items() if module not in kinds.ALLOWED}
+    assert wrong == {}
+    assert named.keys() == kinds.ALLOWED.keys(), "the table has a module that names none"
 
 
 def test_no_folder_holds_more_than_a_dozen_modules() -> None:

@@ -31,13 +31,14 @@ from edge.inference.admission import Admission
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest, StageList
-from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.metrics import LinkMetrics
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.network.circuit_breaker import BreakerState, CircuitBreaker
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
 from hawkvision.network.transport_choice import Transport
+from hawkvision.tasks.kind import TaskKind
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 
@@ -55,13 +56,13 @@ class DatacenterClient:
         url: str,
         api_key: str | None,
         connections: int,
-        classes: int,
+        kind: TaskKind[Any],
         clock: Clock,
         *,
         transport: Wanted = "tcp",
         min_on_time_probability: float = MIN_ON_TIME_PROBABILITY,
         reducer: Reducer | None = None,
-        metrics: EdgeMetrics | None = None,
+        metrics: LinkMetrics | None = None,
         admission: Admission | None = None,
         tls: ssl.SSLContext | None = None,
         congestion: CongestionFactory = LossTolerant,
@@ -72,7 +73,7 @@ class DatacenterClient:
             url: the ingress.
             api_key: its key, for both transports.
             connections: HTTP connections at most.
-            classes: every index in a reply must be below this number.
+            kind: of the task, which reads the replies.
             clock: for round trips.
             transport: how images travel, see `TransportSelector`.
             min_on_time_probability: callers wait while a reply on time is at least so likely, see `ResponseTimes`.
@@ -93,9 +94,7 @@ class DatacenterClient:
             if carrier is not None:
                 for times in (carrier.breaker.times, carrier.rest):
                     times.min_on_time_probability = min_on_time_probability
-        self._exchanges = Exchanges(
-            self.url, self._selector, classes, clock, self._report.lost.set, self._probe_with_copy
-        )
+        self._exchanges = Exchanges(self.url, self._selector, kind, clock, self._report.lost.set, self._probe_with_copy)
         self.prepare_image = ImageReducer(reducer, admission).prepare
         """See `ImageReducer.prepare`; called before `infer`."""
         self._clock = clock
@@ -107,10 +106,10 @@ class DatacenterClient:
         self._closed = False
         self._metrics = metrics
         if metrics is not None:
-            metrics.datacenter_up.set_function(lambda: float(self.up))
-            metrics.datacenter_doubted.set_function(lambda: float(self.up and self.state is not BreakerState.CLOSED))
+            metrics.up.set_function(lambda: float(self.up))
+            metrics.doubted.set_function(lambda: float(self.up and self.state is not BreakerState.CLOSED))
             for state in BreakerState:
-                metrics.circuit_breaker.labels(state.value).set_function(partial(self._is, state))
+                metrics.circuit_breaker(state.value).set_function(partial(self._is, state))
 
     # ------------------------------------------------------------------------------------- state of the link
 
@@ -274,7 +273,7 @@ class DatacenterClient:
             raise EscalationFailed(f"{self._pending} escalations are already on their way")
         self._pending += 1
         if self._metrics is not None:
-            self._metrics.uplink_bytes.inc(len(pending.body))
+            self._metrics.sent_bytes.inc(len(pending.body))
         return self._reply(self._selector.carrier, pending)
 
     async def _reply(self, carrier: EscalationTransport, pending: PendingRequest) -> Escalated:

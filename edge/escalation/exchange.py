@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from edge.escalation.http_transport import (
     KEY_REFUSED,
@@ -23,6 +23,7 @@ from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.network.circuit_breaker import BreakerState
 from hawkvision.network.response_time import OutstandingRequest
 from hawkvision.network.transport_choice import Transport
+from hawkvision.tasks.kind import TaskKind
 
 MEAN_GAIN: Final = 0.05
 """Weight of the newest round trip in the mean that `/v1/targets` shows; no decision depends on it."""
@@ -37,7 +38,7 @@ class Exchanges:
         self,
         url: str,
         selector: TransportSelector,
-        classes: int,
+        kind: TaskKind[Any],
         clock: Clock,
         failed: Callable[[], None],
         probe: Callable[[PendingRequest], None],
@@ -47,7 +48,7 @@ class Exchanges:
         Args:
             url: the ingress, for errors.
             selector: the transports; it learns which replies over TCP were late.
-            classes: every index in a reply must be below this number.
+            kind: of the task, which reads the replies.
             clock: for round trips.
             failed: called when a connection fails.
             probe: called with a request that was late while the circuit breaker is open.
@@ -56,7 +57,7 @@ class Exchanges:
         """Why the datacenter refuses our key; None as long as it accepts it."""
         self._url = url
         self._selector = selector
-        self._classes = classes
+        self._kind = kind
         self._clock = clock
         self._on_failure = failed
         self._probe = probe
@@ -88,7 +89,7 @@ class Exchanges:
         sent = times.sent(started)
 
         def escalated(payload: bytes) -> Escalated:
-            reply = checked(payload, request, self._classes, self._url)
+            reply = checked(payload, request, self._kind, self._url)
             return Escalated(reply, (self._clock.now() - started) * 1e3)
 
         def on_interim(payload: bytes) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from edge.escalation.pending_request import PendingRequest
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed, RequestError
-from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.metrics import LinkMetrics
 from hawkvision.core.types import Reason
 from hawkvision.network.circuit_breaker import CircuitBreaker
 
@@ -24,7 +24,7 @@ class Probes:
         send: Callable[[PendingRequest], Awaitable[object]],
         changed: Callable[[], None],
         clock: Clock,
-        metrics: EdgeMetrics | None,
+        metrics: LinkMetrics | None,
     ) -> None:
         """Prepare: `send` sends a request; `changed` is called when a probe starts and when it ends."""
         self._send = send
@@ -56,7 +56,7 @@ class Probes:
         try:
             pending = await prepare()
             if self._metrics is not None:
-                self._metrics.escalations.labels(pending.request.task, Reason.TRIAL.value).inc()
+                self._metrics.escalations(Reason.TRIAL.value).inc()
             await self._send(pending)
         except (EscalationFailed, RequestError) as error:
             log.debug("probe failed: %s", error)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from hawkvision.core import errors
 from hawkvision.core.errors import MALFORMED, EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
+from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.serving.replies import decode_reply
 
 CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.UnsupportedMedia)}
 """Faults of the image itself. The datacenter's own limits (413, 429) are not the caller's fault."""
-
-_reply_decoder = msgspec.json.Decoder(EscalationReply)
 
 
 class ListingRefused(EscalationFailed):
@@ -43,28 +43,25 @@ class Escalated:
         return self.round_trip_ms - (0.0 if timing.first is None else max(0.0, timing.total - timing.first))
 
 
-def checked(payload: bytes, request: EscalationRequest, classes: int, url: str) -> EscalationReply:
+def checked(payload: bytes, request: EscalationRequest, kind: TaskKind[Any], url: str) -> EscalationReply:
     """Decode and check the reply to a request.
 
     Args:
         payload: body of a reply with status 200.
         request: what was asked.
-        classes: every index must be below this number.
+        kind: of the task.
         url: the datacenter, for errors.
 
     Raises:
         EscalationFailed: if it is malformed, contains impossible values, or names a stage that was not asked.
     """
     try:
-        reply = _reply_decoder.decode(payload)
-    except MALFORMED as error:
+        reply = decode_reply(kind, payload)
+    except (*MALFORMED, ValueError) as error:
         raise EscalationFailed(f"{url} sent a malformed reply: {error}") from None
-    seen = [(c.index, c.confidence) for c in reply.top_k]
-    if reply.passed_over is not None:
-        seen.append((reply.passed_over.index, reply.passed_over.score))
-    sound = all(0 <= index < classes and 0.0 <= sure <= 1.0 for index, sure in seen)
+    sound = reply.passed_over is None or 0.0 <= reply.passed_over.score <= 1.0
     sound = sound and 0.0 <= reply.received_fraction <= 1.0 and (reply.quality is None or 0 < reply.quality <= 100)
-    if not reply.top_k or not sound or not (reply.complete or request.progressive) or not _answers(reply, request):
+    if not sound or not (reply.complete or request.progressive) or not _answers(reply, request):
         raise EscalationFailed(f"{url} sent an impossible reply: {payload[:200]!r}")
     return reply
 

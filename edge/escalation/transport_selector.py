@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from edge.escalation.http_transport import EscalationTransport, HttpTransport
 from hawkvision.core.clock import Clock
-from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.metrics import LinkMetrics
 from hawkvision.network.transport_choice import LATE_AMONG, LinkReading, Transport, TransportChoice
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
@@ -45,7 +45,7 @@ class TransportSelector:
         clock: Clock,
         switched: Callable[[], None],
         noticed: Callable[[], None],
-        metrics: EdgeMetrics | None,
+        metrics: LinkMetrics | None,
         congestion: CongestionFactory = LossTolerant,
     ) -> None:
         """Prepare, and look for the datagram transport in the background if it is wanted.
@@ -138,16 +138,16 @@ class TransportSelector:
         self.carrier.rest.forget()
         self._switched()
         if self._metrics is not None:
-            self._metrics.uplink_switches.labels(self.transport.value).inc()
+            self._metrics.switches(self.transport.value).inc()
 
     def _uses(self, transport: Transport) -> float:
         return float(self.transport is transport)
 
-    def _expose(self, metrics: EdgeMetrics) -> None:
+    def _expose(self, metrics: LinkMetrics) -> None:
         for transport in Transport:
-            metrics.uplink_transport.labels(transport.value).set_function(partial(self._uses, transport))
-        metrics.uplink_loss_ratio.set_function(lambda: math.nan if self.loss is None else self.loss)
-        metrics.uplink_rtt.set_function(lambda: math.nan if self.rtt_s is None else self.rtt_s)
+            metrics.transport(transport.value).set_function(partial(self._uses, transport))
+        metrics.loss_ratio.set_function(lambda: math.nan if self.loss is None else self.loss)
+        metrics.rtt_s.set_function(lambda: math.nan if self.rtt_s is None else self.rtt_s)
 
 
 def _datagram_transport(http: HttpTransport, api_key: str | None, congestion: CongestionFactory) -> DatagramTransport:

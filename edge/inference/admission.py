@@ -48,11 +48,18 @@ class Admission:
     """Estimates the cost of images, and bounds the total of those admitted. Used on one event loop."""
 
     def __init__(
-        self, scales: DecodingScales, rates: DecodingRates, metrics: EdgeMetrics, workers: int, limit_s: float
+        self,
+        task: str,
+        scales: DecodingScales,
+        rates: DecodingRates,
+        metrics: EdgeMetrics,
+        workers: int,
+        limit_s: float,
     ) -> None:
         """Prepare; memory is unbounded until `divide`.
 
         Args:
+            task: for metrics.
             scales: of the node's models.
             rates: of decoding, learned while it runs.
             metrics: where to count.
@@ -69,18 +76,19 @@ class Admission:
         self._work_s = 0.0
         self._inside = 0
         """Requests with heavy images."""
+        self._task = task
         self._metrics = metrics
         self._refused = metrics.refused_costs
-        metrics.decoding_bytes.set_function(lambda: self.memory.in_use)
-        metrics.decoding_peak_bytes.set_function(lambda: self.memory.peak)
-        metrics.decoding_work.set_function(lambda: self._work_s)
+        metrics.decoding_bytes.labels(task).set_function(lambda: self.memory.in_use)
+        metrics.decoding_peak_bytes.labels(task).set_function(lambda: self.memory.peak)
+        metrics.decoding_work.labels(task).set_function(lambda: self._work_s)
 
     def divide(self, parts: MemoryParts) -> None:
         """Set the memory budget."""
         self.parts = parts
         self.memory.limit = parts.decoding
         for part in ("total", "bodies", "decoding", "request"):
-            self._metrics.memory_budget.labels(part).set(getattr(parts, part))
+            self._metrics.memory_budget.labels(self._task, part).set(getattr(parts, part))
 
     def cost(self, body: Encoded, header: ImageHeader) -> DecodingCost:
         """The cost of decoding an image at the edge.
@@ -187,7 +195,7 @@ class Admission:
         self._refuse("deadline")
 
     def _refuse(self, reason: Refusal) -> None:
-        self._refused.labels(reason).inc()
+        self._refused.labels(self._task, reason).inc()
 
 
 class Turns:

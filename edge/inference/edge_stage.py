@@ -1,16 +1,16 @@
 """The edge stage: a loaded model or conditional ensemble, and its prediction for an image.
 
-In a conditional ensemble the other members run only if the first is not confident enough of an image, and their
-probabilities are averaged (`manifest.Ensemble.accept_confidence`). Which images these are depends on the image alone,
-so certificates treat the stage as one model. If a deadline leaves no time for the other members, the first one's
-prediction is `truncated`, and no certificate covers it.
+In a conditional ensemble the other members run only if the first is not sure enough of an image, by the first score of
+the task kind (`manifest.Ensemble.accept_confidence`), and the kind combines their outputs. Which images these are
+depends on the image alone, so certificates treat the stage as one model. If a deadline leaves no time for the other
+members, the first one's prediction is `truncated`, and no certificate covers it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,28 +18,21 @@ from hawkvision.cascade.certification.profile import StageProfile
 from hawkvision.core.advice import advise
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import LOGITS, Logits, Pixels, Score, Tensors
+from hawkvision.core.types import Pixels, Prediction, Tensors
 from hawkvision.imaging.decoding_cost import SMALL, DecodingCost, DecodingRates
 from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_inputs
 from hawkvision.inference.backends.interface import Backend, Prefetching
 from hawkvision.models.manifest import InputSpec, Manifest
-from hawkvision.tasks.class_scores import (
-    Probabilities,
-    Ranking,
-    average,
-    log_probabilities,
-    most_probable,
-    softmax,
-)
+from hawkvision.tasks.kind import Output, TaskKind, ToImage, Weights
 
 
 @dataclass(frozen=True, slots=True)
 class StagePrediction:
-    """The edge stage's prediction for one image; classes most probable first."""
+    """The edge stage's prediction for one image."""
 
-    indices: tuple[int, ...]
-    confidences: tuple[float, ...]
+    prediction: Prediction
     score: float
     decode_ms: float
     infer_ms: float
@@ -127,24 +120,27 @@ class ConditionalEnsemble:
     temperature: float
     """Of the average."""
     accept_confidence: float
-    """From this confidence on the first member answers alone; rounded as confidences are."""
+    """From this score on the first member answers alone; rounded as scores are."""
+    weights: Weights = ()
+    """Of all members; empty where all weigh the same."""
     duration: DurationEstimate = field(default_factory=DurationEstimate)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "accept_confidence", float(np.float32(self.accept_confidence)))
+        object.__setattr__(self, "weights", self.weights or (1.0,) * len(self.temperatures))
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeStage:
-    """A loaded model or conditional ensemble, with its temperature and the kind of its score."""
+    """A loaded model or conditional ensemble, with its temperature and its score."""
 
     name: str
     first: LoadedModel
     temperature: float
-    score: Score
+    score: str
+    """One of `kind.scores`."""
+    kind: TaskKind[Any]
     others: ConditionalEnsemble | None = None
-    ranking: Ranking = most_probable
-    """Finds the most probable classes."""
     fingerprint: str | None = None
     """Of its models and what runs them (`models.fingerprints.stage_fingerprint`); None without a model file."""
     first_fingerprint: str | None = None
@@ -181,24 +177,24 @@ class EdgeStage:
 
     def _run_models(self, whole: Sequence[_Run], alone: Callable[[], bool]) -> None:
         """Run the first model, and the others if it is not confident of an image."""
-        for each, logits in zip(whole, self.first.infer([each.pixels for each in whole], alone)[LOGITS], strict=True):
-            each.logits = logits
+        tensors = self.first.infer([each.pixels for each in whole], alone)
+        for row, each in enumerate(whole):
+            each.tensors, each.row = tensors, row
         if self.others is not None:
             self._run_others([each for each in whole if not each.job.first_only], self.others, alone)
 
     def _run_others(self, runs: Iterable[_Run], others: ConditionalEnsemble, alone: Callable[[], bool]) -> None:
-        uncertain: list[_Run] = []
+        kind, uncertain = self.kind, list[_Run]()
         own = others.temperatures[0]
         for each in runs:
-            each.divisor = own
-            _, (confidence,) = self.ranking(each.logits, own, 1)
-            if confidence >= others.accept_confidence:
+            each.before = own
+            if kind.judge_tensors(each.tensors, each.row, 1, kind.scores[0], own).score >= others.accept_confidence:
                 continue
             each.truncated = each.job.in_time(0.0) and not each.job.in_time(others.duration.seconds)
             if each.truncated:
                 others.duration.skipped()
             else:
-                each.probabilities.append(softmax(each.logits[np.newaxis], own))
+                each.outputs.append(kind.output(each.tensors, each.row, own, self._to_image(self.first, each.job)))
                 uncertain.append(each)
         if not uncertain:
             return
@@ -208,12 +204,11 @@ class EdgeStage:
             uncertain = [each for each in uncertain if each.advance()]
             if not uncertain:
                 return
-            found = model.infer([each.pixels for each in uncertain], alone)[LOGITS]
-            for each, logits in zip(uncertain, found, strict=True):
-                each.probabilities.append(softmax(logits[np.newaxis], temperature))
+            tensors = model.infer([each.pixels for each in uncertain], alone)
+            for row, each in enumerate(uncertain):
+                each.outputs.append(kind.output(tensors, row, temperature, self._to_image(model, each.job)))
         for each in uncertain:
-            each.logits, each.divisor = log_probabilities(average(each.probabilities, others.temperature))[0], 1.0
-            each.full_ensemble = True
+            each.combined = kind.combine(each.outputs, others.weights, others.temperature)
         others.duration.record(clock.now() - began)
 
     def close(self) -> None:
@@ -223,19 +218,25 @@ class EdgeStage:
 
     def _scored(self, run: _Run, decoded: float) -> StagePrediction:
         """The prediction for one image."""
-        job = run.job
+        job, kind, score = run.job, self.kind, self.score
         temperature = self.temperature if job.temperature is None else job.temperature
-        most = max(2, job.top_k)  # the margin needs two
-        indices, confidences = self.ranking(run.logits, temperature, most, run.divisor)
+        if run.combined is None:
+            to_image = self._to_image(self.first, job)
+            found = kind.judge_tensors(run.tensors, run.row, job.top_k, score, temperature, run.before, to_image)
+        else:
+            found = kind.judge(run.combined, job.top_k, score, temperature)
         return StagePrediction(
-            indices=indices,
-            confidences=confidences,
-            score=_lead(*confidences[:2]) if self.score is Score.MARGIN else confidences[0],
+            prediction=found.prediction,
+            score=found.score,
             decode_ms=run.decode_ms,
             infer_ms=(job.clock.now() - decoded) * 1e3,
-            full_ensemble=run.full_ensemble,
+            full_ensemble=run.combined is not None,
             truncated=run.truncated,
         )
+
+    def _to_image(self, model: LoadedModel, job: InferenceJob) -> ToImage | None:
+        """What maps places in the model's input to the image; None for kinds without places."""
+        return placement(job.header, model.spec).to_image if self.kind.located else None
 
 
 @dataclass(slots=True)
@@ -247,15 +248,18 @@ class _Run:
     """The input of each model in turn, made on demand."""
     pixels: Pixels = field(init=False)
     """The input of the current model."""
-    logits: Logits = field(init=False)
-    """Logits (classes,) of the models so far."""
-    divisor: float = 1.0
-    """Temperature to divide the logits by: the first member's, while only that has run."""
+    tensors: Tensors = field(init=False)
+    """What the first model returned for all images of its run."""
+    row: int = field(init=False)
+    """Of this image in `tensors`."""
+    before: float = 1.0
+    """The first member's temperature, if this is an ensemble."""
     error: Exception | None = None
     decode_ms: float = 0.0
-    probabilities: list[Probabilities] = field(default_factory=list)
-    """Of each member of an ensemble."""
-    full_ensemble: bool = False
+    outputs: list[Output] = field(default_factory=list)
+    """Of each member of an ensemble, if all of them run."""
+    combined: Output | None = None
+    """Of the whole ensemble."""
     truncated: bool = False
 
     def advance(self) -> bool:
@@ -268,11 +272,6 @@ class _Run:
         except Exception as error:  # noqa: BLE001 - the caller of this image gets it
             self.error = error
         return self.error is None
-
-
-def _lead(first: float, second: float) -> float:
-    """The margin of the first class, as `scores.score` computes it."""
-    return float(np.float32(first) - np.float32(second))
 
 
 def _never() -> bool:
@@ -294,7 +293,7 @@ class InferenceJob:
     alone: Callable[[], bool] = _never
     """Called on the worker's thread before and after decoding: whether the image may use several cores."""
     first_only: bool = False
-    """Run no other member of a conditional ensemble, and take the first one's logits as they are."""
+    """Run no other member of a conditional ensemble, and take the first one's tensors as they are."""
     must_end: float | None = None
     """Clock time by which the other members must end; they are skipped if only they would be late. An answer that is
     late anyway comes from the whole ensemble."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel
 from edge.inference.warm_up import warm_up
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.types import Score
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
 from hawkvision.inference.backend_registry import execution_of, open_backend
 from hawkvision.inference.backends.interface import Backend
@@ -18,35 +18,42 @@ from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, stage_fingerprint, statement
 from hawkvision.models.manifest import Manifest, Variant
-from hawkvision.tasks.class_scores import Ranking, most_probable
+from hawkvision.tasks.kind import TaskKind
 
 
 class StageLoader:
     """Loads stages of one manifest with one configuration. Its methods block, and belong on a thread."""
 
     def __init__(
-        self, config: EdgeConfig, manifest: Manifest, cache: Path, given_up: Future[None] | None = None
+        self,
+        config: EdgeConfig,
+        manifest: Manifest,
+        kind: TaskKind[Any],
+        cache: Path,
+        given_up: Future[None] | None = None,
     ) -> None:
         """Prepare.
 
         Args:
             config: names the backend, its devices and its threads.
             manifest: of the task.
+            kind: of the task.
             cache: folder of built models.
             given_up: ends the waiting for a device when it is done.
         """
         self._config = config
         self._manifest = manifest
+        self._kind = kind
         self._cache = cache
         self._given_up = given_up
 
-    def load(self, name: str, temperature: float, score: Score, *, known: bool = False) -> EdgeStage:
+    def load(self, name: str, temperature: float, score: str, *, known: bool = False) -> EdgeStage:
         """A variant or conditional ensemble with all its models.
 
         Args:
             name: in the manifest.
             temperature: of the stage, from the profile.
-            score: which number says how sure it is.
+            score: one of the kind's scores.
             known: see `open_wide`.
 
         Raises:
@@ -62,23 +69,26 @@ class StageLoader:
             assert ensemble.accept_confidence is not None, "no other ensemble is taken for an edge stage"
             temperatures = tuple(variant.temperature for variant in variants)
             others = ConditionalEnsemble(
-                tuple(models[1:]), temperatures, ensemble.temperature, ensemble.accept_confidence
-            )
+                tuple(models[1:]), temperatures, ensemble.temperature, ensemble.accept_confidence,
+                weights=ensemble.weights,
+            )  # fmt: skip
         runs = [
-            VariantRun(variant.name, None if config.backend == "noop" else variant.sha256, variant.input,
-                       variant.temperature, self._executions(model))
+            VariantRun.of(variant, None if config.backend == "noop" else variant.sha256, self._executions(model))
             for variant, model in zip(variants, models, strict=True)
-        ]  # fmt: skip
+        ]
         stated, members = statement(runs), tuple(run.name for run in runs)
         fingerprint = stage_fingerprint(
             stated,
             members,
             temperature=1.0 if ensemble is None else ensemble.temperature,
             accept_confidence=None if ensemble is None else ensemble.accept_confidence,
+            weights=() if ensemble is None else ensemble.weights,
+            task=manifest.task_facts,
         )
-        first_fingerprint = stage_fingerprint(stated, members[:1])
-        best_classes = _ranking(models[0].backend)
-        return EdgeStage(name, models[0], temperature, score, others, best_classes, fingerprint, first_fingerprint)
+        first_fingerprint = stage_fingerprint(stated, members[:1], task=manifest.task_facts)
+        native = isinstance(models[0].backend, Int8Backend)
+        kind = self._kind.accelerated(ranking) if native else self._kind
+        return EdgeStage(name, models[0], temperature, score, kind, others, fingerprint, first_fingerprint)
 
     def load_warm(self, name: str) -> EdgeStage:
         """A variant or conditional ensemble with the manifest's temperature, ready for its first image.
@@ -88,7 +98,7 @@ class StageLoader:
         """
         manifest = self._manifest
         temperature = 1.0 if manifest.ensemble(name) is not None else manifest.variant(name).temperature
-        stage = self.load(name, temperature, Score.TOP1, known=True)
+        stage = self.load(name, temperature, self._kind.scores[0], known=True)
         for model in stage.models:
             for each in (model.backend, model.wide):
                 if each is not None:
@@ -126,8 +136,3 @@ class StageLoader:
         """What runs a loaded model; `load_variant` has verified that its bytes have the manifest's hash."""
         both = [model.backend] if model.wide is None else [model.backend, model.wide]
         return BETWEEN.join(dict.fromkeys(execution_of(self._config.backend, each) for each in both))
-
-
-def _ranking(backend: Backend) -> Ranking:
-    """Finds a model's most probable classes: its kernels' own function, where they have one."""
-    return ranking.most_probable if isinstance(backend, Int8Backend) else most_probable

@@ -15,12 +15,12 @@ import numpy as np
 
 from edge.inference.edge_stage import ConditionalEnsemble, DurationEstimate, EdgeStage, InferenceJob, StagePrediction
 from hawkvision.core.clock import Clock
-from hawkvision.core.types import Pixels
+from hawkvision.core.types import Pixels, Prediction
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.inference.backends.interface import Backend
 
 FORMATS: Final = (".jpg", ".png", ".webp")
-NO_PREDICTION: Final = StagePrediction((0,), (1.0,), 1.0, 0.0, 0.0)
+NO_PREDICTION: Final = StagePrediction(Prediction(), 1.0, 0.0, 0.0)
 """What a job that only warms a worker gives."""
 OVERSIZE: Final = 1.5
 """A sample's side over the model's input, so that it is scaled as most images are."""

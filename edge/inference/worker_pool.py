@@ -36,6 +36,7 @@ class WorkerPool(Generic[T]):
         limit: int,
         max_batch: int = MAX_BATCH,
         memory: MemoryBudget | None = None,
+        placement: CorePlacement | None = None,
     ) -> None:
         """Start the workers.
 
@@ -44,6 +45,7 @@ class WorkerPool(Generic[T]):
             limit: jobs that may wait.
             max_batch: jobs that a worker runs together; 1 where a batch saves no time.
             memory: from which jobs' bytes are taken while they run; None has no bound.
+            placement: keeps the workers of all pools on different cores; None places these alone.
 
         Raises:
             ValueError: for less than one thread or place.
@@ -51,7 +53,10 @@ class WorkerPool(Generic[T]):
         if threads < 1 or limit < 1:
             raise ValueError(f"expected at least one thread and one place, got {threads} and {limit}")
         self.threads = threads
-        self._limit = limit
+        self.limit = limit
+        """Jobs that may wait."""
+        self.beside: tuple[WorkerPool[Any], ...] = ()
+        """The pools of other tasks, which use the same cores."""
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._memory = MemoryBudget() if memory is None else memory
@@ -61,7 +66,7 @@ class WorkerPool(Generic[T]):
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._numbers = 0
         self._running = 0
-        self._apart = CorePlacement()
+        self._apart = placement or CorePlacement()
         self._service_s = 0.0
         """Smoothed time of a light job."""
         self._closed = False
@@ -87,8 +92,13 @@ class WorkerPool(Generic[T]):
         return (self._service_s * ahead + self._queue.heavy_s) * 1e3 / self.threads
 
     def alone(self) -> bool:
-        """Whether no job waits and at most one runs: the one that asks."""
-        return self._running <= 1 and not self._queue.waiting
+        """Whether no job waits and at most one runs, the one that asks, and the pools of other tasks are idle."""
+        return self._running <= 1 and not self._queue.waiting and not any(pool.busy for pool in self.beside)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job runs or waits."""
+        return self._running > 0 or self._queue.waiting > 0
 
     def submit(
         self,
@@ -117,7 +127,7 @@ class WorkerPool(Generic[T]):
         """
         if self._closed:
             raise NotReady("the node is shutting down")
-        if self._queue.waiting >= self._limit:
+        if self._queue.waiting >= self.limit:
             self._make_room()
         now = time.monotonic()
         future: asyncio.Future[tuple[T, float]] = self._loop.create_future()
@@ -200,8 +210,8 @@ class WorkerPool(Generic[T]):
         Raises:
             Overloaded: if every waiting job can still be on time.
         """
-        wait_s = max(1.0, math.ceil(self._service_s * self._limit / self.threads))
-        full = Overloaded(f"{self._limit} requests are already waiting for {self.threads} workers", wait_s)
+        wait_s = max(1.0, math.ceil(self._service_s * self.limit / self.threads))
+        full = Overloaded(f"{self.limit} requests are already waiting for {self.threads} workers", wait_s)
         with self._lock:
             shed = self._queue.shed()
         if shed is None:

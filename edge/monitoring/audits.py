@@ -22,7 +22,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from edge.monitoring.request_streams import StreamController, StreamControllers
 from edge.monitoring.stream import StageScore
@@ -30,8 +30,9 @@ from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace_context import TraceContext
-from hawkvision.core.types import WHOLE, Reason, Received
+from hawkvision.core.types import WHOLE, Prediction, Reason, Received
 from hawkvision.imaging.preprocessing import probe
+from hawkvision.tasks.kind import TaskKind
 
 if TYPE_CHECKING:
     from edge.escalation.client import DatacenterClient
@@ -52,7 +53,7 @@ class Accepted(NamedTuple):
 
     controller: StreamController
     score: float
-    answered: int
+    answered: Prediction
 
 
 class Auditor:
@@ -61,6 +62,7 @@ class Auditor:
     def __init__(
         self,
         task: str,
+        kind: TaskKind[Any],
         best: str,
         datacenter: DatacenterClient | None,
         metrics: EdgeMetrics,
@@ -73,6 +75,7 @@ class Auditor:
 
         Args:
             task: whose answers are audited.
+            kind: of the task; compares predictions.
             best: the reference stage.
             datacenter: runs the reference stage; None audits nothing.
             metrics: where to count.
@@ -84,6 +87,7 @@ class Auditor:
         self._certified = certified
         self._share = share
         self._task = task
+        self._kind = kind
         self._best = best
         self._datacenter = datacenter
         self._metrics = metrics
@@ -101,7 +105,7 @@ class Auditor:
         trace: TraceContext,
         *,
         comparable: bool,
-        reference: int | None = None,
+        reference: Prediction | None = None,
         accepted: Accepted | None = None,
         received: Received = WHOLE,
     ) -> None:
@@ -113,7 +117,7 @@ class Auditor:
             body: the image.
             trace: the request's span; an audit is a child.
             comparable: whether the datacenter runs the certified reference stage, as far as it says.
-            reference: the class that the reference stage found, if it has answered already.
+            reference: the prediction of the reference stage, if it has answered already.
             accepted: the answer, if a stage's threshold accepted it.
             received: the part of the caller's image that `body` is.
         """
@@ -151,12 +155,18 @@ class Auditor:
         return datacenter.idle and (not waiting or (waiting < MOST_UNDER_WAY and self._held_bytes + size <= MOST_BYTES))
 
     def _found(
-        self, controllers: StreamControllers, scores: Sequence[StageScore], reference: int, accepted: Accepted | None
+        self,
+        controllers: StreamControllers,
+        scores: Sequence[StageScore],
+        reference: Prediction,
+        accepted: Accepted | None,
     ) -> None:
-        self._count("differ" if any(score.answered != reference for score in scores) else "agree")
-        controllers.audited(scores, reference)
+        disagreements = [self._kind.disagreement(score.answered, reference) for score in scores]
+        self._count("differ" if any(disagreements) else "agree")
+        controllers.audited(scores, disagreements)
         if accepted is not None:
-            accepted.controller.accepted(accepted.score, accepted.answered != reference)
+            differs = bool(self._kind.disagreement(accepted.answered, reference))
+            accepted.controller.accepted(accepted.score, differs)
 
     async def _audit(
         self,
@@ -168,7 +178,8 @@ class Auditor:
         accepted: Accepted | None,
         received: Received,
     ) -> None:
-        size, reference = len(body), None
+        size = len(body)
+        reference: Prediction | None = None
         self._held_bytes += size
         outcome, refused = "failed", False
         request = EscalationRequest(task=self._task, variant=self._best, deadline_ms=self._timeout_s * 1e3, top_k=1)
@@ -179,7 +190,7 @@ class Auditor:
                     body = await datacenter.prepare_image(body, probe(body))
                     # Lossless, also over datagrams: an answer to a part of the image says nothing about the image.
                     reply = (await datacenter.infer(body, request, trace.child(), self._timeout_s, lossless=True)).reply
-                    reference = reply.top_k[0].index if reply.whole and self._certified(reply, received) else None
+                    reference = reply.prediction if reply.whole and self._certified(reply, received) else None
                 else:
                     outcome = "skipped"
         except asyncio.CancelledError:

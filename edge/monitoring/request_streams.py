@@ -135,18 +135,22 @@ class StreamControllers:
         """An audit was due and was not completed; `refused` if the datacenter refused this caller's image."""
         self._count(Coverage.MISSED, everybody=not refused)
 
-    def audited(self, scores: Sequence[StageScore], reference: int) -> None:
-        """An audit was completed: each stage's outcome, and the class that the reference stage found."""
+    def audited(self, scores: Sequence[StageScore], disagreements: Sequence[float]) -> None:
+        """An audit was completed: each stage's score, and its disagreement with the reference stage."""
         self._count(Coverage.COMPLETED)
         streams = self._streams
         if streams is None:
             return
-        scores = [score for score in scores if streams.takes(score.claims)]
+        outcomes = [
+            (score, disagreement)
+            for score, disagreement in zip(scores, disagreements, strict=True)
+            if streams.takes(score.claims)
+        ]
         for stream in (self._own, self._pool):
             if stream is not None:
                 live = streams.live(stream)
-                for claims, score, answered in scores:
-                    live.monitor(claims).record(score, answered != reference, self._caller)
+                for (claims, score, _), disagreement in outcomes:
+                    live.monitor(claims).record(score, bool(disagreement), self._caller)
                 streams.audited(live)
 
     def _count(self, outcome: int, *, everybody: bool = True) -> None:

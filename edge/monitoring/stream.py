@@ -9,14 +9,15 @@ from edge.monitoring.state_store import StreamState
 from edge.monitoring.stream_keys import DEFAULT_STREAM
 from hawkvision.cascade.drift.monitor import Claims, Coverage, Monitor
 from hawkvision.cascade.drift.online import ControllerSpec, DriftController
+from hawkvision.core.types import Prediction
 
 
 class StageScore(NamedTuple):
-    """One stage's score of an image, and the class that it found."""
+    """One stage's score of an image, and its prediction."""
 
     claims: Claims
     score: float
-    answered: int
+    answered: Prediction
 
 
 class Stream:

@@ -94,7 +94,7 @@ class DatagramServer:
             congestion=controller_class(datagrams.congestion_control),
         )
         # Fragments become bodies, so they share that bound.
-        server._server.budget.limit = min(server._server.budget.limit, frontend.bodies.limit_bytes)
+        server._server.budget.limit = min(server._server.budget.limit, frontend.bodies_limit_bytes)
         server.offered = OfferedEndpoint(server._server, *files, identity)
         frontend.metrics.watch(server)
         return server
@@ -116,29 +116,32 @@ class DatagramServer:
 
     async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
         """The answer to one image, or its refusal. Cancelled when the caller no longer waits."""
-        front, size = self._front, 0
+        front, size, task = self._front, 0, None
+        bodies = front.bodies
         front.in_flight += 1
         try:
             if self._stopping:
                 raise NotReady("the node is shutting down")
             caller = front.admit(incoming.caller, incoming.network)
-            node = front.ready_node()
+            tasks = front.ready_tasks()
             request = _request(incoming)
+            node = tasks.node(request.task)
+            task, bodies = node.task, front.bodies_of(node.task)
             arrived = incoming.arrived
             assert not isinstance(arrived, Expired), "the transport answers expired images"
-            most = front.bodies.max_body_bytes
+            most = bodies.max_body_bytes
             if len(arrived.body) > most:
                 raise TooLarge(f"the image has {len(arrived.body)} bytes; at most {most} are read")
-            front.bodies.reserve(len(arrived.body))
+            bodies.reserve(len(arrived.body))
             size = len(arrived.body)
             answer = await self._classify(node, incoming, request, caller)
         except asyncio.CancelledError:
             self._outcomes["cancelled"] += 1
             raise
         except Exception as error:  # noqa: BLE001 - a server: every error leaves as a documented body
-            return Status.REFUSED, self._refusal(error)
+            return Status.REFUSED, self._refusal(error, task)
         finally:
-            front.bodies.give_back(size)
+            bodies.give_back(size)
             front.in_flight -= 1
         front.count(answer)
         return Status.OK, _encode(answer.to_json())
@@ -176,8 +179,8 @@ class DatagramServer:
         self._outcomes["complete" if isinstance(incoming.arrived, Complete) else "partial"] += 1
         self._front.metrics.received_fraction.observe(received.fraction)
 
-    def _refusal(self, error: Exception) -> bytes:
-        refused = self._front.refusal(error)
+    def _refusal(self, error: Exception, task: str | None) -> bytes:
+        refused = self._front.refusal(error, task)
         body = {**refused.body(), "status": refused.status}
         if isinstance(refused, Overloaded):
             body["retry_after_s"] = refused.retry_after_s

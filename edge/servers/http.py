@@ -34,6 +34,7 @@ from edge.servers.shared.http_messages import (
 )
 from edge.servers.shared.request_fields import parse_request, read_headers, read_query, read_request
 from edge.serving.node import EdgeNode
+from edge.serving.tasks import ServedTasks
 from hawkvision.core.errors import (
     HawkVisionError,
     MethodNotAllowed,
@@ -49,6 +50,9 @@ from hawkvision.servers.keys import INFER, OPEN_PATHS, Scopes, needed_scopes
 INFER_PATH: Final = "/v1/infer"
 CLASSIFY_PATH: Final = "/v1/classify"
 """The typed form of `INFER_PATH` for classification, the only kind of task so far: both have one handler."""
+
+TASK: Final = "hawkvision.task"
+"""Key of the task in a request's scope, once it is known."""
 
 _NOT_IMAGES: Final = ("application/json", "text/", "application/xml", "video/", "audio/")
 
@@ -118,11 +122,12 @@ class HttpApp:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['path'][:100]} takes POST, not {scope['method']}")
             caller = self._authorize(scope, INFER)
-            answered = await handler(front.ready_node(), scope, body, started, trace, caller)
+            answered = await handler(front.ready_tasks(), scope, body, started, trace, caller)
         except asyncio.CancelledError:  # a stopping server cancels this task, which ends here anyway
-            return self._refusal(NotReady("the node had to stop before it could answer"), started, headers)
+            stopped = NotReady("the node had to stop before it could answer")
+            return self._refusal(stopped, scope.get(TASK), started, headers)
         except Exception as error:  # noqa: BLE001 - a server: every error leaves as a documented body
-            return self._refusal(error, started, headers) if await body.arrived() else None
+            return self._refusal(error, scope.get(TASK), started, headers) if await body.arrived() else None
         finally:
             body.release()
             front.in_flight -= 1
@@ -132,21 +137,36 @@ class HttpApp:
         return reply_of(200, answered.body, headers, answered.media_type)
 
     async def _classify(
-        self, node: EdgeNode, scope: Scope, body: Body, started: float, trace: TraceContext, caller: str
+        self, tasks: ServedTasks, scope: Scope, body: Body, started: float, trace: TraceContext, caller: str
     ) -> Answered:
-        image, request, image_header = await self._read(scope, body)
+        node, image, request, image_header = await self._read(tasks, scope, body)
         answer = await node.classify(image, request, started, trace, body.hang_up, header=image_header, caller=caller)
         return Answered((answer,), encode(answer.to_json()), [(b"server-timing", server_timing(answer.timing_ms))])
 
     async def _infer(
-        self, node: EdgeNode, scope: Scope, body: Body, started: float, trace: TraceContext, caller: str
+        self, tasks: ServedTasks, scope: Scope, body: Body, started: float, trace: TraceContext, caller: str
     ) -> Answered:
+        node = self._chosen(tasks, oip_routes.asked_task(scope["path"], tasks), scope, body)
         return await oip_routes.infer(
             node, scope, body, started, trace, caller, max_body_bytes=self._front.bodies.max_body_bytes
         )
 
-    async def _read(self, scope: Scope, body: Body) -> tuple[bytes, ClassifyRequest, ImageHeader | None]:
-        """The image and the request, from query, headers or a form.
+    def _chosen(self, tasks: ServedTasks, task: str | None, scope: Scope, body: Body) -> EdgeNode:
+        """The node of the task that a request names; the body counts among those of this task.
+
+        Raises:
+            NotFound, NotReady: as `ServedTasks.node`.
+            Overloaded: if the bodies of the task take all of their memory.
+        """
+        node = tasks.node(task)
+        scope[TASK] = node.task
+        body.count_in(self._front.bodies_of(node.task))
+        return node
+
+    async def _read(
+        self, tasks: ServedTasks, scope: Scope, body: Body
+    ) -> tuple[EdgeNode, bytes, ClassifyRequest, ImageHeader | None]:
+        """The node of the request's task, the image, and the request, from query, headers or a form.
 
         With the image's header, if it could be read before the rest of the body arrived.
         """
@@ -157,25 +177,27 @@ class HttpApp:
         if content_type.startswith("multipart/form-data"):
             data = await body.read(declared)
             image, fields = await read_form(header(raw_headers, b"content-type") or "", data)
-            return image, parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields), None
+            request = parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields)
+            return self._chosen(tasks, request.task, scope, body), image, request, None
         if content_type.startswith(_NOT_IMAGES):
             raise UnsupportedMedia(
                 f"Content-Type {content_type[:60]!r}: send the image itself (JPEG, PNG or WebP) as the body, "
                 "or a multipart form with the image in 'image'"
             )
         request = read_request(scope["query_string"], ours)
+        node = self._chosen(tasks, request.task, scope, body)
         image_header = probe_begun(body.begun())
-        return await body.read(declared), request, image_header
+        return node, await body.read(declared), request, image_header
 
     def _authorize(self, scope: Scope, needed: Scopes) -> str:
         client = scope.get("client")
         address = client[0] if client else LOCAL
         return self._front.authorize(header(scope["headers"], b"authorization"), address, needed)
 
-    def _refusal(self, error: Exception, started: float, headers: Headers) -> Reply | None:
+    def _refusal(self, error: Exception, task: str | None, started: float, headers: Headers) -> Reply | None:
         if isinstance(error, CallerGone):
             return None
-        refused = self._front.refusal(error)
+        refused = self._front.refusal(error, task)
         total_ms = (self._front.clock.now() - started) * 1e3
         headers += [*error_headers(refused), (b"server-timing", b"total;dur=%.3f" % total_ms)]
         return reply_of(refused.status, encode(refused.body()), headers)

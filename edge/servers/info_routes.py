@@ -19,6 +19,7 @@ from edge.servers.oip import routes as oip_routes
 from edge.servers.oip.extensions import extension_routes
 from edge.servers.shared.frontend import Frontend, internal_error
 from edge.serving.targets_listing import describe_targets
+from edge.serving.tasks import describe_tasks, readiness
 from hawkvision.core.errors import BadField, HawkVisionError, MethodNotAllowed, NotFound
 from hawkvision.core.escalation_api import TRANSPORT_PATH
 
@@ -28,20 +29,24 @@ CALLER: Final = "hawkvision.caller"
 
 def pages(frontend: Frontend) -> Starlette:
     """The application that answers every request without an image, for this front end."""
-    ready_node, metrics = frontend.ready_node, frontend.metrics
+    ready_tasks, metrics = frontend.ready_tasks, frontend.metrics
 
     async def healthz(_: Request) -> Response:
         return _json({"status": "alive"})
 
-    async def readyz(_: Request) -> Response:
-        node = ready_node()
-        return _json({"status": "ready", "task": node.task, "variant": node.stage.name})
+    async def readyz(request: Request) -> Response:
+        known = frontend.keys.caller_of(request.headers.get("authorization")) is not None
+        return _json(readiness(ready_tasks(), request.query_params.get("task"), with_reasons=known))
+
+    async def tasks(_: Request) -> Response:
+        return _json(describe_tasks(ready_tasks()))
 
     async def targets(request: Request) -> Response:
-        return _json(describe_targets(ready_node(), request.scope.get(CALLER, "")))
+        node = ready_tasks().node(request.query_params.get("task"))
+        return _json(describe_targets(node, request.scope.get(CALLER, "")))
 
     async def transport(_: Request) -> Response:
-        ready_node()
+        ready_tasks()
         return _json(frontend.transports())
 
     async def exposition(_: Request) -> Response:
@@ -76,7 +81,8 @@ def pages(frontend: Frontend) -> Starlette:
             Route("/healthz", healthz, methods=get),
             Route("/readyz", readyz, methods=get),
             *extension_routes(frontend),  # first: `/v2/models/stats` is no task
-            *oip_routes.routes(ready_node),
+            *oip_routes.routes(ready_tasks),
+            Route("/v1/tasks", tasks, methods=get),
             Route("/v1/targets", targets, methods=get),
             Route(TRANSPORT_PATH, transport, methods=get),
             Route("/metrics", exposition, methods=get),

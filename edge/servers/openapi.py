@@ -24,6 +24,7 @@ from hawkvision.core.types import (
     Timing,
 )
 from hawkvision.core.version import __version__
+from hawkvision.tasks.classification import Classification
 
 _BASES: Final = [basis.value for basis in Basis]
 _STATUSES: Final = [status.value for status in AccuracyStatus]
@@ -372,7 +373,7 @@ def example_answer() -> dict[str, Any]:
     return Answer(
         id="85d35cb338cb14a3bb89b4948633cb8e",
         task="imagenet",
-        top_k=(LabelledClass("Egyptian cat", 285, 0.612), LabelledClass("tiger cat", 282, 0.238)),
+        prediction=Classification((LabelledClass("Egyptian cat", 285, 0.612), LabelledClass("tiger cat", 282, 0.238))),
         model="efficientnet_lite0_int8",
         tier=Tier.EDGE,
         accuracy=AccuracyGuarantee(MaxAccuracyDrop(0.01), AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.01, 0.05, 410),

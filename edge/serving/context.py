@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge.monitoring.audits import Auditor
 from edge.monitoring.served_versions import ServedVersions
@@ -12,6 +11,7 @@ from edge.serving.edge_execution import EdgeExecutor
 from edge.serving.guarantees import Guarantees
 from hawkvision.core.clock import Clock
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.tasks.kind import TaskKind
 
 if TYPE_CHECKING:
     from edge.escalation.client import DatacenterClient
@@ -22,8 +22,8 @@ class ServingContext:
     """The parts of a node that a request needs. Made and used on one event loop."""
 
     task: str
-    labels: Sequence[str]
-    """Class names in index order."""
+    kind: TaskKind[Any]
+    """Of the task."""
     best: str
     """The reference stage, which is asked on escalation."""
     clock: Clock

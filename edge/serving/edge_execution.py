@@ -40,7 +40,8 @@ class EdgeExecutor:
         self.admission = admission
         self._clock = clock
         self._max_pixels = max_pixels
-        metrics.queue_length.set_function(lambda: pool.waiting)
+        metrics.queue_length.labels(task).set_function(lambda: pool.waiting)
+        metrics.queue_limit.labels(task).set(pool.limit)
         self._observe_queue = metrics.queue_duration.labels(task).observe
         self._observe_infer = metrics.inference_duration.labels(task, stage).observe
         self._count_ensemble_run = metrics.ensemble_runs.labels(task).inc

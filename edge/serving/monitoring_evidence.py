@@ -8,11 +8,12 @@ from edge.monitoring.stream import StageScore
 from edge.serving.context import ServingContext
 from edge.serving.image_request import ImageRequest
 from hawkvision.core.escalation_api import EscalationReply
+from hawkvision.core.types import Prediction
 
 
 def score_of(image: ImageRequest, edge: EdgePrediction) -> float:
     """The edge's score, as the target compares it."""
-    return edge.result.confidences[0] if image.route.by_confidence else edge.result.score
+    return image.stage.kind.confidence(edge.result.prediction) if image.route.by_confidence else edge.result.score
 
 
 def below_target(image: ImageRequest, edge: EdgePrediction | None) -> bool:
@@ -32,25 +33,27 @@ def update_controllers(
 ) -> None:
     """Report the datacenter's reply, compared with the edge's prediction if there is one."""
     served, controllers = context.served, image.controllers
-    index = reply.top_k[0].index
+    reference, disagreement = reply.prediction, context.kind.disagreement
     by_reference, certified = reply.model == context.best, served.certified(reply, image.received)
     # A partial ensemble, another version, or less of the image than the edge used says nothing about the edge.
     comparable = served.serves(context.best) and reply.comparable and certified
     if controllers.edge is not None and edge is not None:
         known = by_reference and comparable and not edge.result.truncated
-        controllers.edge.escalated(score_of(image, edge), edge.result.indices[0] != index if known else None)
+        differs = bool(disagreement(edge.result.prediction, reference)) if known else None
+        controllers.edge.escalated(score_of(image, edge), differs)
     scores, accepted = _stage_scores(image, edge), None
     between = None
     if reply.passed_over is not None and served.passed_over_certified(reply, image.received):
-        between = reply.passed_over.score, reply.passed_over.index
+        between = reply.passed_over.score, reply.passed_over.prediction
         if controllers.intermediate is not None:
-            controllers.intermediate.escalated(between[0], between[1] != index if comparable else None)
+            differs = bool(disagreement(between[1], reference)) if comparable else None
+            controllers.intermediate.escalated(between[0], differs)
     elif not by_reference and certified and reply.score is not None and image.route.intermediate is not None:
-        between = reply.score, index
+        between = reply.score, reply.prediction
         accepted = None if controllers.intermediate is None else Accepted(controllers.intermediate, *between)
     if between is not None and controllers.intermediate_claims is not None:
         scores = (*scores, StageScore(controllers.intermediate_claims, *between))
-    _consider(context, image, scores, index if by_reference and comparable else None, accepted)
+    _consider(context, image, scores, reference if by_reference and comparable else None, accepted)
 
 
 def record_unanswered(context: ServingContext, image: ImageRequest, edge: EdgePrediction) -> None:
@@ -66,7 +69,7 @@ def record_edge_answer(context: ServingContext, image: ImageRequest, edge: EdgeP
     if controller is not None and degraded:
         controller.fell_short(score_of(image, edge))
     elif controller is not None:
-        accepted = Accepted(controller, score_of(image, edge), edge.result.indices[0])
+        accepted = Accepted(controller, score_of(image, edge), edge.result.prediction)
     _consider(context, image, _stage_scores(image, edge), accepted=accepted)
 
 
@@ -75,17 +78,17 @@ def _stage_scores(image: ImageRequest, edge: EdgePrediction | None) -> tuple[Sta
     claims = image.controllers.edge_claims
     if claims is None or edge is None or edge.result.truncated:
         return ()
-    return (StageScore(claims, score_of(image, edge), edge.result.indices[0]),)
+    return (StageScore(claims, score_of(image, edge), edge.result.prediction),)
 
 
 def _consider(
     context: ServingContext,
     image: ImageRequest,
     scores: tuple[StageScore, ...],
-    reference: int | None = None,
+    reference: Prediction | None = None,
     accepted: Accepted | None = None,
 ) -> None:
-    """Offer the image to the auditor; `reference` is the reference stage's class, if it has answered."""
+    """Offer the image to the auditor; `reference` is the reference stage's prediction, if it has answered."""
     if scores:
         context.auditor.consider(
             image.controllers, scores, image.body, image.trace, comparable=context.served.serves(context.best),

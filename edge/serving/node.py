@@ -59,7 +59,7 @@ class EdgeNode:
         """
         self.context = context
         self.task = context.task
-        self.labels = context.labels
+        self.labels = context.kind.labels
         self.best = context.best
         self.clock = context.clock
         self.metrics = metrics = context.metrics

@@ -9,7 +9,7 @@ from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
 from edge.serving.image_request import ImageRequest
 from hawkvision.core.trace_context import random_hex
-from hawkvision.core.types import Answer, LabelledClass, Reason, Received, Tier, Timing
+from hawkvision.core.types import Answer, Reason, Received, Tier, Timing
 
 
 def edge_answer(
@@ -24,16 +24,15 @@ def edge_answer(
         degraded: whether it is below the target.
         reason: of the escalation, if the datacenter was asked and gave no answer that could be used.
     """
-    guarantees, labels, result = context.guarantees, context.labels, edge.result
+    guarantees, result = context.guarantees, edge.result
     degraded = degraded or image.route.below_target
     if degraded:
         context.metrics.degraded.labels(context.task).inc()
     total_ms = (context.clock.now() - image.started) * 1e3
-    top_k = zip(result.indices[: image.asked.top_k], result.confidences, strict=False)
     return Answer(
         id=random_hex(32),
         task=context.task,
-        top_k=tuple(LabelledClass(labels[i], i, p) for i, p in top_k),
+        prediction=result.prediction,
         model=edge.model,
         tier=Tier.EDGE,
         accuracy=guarantees.of_answer(
@@ -78,7 +77,7 @@ def datacenter_answer(
     return Answer(
         id=random_hex(32),
         task=context.task,
-        top_k=tuple(LabelledClass(context.labels[c.index], c.index, c.confidence) for c in reply.top_k),
+        prediction=reply.prediction,
         model=reply.model,
         tier=Tier.DATACENTER,
         accuracy=guarantees.of_answer(

@@ -25,7 +25,9 @@ def up(
     dc_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port of the datacenter tier; default: 8090.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="The task to serve; default: imagenet.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="The task to serve, or several, comma-separated; default: imagenet.")
+    ] = None,
     profile: Profile = None,
     config: Annotated[
         Path | None,
@@ -41,7 +43,8 @@ def up(
     from hawkvision.cli import up as both
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a signal stops it like Ctrl-C
-    options = both.UpOptions(config, host, port, dc_port, task, models_dir, cache_dir, profile)
+    tasks = tuple(word.strip() for word in task.split(",")) if task else ()
+    options = both.UpOptions(config, host, port, dc_port, tasks, models_dir, cache_dir, profile)
     raise typer.Exit(both.run(options, os.environ, typer.echo))
 
 

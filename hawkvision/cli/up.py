@@ -8,16 +8,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hawkvision.client.blocking import Client
-from hawkvision.core.errors import ArtifactError, BackendError, ConfigError, NotReady
+from hawkvision.core.errors import ArtifactError, BackendError, ConfigError, HawkVisionError, NotReady
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
-from hawkvision.core.settings.load import load_config
+from hawkvision.core.settings.load import load_config, settings_of_tasks
 from hawkvision.core.types import Answer, Tier
 from hawkvision.datacenter.stages.catalog import variants_by_task
 from hawkvision.models.artifacts import load_variant
@@ -43,21 +43,22 @@ class UpOptions:
     host: str | None = None
     port: int | None = None
     dc_port: int | None = None
-    task: str | None = None
+    tasks: tuple[str, ...] = ()
+    """The tasks of both tiers; none leaves them to file, variables and defaults."""
     models_dir: Path | None = None
     cache_dir: Path | None = None
     profile: Path | None = None
 
     def edge(self) -> dict[str, Any]:
         """Settings of the edge node."""
-        return {"host": self.host, "port": self.port, "profile": self.profile, "task": self.task, **self._both()}
+        return {"host": self.host, "port": self.port, "profile": self.profile, **self._both()}
 
     def datacenter(self) -> dict[str, Any]:
         """Settings of the datacenter tier."""
-        return {"port": self.dc_port, "tasks": None if self.task is None else [self.task], **self._both()}
+        return {"port": self.dc_port, **self._both()}
 
     def _both(self) -> dict[str, Any]:
-        return {"models_dir": self.models_dir, "cache_dir": self.cache_dir}
+        return {"tasks": list(self.tasks) or None, "models_dir": self.models_dir, "cache_dir": self.cache_dir}
 
     def words(self, settings: Mapping[str, Any]) -> list[str]:
         """Settings in the form of a server's command line."""
@@ -105,24 +106,47 @@ def run(options: UpOptions, environ: Mapping[str, str], say: Callable[[str], Non
 
 
 def prepare_models(edge: EdgeConfig, datacenter: DatacenterConfig, say: Callable[[str], None]) -> None:
-    """Build the missing models of both tiers, with progress.
+    """Build the missing models of both tiers, with progress. Of several tasks, those that cannot be built are reported.
+
+    Raises:
+        HawkVisionError: if there is no such task or stage, or a model cannot be built, and there is only one task.
+    """
+    if edge.backend == datacenter.backend == "noop":
+        return
+    at_edge, named = settings_of_tasks(edge), variants_by_task(datacenter)
+    tasks = dict.fromkeys((*at_edge, *datacenter.tasks))
+    for task in tasks:
+        wanted = named.get(task, ()) if task in datacenter.tasks else None
+        try:
+            _prepare(task, at_edge.get(task), wanted, edge, say)
+        except HawkVisionError as error:
+            if len(tasks) == 1:
+                raise
+            say(f"task {task} cannot be served: {error.message}")
+
+
+def _prepare(
+    task: str, at_edge: EdgeConfig | None, named: Sequence[str] | None, edge: EdgeConfig, say: Callable[[str], None]
+) -> None:
+    """Build the missing models of one task.
+
+    Args:
+        task: its name.
+        at_edge: its settings at the edge; None if it is not served there.
+        named: its stages in the datacenter, none for the manifest's; None if it is not served there.
+        edge: says where models are.
+        say: prints a line for the user.
 
     Raises:
         HawkVisionError: if there is no such task or stage, or a model cannot be built.
     """
-    if edge.backend == datacenter.backend == "noop":
-        return
-    cache = cache_dir(edge.cache_dir)
-    named = variants_by_task(datacenter)
-    for task in dict.fromkeys((edge.task, *datacenter.tasks)):
-        models = models_dir(edge.models_dir, task)
-        manifest = load_manifest(task, models)
-        stages = list(named.get(task, manifest.cascade.dc)) if task in datacenter.tasks else []
-        if task == edge.task:
-            stages.insert(0, edge.variant or manifest.cascade.default_edge)
-        missing = [stage for stage in dict.fromkeys(stages) if not _is_built(manifest, stage, cache)]
-        if not missing:
-            continue
+    models, cache = models_dir(edge.models_dir, task), cache_dir(edge.cache_dir)
+    manifest = load_manifest(task, models)
+    stages = [] if named is None else list(named or manifest.cascade.dc)
+    if at_edge is not None:
+        stages.insert(0, at_edge.variant or manifest.cascade.default_edge)
+    missing = [stage for stage in dict.fromkeys(stages) if not _is_built(manifest, stage, cache)]
+    if missing:
         say(f"building models of {task}, once: {', '.join(missing)} (weights are downloaded) …")
         # Imported here because it needs packages that only builders install.
         from hawkvision.model_zoo.building.build import build

@@ -15,7 +15,6 @@ from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
     Basis,
-    LabelledClass,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
@@ -25,6 +24,7 @@ from hawkvision.core.types import (
     Tier,
     Timing,
 )
+from hawkvision.tasks.classification import Classification
 
 Reply: TypeAlias = tuple[int, float | None, bytes]
 """Status, Retry-After in seconds, body."""
@@ -65,7 +65,6 @@ class _Reply(msgspec.Struct, frozen=True):
 
     id: str
     task: str
-    top_k: tuple[LabelledClass, ...]
     model: str
     tier: Tier
     escalated: bool
@@ -84,16 +83,16 @@ def answer_from_json(value: dict[str, Any]) -> Answer:
         BadReply: naming the key that is missing or malformed.
     """
     try:
-        reply = msgspec.convert(value, _Reply)
+        reply, prediction = msgspec.convert(value, _Reply), msgspec.convert(value, Classification)
     except msgspec.ValidationError as error:
         raise BadReply(f"answer: {error}") from None
-    if not reply.top_k:
+    if not prediction.top_k:
         raise BadReply("answer: top_k: expected at least one class, got none")
     guarantee = reply.accuracy
     return Answer(
         id=reply.id,
         task=reply.task,
-        top_k=reply.top_k,
+        prediction=prediction,
         model=reply.model,
         tier=reply.tier,
         accuracy=AccuracyGuarantee(

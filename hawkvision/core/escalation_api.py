@@ -8,14 +8,15 @@
         X-HawkVision-Top-K: 5
         X-HawkVision-Progressive: 1            accept replies by some members of an ensemble meanwhile
         X-HawkVision-Accept-Score: 0.913       these three together: the variant runs first; if its score
-        X-HawkVision-Score: margin             of this kind is below the accept score, the otherwise-stage
+        X-HawkVision-Score: margin             of this name is below the accept score, the otherwise-stage
         X-HawkVision-Otherwise: ensemble       answers
         traceparent: 00-…                      W3C trace context
         X-Request-Id: …                        the caller's, or the trace id (`core.logs`); not over datagrams
         Authorization: Bearer KEY              if the tier has a key
         <the encoded image: the caller's own bytes, or a smaller image made from it (`imaging.downscale`)>
 
-    200 {"top_k": [{"index": 281, "confidence": 0.83}, …], "model": "ensemble",
+    200 {"top_k": [{"index": 281, "confidence": 0.83}, …],         the fields of the task's kind come first
+         "model": "ensemble",
          "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …, "first": …}, "batch_size": 3,
          "score": null, "passed_over": null, "complete": true, "fingerprint": "…/int8"}
 
@@ -43,7 +44,7 @@ decision within one round trip:
 certified. An edge before 0.2 ignores it and uses the fingerprint in `/v1/stages`, which follows from the tier's
 settings. `ran` there is what the replicas state.
 
-The score is `tasks.class_scores.score` of the stage's calibrated probabilities in float32. The comparison widens
+The score is the kind's (`TaskKind.score`), computed in float32. The comparison widens
 it to float64, and the header writes the threshold with enough digits to restore the same float64, so the tier accepts
 exactly the images that an offline computation accepts. An intermediate stage whose answers must not count has the
 Accept-Score `inf`.
@@ -72,15 +73,16 @@ and errors have the same bodies; errors add their `status`.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from hawkvision.core.errors import MALFORMED, BadField
 from hawkvision.core.trace_context import TraceContext
-from hawkvision.core.types import Score
+from hawkvision.core.types import Prediction
 
 INFER_PATH: Final = "/v1/infer"
 STAGES_PATH: Final = "/v1/stages"
@@ -102,6 +104,8 @@ OTHERWISE_HEADER: Final = "X-HawkVision-Otherwise"
 PROGRESSIVE_HEADER: Final = "X-HawkVision-Progressive"
 PROGRESSIVE_TYPE: Final = "application/jsonl"
 TRACE_HEADER: Final = "traceparent"
+SCORE_NAME: Final = "^[a-z][a-z0-9_]{0,39}$"
+"""The form of names in `TaskKind.scores`; the task knows which there are."""
 MAX_TOP_K: Final = 1000
 MAX_DEADLINE_MS: Final = 3_600_000.0
 META_VERSION: Final = 1
@@ -115,7 +119,8 @@ _PROGRESSIVE: Final = 2
 class IntermediateOffer(msgspec.Struct, frozen=True):
     """The requested variant is an intermediate stage. Its answer counts if its score suffices; else another stage's."""
 
-    score: Score
+    score: str
+    """One of `TaskKind.scores`."""
     accept_score: float
     """0..1, or +∞. The intermediate stage's answer is accepted if its score is at least this."""
     otherwise: str
@@ -146,7 +151,7 @@ class EscalationRequest(msgspec.Struct, frozen=True, kw_only=True):
             headers[DEADLINE_HEADER] = repr(float(self.deadline_ms))
         if self.intermediate is not None:
             headers[ACCEPT_SCORE_HEADER] = repr(float(self.intermediate.accept_score))
-            headers[SCORE_HEADER] = self.intermediate.score.value
+            headers[SCORE_HEADER] = str(self.intermediate.score)
             headers[OTHERWISE_HEADER] = self.intermediate.otherwise
         if self.progressive:
             headers[PROGRESSIVE_HEADER] = "1"
@@ -169,19 +174,12 @@ class EscalationRequest(msgspec.Struct, frozen=True, kw_only=True):
 class _Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     task: str | None = None
     variant: str | None = None
-    score: Score | None = None
+    score: Annotated[str, msgspec.Meta(pattern=SCORE_NAME)] | None = None
     otherwise: str | None = None
 
 
 _template_encoder = msgspec.json.Encoder()
 _template_decoder = msgspec.json.Decoder(_Template)
-
-
-class ClassScore(msgspec.Struct, frozen=True):
-    """One class with its calibrated probability under the stage that answered."""
-
-    index: int
-    confidence: float
 
 
 class EscalationTiming(msgspec.Struct, frozen=True):
@@ -196,28 +194,30 @@ class EscalationTiming(msgspec.Struct, frozen=True):
 
 
 class IntermediateResult(msgspec.Struct, frozen=True):
-    """The result of an intermediate stage whose score did not suffice: its most probable class and its score.
+    """The result of an intermediate stage whose score did not suffice.
 
     Together with the answer it shows whether the two stages agree, which online control uses.
     """
 
-    index: int
+    prediction: Prediction
+    """As much of it as a comparison needs (`TaskKind.decode_compared`)."""
     score: float
     fingerprint: str | None = None
     """See `EscalationReply.fingerprint`."""
 
 
 class EscalationReply(msgspec.Struct, frozen=True):
-    """The reply. `top_k[0]` is the most probable class, `batch_size` the most images inferred together."""
+    """The reply. `hawkvision.tasks.serving.replies` writes and reads its JSON."""
 
-    top_k: tuple[ClassScore, ...]
+    prediction: Prediction
     model: str
     """The stage that answered: the one asked for, or with an intermediate stage possibly
     `IntermediateOffer.otherwise`."""
     timing_ms: EscalationTiming
     batch_size: int
+    """The most images that were inferred together."""
     score: float | None = None
-    """The answering stage's own score, of the kind that `IntermediateOffer.score` asked for; None if no intermediate
+    """The answering stage's own score, the one that `IntermediateOffer.score` asked for; None if no intermediate
     stage was named."""
     passed_over: IntermediateResult | None = None
     """The intermediate stage's result, if the otherwise-stage answered."""
@@ -226,7 +226,7 @@ class EscalationReply(msgspec.Struct, frozen=True):
     quality: int | None = None
     """JPEG quality at which the transport encoded the image; None if it was sent unchanged."""
     complete: bool = True
-    """Whether all members of the stage ran, or so many that the first class is decided
+    """Whether all members of the stage ran, or so many that the prediction is decided
     (`datacenter.stages.cascade_executor`). Only a progressive request has other replies."""
     fingerprint: str | None = None
     """What computed the answer, as stated by the replicas that ran the models
@@ -235,7 +235,7 @@ class EscalationReply(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether the tier classified exactly the image that the edge sent."""
+        """Whether the tier answered exactly the image that the edge sent."""
         return self.received_fraction == 1.0 and self.quality is None
 
     @property
@@ -410,14 +410,14 @@ def _progressive(text: str | None) -> bool:
 def _intermediate(headers: Mapping[str, str], variant: str | None) -> IntermediateOffer | None:
     names = (ACCEPT_SCORE_HEADER, SCORE_HEADER, OTHERWISE_HEADER)
     given = [headers.get(name) for name in names]
-    accept_score, kind, otherwise = given
-    if accept_score is None and kind is None and otherwise is None:
+    accept_score, score, otherwise = given
+    if accept_score is None and score is None and otherwise is None:
         return None
-    if accept_score is None or kind is None or otherwise is None:
+    if accept_score is None or score is None or otherwise is None:
         absent = names[given.index(None)]
         raise BadField(f"{absent}: missing; {', '.join(names)} belong together, all or none")
     _check_intermediate(variant, otherwise, VARIANT_HEADER, OTHERWISE_HEADER)
-    return IntermediateOffer(_score(kind), _accept_score(accept_score), otherwise)
+    return IntermediateOffer(_score_name(score), _accept_score(accept_score), otherwise)
 
 
 def _check_intermediate(variant: str | None, otherwise: str, variant_field: str, otherwise_field: str) -> None:
@@ -430,12 +430,10 @@ def _check_intermediate(variant: str | None, otherwise: str, variant_field: str,
         )
 
 
-def _score(text: str) -> Score:
-    try:
-        return Score(text)
-    except ValueError:
-        kinds = " or ".join(Score)
-        raise BadField(f"{SCORE_HEADER}: expected {kinds}, got {text[:40]!r}") from None
+def _score_name(text: str) -> str:
+    if not re.fullmatch(SCORE_NAME, text):
+        raise BadField(f"{SCORE_HEADER}: expected the name of a score, such as top1, got {text[:40]!r}")
+    return text
 
 
 def _accept_score(text: str) -> float:

@@ -103,11 +103,11 @@ class EdgeMetrics:
         self._count_guarantees()
         self._count_images()
         self._count_escalations()
+        self._build_info = build_info(self.registry, "hawkvision", "What the node is and runs")
 
     def describe(self, task: str, backend: str) -> None:
-        """Publish what the node runs, once that is known."""
-        info = build_info(self.registry, "hawkvision", "What the node is and runs")
-        info.labels(__version__, task, backend).set(1.0)
+        """Publish what the node runs for a task, once that is known."""
+        self._build_info.labels(__version__, task, backend).set(1.0)
 
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Publish the requests by key."""
@@ -122,6 +122,10 @@ class EdgeMetrics:
         if isinstance(part, Instrumented):
             for collector in part.collectors():
                 self.registry.register(collector)
+
+    def link(self, task: str) -> LinkMetrics:
+        """The metrics of the link of one task to the datacenter."""
+        return LinkMetrics(self, task)
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""
@@ -141,9 +145,10 @@ class EdgeMetrics:
         )
         self.degraded = self._counter("degraded", "Answers below target, flagged as such", "task")
         self.deadline_misses = self._counter("deadline_misses", "Answers after their deadline", "task")
-        self.shed = self._counter("shed", "Requests refused because a bound was reached", "reason")
+        self.shed = self._counter("shed", "Requests refused because a bound was reached", "task", "reason")
         self.in_flight = self._gauge("requests_in_flight", "Requests being answered")
-        self.queue_length = self._gauge("queue_length", "Requests waiting for a worker")
+        self.queue_length = self._gauge("queue_length", "Requests waiting for a worker", "task")
+        self.queue_limit = self._gauge("queue_limit", "Most requests that may wait for a worker", "task")
 
     def _count_guarantees(self) -> None:
         """What is guaranteed, and the state of streams."""
@@ -181,13 +186,15 @@ class EdgeMetrics:
             buckets=RECEIVED_BUCKETS,
         )
         self.refused_costs = self._counter(
-            "refused_costs", "Images refused before decoding because of its cost", "reason"
+            "refused_costs", "Images refused before decoding because of its cost", "task", "reason"
         )
-        self.memory_budget = self._gauge("memory_budget_bytes", "Memory budget by part", "part")
-        self.bodies_bytes = self._gauge("bodies_bytes", "Memory that request bodies take")
-        self.decoding_bytes = self._gauge("decoding_bytes", "Upper bound of the memory that decoding takes")
-        self.decoding_peak_bytes = self._gauge("decoding_peak_bytes", "Highest value of decoding_bytes")
-        self.decoding_work = self._gauge("decoding_work_seconds", "Expected decoding time of heavy images that wait")
+        self.memory_budget = self._gauge("memory_budget_bytes", "Memory budget of a task by part", "task", "part")
+        self.bodies_bytes = self._gauge("bodies_bytes", "Memory that request bodies take", "task")
+        self.decoding_bytes = self._gauge("decoding_bytes", "Upper bound of the memory that decoding takes", "task")
+        self.decoding_peak_bytes = self._gauge("decoding_peak_bytes", "Highest value of decoding_bytes", "task")
+        self.decoding_work = self._gauge(
+            "decoding_work_seconds", "Expected decoding time of heavy images that wait", "task"
+        )
 
     def _count_escalations(self) -> None:
         """The datacenter, and the link to it."""
@@ -200,18 +207,20 @@ class EdgeMetrics:
         self.escalations_abandoned = self._counter(
             "escalations_abandoned", "Escalation failures whose wait ended before the deadline", "task"
         )
-        self.datacenter_up = self._gauge("datacenter_up", "Whether the last escalation or probe succeeded")
+        self.datacenter_up = self._gauge("datacenter_up", "Whether the last escalation or probe succeeded", "task")
         self.datacenter_doubted = self._gauge(
-            "datacenter_doubted", "Whether replies were late so often that few requests wait for them"
+            "datacenter_doubted", "Whether replies were late so often that few requests wait for them", "task"
         )
         self.circuit_breaker = self._gauge(
-            "circuit_breaker", "1 for the state of the datacenter's circuit breaker", "state"
+            "circuit_breaker", "1 for the state of the datacenter's circuit breaker", "task", "state"
         )
-        self.uplink_bytes = self._counter("uplink_bytes", "Image bytes sent to the datacenter")
-        self.uplink_transport = self._gauge("uplink_transport", "1 for the transport in use", "transport")
-        self.uplink_switches = self._counter("uplink_switches", "Changes of transport, by the new one", "transport")
-        self.uplink_loss_ratio = self._gauge("uplink_loss_ratio", "Share of lost datagrams to the datacenter")
-        self.uplink_rtt = self._gauge("uplink_rtt_seconds", "Round trip of datagrams to the datacenter")
+        self.uplink_bytes = self._counter("uplink_bytes", "Image bytes sent to the datacenter", "task")
+        self.uplink_transport = self._gauge("uplink_transport", "1 for the transport in use", "task", "transport")
+        self.uplink_switches = self._counter(
+            "uplink_switches", "Changes of transport, by the new one", "task", "transport"
+        )
+        self.uplink_loss_ratio = self._gauge("uplink_loss_ratio", "Share of lost datagrams to the datacenter", "task")
+        self.uplink_rtt = self._gauge("uplink_rtt_seconds", "Round trip of datagrams to the datacenter", "task")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"hawkvision_{name}", text, labels, registry=self.registry)
@@ -221,3 +230,32 @@ class EdgeMetrics:
 
     def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(f"hawkvision_{name}", text, labels, registry=self.registry, buckets=LATENCY_BUCKETS_S)
+
+
+class LinkMetrics:
+    """The metrics of one task's link to the datacenter."""
+
+    def __init__(self, metrics: EdgeMetrics, task: str) -> None:
+        self._metrics = metrics
+        self._task = task
+        self.up = metrics.datacenter_up.labels(task)
+        self.doubted = metrics.datacenter_doubted.labels(task)
+        self.sent_bytes = metrics.uplink_bytes.labels(task)
+        self.loss_ratio = metrics.uplink_loss_ratio.labels(task)
+        self.rtt_s = metrics.uplink_rtt.labels(task)
+
+    def circuit_breaker(self, state: str) -> Gauge:
+        """1 while the circuit breaker is in this state."""
+        return self._metrics.circuit_breaker.labels(self._task, state)
+
+    def transport(self, transport: str) -> Gauge:
+        """1 while this transport is in use."""
+        return self._metrics.uplink_transport.labels(self._task, transport)
+
+    def switches(self, transport: str) -> Counter:
+        """Changes to this transport."""
+        return self._metrics.uplink_switches.labels(self._task, transport)
+
+    def escalations(self, reason: str) -> Counter:
+        """Images sent for this reason."""
+        return self._metrics.escalations.labels(self._task, reason)

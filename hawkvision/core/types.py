@@ -153,7 +153,12 @@ WHOLE = Received()
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """What a caller gets for one image. A kind of task declares the fields that it adds to answers and replies."""
+    """What a caller gets for one image. A kind of task declares the fields."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that an answer gets, as JSON values in their order; the prediction's type reads them."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +201,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One classified image; `top_k[0]` is the answer itself."""
+    """The answer to one image.
+
+    `label`, `index`, `confidence` and `top_k` are those of the prediction, if its kind of task has them.
+    """
 
     id: str
     task: str
-    top_k: tuple[LabelledClass, ...]
+    prediction: Prediction
     model: str
     tier: Tier
     accuracy: AccuracyGuarantee
@@ -212,30 +220,40 @@ class Answer:
     timing_ms: Timing = field(default_factory=Timing)
 
     @property
+    def top_k(self) -> tuple[LabelledClass, ...]:
+        """The most probable classes, in order."""
+        found: tuple[LabelledClass, ...] = self._predicted("top_k")
+        return found
+
+    @property
     def label(self) -> str:
         """The name of the most probable class."""
-        return self.top_k[0].label
+        return str(self._predicted("label"))
 
     @property
     def index(self) -> int:
         """The index of the most probable class."""
-        return self.top_k[0].index
+        return int(self._predicted("index"))
 
     @property
     def confidence(self) -> float:
-        """The calibrated probability that `label` is right."""
-        return self.top_k[0].confidence
+        """The calibrated probability that the prediction is right."""
+        return float(self._predicted("confidence"))
+
+    def _predicted(self, name: str) -> Any:
+        try:
+            return getattr(self.prediction, name)
+        except AttributeError:
+            kind = type(self.prediction).__name__
+            raise AttributeError(f"an answer of task {self.task!r} has no {name}; see `prediction`, a {kind}") from None
 
     def to_json(self) -> dict[str, Any]:
         """The answer as the JSON object of the API, which `answer_from_json` reads."""
-        best, guarantee, timing = self.top_k[0], self.accuracy, self.timing_ms
+        guarantee, timing = self.accuracy, self.timing_ms
         return {
             "id": self.id,
             "task": self.task,
-            "label": best.label,
-            "index": best.index,
-            "confidence": round(best.confidence, 6),
-            "top_k": [{"label": p.label, "index": p.index, "confidence": round(p.confidence, 6)} for p in self.top_k],
+            **self.prediction.to_json(),
             "model": self.model,
             "tier": self.tier.value,
             "escalated": self.escalated,

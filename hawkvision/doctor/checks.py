@@ -11,7 +11,7 @@ from pathlib import Path
 from edge.monitoring.certificate_reload import stage_of
 from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig, default_state_file
-from hawkvision.core.settings.load import ConfigT, load_config
+from hawkvision.core.settings.load import ConfigT, load_config, settings_of_tasks
 from hawkvision.datacenter.deployment.ray_version import check_ray
 from hawkvision.datacenter.launch.private_network import why_not_private
 from hawkvision.datacenter.stages.catalog import TaskFailure, load_catalogs
@@ -67,14 +67,19 @@ def _edge_checks(config: EdgeConfig) -> Iterable[tuple[str, Check]]:
     yield from _machine_checks(machine.EDGE_BYTES)
     yield "ONNX Runtime", partial(onnx_runtime.runtime, config.onnx_providers)
     yield "cache", partial(files.cache, cache_dir())
-    if config.backend != "noop":
-        yield "models", partial(_edge_models, config)
-        yield "profile", partial(_profile, config)
-    yield "state file", partial(_state_file, config)
+    tasks = settings_of_tasks(config)
+    for task, each in tasks.items():
+        of_task = "" if len(tasks) == 1 else f" of {task}"
+        if each.backend != "noop":
+            yield f"models{of_task}", partial(_edge_models, each)
+            yield f"profile{of_task}", partial(_profile, each)
+        yield f"state file{of_task}", partial(_state_file, each)
     yield "keys and TLS", partial(access.access, config, "edge", _now())
     yield from _port_checks("edge", config.host, config.port, config.feature(DatagramSettings).port)
     if config.datacenter_url is not None:
-        yield "datacenter", partial(_datacenter, config, config.datacenter_url)
+        for task, each in tasks.items():
+            of_task = "" if len(tasks) == 1 else f" for {task}"
+            yield f"datacenter{of_task}", partial(_datacenter, each, config.datacenter_url)
 
 
 def _datacenter_checks(config: DatacenterConfig) -> Iterable[tuple[str, Check]]:

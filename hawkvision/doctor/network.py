@@ -145,7 +145,7 @@ def _refused(url: str, error: urllib.error.HTTPError) -> Finding:
             return warning("datacenter", found, "wait for it, or look into its log")
         advice = "set edge.datacenter_url to the datacenter tier's address, with dc.route_prefix as its path"
         if _reason(said):
-            advice += ", and edge.task to a task that it serves (dc.tasks)"
+            advice += ", and edge.task or edge.tasks to what it serves (dc.tasks)"
         return problem("datacenter", f"{url} answers HTTP {error.code} at {STAGES_PATH}{_reason(said)}", advice)
 
 

@@ -12,7 +12,6 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.settings.package_settings import BACKEND_ENTRY_POINTS, backend_names
-from hawkvision.core.types import LOGITS
 from hawkvision.inference.backends.interface import Backend, OnnxPrecision
 from hawkvision.models.fingerprints import Execution
 from hawkvision.models.manifest import InputSpec
@@ -49,14 +48,14 @@ def open_backend(
         kind: the backend.
         model: a file or its bytes; the no-op backend does not read it.
         spec: the input from the manifest.
-        classes: the number of classes from the manifest.
+        classes: the number of labels in the manifest, for backends that read none from the model.
         providers: of ONNX Runtime. With any but the CPU's, `auto` is `onnxruntime`.
         threads: threads per inference of ONNX Runtime, OpenVINO and our own kernels.
         precision: of ONNX Runtime's layers. With another than the model file's, `auto` is `onnxruntime`.
 
     Raises:
-        BackendError: if the model cannot be loaded, the backend has no such precision, or the model's input or output
-            differ from `spec` and `classes`.
+        BackendError: if the model cannot be loaded, the backend has no such precision, or the model's input
+            differs from `spec`.
     """
     if precision != "model" and kind not in ("auto", "onnxruntime"):
         raise BackendError(f"backend {kind} runs models as they are; precision {precision} is ONNX Runtime's")
@@ -84,12 +83,11 @@ def open_backend(
             backend = NoopBackend((spec.height, spec.width, 3), classes)
         case _:
             backend = _added(kind)(model, spec, classes, threads)
-    expected, found = ((spec.height, spec.width, 3), {LOGITS: (classes,)}), (backend.input_shape, backend.outputs)
+    expected, found = (spec.height, spec.width, 3), backend.input_shape
     if found != expected:
         backend.close()
         raise BackendError(
-            f"{model if isinstance(model, Path) else 'model'}: it takes {found[0]} and gives {found[1]}; "
-            f"the manifest says {expected[0]} and {expected[1]}"
+            f"{model if isinstance(model, Path) else 'model'}: it takes {found}; the manifest says {expected}"
         )
     return backend
 

@@ -62,6 +62,8 @@ class MemberFacts(NamedTuple):
     decoder_options: Mapping[str, Any]
 
 
+DEFAULT_KIND: Final = "classification"
+"""The kind of manifests that name none."""
 _LATER: Final = {"fit": "crop", "pad_value": 114, "pad_position": "centre"}
 """Fields of inputs that came after the first certificates, with their defaults."""
 
@@ -109,8 +111,8 @@ def model_fingerprint(
 
 
 def task_facts(kind: str, options: Mapping[str, Any]) -> str:
-    """A task kind and its options as text, equal for equal ones; empty for classification, whose options are none."""
-    if kind == "classification" and not options:
+    """A task kind and its options as text, equal for equal ones; empty for the default kind without options."""
+    if kind == DEFAULT_KIND and not options:
         return ""
     return msgspec.json.encode({"kind": kind, "options": options}, order="sorted").decode()
 

@@ -20,7 +20,7 @@ from hawkvision.core.errors import ConfigError, ManifestError, NotFound
 from hawkvision.core.text_files import read_text
 from hawkvision.models.input_spec import InputSpec as InputSpec
 from hawkvision.models.input_spec import Interpolation as Interpolation
-from hawkvision.models.input_spec import ManifestStruct, MemberFacts, model_fingerprint, task_facts
+from hawkvision.models.input_spec import DEFAULT_KIND, ManifestStruct, MemberFacts, model_fingerprint, task_facts
 from hawkvision.models.input_spec import Weights as Weights
 
 Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -157,7 +157,7 @@ class Manifest(ManifestStruct, frozen=True):
     """SHA-256 of the label file with newline line ends; None does not check it."""
     profile_sha256: Sha256 | None = None
     """SHA-256 of `profile.json`; None relies on the digest in the file."""
-    kind: Name = "classification"
+    kind: Name = DEFAULT_KIND
     """The kind of task, as installed (`hawkvision.tasks`)."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The options of the kind, which checks them."""

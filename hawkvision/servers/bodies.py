@@ -127,6 +127,17 @@ class Body:
         """The timeout of the next step, while the body is received."""
         self._shed = False
 
+    def count_in(self, bodies: Bodies) -> None:
+        """Count the bytes of this body, those so far included, among other bodies.
+
+        Raises:
+            Overloaded: as `Bodies.hold`; they then count where they did before.
+        """
+        if bodies is not self._bodies:
+            bodies.hold(self._size)
+            self._bodies.give_back(self._size)
+            self._bodies = bodies
+
     async def read(self, declared: str | None) -> bytes:
         """The whole body.
 

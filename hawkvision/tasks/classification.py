@@ -7,16 +7,39 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from copy import copy
+from typing import Any, ClassVar, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import BackendError, ManifestError
-from hawkvision.core.types import LOGITS, LabelledClass
-from hawkvision.tasks.class_scores import Score, average, decided, score, softmax, top_classes
-from hawkvision.tasks.kind import Output, Prediction, TaskKind, Tensors, Weights
+from hawkvision.core.types import LOGITS, LabelledClass, Logits
+from hawkvision.tasks.class_scores import (
+    ROUNDING,
+    Ranking,
+    Score,
+    average,
+    decided,
+    log_probabilities,
+    most_probable,
+    score,
+    softmax,
+    top_classes,
+)
+from hawkvision.tasks.kind import (
+    Judged,
+    Kernels,
+    Output,
+    Prediction,
+    TaskKind,
+    Tensors,
+    TensorSpec,
+    ToImage,
+    Weights,
+    WireTensor,
+)
 
 
 class _ClassScore(msgspec.Struct, frozen=True):
@@ -30,13 +53,37 @@ class _Reply(msgspec.Struct, frozen=True):
     top_k: tuple[_ClassScore, ...]
 
 
-class Classification(Prediction, frozen=True):
-    """The most probable class, and the most probable ones in order."""
-
-    label: str
+class _Compared(msgspec.Struct, frozen=True):
     index: int
-    confidence: float
+
+
+class Classification(Prediction, frozen=True):
+    """The most probable classes, in order."""
+
     top_k: tuple[LabelledClass, ...]
+    """At least one."""
+
+    @property
+    def label(self) -> str:
+        """The name of the most probable class."""
+        return self.top_k[0].label
+
+    @property
+    def index(self) -> int:
+        """The index of the most probable class."""
+        return self.top_k[0].index
+
+    @property
+    def confidence(self) -> float:
+        """The calibrated probability that `label` is right."""
+        return self.top_k[0].confidence
+
+    def to_json(self) -> dict[str, Any]:
+        """The most probable class and the list; probabilities to six digits."""
+        top_k = [
+            {"label": each.label, "index": each.index, "confidence": round(each.confidence, 6)} for each in self.top_k
+        ]
+        return {**top_k[0], "top_k": top_k}
 
 
 class ClassificationKind(TaskKind[Classification]):
@@ -46,11 +93,17 @@ class ClassificationKind(TaskKind[Classification]):
     prediction = Classification
     scores: tuple[str, ...] = tuple(each.value for each in Score)
     agreement_bounds_drop: ClassVar[bool] = True
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
+        "label": TensorSpec("BYTES", (-1,)),
+        "index": TensorSpec("INT64", (-1,)),
+        "confidence": TensorSpec("FP32", (-1,), ranked=True),
+    }
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """See `TaskKind`; there are no options."""
         super().__init__(labels, options)
         self.refuse_unknown_options(())
+        self._ranking: Ranking = most_probable
         if len(self.labels) < 2:
             raise ManifestError(f"kind 'classification': expected at least two labels, got {len(self.labels)}")
 
@@ -72,12 +125,12 @@ class ClassificationKind(TaskKind[Classification]):
         combined: Output = average([member[np.newaxis] for member in members], temperature)[0]
         return combined
 
-    def decided(self, known: Sequence[Output], missing: int) -> bool:
+    def decided(self, known: Sequence[Output], missing: int, margin: float = 1.0) -> bool:
         """Whether the first class leads by more than the missing members can make up."""
         if not known:
             return False
         total: Output = np.asarray(known, np.float32).sum(axis=0, keepdims=True)
-        return decided(total, missing)
+        return decided(total, missing, margin * ROUNDING)
 
     def score(self, output: Output, kind: str) -> float:
         """The largest probability, or its lead over the second largest."""
@@ -89,8 +142,8 @@ class ClassificationKind(TaskKind[Classification]):
 
     def from_classes(self, classes: Iterable[tuple[int, float]]) -> Classification:
         """The prediction of class indices and probabilities, most probable first."""
-        top_k = tuple(LabelledClass(self.labels[index], index, confidence) for index, confidence in classes)
-        return Classification(top_k[0].label, top_k[0].index, top_k[0].confidence, top_k)
+        labels = self.labels
+        return Classification(tuple([LabelledClass(labels[index], index, sure) for index, sure in classes]))
 
     def loss(self, prediction: Classification, truth: Any) -> float:
         """1 for another class than the label."""
@@ -104,13 +157,36 @@ class ClassificationKind(TaskKind[Classification]):
         """The probability of the most probable class."""
         return prediction.confidence
 
-    def encode(self, prediction: Classification) -> dict[str, Any]:
-        """The most probable class and the list; probabilities to six digits."""
-        top_k = [
-            {"label": each.label, "index": each.index, "confidence": round(each.confidence, 6)}
-            for each in prediction.top_k
-        ]
-        return {**top_k[0], "top_k": top_k}
+    def accelerated(self, kernels: Kernels) -> Self:
+        """See `TaskKind.accelerated`; classes are ranked by the kernels."""
+        made = copy(self)
+        made._ranking = kernels.most_probable
+        return made
+
+    def judge(self, output: Output, limit: int, score: str, temperature: float = 1.0) -> Judged[Classification]:
+        """See `TaskKind.judge`."""
+        return self._judged(log_probabilities(output), limit, score, temperature)
+
+    def judge_tensors(
+        self,
+        tensors: Tensors,
+        row: int,
+        limit: int,
+        score: str,
+        temperature: float,
+        before: float = 1.0,
+        to_image: ToImage | None = None,  # noqa: ARG002 - classes are in no place
+    ) -> Judged[Classification]:
+        """See `TaskKind.judge_tensors`."""
+        return self._judged(tensors[LOGITS][row], limit, score, temperature, before)
+
+    def _judged(
+        self, logits: Logits, limit: int, score: str, temperature: float, before: float = 1.0
+    ) -> Judged[Classification]:
+        margin = score == Score.MARGIN
+        indices, sure = self._ranking(logits, temperature, max(2, limit) if margin else limit, before)
+        prediction = self.from_classes(zip(indices[:limit], sure, strict=False))
+        return Judged(prediction, float(np.float32(sure[0]) - np.float32(sure[1])) if margin else sure[0])
 
     def encode_reply(self, prediction: Classification) -> dict[str, Any]:
         """The list without labels."""
@@ -119,9 +195,38 @@ class ClassificationKind(TaskKind[Classification]):
     def decode_reply(self, reply: bytes) -> Classification:
         """See `TaskKind.decode_reply`."""
         top_k = msgspec.json.decode(reply, type=_Reply).top_k
-        if not top_k or not all(0 <= each.index < len(self.labels) for each in top_k):
-            raise ValueError(f"top_k: expected at least one class, with an index from 0 to {len(self.labels) - 1}")
+        sound = all(0 <= each.index < len(self.labels) and 0.0 <= each.confidence <= 1.0 for each in top_k)
+        if not top_k or not sound:
+            raise ValueError(
+                f"top_k: expected at least one class, each with an index from 0 to {len(self.labels) - 1} and a "
+                "confidence from 0 to 1"
+            )
         return self.from_classes((each.index, each.confidence) for each in top_k)
+
+    def encode_compared(self, prediction: Classification) -> dict[str, Any]:
+        """The index of the most probable class."""
+        return {"index": prediction.index}
+
+    def decode_compared(self, reply: bytes) -> Classification:
+        """See `TaskKind.decode_compared`. The confidence is unknown, and stated as 0."""
+        index = msgspec.json.decode(reply, type=_Compared).index
+        if not 0 <= index < len(self.labels):
+            raise ValueError(f"index: expected 0 to {len(self.labels) - 1}, got {index}")
+        return self.from_classes([(index, 0.0)])
+
+    def tensors(self, predictions: Sequence[Classification], ranked: int | None = None) -> Mapping[str, WireTensor]:
+        """See `TaskKind.tensors`; fewer classes are ranked where a prediction lists fewer."""
+        n = len(predictions)
+        confidence = WireTensor((n,), [each.confidence for each in predictions])
+        if ranked is not None:
+            k = min(ranked, *(len(each.top_k) for each in predictions))
+            rows = [found for each in predictions for found in each.top_k[:k]]
+            confidence = WireTensor((n, k), [f"{found.confidence:.6f}:{found.index}:{found.label}" for found in rows])
+        return {
+            "label": WireTensor((n,), [each.label for each in predictions]),
+            "index": WireTensor((n,), [each.index for each in predictions]),
+            "confidence": confidence,
+        }
 
     def losses(self, outputs: Sequence[Output], truths: Iterable[Any]) -> NDArray[np.float64]:
         """See `TaskKind.losses`; for many images at once."""

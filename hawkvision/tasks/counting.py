@@ -18,19 +18,9 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction
-from hawkvision.tasks.boxes import (
-    CLASS,
-    MEMBERS,
-    MOST,
-    SCORE,
-    by_temperature,
-    is_true_boxes,
-    placed,
-    read_boxes,
-    unmirrored,
-)
-from hawkvision.tasks.fusion import fuse, weight_matrix
-from hawkvision.tasks.kind import Output, TaskKind, Tensors, ToImage, Truth, Weights
+from hawkvision.tasks.box_kind import BoxKind
+from hawkvision.tasks.boxes import CLASS, MEMBERS, MOST, SCORE, is_true_boxes
+from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
@@ -58,14 +48,17 @@ class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The score from which on a box counts; one, or one per group."""
 
 
-class CountingKind(TaskKind[Counts]):
+class CountingKind(BoxKind[Counts]):
     """See the module."""
 
     name: ClassVar[str] = "counting"
     prediction = Counts
     scores: tuple[str, ...] = ("agreement", "spread")
     agreement_bounds_drop: ClassVar[bool] = True
-    located: ClassVar[bool] = True
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
+        "counts": TensorSpec("INT64", (-1, -1, -1)),
+        "confidence": TensorSpec("FP32", (-1,)),
+    }
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """See `TaskKind`; the options are those of `_Options`."""
@@ -85,24 +78,6 @@ class CountingKind(TaskKind[Counts]):
         if label not in self.labels:
             raise ManifestError(f"options of kind 'counting': groups.{group}: no label {label!r}")
         return self.labels.index(label)
-
-    def outputs(self, tensors: Tensors, temperature: float) -> list[Output]:
-        """Boxes (k, 6) from the tensors `boxes`, `scores` and `classes`."""
-        return read_boxes(tensors, temperature, len(self.labels))
-
-    def combine(self, members: Sequence[Output], weights: Weights, temperature: float) -> Output:
-        """Weighted boxes fusion; the boxes of a single member stay."""
-        if len(members) == 1:
-            return by_temperature(members[0], temperature)
-        return by_temperature(fuse(members, weight_matrix(weights, len(members), len(self.labels))), temperature)
-
-    def unmirror(self, output: Output) -> Output:
-        """See `TaskKind.unmirror`."""
-        return unmirrored(output)
-
-    def place(self, output: Output, to_image: ToImage) -> Output:
-        """See `TaskKind.place`."""
-        return placed(output, to_image)
 
     def score(self, output: Output, kind: str) -> float:
         """How sure the counts are.
@@ -184,6 +159,15 @@ class CountingKind(TaskKind[Counts]):
         if {region: groups.keys() for region, groups in read.counts.items()} != expected:
             raise ValueError(f"counts: expected {list(self._members)} in each of {list(self._regions)}")
         return read
+
+    def tensors(self, predictions: Sequence[Counts], ranked: int | None = None) -> Mapping[str, WireTensor]:  # noqa: ARG002
+        """See `TaskKind.tensors`: of each image, the counts of each region and group, in the manifest's order."""
+        n, places = len(predictions), [(region, group) for region in self._regions for group in self._members]
+        counts = [each.counts[region][group] for each in predictions for region, group in places]
+        return {
+            "counts": WireTensor((n, len(self._regions), len(self._members)), counts),
+            "confidence": WireTensor((n,), [each.confidence for each in predictions]),
+        }
 
 
 def number_distribution(probabilities: NDArray[Any]) -> NDArray[np.float64]:

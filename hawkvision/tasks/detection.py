@@ -8,7 +8,7 @@ not bound an accuracy drop, because F1 does not obey the triangle inequality.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,19 +18,9 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction
 from hawkvision.tasks import box_confidence
-from hawkvision.tasks.boxes import (
-    CLASS,
-    MOST,
-    SCORE,
-    by_temperature,
-    matches,
-    placed,
-    read_boxes,
-    rounded_corners,
-    unmirrored,
-)
-from hawkvision.tasks.fusion import fuse, weight_matrix
-from hawkvision.tasks.kind import Output, TaskKind, Tensors, ToImage, Truth, Weights
+from hawkvision.tasks.box_kind import BoxKind
+from hawkvision.tasks.boxes import CLASS, MOST, SCORE, matches, rounded_corners
+from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 
@@ -79,14 +69,21 @@ class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fitted coefficients of `box_confidence.STATISTICS`; they add the score `regression`."""
 
 
-class DetectionKind(TaskKind[Detection]):
+class DetectionKind(BoxKind[Detection]):
     """See the module."""
 
     name: ClassVar[str] = "detection"
     prediction = Detection
     scores: tuple[str, ...] = tuple(box_confidence.SCORES)
     agreement_bounds_drop: ClassVar[bool] = False
-    located: ClassVar[bool] = True
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
+        "boxes": TensorSpec("FP32", (-1, -1, 4)),
+        "scores": TensorSpec("FP32", (-1, -1)),
+        "classes": TensorSpec("INT64", (-1, -1)),
+        "labels": TensorSpec("BYTES", (-1, -1)),
+        "counts": TensorSpec("INT64", (-1,)),
+        "confidence": TensorSpec("FP32", (-1,)),
+    }
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """See `TaskKind`; the options are those of `_Options`."""
@@ -99,24 +96,6 @@ class DetectionKind(TaskKind[Detection]):
                 known = ", ".join(box_confidence.STATISTICS)
                 raise ManifestError(f"options of kind 'detection': regression of {unknown[0]!r}; expected {known}")
             self.scores = (*self.scores, box_confidence.REGRESSION)
-
-    def outputs(self, tensors: Tensors, temperature: float) -> list[Output]:
-        """Boxes (k, 6) from the tensors `boxes`, `scores` and `classes`."""
-        return read_boxes(tensors, temperature, len(self.labels))
-
-    def combine(self, members: Sequence[Output], weights: Weights, temperature: float) -> Output:
-        """Weighted boxes fusion; the boxes of a single member stay."""
-        if len(members) == 1:
-            return by_temperature(members[0], temperature)
-        return by_temperature(fuse(members, weight_matrix(weights, len(members), len(self.labels))), temperature)
-
-    def unmirror(self, output: Output) -> Output:
-        """See `TaskKind.unmirror`."""
-        return unmirrored(output)
-
-    def place(self, output: Output, to_image: ToImage) -> Output:
-        """See `TaskKind.place`; boxes are cut off at the image's borders."""
-        return placed(output, to_image)
 
     def score(self, output: Output, kind: str) -> float:
         """One of `box_confidence.SCORES`, or the regression's."""
@@ -165,6 +144,22 @@ class DetectionKind(TaskKind[Detection]):
             raise ValueError(f"objects: expected an index from 0 to {len(self.labels) - 1}")
         objects = (DetectedObject(self.labels[o.index], o.index, o.confidence, o.box) for o in read.objects)
         return Detection(tuple(objects), read.confidence)
+
+    def tensors(self, predictions: Sequence[Detection], ranked: int | None = None) -> Mapping[str, WireTensor]:  # noqa: ARG002
+        """See `TaskKind.tensors`: k objects of each image, and padding behind its `counts` (score 0, class -1)."""
+        n, k = len(predictions), max(len(each.objects) for each in predictions)
+        rows = [(each.objects[at] if at < len(each.objects) else _PADDING) for each in predictions for at in range(k)]
+        return {
+            "boxes": WireTensor((n, k, 4), [corner for found in rows for corner in found.box]),
+            "scores": WireTensor((n, k), [found.confidence for found in rows]),
+            "classes": WireTensor((n, k), [found.index for found in rows]),
+            "labels": WireTensor((n, k), [found.label for found in rows]),
+            "counts": WireTensor((n,), [len(each.objects) for each in predictions]),
+            "confidence": WireTensor((n,), [each.confidence for each in predictions]),
+        }
+
+
+_PADDING: Final = DetectedObject("", -1, 0.0, (0.0, 0.0, 0.0, 0.0))
 
 
 def _arrays(prediction: Detection) -> tuple[NDArray[Any], NDArray[Any]]:

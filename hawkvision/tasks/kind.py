@@ -15,16 +15,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import ManifestError
+from hawkvision.core.errors import BadField, ManifestError
 from hawkvision.core.types import Prediction as Prediction
 from hawkvision.core.types import Tensors as Tensors
 from hawkvision.models.input_spec import Weights as Weights
+from hawkvision.tasks.class_scores import Ranking
 
 Output: TypeAlias = NDArray[np.float32]
 """What a stage computed of one image, in the shape that its kind defines. It travels between processes unchanged."""
@@ -38,8 +40,44 @@ ToImage: TypeAlias = Callable[[NDArray[Any]], NDArray[np.float64]]
 It is `hawkvision.imaging.placement.Placement.to_image`. Boxes may reach beyond the image; nothing is clipped.
 """
 
+
+class TensorSpec(NamedTuple):
+    """A tensor of predictions in the Open Inference Protocol."""
+
+    datatype: Literal["BYTES", "INT64", "FP32"]
+    shape: tuple[int, ...]
+    """Of n predictions; -1 for n and for other lengths that vary."""
+    ranked: bool = False
+    """Whether it can list the best k classes in its place (Triton's classification extension)."""
+
+
+class WireTensor(NamedTuple):
+    """A tensor of predictions: its shape, and its elements in C order."""
+
+    shape: tuple[int, ...]
+    values: Sequence[str] | Sequence[int] | Sequence[float]
+
+
+NO_TENSORS: Final[Mapping[str, TensorSpec]] = MappingProxyType({})
+
 PredictionT = TypeVar("PredictionT", bound=Prediction)
 OptionsT = TypeVar("OptionsT", bound=msgspec.Struct)
+
+
+class Kernels(Protocol):
+    """Native functions that kinds can use, as `hawkvision.inference.int8.ranking` has them."""
+
+    @property
+    def most_probable(self) -> Ranking:
+        """The most probable classes of one image."""
+        ...
+
+
+class Judged(NamedTuple, Generic[PredictionT]):
+    """A prediction, and how sure the stage is of it."""
+
+    prediction: PredictionT
+    score: float
 
 
 class TaskKind(ABC, Generic[PredictionT]):
@@ -59,6 +97,8 @@ class TaskKind(ABC, Generic[PredictionT]):
 
     Only then can agreement with the reference stage certify an accuracy drop without labels.
     """
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = NO_TENSORS
+    """The tensors that `tensors` makes, by name; none where predictions are sent as JSON only."""
     located: ClassVar[bool] = False
     """Whether predictions depend on places in the image. Then outputs are placed, and whole images are escalated."""
 
@@ -125,12 +165,13 @@ class TaskKind(ABC, Generic[PredictionT]):
         """The output with places in the image, given that with places in a model's input. Precedes `combine`."""
         return output
 
-    def decided(self, known: Sequence[Output], missing: int) -> bool:
-        """Whether the prediction is final, whatever the missing members or views add.
+    def decided(self, known: Sequence[Output], missing: int, margin: float = 1.0) -> bool:  # noqa: ARG002 - see below
+        """Whether the prediction is final, whatever the missing members or views add. By default only the last decides.
 
         Args:
             known: the outputs of the members or views so far.
             missing: the number of those still to come.
+            margin: a multiple of the tolerance for rounding; more than 1 where another process checks the result.
         """
         return bool(known) and missing == 0
 
@@ -152,20 +193,70 @@ class TaskKind(ABC, Generic[PredictionT]):
     def disagreement(self, prediction: PredictionT, reference: PredictionT) -> float:
         """How far a prediction is from the reference stage's, 0 (the same) to 1; symmetric."""
 
-    def confidence(self, prediction: PredictionT) -> float:
-        """The calibrated probability that the prediction is right, 0..1, for `min_confidence`."""
-        raise NotImplementedError(f"kind {self.name!r} states no confidence of a whole prediction")
+    def confidence(self, prediction: PredictionT) -> float:  # noqa: ARG002 - for kinds that state one
+        """The calibrated probability that the prediction is right, 0..1, for `min_confidence`.
+
+        Raises:
+            BadField: if the kind states none of a whole prediction.
+        """
+        raise BadField(f"min_confidence: answers of kind {self.name!r} have no confidence; choose another target")
+
+    # ---------------------------------------------------------------------------------------- one image at the edge
+
+    def accelerated(self, kernels: Kernels) -> Self:  # noqa: ARG002 - most kinds have no use for them
+        """This kind, with native functions in place of NumPy's where it can use them."""
+        return self
+
+    def output(self, tensors: Tensors, row: int, temperature: float, to_image: ToImage | None = None) -> Output:
+        """The output for one of n images, placed by `to_image`.
+
+        Raises:
+            BackendError: as `outputs`.
+        """
+        (output,) = self.outputs({name: tensor[row : row + 1] for name, tensor in tensors.items()}, temperature)
+        return output if to_image is None else self.place(output, to_image)
+
+    def judge(self, output: Output, limit: int, score: str, temperature: float = 1.0) -> Judged[PredictionT]:
+        """The prediction of an output and its score, after calibration by a further temperature."""
+        if temperature != 1.0:
+            output = self.combine([output], (1.0,), temperature)
+        return Judged(self.predict(output, limit), self.score(output, score))
+
+    def judge_tensors(
+        self,
+        tensors: Tensors,
+        row: int,
+        limit: int,
+        score: str,
+        temperature: float,
+        before: float = 1.0,
+        to_image: ToImage | None = None,
+    ) -> Judged[PredictionT]:
+        """As `judge`, of `output` for one of n images; the hot path of a stage of one model.
+
+        Args:
+            tensors: as `outputs`.
+            row: of the image.
+            limit: as `predict`.
+            score: one of `scores`.
+            temperature: calibrates the prediction.
+            before: a temperature to apply before; the product of both counts.
+            to_image: as `place`; None leaves places as they are.
+
+        Raises:
+            BackendError: as `outputs`.
+        """
+        return self.judge(self.output(tensors, row, before * temperature, to_image), limit, score)
 
     # ---------------------------------------------------------------------------------------------------- the wire
 
-    def encode(self, prediction: PredictionT) -> dict[str, Any]:
-        """The fields that an answer gets from the prediction, as JSON values in their order."""
+    def encode_reply(self, prediction: PredictionT) -> dict[str, Any]:
+        """The fields that the datacenter's reply to an escalation gets; `decode_reply` reads them.
+
+        None has the name of a field of `hawkvision.tasks.serving.replies`.
+        """
         fields: dict[str, Any] = msgspec.to_builtins(prediction)
         return fields
-
-    def encode_reply(self, prediction: PredictionT) -> dict[str, Any]:
-        """The fields that the datacenter's reply to an escalation gets; `decode_reply` reads them."""
-        return self.encode(prediction)
 
     def decode_reply(self, reply: bytes) -> PredictionT:
         """The prediction in the JSON object of a reply; other fields are ignored.
@@ -174,6 +265,27 @@ class TaskKind(ABC, Generic[PredictionT]):
             msgspec.ValidationError, ValueError: naming the field that is missing or malformed.
         """
         return msgspec.json.decode(reply, type=self.prediction)
+
+    def encode_compared(self, prediction: PredictionT) -> dict[str, Any]:
+        """The fields of a prediction that is only compared with another one; `decode_compared` reads them."""
+        return self.encode_reply(prediction)
+
+    def decode_compared(self, reply: bytes) -> PredictionT:
+        """A prediction of which only `disagreement` is asked, in a JSON object; other fields are ignored.
+
+        Raises:
+            msgspec.ValidationError, ValueError: as `decode_reply`.
+        """
+        return self.decode_reply(reply)
+
+    def tensors(self, predictions: Sequence[PredictionT], ranked: int | None = None) -> Mapping[str, WireTensor]:  # noqa: ARG002
+        """The tensors of predictions for the Open Inference Protocol, named as in `wire_tensors`.
+
+        Args:
+            predictions: of one request, at least one.
+            ranked: of each prediction, list so many classes as `confidence:index:label` in the tensor that is `ranked`.
+        """
+        return {}
 
     # ----------------------------------------------------------------------------------------------- many at a time
 

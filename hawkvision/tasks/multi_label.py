@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from hawkvision.core.errors import BackendError
 from hawkvision.core.types import LOGITS, LabelledClass, Prediction
 from hawkvision.tasks.boxes import CLASS, SCORE, is_true_boxes, read_boxes, tempered
 from hawkvision.tasks.fusion import weight_matrix
-from hawkvision.tasks.kind import Output, TaskKind, Tensors, Truth, Weights
+from hawkvision.tasks.kind import Output, TaskKind, Tensors, TensorSpec, Truth, Weights, WireTensor
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 
@@ -59,6 +59,13 @@ class MultiLabelKind(TaskKind[LabelSet]):
     prediction = LabelSet
     scores: tuple[str, ...] = ("expected_jaccard", "exact", "margin")
     agreement_bounds_drop: ClassVar[bool] = True
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
+        "labels": TensorSpec("BYTES", (-1, -1)),
+        "classes": TensorSpec("INT64", (-1, -1)),
+        "scores": TensorSpec("FP32", (-1, -1)),
+        "counts": TensorSpec("INT64", (-1,)),
+        "confidence": TensorSpec("FP32", (-1,)),
+    }
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """See `TaskKind`; the options are those of `_Options`."""
@@ -150,6 +157,21 @@ class MultiLabelKind(TaskKind[LabelSet]):
         if len({index for index, _ in found}) < len(found) or any(index >= len(self.labels) for index, _ in found):
             raise ValueError(f"labels: expected each index once, from 0 to {len(self.labels) - 1}")
         return self._label_set(found, read.confidence)
+
+    def tensors(self, predictions: Sequence[LabelSet], ranked: int | None = None) -> Mapping[str, WireTensor]:  # noqa: ARG002
+        """See `TaskKind.tensors`: k labels of each image, and padding behind its `counts` (score 0, class -1)."""
+        n, k = len(predictions), max(len(each.labels) for each in predictions)
+        rows = [(each.labels[at] if at < len(each.labels) else _PADDING) for each in predictions for at in range(k)]
+        return {
+            "labels": WireTensor((n, k), [found.label for found in rows]),
+            "classes": WireTensor((n, k), [found.index for found in rows]),
+            "scores": WireTensor((n, k), [found.confidence for found in rows]),
+            "counts": WireTensor((n,), [len(each.labels) for each in predictions]),
+            "confidence": WireTensor((n,), [each.confidence for each in predictions]),
+        }
+
+
+_PADDING: Final = LabelledClass("", -1, 0.0)
 
 
 def _indices(prediction: LabelSet) -> set[int]:

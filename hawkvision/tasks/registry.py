@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
 from hawkvision.core.errors import ManifestError
 from hawkvision.models.manifest import Manifest, load_labels
+from hawkvision.tasks import plugins
 from hawkvision.tasks.kind import TaskKind
 
 GROUP: Final = "hawkvision.tasks"
@@ -18,28 +18,19 @@ GROUP: Final = "hawkvision.tasks"
 
 def kind_names() -> tuple[str, ...]:
     """The names of all kinds that are installed, sorted. Nothing is loaded."""
-    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+    return plugins.names(GROUP)
 
 
 @cache
 def kind_class(name: str) -> type[TaskKind[Any]]:
-    """The kind of that name. Other kinds are not loaded, so that one that is broken does not disturb them.
+    """The kind of that name.
 
     Raises:
         ManifestError: if it is not installed, installed twice, cannot be loaded or is no kind of that name.
     """
-    found = {entry.value: entry for entry in entry_points(group=GROUP, name=name)}
-    if not found:
-        raise ManifestError(f"kind {name!r} is not installed; there are {', '.join(kind_names())}")
-    if len(found) > 1:
-        raise ManifestError(f"kind {name!r} is installed more than once: {', '.join(sorted(found))}")
-    (entry,) = found.values()
-    try:
-        loaded = entry.load()
-    except Exception as error:
-        raise ManifestError(f"entry point {name!r} of {GROUP}: {type(error).__name__}: {error}") from error
-    if not (isinstance(loaded, type) and issubclass(loaded, TaskKind) and loaded.name == name):
-        raise ManifestError(f"entry point {name!r} of {GROUP}: {entry.value} is no TaskKind of that name")
+    loaded: type[TaskKind[Any]] = plugins.load(GROUP, name, TaskKind, "kind")  # type: ignore[type-abstract]
+    if loaded.name != name:
+        raise ManifestError(f"entry point {name!r} of {GROUP}: the kind calls itself {loaded.name!r}")
     return loaded
 
 

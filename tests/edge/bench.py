@@ -43,6 +43,7 @@ from hawkvision.network.response_time import ResponseTimes
 from hawkvision.system.memory import divided
 from tests.edge.peer import Peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile, make_received_profile
+from tests.hawkvision.tasks.classes import TEN
 from tests.images import encoded
 from tests.waiting import until
 
@@ -112,11 +113,9 @@ class Bench:
 
     def counted(self, name: str, **labels: str) -> float:
         """A metric's value, 0 before it was first counted."""
-        return self.node.metrics.registry.get_sample_value(f"hawkvision_{name}", {"task": "digits", **labels}) or 0.0
-
-    def counted_all(self, name: str, **labels: str) -> float:
-        """As `counted`, of a metric that is not of a task."""
-        return self.node.metrics.registry.get_sample_value(f"hawkvision_{name}", labels) or 0.0
+        return (
+            self.node.metrics.registry.get_sample_value(f"hawkvision_{name}", {"task": self.node.task, **labels}) or 0.0
+        )
 
     async def occupy(self, images: int) -> list[asyncio.Task[Answer]]:
         """Close the gate behind one slow image, so that the pool knows its pace, and queue some more."""
@@ -151,6 +150,7 @@ async def bench(
     reducer: Reducer | None = None,
     others: ConditionalEnsemble | None = None,
     max_pixels: int = 1_000_000,
+    task: str = "digits",
 ) -> AsyncIterator[Bench]:
     """The node, under its own policy or a baseline's.
 
@@ -159,33 +159,36 @@ async def bench(
     clock, backend, metrics = MonotonicClock(), GatedBackend(lead), EdgeMetrics()
     profile = make_received_profile() if conditions else make_profile(intermediate=intermediate)
     settings = msgspec.structs.replace(
-        config or EdgeConfig(), task="digits", max_pixels=max_pixels, audit_share=audit_share
+        config or EdgeConfig(), task=task, max_pixels=max_pixels, audit_share=audit_share
     )
     make_policy: MakePolicy = Policy if baseline is None else baseline.make_policy
     policy = make_policy(profile, "small", "large", alone=peer is None)
     stage = EdgeStage(
-        "small", LoadedModel("small", backend, SPEC, wide), 1.0, policy.pair.score, others, fingerprint=f"{SHA}/int8"
+        "small",
+        LoadedModel("small", backend, SPEC, wide),
+        1.0,
+        policy.pair.score,
+        TEN,
+        others,
+        fingerprint=f"{SHA}/int8",
     )
     rates = measured_rates()
     scales = DecodingScales([SPEC], rates, max_pixels, max_pixels)
-    admission = Admission(scales, rates, metrics, 1, settings.decode_limit_s)
+    admission = Admission(task, scales, rates, metrics, 1, settings.decode_limit_s)
     admission.divide(divided(256 * 1024 * 1024, None))
     pool: WorkerPool[StagePrediction] = WorkerPool(1, 64, memory=admission.memory)
     datacenter = None
     if peer:
         datacenter = DatacenterClient(
-            peer.url, None, connections, 10, clock,
-            transport=transport, reducer=reducer, metrics=metrics, admission=admission,
+            peer.url, None, connections, TEN, clock,
+            transport=transport, reducer=reducer, metrics=metrics.link(task), admission=admission,
         )  # fmt: skip
     file = StateFile(state_file, ROWS_PER_STREAM * max_streams, DEFAULT_STREAM) if state_file else None
     versions = CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA})
-    certification = Certification(profile, policy, versions, None, stage.temperature, stage.score)
-    streams = Streams("digits", max_streams, audit_share, metrics, file, policy.profiles)
-    labels = tuple(str(i) for i in range(10))
-    components = NodeComponents(
-        stage, certification, labels, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline
-    )
-    executor = EdgeExecutor("digits", "small", pool, admission, clock, metrics, max_pixels)
+    certification = Certification(profile, policy, versions, None, stage.temperature, policy.pair.score)
+    streams = Streams(task, max_streams, audit_share, metrics, file, policy.profiles)
+    components = NodeComponents(stage, certification, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline)
+    executor = EdgeExecutor(task, "small", pool, admission, clock, metrics, max_pixels)
     context = make_context(settings, components, executor, datacenter, streams, clock, metrics, random.Random(1))
     node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
     try:

@@ -18,7 +18,6 @@ from hawkvision.core.errors import Overloaded
 from hawkvision.core.escalation_api import (
     PROGRESSIVE_HEADER,
     PROGRESSIVE_TYPE,
-    ClassScore,
     DatagramEndpoint,
     EscalationReply,
     EscalationRequest,
@@ -36,6 +35,7 @@ from hawkvision.transport.protocol.server_certificate import own_identity
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import Incoming
+from tests.hawkvision.tasks.classes import predicted, write_reply
 
 AS_LISTED = "as listed"
 ANSWER_CLASS = 7
@@ -108,7 +108,7 @@ class Peer:
         if self.status != 200:
             return web.json_response({"error": "no", "code": self.error_code}, status=self.status)
         asked = parse_escalation_headers(request.headers)
-        return web.Response(body=msgspec.json.encode(self.reply(asked)), content_type="application/json")
+        return web.Response(body=write_reply(self.reply(asked)), content_type="application/json")
 
     async def in_parts(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": PROGRESSIVE_TYPE})
@@ -116,14 +116,14 @@ class Peer:
         await response.prepare(request)
         answer = self.reply(parse_escalation_headers(request.headers))
         for index in self.parts:
-            part = msgspec.structs.replace(answer, top_k=(ClassScore(index, 0.5),), complete=False)
-            await response.write(msgspec.json.encode(part) + b"\n")
+            part = msgspec.structs.replace(answer, prediction=predicted((index, 0.5)), complete=False)
+            await response.write(write_reply(part) + b"\n")
         if self.breaks_off and request.transport is not None:
             request.transport.close()
         await asyncio.sleep(self.delay_s)
         self.answered += 1
         timing = msgspec.structs.replace(answer.timing_ms, total=1e3 * self.delay_s + 4.0, first=4.0)
-        await response.write(msgspec.json.encode(msgspec.structs.replace(answer, timing_ms=timing)) + b"\n")
+        await response.write(write_reply(msgspec.structs.replace(answer, timing_ms=timing)) + b"\n")
         return response
 
     async def infer_datagrams(self, incoming: Incoming) -> tuple[Status, bytes]:
@@ -134,22 +134,22 @@ class Peer:
         assert not isinstance(arrived, Expired)
         self.datagrams.append((asked, arrived.body))
         so_far = [
-            msgspec.structs.replace(self.reply(asked), top_k=(ClassScore(index, 0.5),), complete=False)
+            msgspec.structs.replace(self.reply(asked), prediction=predicted((index, 0.5)), complete=False)
             for index in (self.parts if asked.progressive else ())
         ]
         for part in so_far:
-            incoming.send_interim(msgspec.json.encode(part))
+            incoming.send_interim(write_reply(part))
         await asyncio.sleep(self.delay_s)
         if self.status != 200:
             raise Overloaded("no", 1.0)
         fraction = arrived.received_fraction if isinstance(arrived, Partial) else 1.0
         reply = so_far[-1] if so_far and self.breaks_off else self.reply(asked)
         reply = msgspec.structs.replace(reply, received_fraction=fraction, quality=arrived.quality)
-        return Status.OK, b"<html>" if self.garbage else msgspec.json.encode(reply)
+        return Status.OK, b"<html>" if self.garbage else write_reply(reply)
 
     def reply(self, asked: EscalationRequest) -> EscalationReply:
         differs = self.differing > 0.0 and self.draws.random() < self.differing
-        top = (ClassScore(ANSWER_CLASS, 0.99),) if differs else tuple(ClassScore(*entry) for entry in self.top_k)
+        top = predicted((ANSWER_CLASS, 0.99)) if differs else predicted(*self.top_k)
         by_best, by_intermediate = self.stated(self.fingerprint), self.stated(self.intermediate_fingerprint)
         answer = EscalationReply(
             top, self.model, EscalationTiming(1.0, 0.5, 2.0, 4.0), batch_size=1, score=None, fingerprint=by_best
@@ -160,12 +160,16 @@ class Peer:
                 return msgspec.structs.replace(answer, model=self.intermediate, fingerprint=by_intermediate)
             return answer
         if self.intermediate_score >= asked.intermediate.accept_score:
-            seen = (ClassScore(INTERMEDIATE_CLASS, self.intermediate_score),)
+            seen = predicted((INTERMEDIATE_CLASS, self.intermediate_score))
             return msgspec.structs.replace(
-                answer, top_k=seen, model=self.intermediate, score=self.intermediate_score, fingerprint=by_intermediate
+                answer,
+                prediction=seen,
+                model=self.intermediate,
+                score=self.intermediate_score,
+                fingerprint=by_intermediate,
             )
-        passed_over = IntermediateResult(INTERMEDIATE_CLASS, self.intermediate_score, by_intermediate)
-        return msgspec.structs.replace(answer, score=top[0].confidence, passed_over=passed_over)
+        passed_over = IntermediateResult(predicted((INTERMEDIATE_CLASS, 0.0)), self.intermediate_score, by_intermediate)
+        return msgspec.structs.replace(answer, score=top.confidence, passed_over=passed_over)
 
     def stated(self, models: str) -> str | None:
         if self.old or self.states != AS_LISTED:

@@ -29,7 +29,7 @@ MAX_ASKED_BYTES: Final = 64 * 1024
 
 _NOTHING: Final = {"count": 0, "ns": 0}
 _LOADED_AT_START: Final = (
-    "this node loads its models when it starts; set edge.task and edge.variant, and start it again"
+    "this node loads its models when it starts; set edge.tasks and edge.task_settings, and start it again"
 )
 
 
@@ -45,11 +45,13 @@ def extension_routes(frontend: Frontend) -> list[BaseRoute]:
 
 def _statistics_routes(frontend: Frontend) -> list[Route]:
     async def statistics(request: Request) -> Response:
-        task = request.path_params.get("task")
-        node = frontend.ready_node()
+        task, tasks = request.path_params.get("task"), frontend.ready_tasks()
+        named = [node.task for node in tasks.nodes]
         if task is not None:
-            known(node, task, request.path_params.get("version"))
-        return _json({"model_stats": [model_statistics(node.task, frontend.metrics, frontend.last_answer_ms())]})
+            named = [known(tasks, task, request.path_params.get("version")).task]
+        return _json(
+            {"model_stats": [model_statistics(each, frontend.metrics, frontend.last_answer_ms(each)) for each in named]}
+        )
 
     paths = ("/v2/models/stats", "/v2/models/{task}/stats", "/v2/models/{task}/versions/{version}/stats")
     return [Route(path, statistics, methods=["GET"]) for path in paths]
@@ -57,22 +59,29 @@ def _statistics_routes(frontend: Frontend) -> list[Route]:
 
 def _repository_routes(frontend: Frontend) -> list[Route]:
     async def index(_: Request) -> Response:
-        entry = {"name": frontend.ready_node().task, "version": encoding.MODEL_VERSION, "state": "READY", "reason": ""}
-        return _json([entry])
+        version, tasks = encoding.MODEL_VERSION, frontend.ready_tasks()
+        ready = {"version": version, "state": "READY", "reason": ""}
+        return _json(
+            [{"name": node.task, **ready} for node in tasks.nodes]
+            + [
+                {"name": failed.task, "version": version, "state": "UNAVAILABLE", "reason": failed.reason}
+                for failed in tasks.failures
+            ]
+        )
 
     async def load(request: Request) -> Response:
-        task, node = request.path_params["task"], frontend.ready_node()
-        if task != node.task:
+        task, tasks = request.path_params["task"], frontend.ready_tasks()
+        if task not in [node.task for node in tasks.nodes]:
             raise BadField(f"cannot load {task[:100]!r}: {_LOADED_AT_START}")
         if await _has_parameters(request, frontend.bodies):
             raise BadField(f"cannot load {task!r} with parameters: {_LOADED_AT_START}")
         return _json({})  # it is loaded already
 
     async def unload(request: Request) -> Response:
-        task, node = request.path_params["task"], frontend.ready_node()
-        if task != node.task:
-            raise BadField(f"cannot unload {task[:100]!r}: this node serves {node.task!r}")
-        raise BadField(f"cannot unload {task!r}: a node serves its task until it is stopped")
+        task, names = request.path_params["task"], frontend.ready_tasks().names
+        if task not in names:
+            raise BadField(f"cannot unload {task[:100]!r}: this node serves {', '.join(map(repr, names))}")
+        raise BadField(f"cannot unload {task!r}: a node serves its tasks until it is stopped")
 
     return [
         Route("/v2/repository/index", index, methods=["POST"]),
@@ -90,7 +99,7 @@ def _settings_routes(frontend: Frontend) -> list[Route]:
     async def trace_settings(request: Request) -> Response:
         task = request.path_params.get("task")
         if task is not None:
-            known(frontend.ready_node(), task)
+            known(frontend.ready_tasks(), task)
         off = {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0"}
         return _json({**off, "trace_file": "", "trace_mode": "triton"})
 
@@ -189,14 +198,14 @@ def model_statistics(task: str, metrics: EdgeMetrics, last_answer_ms: int) -> di
         "name": task,
         "version": encoding.MODEL_VERSION,
         "last_inference": last_answer_ms,
-        "inference_count": int(_total(metrics.duration, "_count")),
-        "execution_count": int(_total(metrics.inference_duration, "_count")),
+        "inference_count": int(_total(metrics.duration, "_count", task)),
+        "execution_count": int(_total(metrics.inference_duration, "_count", task)),
         "inference_stats": {
-            "success": _duration(metrics.duration),
-            "fail": {"count": int(_total(metrics.requests, "_total", but="200")), "ns": 0},
-            "queue": _duration(metrics.queue_duration),
+            "success": _duration(metrics.duration, task),
+            "fail": {"count": int(_total(metrics.requests, "_total", task, but="200")), "ns": 0},
+            "queue": _duration(metrics.queue_duration, task),
             "compute_input": _NOTHING,
-            "compute_infer": _duration(metrics.inference_duration),
+            "compute_infer": _duration(metrics.inference_duration, task),
             "compute_output": _NOTHING,
             "cache_hit": _NOTHING,
             "cache_miss": _NOTHING,
@@ -205,13 +214,13 @@ def model_statistics(task: str, metrics: EdgeMetrics, last_answer_ms: int) -> di
     }
 
 
-def _duration(histogram: Any) -> dict[str, int]:
-    return {"count": int(_total(histogram, "_count")), "ns": round(_total(histogram, "_sum") * 1e9)}
+def _duration(histogram: Any, task: str) -> dict[str, int]:
+    return {"count": int(_total(histogram, "_count", task)), "ns": round(_total(histogram, "_sum", task) * 1e9)}
 
 
-def _total(metric: Any, ending: str, but: str | None = None) -> float:
-    """Sum of a metric's samples whose names end so, without those of the status code `but`."""
-    samples = [sample for family in metric.collect() for sample in family.samples]
+def _total(metric: Any, ending: str, task: str, but: str | None = None) -> float:
+    """Sum of a task's samples of a metric whose names end so, without those of the status code `but`."""
+    samples = [s for family in metric.collect() for s in family.samples if s.labels["task"] == task]
     return float(sum(s.value for s in samples if s.name.endswith(ending) and (but is None or s.labels["code"] != but)))
 
 

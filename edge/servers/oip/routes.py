@@ -23,6 +23,7 @@ from edge.servers.oip import decoding, encoding
 from edge.servers.shared.http_messages import Answered, header
 from edge.servers.shared.request_fields import Source, read_headers, read_query
 from edge.serving.node import EdgeNode
+from edge.serving.tasks import ServedTasks
 from hawkvision.core.errors import BadField, BadImage, NotFound, TooLarge, UnsupportedMedia
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import Answer
@@ -56,7 +57,7 @@ async def infer(
     """Answer an inference request; see `http_messages.Handler`.
 
     Args:
-        node: answers.
+        node: of the task that the path names (`asked_task`).
         scope: the request.
         body: its body, in JSON or with binary tensors behind the JSON.
         started: clock time of its first byte.
@@ -67,7 +68,6 @@ async def infer(
     Raises:
         HawkVisionError, CallerGone: as `EdgeNode.classify`, and for a malformed request.
     """
-    task = asked_task(scope["path"], node)
     headers = scope["headers"]
     data = await body.read(header(headers, b"content-length"))
     content_encoding = header(headers, b"content-encoding")
@@ -76,7 +76,7 @@ async def infer(
         body.hold(len(data))
     elsewhere = read_query(scope["query_string"]) + read_headers(headers)
     json_bytes = header(headers, b"inference-header-content-length")
-    asked = await read_infer(task, data, json_bytes, elsewhere)
+    asked = await read_infer(node.task, data, json_bytes, elsewhere)
     del data  # `asked` holds copies of the images
     answers = await classify_all(node, asked, started, trace, body.hang_up, caller)
     written, json_written = encoding.encode_answers(asked, answers)
@@ -86,7 +86,7 @@ async def infer(
     return Answered(answers, written, [length], b"application/octet-stream")
 
 
-def asked_task(path: str, node: EdgeNode) -> str:
+def asked_task(path: str, tasks: ServedTasks) -> str:
     """The task in the path of an inference.
 
     Raises:
@@ -94,22 +94,22 @@ def asked_task(path: str, node: EdgeNode) -> str:
     """
     found = _INFER.fullmatch(path)
     if found is None:
-        raise NotFound(f"no such path {path[:100]!r}; inferences are at /v2/models/{node.task}/infer")
+        raise NotFound(f"no such path {path[:100]!r}; inferences are at /v2/models/{tasks.names[0]}/infer")
     task, version = found.groups()
-    return known(node, task, version)
+    return known(tasks, task, version).task
 
 
-def known(node: EdgeNode, task: str, version: str | None = None) -> str:
-    """The task, checked.
+def known(tasks: ServedTasks, task: str, version: str | None = None) -> EdgeNode:
+    """The node of a task.
 
     Raises:
-        NotFound: if this node does not serve it, or not in this version.
+        NotFound: if the task is not served here, or not in this version.
+        NotReady: if it could not be loaded.
     """
-    if task != node.task:
-        raise NotFound(f"task {task[:100]!r} is not served here; this node serves {node.task!r}")
+    node = tasks.node(task)
     if version not in (None, encoding.MODEL_VERSION):
         raise NotFound(f"task {task!r} has only version {encoding.MODEL_VERSION!r}")
-    return task
+    return node
 
 
 def inflate(body: bytes, encoding: str | None, limit: int) -> bytes:
@@ -206,7 +206,7 @@ def _numbered(number: int) -> Iterator[None]:
         raise type(error)(f"{decoding.INPUT}[{number}]: {error.message}") from None
 
 
-def routes(ready_node: Callable[[], EdgeNode]) -> list[BaseRoute]:
+def routes(ready_tasks: Callable[[], ServedTasks]) -> list[BaseRoute]:
     """The routes of health, metadata and configuration."""
 
     def reply(value: object) -> Response:
@@ -216,7 +216,7 @@ def routes(ready_node: Callable[[], EdgeNode]) -> list[BaseRoute]:
         return reply({"live": True})
 
     async def ready(_: Request) -> Response:
-        ready_node()
+        ready_tasks()
         return reply({"ready": True})
 
     async def server(_: Request) -> Response:
@@ -232,7 +232,7 @@ def routes(ready_node: Callable[[], EdgeNode]) -> list[BaseRoute]:
         return reply({"name": task_of(request), "ready": True})
 
     def task_of(request: Request) -> str:
-        return known(ready_node(), request.path_params["task"], request.path_params.get("version"))
+        return known(ready_tasks(), request.path_params["task"], request.path_params.get("version")).task
 
     get = ["GET"]
     of_model = {"": model, "/config": config, "/ready": model_ready}

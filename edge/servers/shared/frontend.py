@@ -1,11 +1,11 @@
 """What the servers of one node share, whatever their protocol: readiness, keys, memory for images, and counting.
 
-    HTTP ──────────┐                                                 ┌─► EdgeNode.classify
-    OIP over HTTP ─┼─► Frontend: ready_node, authorize, bodies ──────┤
-    datagrams ─────┘                                                 └─► count, refusal
+    HTTP ──────────┐                                                    ┌─► EdgeNode.classify
+    OIP over HTTP ─┼─► Frontend: ready_tasks, authorize, bodies_of ─────┤
+    datagrams ─────┘                                                    └─► count, refusal
 
 A server translates its protocol to and from a `ClassifyRequest` and an `Answer`, and leaves the rest to `Frontend`. All
-servers share its bounds: images in memory together, and requests for each key.
+servers share its bounds: images of each task in memory together, and requests for each key.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from prometheus_client import Counter, Histogram
 
 from edge.inference.admission import WorkFull
 from edge.monitoring.stream_keys import caller_of
-from edge.serving.node import EdgeNode
+from edge.serving.tasks import ServedTasks
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import HawkVisionError, InternalError, NotReady, Overloaded
 from hawkvision.core.escalation_api import Transports
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import Answer, Tier
-from hawkvision.servers.bodies import Bodies, MemoryFull
+from hawkvision.servers.bodies import Bodies, MemoryFull, bodies_limit
 from hawkvision.servers.keys import INFER, Caller, Keys, RateExceeded, Scopes
 
 log = logging.getLogger("hawkvision.edge")
@@ -47,35 +47,57 @@ class Frontend:
         self.clock = clock
         self.keys = keys
         self.bodies = Bodies(max_body_bytes, metrics.received_bytes)
-        """The images and bodies of all servers in memory."""
+        """The bodies in memory of the first task, of no task, and of a form before it is read, which may name its
+        task."""
+        self._bodies_of: dict[str, Bodies] = {}
+        """Images and bodies in memory, by task."""
         self.transports: Callable[[], Transports] = Transports
         """Gives the node's other transports."""
         self.in_flight = 0
         """Requests for answers under way."""
-        self._node: EdgeNode | None = None
-        self._last_answer: float | None = None
-        """The clock's time of the last answer."""
+        self._tasks: ServedTasks | None = None
+        self._last_answers: dict[str, float] = {}
+        """The clock's time of the last answer of each task."""
         metrics.watch_keys(keys.counts)
         metrics.in_flight.set_function(lambda: self.in_flight)
-        metrics.bodies_bytes.set_function(lambda: self.bodies.held)
 
-    def mark_ready(self, node: EdgeNode) -> None:
+    def divide_bodies(self, tasks: ServedTasks) -> None:
+        """Give each task its own limit of bodies, out of its memory."""
+        for node in tasks.nodes:
+            bodies = Bodies(self.bodies.max_body_bytes, self.metrics.received_bytes) if self._bodies_of else self.bodies
+            if node.admission.parts is not None:
+                bodies.limit_bytes = bodies_limit(node.admission.parts)
+            self._bodies_of[node.task] = bodies
+            self.metrics.bodies_bytes.labels(node.task).set_function(functools.partial(_held, bodies))
+
+    @property
+    def bodies_limit_bytes(self) -> int:
+        """Most bytes of the bodies of all tasks together."""
+        return sum(bodies.limit_bytes for bodies in self._bodies_of.values())
+
+    def bodies_of(self, task: str) -> Bodies:
+        """The images and bodies in memory of a task that is served."""
+        return self._bodies_of[task]
+
+    def mark_ready(self, tasks: ServedTasks) -> None:
         """Start answering: the models are loaded and warm."""
-        self._node = node
+        if not self._bodies_of:
+            self.divide_bodies(tasks)
+        self._tasks = tasks
 
     def start_draining(self) -> None:
         """Refuse new requests; those under way are still answered."""
-        self._node = None
+        self._tasks = None
 
-    def ready_node(self) -> EdgeNode:
-        """The node.
+    def ready_tasks(self) -> ServedTasks:
+        """The tasks.
 
         Raises:
             NotReady: before `mark_ready` and after `start_draining`.
         """
-        if self._node is None:
+        if self._tasks is None:
             raise NotReady("the models are still loading, or the node is shutting down")
-        return self._node
+        return self._tasks
 
     def authorize(self, authorization: str | None, address: str, needed: Scopes) -> str:
         """The stream of evidence of a request with this Authorization header, see `caller_of`.
@@ -96,34 +118,37 @@ class Frontend:
 
     def count(self, answer: Answer) -> None:
         """Count an answer and its time."""
-        self._last_answer = self.clock.now()
+        self._last_answers[answer.task] = self.clock.now()
         counted, observed = self._counters(answer.task, answer.model, answer.tier)
         counted.inc()
         observed.observe(answer.timing_ms.total * 1e-3)
 
-    def refusal(self, error: Exception) -> HawkVisionError:
-        """Count and log an error that ends a request; gives the error to report to the caller."""
+    def refusal(self, error: Exception, task: str | None = None) -> HawkVisionError:
+        """Count and log an error that ends a request for a task; gives the error to report to the caller."""
         if not isinstance(error, HawkVisionError):
             error = internal_error(error)
         elif error.status >= 500 and error.status not in (503, 504):
             log.error("internal error: %s", error)
+        task = task or (self._tasks and self._tasks.only) or "none"
         if isinstance(error, Overloaded):
-            self.metrics.shed.labels(_shed_by(error)).inc()
-        task = self._node.task if self._node else "none"
+            self.metrics.shed.labels(task, _shed_by(error)).inc()
         self.metrics.requests.labels(task, "none", "none", str(error.status)).inc()
         return error
 
-    def last_answer_ms(self) -> int:
-        """When the last answer was given, in milliseconds since 1970; 0 before the first."""
-        if self._last_answer is None:
-            return 0
-        return round((time.time() - (self.clock.now() - self._last_answer)) * 1e3)
+    def last_answer_ms(self, task: str) -> int:
+        """When the last answer of a task was given, in milliseconds since 1970; 0 before the first."""
+        answered = self._last_answers.get(task)
+        return 0 if answered is None else round((time.time() - (self.clock.now() - answered)) * 1e3)
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - a front end lives as long as its process
     def _counters(self, task: str, model: str, tier: Tier) -> tuple[Counter, Histogram]:
         """The two metrics of an answer; a cascade has a handful of stages."""
         metrics = self.metrics
         return metrics.requests.labels(task, model, tier.value, "200"), metrics.duration.labels(task, tier.value)
+
+
+def _held(bodies: Bodies) -> float:
+    return bodies.held
 
 
 def internal_error(error: Exception) -> InternalError:

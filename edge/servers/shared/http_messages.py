@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from starlette.types import Scope, Send
 
-from edge.serving.node import EdgeNode
+from edge.serving.tasks import ServedTasks
 from hawkvision.core.errors import (
     BackendUnavailable,
     HawkVisionError,
@@ -46,8 +46,8 @@ class Answered(NamedTuple):
     media_type: bytes = b"application/json"
 
 
-Handler: TypeAlias = "Callable[[EdgeNode, Scope, Body, float, TraceContext, str], Awaitable[Answered]]"
-"""Answers one request: node, ASGI scope, body, time of its first byte, its span, and its caller (`caller_of`)."""
+Handler: TypeAlias = "Callable[[ServedTasks, Scope, Body, float, TraceContext, str], Awaitable[Answered]]"
+"""Answers one request: tasks, ASGI scope, body, time of its first byte, its span, and its caller (`caller_of`)."""
 
 
 def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:

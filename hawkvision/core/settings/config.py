@@ -67,8 +67,15 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """Serve HTTP without TLS beyond loopback, behind a proxy that ends TLS or on a private network."""
 
     # == Model ==
-    task: str = "imagenet"
+    task: Word = "imagenet"
     """The task to serve: a folder with a manifest in `models_dir`."""
+    tasks: tuple[Word, ...] = ()
+    """Several tasks to serve at once, in place of `task`. The first answers requests that name no task. They share
+    `max_queue` and `memory_bytes` in equal parts; each has its own workers, certificates and streams. A task that
+    cannot be loaded does not take the others down."""
+    task_settings: tuple[Word, ...] = ()
+    """Settings of single tasks, each as `TASK.SETTING=VALUE`, such as `pets.variant=small`. They override the node's
+    own for that task."""
     variant: Word | None = None
     """The edge stage: a variant or ensemble of the manifest. Default: the manifest's `cascade.default_edge`, or
     `cascade.fpga` with an FPGA."""
@@ -115,7 +122,7 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """Threads for one image while no other image is processed; otherwise each image has one. 0 tries 2 and 4 at the
     start, if there are as many cores, and takes the fastest."""
     max_queue: Count = 256
-    """Requests that may wait for a worker; further ones are refused with 429."""
+    """Requests that may wait for a worker; further ones are refused with 429. Several tasks have an equal part each."""
 
     # == Limits on images ==
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
@@ -124,8 +131,8 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """Most pixels of an image in a format that cannot be decoded at a smaller size (all but JPEG). A PNG of 25 MP takes
     150 MB."""
     memory_bytes: Memory | None = None
-    """Memory for bodies and decoding together, in bytes. Default: three quarters of what the process may still use when
-    its models are loaded, cgroup limits included."""
+    """Memory for bodies and decoding together, in bytes. Several tasks have an equal part each. Default: three quarters
+    of what the process may still use when its models are loaded, cgroup limits included."""
     request_memory_bytes: Memory | None = None
     """Memory for decoding the images of one request, in bytes. Default: half of decoding's part of `memory_bytes`."""
     decode_limit_s: Seconds = 10.0

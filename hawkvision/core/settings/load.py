@@ -37,6 +37,7 @@ from hawkvision.core.settings.package_settings import (
     settings_groups,
 )
 from hawkvision.core.settings.scaling import check_scaling
+from hawkvision.core.settings.task_settings import check_tasks, of_each_task, superseding
 from hawkvision.core.text_files import read_text
 
 log = logging.getLogger("hawkvision.core.settings.load")
@@ -92,17 +93,19 @@ def load_config(
     section, prefix = _SECTIONS[kind]
     values: dict[str, Any] = {}
     if path is not None:
-        values |= _file_section(path, section)
-        _convert(kind, values, f"{path}: [{section}]")
+        where = f"{path}: [{section}]"
+        values = _merged(kind, values, _file_section(path, section), where)
+        _convert(kind, values, where)
     environ = os.environ if environ is None else environ
     settings, links = without_service_links(environ, prefix)
     if links:
         log.warning("%s: ignored, Kubernetes sets them for a service (enableServiceLinks)", ", ".join(sorted(links)))
-    for name, text in settings.items():
-        key = name.lower()
-        values[key] = _listed(text) if _is_tuple(kind, key) else text
+    words = {name.lower(): text for name, text in settings.items()}
+    listed = {key: _listed(text) if _is_tuple(kind, key) else text for key, text in words.items()}
+    values = _merged(kind, values, listed, f"environment {prefix}*")
     _convert(kind, values, f"environment {prefix}*")
-    values |= {k: v for k, v in (overrides or {}).items() if v is not None}
+    given = {k: v for k, v in (overrides or {}).items() if v is not None}
+    values = _merged(kind, values, given, "command line")
     config = _convert(kind, values, "command line")
     if isinstance(config, EdgeConfig) and config.datacenter_url is not None:
         check_server_url(f"{section}.datacenter_url", config.datacenter_url)
@@ -112,6 +115,7 @@ def load_config(
             "send to"
         )
     if isinstance(config, EdgeConfig):
+        check_tasks(config, _convert_edge)
         _check_provided("edge.policy", config.policy, (HAWKVISION,), policy_names, POLICY_ENTRY_POINTS)
     else:
         _check_application(config)
@@ -136,6 +140,24 @@ def load_config(
         profile=config.profile if isinstance(config, EdgeConfig) else None,
     )
     return _with_clean_keys(config, section)
+
+
+def settings_of_tasks(config: EdgeConfig) -> dict[str, EdgeConfig]:
+    """The settings of each task of a node, the default task first, as those of a node that serves it alone.
+
+    Raises:
+        ConfigError: for settings that contradict several tasks.
+    """
+    return of_each_task(config, _convert_edge)
+
+
+def _convert_edge(values: dict[str, Any], where: str) -> EdgeConfig:
+    return _convert(EdgeConfig, values, where)
+
+
+def _merged(kind: type, before: Mapping[str, Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The settings of earlier sources with those of the next."""
+    return superseding(before, given, where) if kind is EdgeConfig else {**before, **given}
 
 
 def _check_application(config: DatacenterConfig) -> None:

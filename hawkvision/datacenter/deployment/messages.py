@@ -28,14 +28,14 @@ from hawkvision.core.logs import RequestIds
 from hawkvision.core.version import __version__
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, VariantAnswer
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Changes whenever a replica could misread a request, or a server a reply."""
 
 Part: TypeAlias = tuple[VariantAnswer, ...]
-_Answer: TypeAlias = tuple[str, Augmentation, bytes, float, float, float, int]
-"""A `VariantAnswer` without its statement; the probabilities are float32, little-endian."""
+_Answer: TypeAlias = tuple[str, Augmentation, tuple[int, ...], bytes, float, float, float, int]
+"""A `VariantAnswer` without its statement; the output is its shape and its numbers, float32 and little-endian."""
 MessageT = TypeVar("MessageT")
-_ROW: Final = np.dtype("<f4")
+_NUMBERS: Final = np.dtype("<f4")
 
 
 class ReplicaRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -161,15 +161,18 @@ def _mismatch(other: str, this: str) -> NotReady:
 
 
 def _encoded(answer: VariantAnswer) -> _Answer:
-    row = answer.probabilities.astype(_ROW, copy=False).tobytes()
+    output = answer.output.astype(_NUMBERS, copy=False)
     times = answer.decode_ms, answer.queue_ms, answer.infer_ms
-    return (answer.variant, answer.augmentation, row, *times, answer.batch_size)
+    return (answer.variant, answer.augmentation, output.shape, output.tobytes(), *times, answer.batch_size)
 
 
 def _answer(sent: _Answer, statement: str) -> VariantAnswer:
-    variant, augmentation, row, decode_ms, queue_ms, infer_ms, batch_size = sent
-    probabilities = np.frombuffer(row, _ROW)[None].astype(np.float32, copy=False)
-    return VariantAnswer(variant, augmentation, probabilities, decode_ms, queue_ms, infer_ms, batch_size, statement)
+    variant, augmentation, shape, numbers, decode_ms, queue_ms, infer_ms, batch_size = sent
+    try:
+        output = np.frombuffer(numbers, _NUMBERS).reshape(shape).astype(np.float32, copy=False)
+    except ValueError as error:
+        raise InternalError(f"a message between server and replica is malformed: {error}") from None
+    return VariantAnswer(variant, augmentation, output, decode_ms, queue_ms, infer_ms, batch_size, statement)
 
 
 def _error(failure: Failure) -> HawkVisionError:

@@ -23,6 +23,9 @@ from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun
 from hawkvision.models.manifest import Variant, cache_dir
 from hawkvision.system.files import sha256_of
+from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.registry import task_kind
+from hawkvision.tasks.serving.output_decoder import OutputDecoder
 
 BATCH_ON_CPU: Final = 8
 """Requests in a batch, if neither the settings nor a measurement say so. On a CPU batches hardly save time."""
@@ -46,7 +49,9 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     task: str
     variants: tuple[Variant, ...]
-    classes: int
+    kind: str
+    labels: tuple[str, ...]
+    options: dict[str, Any]
     backend: BackendKind
     providers: tuple[str, ...]
     precision: OnnxPrecision
@@ -56,6 +61,14 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_pixels: int
     max_pixels_whole: int
     intra_op_threads: int
+
+    def task_kind(self) -> TaskKind[Any]:
+        """The kind of the task.
+
+        Raises:
+            ManifestError: if it is not installed here, or refuses the options.
+        """
+        return task_kind(self.kind, self.labels, self.options)
 
     def to_user_config(self) -> dict[str, Any]:
         """These settings as Serve takes them."""
@@ -95,7 +108,9 @@ def group_settings(group: Group, catalog: Catalog, config: DatacenterConfig) -> 
     return GroupSettings(
         task=catalog.task,
         variants=group.variants,
-        classes=catalog.classes,
+        kind=catalog.kind.name,
+        labels=catalog.kind.labels,
+        options=catalog.kind.options,
         backend=config.backend,
         providers=config.onnx_providers,
         precision=config.onnx_precision,
@@ -108,19 +123,22 @@ def group_settings(group: Group, catalog: Catalog, config: DatacenterConfig) -> 
     )
 
 
-def load_model(variant: Variant, settings: GroupSettings, threads: ReplicaThreads, inferring: Executor) -> Model:
+def load_model(
+    variant: Variant, kind: TaskKind[Any], settings: GroupSettings, threads: ReplicaThreads, inferring: Executor
+) -> Model:
     """A variant, loaded and verified; it infers on `inferring`.
 
     Raises:
         ArtifactError: if the model file is missing or is not the one that the manifest names.
-        BackendError: if the backend cannot load it.
+        BackendError: if the backend cannot load it, or it does not return what the task kind expects.
+        ManifestError: if its decoder is not installed.
     """
     cache = cache_dir(None if settings.cache_dir is None else Path(settings.cache_dir))
     data = b"" if settings.backend == "noop" else load_variant(cache, settings.task, variant)
 
     def opened(intra_op: int) -> Backend:
         return open_backend(
-            settings.backend, data, variant.input, settings.classes, settings.providers, intra_op, settings.precision
+            settings.backend, data, variant.input, len(kind.labels), settings.providers, intra_op, settings.precision
         )
 
     narrow, wide = opened(1), None
@@ -133,18 +151,12 @@ def load_model(variant: Variant, settings: GroupSettings, threads: ReplicaThread
     return Model(
         batched,
         wide,
-        variant.temperature,
+        OutputDecoder.of(variant, kind),
         inferring,
         max_batch_size=most,
         batch_wait_s=settings.batch_wait_ms / 1e3,
         backend=backend_name(settings.backend, narrow),
-        run=VariantRun(
-            variant.name,
-            sha256_of(data) if data else None,
-            variant.input,
-            variant.temperature,
-            execution,
-        ),
+        run=VariantRun.of(variant, sha256_of(data) if data else None, execution),
     )
 
 

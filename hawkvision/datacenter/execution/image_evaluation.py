@@ -6,20 +6,18 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-
-import cv2
-import numpy as np
+from typing import Any
 
 from hawkvision.core.clock import Deadline
-from hawkvision.core.types import Pixels
-from hawkvision.datacenter.execution.model import Model
+from hawkvision.datacenter.execution.model import Model, ModelInput
 from hawkvision.datacenter.stages.ensemble import (
     Augmentation,
     EvaluationRequest,
     VariantAnswer,
-    ViewProbabilities,
+    ViewOutputs,
     likely_enough,
 )
+from hawkvision.tasks.kind import TaskKind
 
 
 class ImageEvaluation:
@@ -41,7 +39,7 @@ class ImageEvaluation:
         """Note how long these variants' inputs took; the next answer of each reports it."""
         self._decode_ms |= dict.fromkeys(names, decode_ms)
 
-    def start(self, name: str, views: Augmentation, upright: Pixels, *, alone: bool) -> None:
+    def start(self, name: str, views: Augmentation, upright: ModelInput, *, alone: bool) -> None:
         """Start a variant; `alone` says that no other variant runs on the image meanwhile.
 
         Alone, it may use several cores, unless there are other images. Several variants share the cores.
@@ -66,9 +64,9 @@ class ImageEvaluation:
             task.add_done_callback(_retrieve)
 
     async def _answer(
-        self, name: str, views: Augmentation, upright: Pixels, decode_ms: float, *, alone: bool
+        self, name: str, views: Augmentation, upright: ModelInput, decode_ms: float, *, alone: bool
     ) -> VariantAnswer:
-        done = await self._models[name].classify(_images(upright, views), self.deadline, alone=alone)
+        done = await self._models[name].infer(upright, views, self.deadline, alone=alone)
         return VariantAnswer(
             name, views, done.result, decode_ms, done.queue_ms, done.infer_ms, done.batch_size, self._statement
         )
@@ -96,13 +94,14 @@ def view_batches(
 
 
 def next_batch(
+    kind: TaskKind[Any],
     evaluation: EvaluationRequest,
-    known: Mapping[str, ViewProbabilities],
+    known: Mapping[str, ViewOutputs],
     batches: deque[dict[str, Augmentation]],
 ) -> dict[str, Augmentation]:
-    """Takes the first batch from `batches`, joined with the next ones until the class is likely to be decided."""
+    """Takes the first batch from `batches`, joined with the next ones until the prediction is likely to be decided."""
     batch = batches.popleft()
-    while batches and not likely_enough(evaluation, known, batch):
+    while batches and not likely_enough(kind, evaluation, known, batch):
         batch = _joined([*batch.items(), *batches.popleft().items()])
     return batch
 
@@ -119,20 +118,3 @@ def _retrieve(task: asyncio.Task[VariantAnswer]) -> None:
     """Take the exception, so that asyncio does not log it; the first one was raised already."""
     if not task.cancelled():
         task.exception()
-
-
-def _images(upright: Pixels, views: Augmentation) -> Pixels:
-    """(1 or 2, height, width, 3): the image, its mirror image, or both."""
-    match views:
-        case Augmentation.UPRIGHT:
-            return upright[None]
-        case Augmentation.MIRROR:
-            return _mirrored(upright)[None]
-        case Augmentation.BOTH:
-            return np.stack((upright, _mirrored(upright)))
-
-
-def _mirrored(upright: Pixels) -> Pixels:
-    """Equals `upright[:, ::-1]`, whose copy by NumPy is slow enough to hold up the event loop."""
-    mirrored: Pixels = cv2.flip(upright, 1)
-    return mirrored

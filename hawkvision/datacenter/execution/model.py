@@ -1,23 +1,25 @@
-"""One loaded variant: pixels in, calibrated probabilities out, in batches."""
+"""One loaded variant: pixels in, calibrated outputs of the task kind out, in batches."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
 
+import cv2
 import numpy as np
 
 from hawkvision.core.clock import Deadline, MonotonicClock
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import LOGITS, Pixels, Tensors
+from hawkvision.core.types import Pixels
 from hawkvision.datacenter.execution.batching import BatchedResult, Batcher
+from hawkvision.datacenter.stages.ensemble import Augmentation
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.fingerprints import VariantRun
-from hawkvision.tasks.class_scores import Probabilities, average, softmax
+from hawkvision.tasks.kind import Output, ToImage
+from hawkvision.tasks.serving.output_decoder import OutputDecoder
 
 HEALTH_LIMIT_S: Final = 8.0
 """How long one check waits for an inference, its wait for others included. Serve replaces a replica after three failed
@@ -27,10 +29,22 @@ _RECENT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class ModelInput:
+    """An image as a model's input (height, width, 3), and how places in it map to the image."""
+
+    pixels: Pixels
+    to_image: ToImage | None = None
+    """None for kinds without places."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Views:
-    """The views of one image (1 or 2, height, width, 3), and whether no other variant runs on it meanwhile."""
+    """The views of one image, and whether no other variant runs on it meanwhile."""
 
     images: Pixels
+    """(1 or 2, height, width, 3)."""
+    views: Augmentation
+    to_image: ToImage | None
     alone: bool
 
 
@@ -41,7 +55,7 @@ class Model:
         self,
         narrow: Backend,
         wide: Backend | None,
-        temperature: float,
+        decoder: OutputDecoder,
         threads: Executor,
         *,
         max_batch_size: int,
@@ -54,39 +68,45 @@ class Model:
         Args:
             narrow: the model on one thread.
             wide: the model on several threads, for a lone image on which no other variant runs.
-            temperature: calibrates the probabilities.
+            decoder: makes outputs of the backend's tensors.
             threads: run inference, one batch at a time.
             max_batch_size: requests in a batch.
             batch_wait_s: the longest that an incomplete batch waits for more requests.
             backend: the backend's name.
             run: what is loaded, for the statement.
+
+        Raises:
+            BackendError: if the model cannot be run, or does not return what the decoder and the task kind expect.
         """
         self.backend = backend
         self.run = run
         self._narrow = narrow
         self.wide = wide
-        self._temperature = temperature
+        self._decoder = decoder
         self._threads = threads
         for each in (narrow, wide):
             if each is not None:
                 for images in (1, 2):
-                    each.infer(np.zeros((images, *each.input_shape), np.uint8))
+                    decoder(each.infer(np.zeros((images, *each.input_shape), np.uint8)))
         self._succeeded_at = time.monotonic()
         self._check: asyncio.Task[object] | None = None
         """The inference of a blank image that runs or waits, for one check or several."""
-        self._batcher: Batcher[_Views, Probabilities] = Batcher(
+        self._batcher: Batcher[_Views, Output] = Batcher(
             self._infer, max_size=max_batch_size, wait_s=batch_wait_s, clock=MonotonicClock()
         )
 
-    async def classify(self, images: Pixels, deadline: Deadline | None, *, alone: bool) -> BatchedResult[Probabilities]:
-        """The mean probabilities (1, classes) of an image's views (1 or 2, height, width, 3).
+    async def infer(
+        self, image: ModelInput, views: Augmentation, deadline: Deadline | None, *, alone: bool
+    ) -> BatchedResult[Output]:
+        """The output for an image's views, combined if there are two; places in it are those in the upright image.
 
         The deadline is on `MonotonicClock`.
 
         Raises:
             DeadlineMissed: if the deadline passes before inference begins.
         """
-        return await self._batcher.submit(_Views(images, alone), deadline)
+        images = _images(image.pixels, views)
+        return await self._batcher.submit(_Views(images, views, image.to_image, alone), deadline)
 
     async def check_health(self, limit_s: float) -> None:
         """Infer a blank image, unless an inference has succeeded lately.
@@ -97,8 +117,8 @@ class Model:
         if time.monotonic() - self._succeeded_at < _RECENT_S:
             return
         if self._check is None or self._check.done():
-            blank = np.zeros((1, *self._narrow.input_shape), np.uint8)
-            self._check = asyncio.create_task(self.classify(blank, None, alone=True))
+            blank = ModelInput(np.zeros(self._narrow.input_shape, np.uint8))
+            self._check = asyncio.create_task(self.infer(blank, Augmentation.UPRIGHT, None, alone=True))
         try:
             async with asyncio.timeout(limit_s):
                 await asyncio.shield(self._check)
@@ -116,20 +136,41 @@ class Model:
             if backend is not None:
                 backend.close()
 
-    async def _infer(self, batch: list[_Views]) -> list[Probabilities]:
-        images = [views.images for views in batch]
+    async def _infer(self, batch: list[_Views]) -> list[Output]:
         lone = self.wide is not None and len(batch) == 1 and batch[0].alone
-        infer: Callable[[Pixels], Tensors] = self.wide.infer if lone and self.wide is not None else self._narrow.infer
-        loop = asyncio.get_running_loop()
-        tensors = await loop.run_in_executor(
-            self._threads, infer, images[0] if len(images) == 1 else np.concatenate(images)
-        )
+        backend = self.wide if lone and self.wide is not None else self._narrow
+        outputs = await asyncio.get_running_loop().run_in_executor(self._threads, self._run, backend, batch)
         self._succeeded_at = time.monotonic()
-        rows = softmax(tensors[LOGITS], self._temperature)
-        ends = np.cumsum([len(views) for views in images])
-        return [_mean(rows[end - len(views) : end]) for views, end in zip(images, ends, strict=True)]
+        return outputs
+
+    def _run(self, backend: Backend, batch: list[_Views]) -> list[Output]:
+        """Blocks; on an inference thread."""
+        images = [views.images for views in batch]
+        outputs = iter(self._decoder(backend.infer(images[0] if len(images) == 1 else np.concatenate(images))))
+        return [self._combined([next(outputs) for _ in views.images], views) for views in batch]
+
+    def _combined(self, outputs: list[Output], of: _Views) -> Output:
+        """One output from those of an image's views, in their order."""
+        kind = self._decoder.kind
+        if of.views is not Augmentation.UPRIGHT:
+            outputs[-1] = kind.unmirror(outputs[-1])
+        if of.to_image is not None:
+            outputs = [kind.place(output, of.to_image) for output in outputs]
+        return outputs[0] if len(outputs) == 1 else kind.combine(outputs, (1.0, 1.0), 1.0)
 
 
-def _mean(rows: Probabilities) -> Probabilities:
-    """(1, classes) from the (views, classes) of one image."""
-    return average([rows[i : i + 1] for i in range(len(rows))])
+def _images(upright: Pixels, views: Augmentation) -> Pixels:
+    """(1 or 2, height, width, 3): the image, its mirror image, or both."""
+    match views:
+        case Augmentation.UPRIGHT:
+            return upright[None]
+        case Augmentation.MIRROR:
+            return _mirrored(upright)[None]
+        case Augmentation.BOTH:
+            return np.stack((upright, _mirrored(upright)))
+
+
+def _mirrored(upright: Pixels) -> Pixels:
+    """Equals `upright[:, ::-1]`, whose copy by NumPy is slow enough to hold up the event loop."""
+    mirrored: Pixels = cv2.flip(upright, 1)
+    return mirrored

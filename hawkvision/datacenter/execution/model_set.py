@@ -12,8 +12,10 @@ from hawkvision.datacenter.execution.model import Model
 from hawkvision.datacenter.execution.threads import ReplicaThreads
 from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales
 from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_inputs
 from hawkvision.models.fingerprints import statement
+from hawkvision.tasks.kind import ToImage
 
 
 class ModelSet:
@@ -26,9 +28,12 @@ class ModelSet:
 
         Raises:
             ArtifactError: if a model file is missing or is not the one the manifest names.
-            BackendError: if the backend cannot load it.
+            BackendError: if the backend cannot load it, or it does not return what the task kind expects.
+            ManifestError: if the task's kind or a decoder is not installed.
         """
         self.settings = settings
+        self.kind = settings.task_kind()
+        """Of the task."""
         self._images = 0
         self._retired = self._closed = False
         # The longest job first makes the shortest schedule (Graham, 1969); the largest is also worth the most alone.
@@ -36,7 +41,7 @@ class ModelSet:
         self.models: dict[str, Model] = {}
         try:
             for variant in largest_first:
-                self.models[variant.name] = load_model(variant, settings, threads, inferring)
+                self.models[variant.name] = load_model(variant, self.kind, settings, threads, inferring)
         except BaseException:
             self._close()
             raise
@@ -81,6 +86,10 @@ class ModelSet:
             TooLarge: if it has too many pixels.
         """
         return self._scales.cost(image, header)
+
+    def to_image(self, name: str, header: ImageHeader) -> ToImage | None:
+        """What maps places in a variant's input to the image; None for kinds without places."""
+        return placement(header, self.specs[name]).to_image if self.kind.located else None
 
     def inputs(self, image: bytes, names: Sequence[str], header: ImageHeader) -> Generator[Pixels]:
         """The input of each of these variants, in order; each step decodes or scales."""

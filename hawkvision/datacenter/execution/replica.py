@@ -1,4 +1,4 @@
-"""One replica of a group of variants: an encoded image in, each variant's calibrated probabilities out. Knows no Ray.
+"""One replica of a group of variants: an encoded image in, each variant's calibrated output out. Knows no Ray.
 
 The variants of a group evaluate the same images. They share one process, so that an image is sent and decoded once,
 and as many of them run on it at a time as there are cores.
@@ -29,13 +29,13 @@ from hawkvision.core.errors import DeadlineMissed, NotReady, TooLarge
 from hawkvision.core.types import Pixels
 from hawkvision.datacenter.execution.group_settings import GroupSettings, ProcessSettings
 from hawkvision.datacenter.execution.image_evaluation import ImageEvaluation, next_batch, view_batches
-from hawkvision.datacenter.execution.model import HEALTH_LIMIT_S
+from hawkvision.datacenter.execution.model import HEALTH_LIMIT_S, ModelInput
 from hawkvision.datacenter.execution.model_set import ModelSet
 from hawkvision.datacenter.stages.ensemble import (
     Augmentation,
     EvaluationRequest,
     VariantAnswer,
-    ViewProbabilities,
+    ViewOutputs,
     enough,
 )
 from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates
@@ -132,14 +132,14 @@ class Replica:
             RequestError, DeadlineMissed, Overloaded: as their names say.
             NotReady: if a variant is not loaded here, as may happen while a tier is updated.
         """
-        known: dict[str, ViewProbabilities] = {}
+        known: dict[str, ViewOutputs] = {}
         part: tuple[VariantAnswer, ...] = ()
         models = self.models
         names = _wanted(evaluations, models)
         async with self._evaluation(models, deadline) as running, AsyncExitStack() as decoding:
             inputs = _Inputs(self, models, image, names, running, decoding)
             for evaluation in evaluations:
-                if enough(evaluation, known):
+                if enough(models.kind, evaluation, known):
                     break
                 if inputs.missing(evaluation):
                     if part:  # an error of the next decoding must not lose it
@@ -148,15 +148,15 @@ class Replica:
                     await inputs.prepare(evaluation)
                 batches = _batches(evaluation, list(models.models), streaming=streaming)
                 while batches:
-                    batch = next_batch(evaluation, known, batches)
+                    batch = next_batch(models.kind, evaluation, known, batches)
                     for name in (name for name in models.models if name in batch):
                         running.start(name, batch[name], inputs.ready[name], alone=len(batch) == 1)
                     if part:
                         yield part
                     part = await running.answers()
                     for answer in part:
-                        known.setdefault(answer.variant, {})[answer.augmentation] = answer.probabilities
-                    if enough(evaluation, known):
+                        known.setdefault(answer.variant, {})[answer.augmentation] = answer.output
+                    if enough(models.kind, evaluation, known):
                         yield part
                         return
             if part:
@@ -240,11 +240,12 @@ class _Inputs:
     ) -> None:
         """`names` are in the order of the evaluations; `decoding` holds the memory until all inputs are ready."""
         header = probe(image)
-        self.ready: dict[str, Pixels] = {}
+        self.ready: dict[str, ModelInput] = {}
         self._replica = replica
         self._cost = replica.cost(models, image, header)
         self._names = names
         self._inputs = models.inputs(image, names, header)
+        self._to_image = {name: models.to_image(name, header) for name in names}
         self._running = running
         self._decoding = decoding
 
@@ -264,7 +265,8 @@ class _Inputs:
         if not self.ready:
             await self._decoding.enter_async_context(self._replica.memory.held(self._cost.bytes, until))
         begun = time.perf_counter()
-        self.ready |= await self._replica.prepare(self._inputs, names, self._cost, until)
+        prepared = await self._replica.prepare(self._inputs, names, self._cost, until)
+        self.ready |= {name: ModelInput(pixels, self._to_image[name]) for name, pixels in prepared.items()}
         self._running.record_decoding(names, (time.perf_counter() - begun) * 1e3)
         if len(self.ready) == len(self._names):
             self._inputs.close()  # frees the decoded image

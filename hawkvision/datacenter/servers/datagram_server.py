@@ -10,7 +10,7 @@ import asyncio
 import math
 import socket
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from prometheus_client.registry import Collector
@@ -26,6 +26,8 @@ from hawkvision.datacenter.servers.front_end import FrontEnd
 from hawkvision.datacenter.servers.service import DATAGRAM_PATH, TierService
 from hawkvision.datacenter.stages.catalog import Catalog
 from hawkvision.servers.keys import INFER, Keys
+from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.serving.replies import encode_reply
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
 from hawkvision.transport.offer import OfferedEndpoint
@@ -117,8 +119,11 @@ class TierDatagramServer:
         admitted = self._front_end.tier.admit(request)
         with admitted.in_flight():
             self._front_end.check_size(len(image.body))
-            reply = await admitted.run(image.body, lambda partial: incoming.send_interim(_encoded(partial, image)))
-        return _encoded(reply, image)
+            kind = admitted.kind
+            reply = await admitted.run(
+                image.body, lambda partial: incoming.send_interim(_encoded(kind, partial, image))
+            )
+        return _encoded(kind, reply, image)
 
     async def close(self, drain_s: float) -> None:
         """Answer the requests inside, for at most `drain_s`, and end all connections."""
@@ -133,10 +138,11 @@ def useful_side(*catalogs: Catalog) -> int:
     return max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
 
 
-def _encoded(reply: EscalationReply, image: Complete | Partial) -> bytes:
+def _encoded(kind: TaskKind[Any], reply: EscalationReply, image: Complete | Partial) -> bytes:
     """The body of a reply to an image as it arrived."""
     fraction = image.received_fraction if isinstance(image, Partial) else 1.0
-    return msgspec.json.encode(msgspec.structs.replace(reply, received_fraction=fraction, quality=image.quality))
+    received = msgspec.structs.replace(reply, received_fraction=fraction, quality=image.quality)
+    return encode_reply(kind, received)
 
 
 async def _best_version(incoming: Incoming) -> Incoming:

@@ -52,6 +52,7 @@ from hawkvision.datacenter.servers.service import AdmittedRequest, TierService
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, loaded
 from hawkvision.servers.bodies import Bodies, Body, CallerGone
 from hawkvision.servers.keys import Keys, needed_scopes
+from hawkvision.tasks.serving.replies import encode_reply
 
 METRICS_PATH: Final = "/metrics"
 
@@ -153,7 +154,7 @@ class HttpServer:
             stack.enter_context(admitted.in_flight())
             if asked.progressive:
                 return await _progressive_response(request, admitted, image, stack.pop_all())
-            return _json(await _unless_gone(request, admitted.run(image)))
+            return _reply(admitted, await _unless_gone(request, admitted.run(image)))
 
     @contextmanager
     def _body(self, request: Request) -> Iterator[Body]:
@@ -224,7 +225,7 @@ async def _progressive_response(request: Request, admitted: AdmittedRequest, ima
     """
     lines: asyncio.Queue[bytes | None] = asyncio.Queue()
     """At most one line per view of each member; None at the end."""
-    running = asyncio.create_task(admitted.run(image, lambda reply: lines.put_nowait(_line(reply))))
+    running = asyncio.create_task(admitted.run(image, lambda reply: lines.put_nowait(_line(admitted, reply))))
 
     def ended(task: asyncio.Task[EscalationReply]) -> None:
         held.close()
@@ -239,14 +240,14 @@ async def _progressive_response(request: Request, admitted: AdmittedRequest, ima
         running.cancel()
         raise
     if first is None:
-        return _json(await running)
+        return _reply(admitted, await running)
 
     async def body() -> AsyncIterator[bytes]:
         try:
             yield first
             while (line := await lines.get()) is not None:
                 yield line
-            yield _line(await running)
+            yield _line(admitted, await running)
         finally:
             running.cancel()
 
@@ -276,8 +277,12 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _line(reply: EscalationReply) -> bytes:
-    return msgspec.json.encode(reply) + b"\n"
+def _line(admitted: AdmittedRequest, reply: EscalationReply) -> bytes:
+    return encode_reply(admitted.kind, reply) + b"\n"
+
+
+def _reply(admitted: AdmittedRequest, reply: EscalationReply) -> Response:
+    return Response(encode_reply(admitted.kind, reply), media_type="application/json")
 
 
 def _json(value: msgspec.Struct) -> Response:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from hawkvision.core.escalation_api import (
-    ClassScore,
     EscalationReply,
     EscalationRequest,
     EscalationTiming,
     IntermediateResult,
 )
-from hawkvision.core.types import Score
 from hawkvision.datacenter.stages.ensemble import StageResult, VariantAnswer
-from hawkvision.tasks.class_scores import top_classes
 
 
 def reply_of(
@@ -26,10 +23,9 @@ def reply_of(
         first_ms: milliseconds from the request to its first reply.
     """
     final = results[-1]
-    row = final.probabilities[0]
     intermediate = request.intermediate
     return EscalationReply(
-        top_k=tuple(ClassScore(int(i), float(row[i])) for i in top_classes(row, request.top_k)),
+        prediction=final.kind.predict(final.output, request.top_k),
         model=final.stage.name,
         timing_ms=_timing(results, total_ms, first_ms),
         batch_size=max(answer.batch_size for result in results for answer in result.answers),
@@ -68,7 +64,6 @@ def _duration_ms(answer: VariantAnswer) -> float:
     return answer.decode_ms + answer.queue_ms + answer.infer_ms
 
 
-def _passed_over(results: tuple[StageResult, ...], kind: Score) -> IntermediateResult:
+def _passed_over(results: tuple[StageResult, ...], score: str) -> IntermediateResult:
     first = results[0]
-    (index,) = top_classes(first.probabilities[0], 1)
-    return IntermediateResult(int(index), first.score(kind), _fingerprint(first, results))
+    return IntermediateResult(first.kind.predict(first.output, 1), first.score(score), _fingerprint(first, results))

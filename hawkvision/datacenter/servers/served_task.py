@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from hawkvision.core.errors import NotFound, NotReady, Overloaded
-from hawkvision.core.escalation_api import EscalationRequest, StageList
+from hawkvision.core.errors import BadField, NotFound, NotReady, Overloaded
+from hawkvision.core.escalation_api import SCORE_HEADER, EscalationRequest, StageList
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, Variants
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage, TaskFailure
 
@@ -95,13 +95,16 @@ class ServedTask:
         Raises:
             NotReady: if the task cannot be served.
             NotFound: for a stage that the task does not have.
+            BadField: for a score that the task does not have.
         """
         catalog = self.ready_catalog()
         first = catalog.best if request.variant is None else _stage(catalog, request.variant)
         intermediate = request.intermediate
         if intermediate is None:
             return first, None
-        second = _stage(catalog, intermediate.otherwise)
+        second, scores = _stage(catalog, intermediate.otherwise), catalog.kind.scores
+        if intermediate.score not in scores:
+            raise BadField(f"{SCORE_HEADER}: expected {' or '.join(scores)}, got {intermediate.score[:40]!r}")
         return first, SecondStage(second, intermediate.score, intermediate.accept_score)
 
     def refuse_if_full(self) -> None:

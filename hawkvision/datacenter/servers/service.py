@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError, NotFound, NotReady
@@ -28,6 +28,7 @@ from hawkvision.datacenter.servers.served_task import ServedTask
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, Variants, run_two_stages
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage, TaskFailure
 from hawkvision.datacenter.stages.ensemble import StageResult
+from hawkvision.tasks.kind import TaskKind
 
 DATAGRAM_PATH: Final = "datagram"
 """The metrics' path of an image that came as datagrams."""
@@ -162,7 +163,7 @@ class TierService:
         """Check a request whose image may not have arrived yet. `AdmittedRequest.in_flight` is the next step.
 
         Raises:
-            NotFound: for a task or stage that is not served.
+            NotFound, BadField: for a task, stage or score that is not served.
             NotReady, DeadlineMissed, Overloaded: as their names say.
         """
         task = self._task(request.task)
@@ -171,7 +172,8 @@ class TierService:
         if request.deadline_ms is not None and request.deadline_ms <= 0.0:
             raise DeadlineMissed(f"the deadline had passed by {-request.deadline_ms:g} ms when the request came")
         task.refuse_if_full()
-        return AdmittedRequest(task.name, variants, stages, request, self.metrics, task.hold_place)
+        kind = task.ready_catalog().kind
+        return AdmittedRequest(task.name, kind, variants, stages, request, self.metrics, task.hold_place)
 
     def count(self, path: str, task: str | None, stage: str | None, status: int, seconds: float) -> None:
         """Count a request by path and status.
@@ -214,6 +216,7 @@ class AdmittedRequest:
     def __init__(
         self,
         task: str,
+        kind: TaskKind[Any],
         variants: Variants,
         stages: tuple[ServedStage, SecondStage | None],
         request: EscalationRequest,
@@ -222,6 +225,8 @@ class AdmittedRequest:
     ) -> None:
         self.in_flight = hold_place
         """Counts the request against its task's limit while the block lasts; raises `Overloaded` if that is reached."""
+        self.kind = kind
+        """Of the task; writes the replies."""
         self._task = task
         self._variants = variants
         self._stages = stages
@@ -264,8 +269,9 @@ class AdmittedRequest:
                 on_partial(partial)
 
         running = run_two_stages(
-            self._variants, first, second, image, self._deadline, report if self._request.progressive else None
-        )
+            self._variants, self.kind, first, second, image, self._deadline,
+            report if self._request.progressive else None,
+        )  # fmt: skip
         try:
             results = await self.within_deadline(running)
         except HawkVisionError:

@@ -7,11 +7,11 @@ Both stages are requested at once, under the same deadline. The second runs only
 threshold, in the same replica call if that replica holds the models of both. The second stage requests only the views
 that the first has not evaluated.
 
-A stage ends as soon as its class is *decided*: the lead of the most probable class exceeds what the missing views could
-make up, at most 1 each. The label is then the whole stage's; the probabilities are those of the evaluated views.
+A stage ends as soon as its prediction is *decided*: the missing views cannot change it (`TaskKind.decided`). It is then
+the whole stage's; how sure it is follows from the evaluated views.
 
-A caller that cannot wait for a whole stage can have partial results: the same average over the views evaluated so far,
-an anytime answer (Dean and Boddy, "An Analysis of Time-Dependent Planning", AAAI 1988).
+A caller that cannot wait for a whole stage can have partial results: the same combination of the views so far, an
+anytime answer (Dean and Boddy, "An Analysis of Time-Dependent Planning", AAAI 1988).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from hawkvision.core.clock import Deadline
-from hawkvision.core.types import Score
 from hawkvision.datacenter.stages.catalog import ServedStage
 from hawkvision.datacenter.stages.ensemble import (
     AcceptThreshold,
     EvaluationRequest,
     StageResult,
     VariantAnswer,
-    ViewProbabilities,
+    ViewOutputs,
     evaluation_requests,
     stage_result,
     usable_views,
     view_count,
 )
+from hawkvision.tasks.kind import TaskKind
 
 Parts: TypeAlias = AsyncGenerator[tuple[VariantAnswer, ...]]
 
@@ -65,10 +65,10 @@ class Variants(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SecondStage:
-    """The stage that answers if the first stage's score of this kind is below `accept_score`."""
+    """The stage that answers if this score of the first stage is below `accept_score`."""
 
     stage: ServedStage
-    score: Score
+    score: str
     accept_score: float
 
 
@@ -78,6 +78,7 @@ OnPartialResult: TypeAlias = Callable[[tuple[StageResult, ...]], None]
 
 async def run_two_stages(
     variants: Variants,
+    kind: TaskKind[Any],
     first: ServedStage,
     second: SecondStage | None,
     image: bytes,
@@ -96,43 +97,44 @@ async def run_two_stages(
     evaluations = evaluation_requests(first, None if second is None else second.stage, threshold)
     async with aclosing(variants.ask(evaluations, image, deadline, streaming=on_partial is not None)) as parts:
         if second is None or threshold is None:
-            return (await _run_stage(parts, first, None, on_partial),)
-        # All views: the first stage's score is compared, and a decided class has no score.
-        result = await _run_stage(parts, first, None, None, all_views=True)
+            return (await _run_stage(parts, kind, first, None, on_partial),)
+        # All views: the first stage's score is compared, and a decided prediction has no score.
+        result = await _run_stage(parts, kind, first, None, None, all_views=True)
         if result.reaches(threshold):
             return (result,)
         known = usable_views(second.stage, result.members)
-        so_far = stage_result(second.stage, known) if known else _borrowed(second.stage, result)
+        so_far = stage_result(kind, second.stage, known) if known else _borrowed(second.stage, result)
         if so_far.decided:
             return (result, so_far)
         if on_partial is not None:
             on_partial((result, so_far))
-        return (result, await _run_stage(parts, second.stage, result, on_partial))
+        return (result, await _run_stage(parts, kind, second.stage, result, on_partial))
 
 
 async def _run_stage(
     parts: Parts,
+    kind: TaskKind[Any],
     stage: ServedStage,
     before: StageResult | None,
     on_partial: OnPartialResult | None,
     *,
     all_views: bool = False,
 ) -> StageResult:
-    """The stage's result from these parts; `all_views` waits for all of them even if the class is decided."""
-    known: dict[str, ViewProbabilities] = {} if before is None else usable_views(stage, before.members)
+    """The stage's result from these parts; `all_views` waits for all of them even if they decide before."""
+    known: dict[str, ViewOutputs] = {} if before is None else usable_views(stage, before.members)
     answers: list[VariantAnswer] = []
     async for part in parts:
         answers.extend(part)
         for answer in part:
-            known.setdefault(answer.variant, {})[answer.augmentation] = answer.probabilities
-        result = stage_result(stage, known, answers)
+            known.setdefault(answer.variant, {})[answer.augmentation] = answer.output
+        result = stage_result(kind, stage, known, answers)
         if not result.missing or (result.decided and not all_views):
             return result
         if on_partial is not None:
             on_partial((result,) if before is None else (before, result))
-    raise AssertionError(f"{stage.name}: the {len(answers)} answers that came do not decide its class")
+    raise AssertionError(f"{stage.name}: the {len(answers)} answers that came do not decide its prediction")
 
 
 def _borrowed(stage: ServedStage, other: StageResult) -> StageResult:
-    """Another stage's probabilities, until a member of this stage has answered."""
-    return StageResult(stage, other.probabilities, {}, (), view_count(stage), decided=False)
+    """Another stage's output, until a member of this stage has answered."""
+    return StageResult(other.kind, stage, other.output, {}, (), view_count(stage), decided=False)

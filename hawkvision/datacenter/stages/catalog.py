@@ -6,8 +6,9 @@ their own names. Variants that share requests form a group. A group is one deplo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hawkvision.core.errors import ConfigError, HawkVisionError, ManifestError
 from hawkvision.core.escalation_api import ListedStage, StageList, StageMember
@@ -15,12 +16,15 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.inference.backend_registry import ON_THE_CPU
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import stage_fingerprint
+from hawkvision.models.input_spec import Weights
 from hawkvision.models.manifest import Manifest, Variant, cache_dir, load_manifest, models_dir
+from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.registry import load_kind
 
 
 @dataclass(frozen=True, slots=True)
 class ServedStage:
-    """A stage: its members, whether they also evaluate the mirror image, and the temperature of their average."""
+    """A stage: its members, whether they also evaluate the mirror image, and how their outputs are combined."""
 
     name: str
     members: tuple[str, ...]
@@ -28,10 +32,26 @@ class ServedStage:
     temperature: float = 1.0
     fingerprint: str | None = None
     """`Manifest.fingerprint`; None if the settings choose an execution that certificates do not cover."""
+    weights: Weights = ()
+    """Of the members; empty where all weigh the same."""
+    task_facts: str = ""
+    """`Manifest.task_facts`."""
 
     def ran(self, statement: str) -> str | None:
         """The stage's fingerprint in a process with this statement; None if that process lacks a member."""
-        return stage_fingerprint(statement, self.members, horizontal_flip=self.mirrored, temperature=self.temperature)
+        return stage_fingerprint(
+            statement,
+            self.members,
+            horizontal_flip=self.mirrored,
+            temperature=self.temperature,
+            weights=self.weights,
+            task=self.task_facts,
+        )
+
+    def weights_of(self, members: Sequence[str]) -> Weights:
+        """The weights of some of the members."""
+        weights = dict(zip(self.members, self.weights, strict=True)) if self.weights else {}
+        return tuple(weights.get(member, 1.0) for member in members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +71,7 @@ class Catalog:
     """The stages from cheapest to best, and the variants that they use, each once."""
 
     task: str
-    classes: int
+    kind: TaskKind[Any]
     stages: tuple[ServedStage, ...]
     variants: tuple[Variant, ...]
     has_artifacts: bool
@@ -120,7 +140,9 @@ def load_catalogs(config: DatacenterConfig) -> dict[str, Catalog | TaskFailure]:
     failures: list[HawkVisionError] = []
     for task in config.tasks:
         try:
-            catalogs[task] = catalog_of(load_manifest(task, models_dir(config.models_dir, task)), config)
+            models = models_dir(config.models_dir, task)
+            manifest = load_manifest(task, models)
+            catalogs[task] = catalog_of(manifest, load_kind(manifest, models), config)
         except HawkVisionError as error:
             failures.append(error)
             catalogs[task] = TaskFailure(error.message)
@@ -174,7 +196,7 @@ def variants_by_task(config: DatacenterConfig) -> dict[str, tuple[str, ...]]:
     return named
 
 
-def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
+def catalog_of(manifest: Manifest, kind: TaskKind[Any], config: DatacenterConfig) -> Catalog:
     """The stages named by `config.variants`, or by the manifest's `cascade.dc` if that names none; best last.
 
     Raises:
@@ -201,11 +223,13 @@ def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
         flip = ensemble is not None and ensemble.horizontal_flip
         temperature = ensemble.temperature if ensemble is not None else 1.0
         fingerprint = manifest.fingerprint(name) if certifiable else None
-        stages.append(ServedStage(name, tuple(m.name for m in members), flip, temperature, fingerprint))
+        weights = ensemble.weights if ensemble is not None else ()
+        names_of_members = tuple(member.name for member in members)
+        stages.append(ServedStage(name, names_of_members, flip, temperature, fingerprint, weights, manifest.task_facts))
         members_used |= {m.name: m for m in members}
     return Catalog(
         manifest.task,
-        manifest.classes,
+        kind,
         tuple(stages),
         tuple(members_used.values()),
         has_artifacts=config.backend != "noop",

@@ -1,6 +1,6 @@
 """What variants compute of an image, and the stage result that follows.
 
-    VariantAnswer (the views that a variant evaluated) ──► StageResult (a stage's probabilities, perhaps incomplete)
+    VariantAnswer (the views that a variant evaluated) ──► StageResult (a stage's output, perhaps incomplete)
 
 Pure functions: nothing here sends, waits or runs a model. Replicas and the server use the same functions, so that both
 know when a stage has enough views.
@@ -11,17 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-import numpy as np
-
-from hawkvision.core.types import Score
 from hawkvision.datacenter.stages.catalog import ServedStage
-from hawkvision.tasks.class_scores import ROUNDING, Probabilities, average, decided, score
+from hawkvision.tasks.kind import Output, TaskKind
 
 
 class Augmentation(StrEnum):
-    """The views of an image that a variant evaluates; for both, the probabilities are averaged."""
+    """The views of an image that a variant evaluates; for both, the outputs are combined."""
 
     UPRIGHT = "upright"
     MIRROR = "mirror"
@@ -33,11 +30,11 @@ _VIEWS: Final = {Augmentation.UPRIGHT: 1, Augmentation.MIRROR: 1, Augmentation.B
 
 @dataclass(frozen=True, slots=True)
 class VariantAnswer:
-    """A variant's probabilities (1, classes) for these views, and where the time went, in milliseconds."""
+    """A variant's output for these views, and where the time went, in milliseconds."""
 
     variant: str
     augmentation: Augmentation
-    probabilities: Probabilities
+    output: Output
     decode_ms: float
     queue_ms: float
     infer_ms: float
@@ -46,15 +43,15 @@ class VariantAnswer:
     """What the process that ran it states of all its variants (`hawkvision.models.fingerprints.statement`)."""
 
 
-ViewProbabilities: TypeAlias = dict[Augmentation, Probabilities]
-"""A member's probabilities (1, classes) for the upright image, its mirror image, or both at once."""
+ViewOutputs: TypeAlias = dict[Augmentation, Output]
+"""A member's outputs for the upright image, its mirror image, or both at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptThreshold:
-    """A stage's answer counts if its score of this kind is at least `accept_score`."""
+    """A stage's answer counts if this score of it is at least `accept_score`."""
 
-    score: Score
+    score: str
     accept_score: float
 
 
@@ -62,8 +59,8 @@ class AcceptThreshold:
 class EvaluationRequest:
     """The evaluation of an image by one stage.
 
-    It ends as soon as the class is decided. With a threshold it ends only when all views are evaluated, because a
-    decided class has no score; if the score reaches the threshold, no later stage runs.
+    It ends as soon as the prediction is decided. With a threshold it ends only when all views are evaluated, because a
+    decided prediction has no score; if the score reaches the threshold, no later stage runs.
     """
 
     stage: ServedStage
@@ -74,21 +71,22 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """A stage's probabilities (1, classes), those of its members, and the answers that this evaluation needed."""
+    """A stage's output, those of its members, and the answers that this evaluation needed."""
 
+    kind: TaskKind[Any]
     stage: ServedStage
-    probabilities: Probabilities
-    members: Mapping[str, ViewProbabilities]
+    output: Output
+    members: Mapping[str, ViewOutputs]
     answers: tuple[VariantAnswer, ...]
     """Without members whose earlier answers sufficed."""
     missing: int = 0
     """Views that the stage uses and that no member has evaluated."""
     decided: bool = True
-    """Whether the missing views cannot change the most probable class."""
+    """Whether the missing views cannot change the prediction."""
 
-    def score(self, kind: Score) -> float:
-        """The stage's score: a float32 number, widened."""
-        return float(score(self.probabilities, kind)[0])
+    def score(self, name: str) -> float:
+        """The stage's score of that name."""
+        return self.kind.score(self.output, name)
 
     def reaches(self, threshold: AcceptThreshold) -> bool:
         """Whether the score is at least the threshold."""
@@ -115,29 +113,36 @@ def evaluation_requests(
     return (*requests, EvaluationRequest(second, wanted)) if wanted else requests
 
 
-def usable_views(stage: ServedStage, members: Mapping[str, ViewProbabilities]) -> dict[str, ViewProbabilities]:
+def usable_views(stage: ServedStage, members: Mapping[str, ViewOutputs]) -> dict[str, ViewOutputs]:
     """What any stage's members have computed, as far as this stage can use it."""
     known = {m: {v: members[m][v] for v in _usable(stage, members[m])} for m in stage.members if m in members}
     return {member: views for member, views in known.items() if views}
 
 
 def stage_result(
+    kind: TaskKind[Any],
     stage: ServedStage,
-    known: Mapping[str, ViewProbabilities],
+    known: Mapping[str, ViewOutputs],
     answers: Sequence[VariantAnswer] = (),
     *,
-    rounding: float = ROUNDING,
+    margin: float = 1.0,
 ) -> StageResult:
-    """The stage's result from the known views, at least one; members weigh the same, whatever views they evaluated."""
-    views = [known[member] for member in stage.members if member in known]
-    probabilities = average([_member_mean(stage, each) for each in views], stage.temperature)
+    """The stage's result from the known views, at least one; a member weighs the same, whatever views it evaluated.
+
+    `margin` is that of `TaskKind.decided`.
+    """
+    names = [member for member in stage.members if member in known]
+    views = [each for member in names for each in _single_views(stage, known[member])]
+    outputs = [_member_output(kind, stage, known[member]) for member in names]
+    output = outputs[0]
+    if len(stage.members) > 1:
+        output = kind.combine(outputs, stage.weights_of(names), stage.temperature)
     members = {member: dict(each) for member, each in known.items()}
-    missing = view_count(stage) - sum(_count(stage, each) for each in views)
-    is_decided = decided(_view_sum(stage, views), missing, rounding)
-    return StageResult(stage, probabilities, members, tuple(answers), missing, is_decided)
+    missing = view_count(stage) - len(views)
+    return StageResult(kind, stage, output, members, tuple(answers), missing, kind.decided(views, missing, margin))
 
 
-def enough(evaluation: EvaluationRequest, known: Mapping[str, ViewProbabilities]) -> bool:
+def enough(kind: TaskKind[Any], evaluation: EvaluationRequest, known: Mapping[str, ViewOutputs]) -> bool:
     """Whether the evaluation can end.
 
     A replica stops by this and the server checks the result, so this allows for twice the rounding.
@@ -145,27 +150,29 @@ def enough(evaluation: EvaluationRequest, known: Mapping[str, ViewProbabilities]
     usable = usable_views(evaluation.stage, known)
     if not usable:
         return False
-    result = stage_result(evaluation.stage, usable, rounding=2.0 * ROUNDING)
+    result = stage_result(kind, evaluation.stage, usable, margin=2.0)
     if evaluation.threshold is None:
         return result.decided
     return not result.missing and result.reaches(evaluation.threshold)
 
 
 def likely_enough(
-    evaluation: EvaluationRequest, known: Mapping[str, ViewProbabilities], more: Mapping[str, Augmentation]
+    kind: TaskKind[Any],
+    evaluation: EvaluationRequest,
+    known: Mapping[str, ViewOutputs],
+    more: Mapping[str, Augmentation],
 ) -> bool:
-    """Whether the class would be decided if `more` favours it as the known views do; true if none is known.
+    """Whether the prediction would be decided if `more` is as the known views are together; true if none is known.
 
     If so, it pays to evaluate `more` first. Otherwise all remaining views may run at once.
     """
     usable = usable_views(evaluation.stage, known)
     if not usable:
         return True
-    views = [usable[member] for member in evaluation.stage.members if member in usable]
-    total, count = _view_sum(evaluation.stage, views)[0], sum(_count(evaluation.stage, each) for each in views)
-    second, first = np.partition(total, -2)[-2:]
-    then = count + sum(_VIEWS[each] for each in more.values())
-    return float(first - second) / count * then > view_count(evaluation.stage) - then
+    views = [each for known_views in usable.values() for each in _single_views(evaluation.stage, known_views)]
+    expected = kind.combine(views, (1.0,) * len(views), 1.0)
+    then = [*views, *[expected] * sum(_VIEWS[each] for each in more.values())]
+    return kind.decided(then, view_count(evaluation.stage) - len(then))
 
 
 def view_count(stage: ServedStage) -> int:
@@ -174,7 +181,7 @@ def view_count(stage: ServedStage) -> int:
 
 
 def _usable(stage: ServedStage, views: Collection[Augmentation]) -> tuple[Augmentation, ...]:
-    """The views that a stage can use; an average of both does not tell the upright image's probabilities."""
+    """The views that a stage can use; a combination of both does not tell the upright image's output."""
     return tuple(views) if stage.mirrored else tuple(v for v in views if v is Augmentation.UPRIGHT)
 
 
@@ -187,26 +194,19 @@ def _missing_views(stage: ServedStage, known: Collection[Augmentation]) -> Augme
     return Augmentation.MIRROR if Augmentation.UPRIGHT in known else Augmentation.BOTH
 
 
-def _count(stage: ServedStage, views: ViewProbabilities) -> int:
-    return sum(_VIEWS[each] for each in _usable(stage, views))
+def _single_views(stage: ServedStage, views: ViewOutputs) -> list[Output]:
+    """One output per evaluated view; that of both stands for each of them.
 
-
-def _view_sum(stage: ServedStage, members: Sequence[ViewProbabilities]) -> Probabilities:
-    """The sum over all known views (1, classes).
-
-    Once this sum decides the class, the mean over members has the same first class: the mean is what the sum would
-    become if each missing view equalled its member's other view, or without one, the mean of the other members.
+    Once they decide the prediction, the combination over members has the same one: it is what all views would give if
+    each missing view equalled its member's other view, or without one, the combination of the other members.
     """
-    total: Probabilities = np.sum(
-        [_count(stage, views) * _member_mean(stage, views) for views in members], axis=0, dtype=np.float32
-    )
-    return total
+    return [views[each] for each in _usable(stage, views) for _ in range(_VIEWS[each])]
 
 
-def _member_mean(stage: ServedStage, views: ViewProbabilities) -> Probabilities:
+def _member_output(kind: TaskKind[Any], stage: ServedStage, views: ViewOutputs) -> Output:
     if not stage.mirrored:
         return views[Augmentation.UPRIGHT]
     if Augmentation.BOTH in views:
         return views[Augmentation.BOTH]
     known = [views[each] for each in (Augmentation.UPRIGHT, Augmentation.MIRROR) if each in views]
-    return known[0] if len(known) == 1 else average(known)
+    return known[0] if len(known) == 1 else kind.combine(known, (1.0, 1.0), 1.0)

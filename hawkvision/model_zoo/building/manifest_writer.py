@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from hawkvision.core.errors import ManifestError
-from hawkvision.models.input_spec import InputSpec, input_facts
+from hawkvision.models.input_spec import DEFAULT_KIND, InputSpec, input_facts
 from hawkvision.models.manifest import Manifest
 
 
 def format_manifest(manifest: Manifest, header: str = "") -> str:
     """The manifest as TOML: scalars first, then tables; `header` lines become comments."""
     fields: dict[str, Any] = msgspec.to_builtins(manifest)
-    fields["kind"] = None if manifest.kind == "classification" else manifest.kind
+    fields["kind"] = None if manifest.kind == DEFAULT_KIND else manifest.kind
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
     heads = ("format", "task", "kind", "labels", "labels_sha256", "profile_sha256", "classes")
     lines += [f"{key} = {_value(fields[key])}" for key in heads if fields[key] is not None]

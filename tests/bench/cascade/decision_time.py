@@ -26,7 +26,7 @@ from hawkvision.cascade.drift.online import AUDIT_SHARE
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.clock import Deadline
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.core.types import MaxAccuracyDrop, OnMiss, Quality, Target
+from hawkvision.core.types import MaxAccuracyDrop, OnMiss, Prediction, Quality, Target
 
 PROFILE: Final = Path(__file__).parents[3] / "models" / "imagenet" / "profile.json"
 TARGETS: Final[tuple[Target, ...]] = (Quality.BALANCED, MaxAccuracyDrop(0.02), MaxAccuracyDrop(0.033))
@@ -64,7 +64,7 @@ def with_control(policy: Policy, streams: Streams, draws: random.Random) -> Deci
         )
         drawn = draws.random() < AUDIT_SHARE
         if drawn:
-            controllers.audited((StageScore(controllers.edge_claims, score, 0),), 0)
+            controllers.audited((StageScore(controllers.edge_claims, score, Prediction()),), [0.0])
         else:
             controllers.not_due()
         if isinstance(decision, Accept):

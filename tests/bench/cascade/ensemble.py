@@ -41,6 +41,7 @@ from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import Score
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
+from tests.hawkvision.tasks.classes import read_reply, top_k
 
 MODEL_TIME: Final = "hawkvision_datacenter_inference_duration_seconds_sum"
 WARM_UP: Final = 20
@@ -66,7 +67,7 @@ class RunningTier:
         taken_ms = (time.perf_counter() - begun) * 1e3
         if response.status != 200:
             raise HawkVisionError(f"{self.url}: HTTP {response.status}: {content[:200]!r}")
-        return msgspec.json.decode(content.splitlines()[-1], type=EscalationReply), taken_ms
+        return read_reply(content.splitlines()[-1]), taken_ms
 
     def model_s(self) -> float:
         """Seconds that all inferences took so far."""
@@ -119,8 +120,8 @@ def study(
                 reply, taken_ms = tier.ask(images.bodies[i], request)
                 cell = cells[name, tier.url]
                 cell.taken_ms.append(taken_ms)
-                cell.said.append(reply.top_k[0].index)
-                cell.right.append(reply.top_k[0].index == images.labels[i])
+                cell.said.append(top_k(reply)[0].index)
+                cell.right.append(top_k(reply)[0].index == images.labels[i])
                 cell.by_best.append(reply.model == tier.best)
         for tier in asked:
             cells[name, tier.url].model_s += tier.model_s()

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from hawkvision.core.errors import NotReady
-from hawkvision.core.escalation_api import INFER_PATH, EscalationReply
+from hawkvision.core.escalation_api import INFER_PATH
 from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionPool
 from loadgen.clients.engine import Engine, LoadJob, ServerAddress, SharedImages
@@ -21,12 +21,12 @@ from loadgen.clients.http import exchange, refusal_of
 from loadgen.workload.arrivals import PoissonArrivals
 from loadgen.workload.dataset import generated
 from loadgen.workload.record import UNANSWERED, RequestOutcome
+from tests.hawkvision.tasks.classes import read_reply, top_k
 
 TIMEOUT_S: Final = 10.0
 MAX_S: Final = 300.0
 """Of an open loop."""
 MAX_IN_FLIGHT: Final = 2048
-_REPLY: Final = msgspec.json.Decoder(EscalationReply)
 
 
 class EscalationClient:
@@ -48,10 +48,10 @@ class EscalationClient:
         if reply.status != 200:
             return refusal_of(reply, len(image))
         try:
-            answer = _REPLY.decode(reply.body)
+            answer = read_reply(reply.body)
         except msgspec.DecodeError:
             return ClientReply(UNANSWERED, "bad_reply")
-        return ClientReply(200, index=answer.top_k[0].index, model=answer.model, tier="datacenter")
+        return ClientReply(200, index=top_k(answer)[0].index, model=answer.model, tier="datacenter")
 
     async def close(self) -> None:
         """See `RequestClient`."""

@@ -383,7 +383,7 @@ class Watch:
     async def _up(self, session: aiohttp.ClientSession) -> float | None:
         try:
             async with session.get(f"{self.world.edge.url}/metrics") as reply:
-                found = re.search(r"^hawkvision_datacenter_up (\S+)$", await reply.text(), re.MULTILINE)
+                found = re.search(r"^hawkvision_datacenter_up\{.*\} (\S+)$", await reply.text(), re.MULTILINE)
         except (aiohttp.ClientError, TimeoutError):
             return None
         return None if found is None else float(found[1])

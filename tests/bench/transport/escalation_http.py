@@ -32,14 +32,14 @@ from typing import Final
 
 import aiohttp
 import cv2
-import msgspec
 import numpy as np
 
-from hawkvision.core.escalation_api import INFER_PATH, VARIANT_HEADER, EscalationReply
+from hawkvision.core.escalation_api import INFER_PATH, VARIANT_HEADER
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
 from hawkvision.models.manifest import load_manifest, models_dir
 from hawkvision.system.child_server import ended
+from tests.hawkvision.tasks.classes import read_reply
 
 ROOT: Final = Path(__file__).parents[3]
 BEFORE: Final = "1211107f"
@@ -238,7 +238,7 @@ async def _round(
                 into.refused += 1
                 continue
             wall.append((time.perf_counter() - begun) * 1e3)
-            spent = msgspec.json.decode(body, type=EscalationReply).timing_ms
+            spent = read_reply(body).timing_ms
             own.append(wall[-1] - spent.decode - spent.queue - spent.infer)
 
     begun = time.perf_counter()

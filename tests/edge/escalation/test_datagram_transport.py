@@ -26,6 +26,7 @@ from loadgen.network.udp_relay import UdpRelay
 from tests.edge.bench import Bench, bench, known, misses
 from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA
+from tests.hawkvision.tasks.classes import TEN, top_k
 from tests.images import encoded
 from tests.waiting import WAIT_LIMIT_S, until
 
@@ -48,7 +49,8 @@ def peer() -> Iterator[Peer]:
 async def linked(
     peer: Peer, transport: Literal["tcp", "datagram", "auto"] = "datagram", metrics: EdgeMetrics | None = None
 ) -> AsyncIterator[DatacenterClient]:
-    datacenter = DatacenterClient(peer.url, None, 4, 10, MonotonicClock(), transport=transport, metrics=metrics)
+    link = None if metrics is None else metrics.link("digits")
+    datacenter = DatacenterClient(peer.url, None, 4, TEN, MonotonicClock(), transport=transport, metrics=link)
     try:
         if transport == "datagram" and peer.offer is not None:
             await until(lambda: datacenter.transport is Transport.DATAGRAM)
@@ -68,7 +70,7 @@ def infer(
 
 
 def test_images_travel_as_datagrams_if_the_datacenter_offers_them(peer: Peer) -> None:
-    assert infer(peer).top_k[0].index == ANSWER_CLASS
+    assert top_k(infer(peer))[0].index == ANSWER_CLASS
     assert (len(peer.datagrams), peer.bodies) == (1, [])
     assert peer.datagrams[0][0] == msgspec.structs.replace(HURRIED, deadline_ms=None)
 
@@ -82,7 +84,7 @@ def test_datagrams_use_the_configured_congestion_controller(peer: Peer) -> None:
             super().__init__(path, now)
 
     async def scenario() -> None:
-        datacenter = DatacenterClient(peer.url, None, 4, 10, MonotonicClock(), transport="datagram", congestion=Noted)
+        datacenter = DatacenterClient(peer.url, None, 4, TEN, MonotonicClock(), transport="datagram", congestion=Noted)
         try:
             await until(lambda: datacenter.transport is Transport.DATAGRAM)
         finally:
@@ -94,7 +96,7 @@ def test_datagrams_use_the_configured_congestion_controller(peer: Peer) -> None:
 
 def test_the_key_is_sent_with_images_and_not_with_the_request_for_the_datagram_address(peer: Peer) -> None:
     async def scenario() -> None:
-        datacenter = DatacenterClient(peer.url, "a-key-of-some-length", 4, 10, MonotonicClock(), transport="auto")
+        datacenter = DatacenterClient(peer.url, "a-key-of-some-length", 4, TEN, MonotonicClock(), transport="auto")
         try:
             await until(lambda: bool(peer.transport_keys))
             await datacenter.infer(HUGE, EscalationRequest(variant="committee"), start_trace(), 10.0, lossless=True)
@@ -109,14 +111,14 @@ def test_the_key_is_sent_with_images_and_not_with_the_request_for_the_datagram_a
 def test_an_intermediate_stage_is_asked_over_datagrams_too(peer: Peer) -> None:
     peer.intermediate, peer.intermediate_score = "medium", 0.8
     request = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.75, "committee"))
-    assert infer(peer, request).top_k[0].index == INTERMEDIATE_CLASS
+    assert top_k(infer(peer, request))[0].index == INTERMEDIATE_CLASS
 
 
 def test_a_progressive_request_gets_interim_answers_over_datagrams_too(peer: Peer) -> None:
     peer.parts, peer.breaks_off = [INTERMEDIATE_CLASS], True
     request = msgspec.structs.replace(HURRIED, progressive=True)
     reply = infer(peer, request)
-    assert (reply.top_k[0].index, reply.complete, reply.comparable) == (INTERMEDIATE_CLASS, False, False)
+    assert (top_k(reply)[0].index, reply.complete, reply.comparable) == (INTERMEDIATE_CLASS, False, False)
     assert infer(peer).complete
 
 
@@ -131,7 +133,7 @@ def test_an_interim_answer_is_returned_at_once_if_the_final_one_is_hardly_ever_o
             return (await asyncio.wait_for(asking, 20.0)).reply
 
     reply = asyncio.run(scenario())
-    assert (reply.top_k[0].index, reply.complete) == (INTERMEDIATE_CLASS, False)
+    assert (top_k(reply)[0].index, reply.complete) == (INTERMEDIATE_CLASS, False)
 
 
 def test_round_trips_are_recorded_for_each_transport(peer: Peer) -> None:
@@ -212,9 +214,8 @@ def test_a_datagram_peer_that_falls_silent_leaves_images_to_tcp_until_it_is_back
             async with linked(peer) as datacenter:
                 relay.blackhole(True)
                 await until(lambda: datacenter.transport is Transport.TCP)
-                assert (await datacenter.infer(IMAGE, HURRIED, start_trace(), 10.0)).reply.top_k[
-                    0
-                ].index == ANSWER_CLASS
+                escalated = await datacenter.infer(IMAGE, HURRIED, start_trace(), 10.0)
+                assert top_k(escalated.reply)[0].index == ANSWER_CLASS
                 relay.blackhole(False)
                 await until(lambda: datacenter.transport is Transport.DATAGRAM)
 
@@ -227,7 +228,7 @@ def test_images_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> No
     metrics = EdgeMetrics()
 
     def sample(name: str, **labels: str) -> float:
-        return metrics.registry.get_sample_value(f"hawkvision_{name}", labels) or 0.0
+        return metrics.registry.get_sample_value(f"hawkvision_{name}", {"task": "digits", **labels}) or 0.0
 
     async def scenario() -> None:
         assert peer.offer is not None

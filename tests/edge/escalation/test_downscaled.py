@@ -31,7 +31,7 @@ def sizes(bodies: list[bytes]) -> list[tuple[int, int]]:
 
 
 def sent_bytes(it: Bench) -> float:
-    return it.node.metrics.registry.get_sample_value("hawkvision_uplink_bytes_total") or 0.0
+    return it.node.metrics.registry.get_sample_value("hawkvision_uplink_bytes_total", {"task": "digits"}) or 0.0
 
 
 @pytest.mark.parametrize("target", [Quality.BEST, MaxAccuracyDrop(0.01)])

@@ -15,6 +15,7 @@ from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest
 from hawkvision.core.trace_context import start_trace
 from tests.edge.peer import Peer, running_peer
+from tests.hawkvision.tasks.classes import TEN
 from tests.waiting import until
 
 CONNECTIONS = 4
@@ -163,7 +164,7 @@ def test_closing_ends_all_exchanges(peer: Peer, caplog: pytest.LogCaptureFixture
 
 def test_connections_with_abandoned_exchanges_are_not_idle(peer: Peer) -> None:
     async def scenario() -> None:
-        datacenter = DatacenterClient(peer.url, None, 2, 10, MonotonicClock())
+        datacenter = DatacenterClient(peer.url, None, 2, TEN, MonotonicClock())
         peer.held = True
         with pytest.raises(EscalationFailed):
             await datacenter.infer(b"image", HURRIED, start_trace(), LATE_S)

@@ -13,6 +13,7 @@ from hawkvision.core.types import Quality, Score
 from hawkvision.imaging.preprocessing import probe
 from tests.edge.bench import SPEC, SURE, GatedBackend, bench
 from tests.hawkvision.inference.test_adaptive_parallelism import Working
+from tests.hawkvision.tasks.classes import TEN
 from tests.images import encoded
 
 
@@ -20,7 +21,7 @@ from tests.images import encoded
     ("alone", "images", "wide", "narrow"), [(True, 1, 1, 0), (False, 1, 0, 1), (True, 2, 0, 1), (False, 2, 0, 1)]
 )
 def test_only_an_image_that_is_alone_uses_several_threads(alone: bool, images: int, wide: int, narrow: int) -> None:
-    stage = EdgeStage("small", LoadedModel("small", GatedBackend(SURE), SPEC, GatedBackend(SURE)), 1.0, Score.TOP1)
+    stage = EdgeStage("small", LoadedModel("small", GatedBackend(SURE), SPEC, GatedBackend(SURE)), 1.0, Score.TOP1, TEN)
     body = encoded()
     look = InferenceJob(stage, body, probe(body), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
     assert all(isinstance(found, StagePrediction) for found in stage.infer_batch([look] * images))
@@ -45,7 +46,7 @@ def test_a_wide_backend_prepares_for_a_lone_image_before_it_is_decoded(
     alone: bool, images: int, reported: list[int]
 ) -> None:
     wide = Foresighted()
-    stage = EdgeStage("small", LoadedModel("small", GatedBackend(SURE), SPEC, wide), 1.0, Score.TOP1)
+    stage = EdgeStage("small", LoadedModel("small", GatedBackend(SURE), SPEC, wide), 1.0, Score.TOP1, TEN)
     look = InferenceJob(stage, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
     stage.infer_batch([look] * images)
     assert wide.reported == reported

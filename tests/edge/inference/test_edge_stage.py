@@ -17,6 +17,7 @@ from hawkvision.inference.backends.interface import Outputs
 from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.tasks.class_scores import average, log_probabilities, softmax, tempered
 from tests.edge.bench import SPEC, GatedBackend
+from tests.hawkvision.tasks.classes import TEN, classes_in
 from tests.images import encoded
 
 LEAD = 4.0
@@ -24,8 +25,12 @@ DARK, BRIGHT = (cv2.imencode(".png", np.full((24, 24, 3), level, np.uint8))[1].t
 
 
 def look(score: Score, temperature: float | None) -> StagePrediction:
-    stage = EdgeStage("small", LoadedModel("small", GatedBackend(LEAD), SPEC), 1.5, score)
+    stage = EdgeStage("small", LoadedModel("small", GatedBackend(LEAD), SPEC), 1.5, score, TEN)
     return InferenceJob(stage, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), temperature)()
+
+
+def _indices(found: StagePrediction) -> list[int]:
+    return [each.index for each in classes_in(found.prediction)]
 
 
 def expected(temperature: float) -> tuple[float, float]:
@@ -37,18 +42,20 @@ def expected(temperature: float) -> tuple[float, float]:
 @pytest.mark.parametrize(("given", "used"), [(None, 1.5), (3.0, 3.0)])
 def test_confidence_uses_the_temperature_of_the_condition_if_given(given: float | None, used: float) -> None:
     first, second = expected(used)
-    assert look(Score.TOP1, given).confidences[:2] == pytest.approx((first, second), rel=1e-5)
+    assert [each.confidence for each in classes_in(look(Score.TOP1, given).prediction)[:2]] == pytest.approx(
+        (first, second), rel=1e-5
+    )
     assert look(Score.TOP1, given).score == pytest.approx(first, rel=1e-5)
     assert look(Score.MARGIN, given).score == pytest.approx(first - second, rel=1e-5)
 
 
 def test_a_higher_temperature_changes_no_answer() -> None:
-    assert look(Score.TOP1, None).indices == look(Score.TOP1, 9.0).indices
+    assert _indices(look(Score.TOP1, None)) == _indices(look(Score.TOP1, 9.0))
 
 
 def test_a_batch_gives_the_predictions_of_single_images_and_a_broken_one_fails_alone() -> None:
     stage = EdgeStage(
-        "small", LoadedModel("small", NoopBackend((SPEC.height, SPEC.width, 3), 10), SPEC), 1.5, Score.MARGIN
+        "small", LoadedModel("small", NoopBackend((SPEC.height, SPEC.width, 3), 10), SPEC), 1.5, Score.MARGIN, TEN
     )
     bodies = [encoded(seed=1), encoded(seed=2)[:300], encoded(".png", seed=3)]
     looks = [
@@ -62,7 +69,7 @@ def test_a_batch_gives_the_predictions_of_single_images_and_a_broken_one_fails_a
     for look_, found in ((looks[0], first), (looks[2], last)):
         alone = look_()
         assert isinstance(found, StagePrediction)
-        assert (found.indices, found.confidences, found.score) == (alone.indices, alone.confidences, alone.score)
+        assert (found.prediction, found.score) == (alone.prediction, alone.score)
     assert all(isinstance(found, BadImage) for found in stage.infer_batch([looks[1], looks[1]]))
 
 
@@ -89,7 +96,7 @@ class Brightness:
 
 def conditional(first: Brightness, second: Brightness, accept_confidence: float = 0.85) -> EdgeStage:
     others = ConditionalEnsemble((LoadedModel("second", second, SPEC),), (1.25, 2.0), 0.9, accept_confidence)
-    return EdgeStage("pair", LoadedModel("first", first, SPEC), 1.5, Score.TOP1, others)
+    return EdgeStage("pair", LoadedModel("first", first, SPEC), 1.5, Score.TOP1, TEN, others)
 
 
 def seen_by(stage: EdgeStage, *bodies: bytes, first_only: bool = False) -> list[StagePrediction]:
@@ -107,27 +114,23 @@ def test_other_members_run_only_if_the_first_is_not_confident_and_the_average_co
     assert (first.looked, second.looked) == ([3], [2])
     assert (sure.full_ensemble, doubtful.full_ensemble, again.full_ensemble) == (False, True, True)
     by_first = tempered(np.array([[9.0] + [0.0] * 9], np.float32), 1.25)
-    assert sure.confidences[0] == softmax(by_first, 1.5)[0, 0]
+    assert classes_in(sure.prediction)[0].confidence == softmax(by_first, 1.5)[0, 0]
     views = [softmax(np.array([[lead] + [0.0] * 9], np.float32), t) for lead, t in ((2.0, 1.25), (8.0, 2.0))]
-    assert doubtful.confidences[0] == softmax(log_probabilities(average(views, 0.9)), 1.5)[0, 0]
-    assert (sure.indices[0], doubtful.indices[0]) == (3, 7)
+    assert classes_in(doubtful.prediction)[0].confidence == softmax(log_probabilities(average(views, 0.9)), 1.5)[0, 0]
+    assert (_indices(sure)[0], _indices(doubtful)[0]) == (3, 7)
 
 
 def test_the_second_may_overrule_the_first() -> None:
     first, second = Brightness(bright=1.0, dark=1.0), Brightness(bright=9.0, dark=1.0, its=5)
     (found,) = seen_by(conditional(first, second), BRIGHT)
-    assert found.indices[0] == 5
+    assert _indices(found)[0] == 5
 
 
 def test_first_only_gives_the_first_members_own_prediction() -> None:
     first, second = Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0)
-    by_itself = seen_by(EdgeStage("first", LoadedModel("first", first, SPEC), 1.5, Score.TOP1), DARK)
+    by_itself = seen_by(EdgeStage("first", LoadedModel("first", first, SPEC), 1.5, Score.TOP1, TEN), DARK)
     (alone,) = seen_by(conditional(first, second), DARK, first_only=True)
-    assert (alone.indices, alone.confidences, alone.full_ensemble) == (
-        by_itself[0].indices,
-        by_itself[0].confidences,
-        False,
-    )
+    assert (alone.prediction, alone.full_ensemble) == (by_itself[0].prediction, False)
     assert second.looked == []
 
 
@@ -136,8 +139,8 @@ def test_a_conditional_ensemble_predicts_a_batch_as_single_images() -> None:
     bodies = [DARK, BRIGHT, encoded(seed=5), DARK]
     together = seen_by(stage, *bodies)
     singly = [seen_by(stage, body)[0] for body in bodies]
-    assert [(each.indices, each.confidences, each.full_ensemble) for each in together] == [
-        (each.indices, each.confidences, each.full_ensemble) for each in singly
+    assert [(each.prediction, each.full_ensemble) for each in together] == [
+        (each.prediction, each.full_ensemble) for each in singly
     ]
 
 

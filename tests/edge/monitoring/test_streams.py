@@ -21,6 +21,7 @@ from hawkvision.cascade.drift.monitor import Claim, Claims
 from hawkvision.cascade.route import Controls
 from hawkvision.core.metrics import EdgeMetrics
 from tests.hawkvision.cascade.drift.test_online import USUAL
+from tests.hawkvision.tasks.classes import predicted
 from tests.waiting import until
 
 LIMIT = 50
@@ -48,7 +49,7 @@ class Bench:
 
     def suspend(self, stream: str | None, caller: str = "camera") -> None:
         for _ in range(200):
-            self.controllers(stream, caller).audited((StageScore(CLAIMS, 0.9, 3),), 7)
+            self.controllers(stream, caller).audited((StageScore(CLAIMS, 0.9, predicted((3, 0.9))),), [1.0])
 
 
 @asynccontextmanager
@@ -188,7 +189,7 @@ def test_an_alarm_that_an_audit_raises_after_its_stream_made_room_is_not_lost() 
             for number in range(LIMIT):
                 it.find(f"other {number}")
             for _ in range(200):
-                before.audited((StageScore(CLAIMS, 0.9, 3),), 7)
+                before.audited((StageScore(CLAIMS, 0.9, predicted((3, 0.9))),), [1.0])
             assert it.controllers("camera 1").suspended
 
     run(scenario)
@@ -253,7 +254,7 @@ def test_alarms_returns_suspended_streams_and_debt_are_counted() -> None:
             assert (it.counted("alarms_total"), it.counted("streams_suspended")) == (1.0, 1.0)
             watched = it.controllers("server")
             while watched.suspended:
-                watched.audited((StageScore(CLAIMS, 0.9, 3),), 3)
+                watched.audited((StageScore(CLAIMS, 0.9, predicted((3, 0.9))),), [0.0])
             assert (it.counted("returns_total"), it.counted("streams_suspended")) == (1.0, 0.0)
             kept = it.find("server")
             kept.fell_short(0.1)
@@ -269,7 +270,7 @@ def test_half_of_the_audits_that_are_due_must_take_place() -> None:
             assert watched.monitored
             watched.missed()
             assert [watched.monitored, other.monitored] == [False, False], "the link is everybody's"
-            watched.audited((StageScore(CLAIMS, 0.9, 3),), 3)
+            watched.audited((StageScore(CLAIMS, 0.9, predicted((3, 0.9))),), [0.0])
             assert [watched.monitored, other.monitored] == [True, True]
             for _ in range(3):
                 watched.missed(refused=True)

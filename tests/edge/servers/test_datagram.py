@@ -15,6 +15,7 @@ import pytest
 
 from edge.servers.datagram import DatagramServer
 from edge.servers.shared.frontend import Frontend
+from edge.serving.tasks import ServedTasks
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.escalation_api import DatagramEndpoint
@@ -70,7 +71,7 @@ async def server(
             await known(it.node)
         config = EdgeConfig(max_body_bytes=max_body_bytes, features=(DatagramSettings(congestion_control=congestion),))
         frontend = Frontend(it.node.metrics, it.clock, Keys(config.api_key), max_body_bytes)
-        frontend.mark_ready(it.node)
+        frontend.mark_ready(ServedTasks([it.node]))
         datagram = await DatagramServer.open(config, 0, frontend, 64)
         try:
             yield HttpServer(it, datagram)

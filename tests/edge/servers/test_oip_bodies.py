@@ -29,6 +29,7 @@ from hawkvision.core.types import (
     Quality,
     Tier,
 )
+from hawkvision.tasks.classification import Classification
 
 TASK = "imagenet"
 IMAGES = (b"\xff\xd8one", b"", b"three")
@@ -57,7 +58,7 @@ def in_json(*images: bytes, **changes: Any) -> bytes:
 def answer(
     index: int = 3, confidence: float = 0.75, status: AccuracyStatus = AccuracyStatus.CERTIFIED, **more: Any
 ) -> Answer:
-    top = (LabelledClass(f"class {index}", index, confidence), LabelledClass("other", 9, 0.125))
+    top = Classification((LabelledClass(f"class {index}", index, confidence), LabelledClass("other", 9, 0.125)))
     guarantee = AccuracyGuarantee(Quality.FAST, status, Basis.LABELLED, 0.02, 0.05, 1000)
     return Answer("id", TASK, top, more.pop("model", "small"), more.pop("tier", Tier.EDGE), guarantee, **more)
 

@@ -15,6 +15,7 @@ from edge.monitoring.stream_keys import caller_of
 from edge.run import _listen, _uvicorn_server
 from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
+from edge.serving.tasks import ServedTasks
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.servers.connections import Limits
 from hawkvision.servers.keyfile import ANYBODY, SINGLE
@@ -48,7 +49,7 @@ def test_a_caller_is_its_key_where_it_has_one_of_its_own_and_else_its_address(
 async def served(it: Bench) -> AsyncIterator[int]:
     """The port at which the node is served, as `hawkvision edge up` does."""
     frontend = Frontend(it.node.metrics, it.clock, Keys(), 1_000_000)
-    frontend.mark_ready(it.node)
+    frontend.mark_ready(ServedTasks([it.node]))
     listener = _listen("127.0.0.1", 0)
     server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

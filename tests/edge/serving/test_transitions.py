@@ -31,7 +31,7 @@ def lines(caplog: pytest.LogCaptureFixture, *beginnings: str) -> list[tuple[str,
 
 
 def gauge(it: Bench, name: str) -> float | None:
-    return it.node.metrics.registry.get_sample_value(f"hawkvision_{name}")
+    return it.node.metrics.registry.get_sample_value(f"hawkvision_{name}", {"task": "digits"})
 
 
 def test_a_datacenter_that_ends_is_missed_at_once_by_a_node_without_traffic_and_greeted_when_it_is_back(

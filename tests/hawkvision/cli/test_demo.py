@@ -21,11 +21,12 @@ from hawkvision.core.types import (
     Tier,
     Timing,
 )
+from hawkvision.tasks.classification import Classification
 
 ANSWER = Answer(
     id="a1",
     task="imagenet",
-    top_k=(LabelledClass("tabby", 281, 0.83),),
+    prediction=Classification((LabelledClass("tabby", 281, 0.83),)),
     model="mobilenet_v2_int8",
     tier=Tier.EDGE,
     accuracy=AccuracyGuarantee(MaxAccuracyDrop(0.01), AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.01, 0.05, 680),
@@ -42,7 +43,7 @@ def page() -> tuple[Console, io.StringIO]:
 def test_names_and_labels_are_shown_as_they_are(text: str) -> None:
     console, paper = page()
     table = AnswerTable()
-    table.add(text, replace(ANSWER, top_k=(LabelledClass(f"{text} again", 281, 0.83),)))
+    table.add(text, replace(ANSWER, prediction=Classification((LabelledClass(f"{text} again", 281, 0.83),))))
     table.show(console)
     assert f"{text} " in paper.getvalue()
     assert f"{text} again" in paper.getvalue()

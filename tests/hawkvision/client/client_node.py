@@ -23,11 +23,12 @@ from hawkvision.core.types import (
     Tier,
     Timing,
 )
+from hawkvision.tasks.classification import Classification
 
 ANSWER = Answer(
     id="a1",
     task="imagenet",
-    top_k=(LabelledClass("tabby", 281, 0.83), LabelledClass("lynx", 287, 0.1)),
+    prediction=Classification((LabelledClass("tabby", 281, 0.83), LabelledClass("lynx", 287, 0.1))),
     model="mobilenet_v2_int8",
     tier=Tier.EDGE,
     accuracy=AccuracyGuarantee(MaxAccuracyDrop(0.01), AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.01, 0.05, 680),

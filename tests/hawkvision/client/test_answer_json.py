@@ -23,6 +23,7 @@ from hawkvision.core.types import (
     Tier,
     Timing,
 )
+from hawkvision.tasks.classification import Classification
 from tests.hawkvision.client.client_node import ANSWER
 
 fractions = st.floats(0.0, 1.0)
@@ -47,8 +48,8 @@ answers = st.builds(
     Answer,
     id=names,
     task=names,
-    top_k=st.lists(st.builds(LabelledClass, names, st.integers(0, 10**6), fractions), min_size=1, max_size=5).map(
-        tuple
+    prediction=st.lists(st.builds(LabelledClass, names, st.integers(0, 10**6), fractions), min_size=1, max_size=5).map(
+        lambda found: Classification(tuple(found))
     ),
     model=names,
     tier=st.sampled_from(Tier),
@@ -67,7 +68,7 @@ def rounded(answer: Answer) -> Answer:
     timing = answer.timing_ms
     return replace(
         answer,
-        top_k=tuple(replace(p, confidence=round(p.confidence, 6)) for p in answer.top_k),
+        prediction=Classification(tuple(replace(p, confidence=round(p.confidence, 6)) for p in answer.top_k)),
         timing_ms=Timing(
             round(timing.decode, 3),
             round(timing.queue, 3),

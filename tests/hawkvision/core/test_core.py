@@ -12,6 +12,7 @@ from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import HawkVisionError, Overloaded, TargetUnreachable
 from hawkvision.core.trace_context import parse_traceparent, start_trace
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Answer, Basis, LabelledClass, Quality, Tier
+from hawkvision.tasks.classification import Classification
 
 KINDS = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HawkVisionError) and kind.code
@@ -91,7 +92,12 @@ def test_any_trace_header_is_parsed_or_ignored(header: str) -> None:
 def test_an_answer_leads_with_its_most_probable_class() -> None:
     guarantee = AccuracyGuarantee(Quality.FAST, AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.05, 0.05, 700)
     answer = Answer(
-        "1", "imagenet", (LabelledClass("cat", 3, 0.9), LabelledClass("dog", 4, 0.1)), "m", Tier.EDGE, guarantee
+        "1",
+        "imagenet",
+        Classification((LabelledClass("cat", 3, 0.9), LabelledClass("dog", 4, 0.1))),
+        "m",
+        Tier.EDGE,
+        guarantee,
     )
     written = answer.to_json()
     assert (written["label"], written["index"], written["confidence"]) == ("cat", 3, 0.9)

@@ -22,6 +22,7 @@ import pytest
 
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.models.manifest import Manifest, parse_manifest
+from tests.hawkvision.tasks.classes import write_labels
 
 ROOT = Path(__file__).parents[3]
 KEY = "a-key-for-all-tests"
@@ -144,6 +145,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     (folder / "shapes").mkdir()
     (folder / "shapes" / "manifest.toml").write_text(MANIFEST)
+    write_labels(folder / "shapes")
     return folder
 
 

@@ -34,6 +34,7 @@ from hawkvision.core.types import (
     target_fields,
 )
 from hawkvision.models.datasets import LabelledImages
+from hawkvision.tasks.classification import Classification
 from loadgen.__main__ import main
 from loadgen.analysis.bootstrap import exact_interval
 from loadgen.analysis.evaluation import (
@@ -59,7 +60,7 @@ TARGETS = st.one_of(
 def answer(index: int, escalated: bool = False, max_drop: float | None = 0.01, degraded: bool = False) -> Answer:
     status = AccuracyStatus.BEST_EFFORT if max_drop is None else AccuracyStatus.CERTIFIED
     guarantee = AccuracyGuarantee(Quality.FAST, status, Basis.LABELLED, max_drop, 0.05, 100)
-    top = (LabelledClass(str(index), index, 0.9),)
+    top = Classification((LabelledClass(str(index), index, 0.9),))
     return Answer("id", "t", top, "m", Tier.EDGE, guarantee, escalated=escalated, degraded=degraded)
 
 

@@ -14,6 +14,7 @@ from hawkvision.core.errors import NotReady
 from hawkvision.models.manifest import artifact_path
 from tests.bench.cluster.local.nodes import HEAD, RayNodes, ray_nodes
 from tests.bench.cluster.local.sleep_backend import with_sleep
+from tests.hawkvision.tasks.classes import write_labels
 
 PORT: Final = 8000
 STAGE: Final = "stage"
@@ -78,6 +79,7 @@ def cluster_tier(batch_ms: float, variables: Mapping[str, str] | None = None) ->
     with ray_nodes({**with_sleep(batch_ms), "HAWKVISION_DC_API_KEY": key, **(variables or {})}) as nodes:
         (nodes.folder / "models" / "shapes").mkdir(parents=True)
         (nodes.folder / "models" / "shapes" / "manifest.toml").write_text(_MANIFEST)
+        write_labels(nodes.folder / "models" / "shapes")
         artifact = artifact_path(nodes.folder / "cache", "shapes", STAGE)
         artifact.parent.mkdir(parents=True)
         artifact.write_bytes(_WEIGHTS)

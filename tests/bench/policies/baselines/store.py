@@ -9,6 +9,7 @@ from edge.inference.edge_stage import LoadedModel as Loaded
 from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import Score
 from tests.edge.bench import SPEC, SURE, GatedBackend
+from tests.hawkvision.tasks.classes import TEN
 
 SIZES = {"small": 5, "mid": 6, "big": 8}
 
@@ -39,7 +40,7 @@ class Store:
         if self.broken:
             raise ArtifactError(f"{name}: gone")
         self.models[name] = LoadedModel(SURE)
-        return EdgeStage(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1)
+        return EdgeStage(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1, TEN)
 
     def first(self) -> EdgeStage:
         stage = self.load("small")

@@ -11,7 +11,7 @@ from hawkvision.core.settings.arguments import DC_UP, EDGE_UP, parse_arguments
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.descriptions import settings_of, topics_of
 from hawkvision.core.settings.kubernetes_variables import without_service_links
-from hawkvision.core.settings.load import load_config, renamed, structs_of
+from hawkvision.core.settings.load import load_config, renamed, settings_of_tasks, structs_of
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -285,3 +285,40 @@ def test_an_application_name_that_ray_serve_could_not_use_is_refused(name: str) 
 def test_a_malformed_route_prefix_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match=r"dc\.route_prefix: expected / or a path"):
         load_config(DatacenterConfig, overrides={"route_prefix": "vision"}, environ={})
+
+
+def test_of_a_task_and_several_tasks_the_later_source_wins(tmp_path: Path) -> None:
+    path = write(tmp_path, '[edge]\ntasks = ["a", "b"]\n')
+    assert tuple(settings_of_tasks(load_config(EdgeConfig, path, environ={}))) == ("a", "b")
+    assert tuple(settings_of_tasks(load_config(EdgeConfig, path, {"task": "c"}, {}))) == ("c",)
+    from_environment = load_config(EdgeConfig, path, {"tasks": ["d"]}, {"HAWKVISION_EDGE_TASK": "c"})
+    assert tuple(settings_of_tasks(from_environment)) == ("d",)
+
+
+def test_tasks_share_bounds_in_equal_parts_and_override_settings() -> None:
+    words = ["b.variant=small", "b.max_queue=3", "b.backend=noop"]
+    config = load_config(
+        EdgeConfig, overrides={"tasks": ["a", "b"], "memory_bytes": 100_000_000, "task_settings": words}, environ={}
+    )
+    a, b = settings_of_tasks(config).values()
+    assert (a.task, a.variant, a.max_queue, a.memory_bytes, a.backend) == ("a", None, 128, 50_000_000, "auto")
+    assert (b.task, b.variant, b.max_queue, b.memory_bytes, b.backend) == ("b", "small", 3, 50_000_000, "noop")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"tasks": ["a", "a"]}, "edge.tasks: expected each task once, got a, a"),
+        ({"tasks": ["a"], "task": "b"}, "task and tasks are both given"),
+        ({"tasks": ["a", "b"], "variant": "x"}, r"edge.variant = 'x' is of one task.*a.variant=x"),
+        ({"tasks": ["a", "b"], "memory_bytes": 40_000_000}, "at least 33554432 for each of 2 tasks"),
+        ({"tasks": ["a", "b"], "task_settings": ["b.backend=x"]}, r"b.backend=x: Expected one of auto"),
+        ({"tasks": ["a", "b"], "task_settings": ["b.port=1"]}, "'port' is no setting of a task; those are variant"),
+        ({"tasks": ["a", "b"], "task_settings": ["c.workers=1"]}, "of task 'c'; served are a, b"),
+        ({"task_settings": ["workers=1"]}, "expected TASK.SETTING=VALUE, got 'workers=1'"),
+        ({"task": "a", "task_settings": ["a.workers=1", "a.workers=2"]}, "a.workers is given twice"),
+    ],
+)
+def test_mistakes_about_several_tasks_are_named(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(EdgeConfig, overrides=given, environ={})

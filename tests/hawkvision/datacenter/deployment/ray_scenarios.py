@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import cv2
 import msgspec
@@ -31,6 +31,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.launch import local_ray
 from hawkvision.datacenter.stages.cascade_executor import run_two_stages
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalogs, loaded
+from hawkvision.tasks.classification import ClassificationKind
 from tests.hawkvision.datacenter.conftest import image
 
 ResultT = TypeVar("ResultT")
@@ -81,7 +82,9 @@ class Tier:
     async def ask(self, deadline: Deadline | None = None, *, streaming: bool = False, body: bytes = IMAGE) -> str:
         """The statement of the answer."""
         partial = (lambda _: None) if streaming else None
-        (result,) = await run_two_stages(self.variants, self.catalog.best, None, body, deadline, partial)
+        (result,) = await run_two_stages(
+            self.variants, self.catalog.kind, self.catalog.best, None, body, deadline, partial
+        )
         return result.answers[0].statement
 
     @asynccontextmanager
@@ -165,11 +168,17 @@ async def reconfigured(tier: Tier) -> dict[str, Any]:
     return {"outcomes": dict(seen.outcomes), "same processes": tier.replicas() == before}
 
 
+class NotInstalled(ClassificationKind):
+    """A kind that replicas do not find."""
+
+    name = "seen nowhere"
+
+
 async def refused(tier: Tier) -> dict[str, Any]:
     """Settings that no replica can use."""
     before, older = tier.replicas(), await tier.ask()
     good = tier.catalog
-    tier.catalog = replace(good, classes=cast("int", "ten"))
+    tier.catalog = replace(good, kind=NotInstalled(good.kind.labels, {}))
     await tier.deploy()
 
     async def reported() -> bool:

@@ -19,11 +19,12 @@ import msgspec
 import pytest
 
 from hawkvision.client.blocking import Client
-from hawkvision.core.escalation_api import EscalationReply, StageList
+from hawkvision.core.escalation_api import StageList
 from hawkvision.core.types import Tier
 from hawkvision.system.child_server import running
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, free_port, image, marked_processes
 from tests.hawkvision.datacenter.servers.test_service import ask
+from tests.hawkvision.tasks.classes import read_reply
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def test_the_deployed_application_answers_and_an_update_replaces_it(cluster: Clu
         assert done.returncode == 0, done.stderr
         assert ask(service, path="/readyz", Authorization="").status == 200
         listed = msgspec.json.decode(ask(service, path="/v1/stages").body, type=StageList)
-        answer = msgspec.json.decode(ask(service, image()).body, type=EscalationReply)
+        answer = read_reply(ask(service, image()).body)
         assert [stage.name for stage in listed.stages] == stages.split(",")
         assert answer.model == listed.best
         assert ask(service, path="/v1/stages", Authorization="").status == 401

@@ -12,6 +12,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import group_apps
 from hawkvision.datacenter.stages.catalog import Catalog, catalog_of
 from hawkvision.models.manifest import Manifest
+from tests.hawkvision.tasks.classes import classes_of
 
 
 def deployment(config: DatacenterConfig, catalog: Catalog) -> Any:
@@ -23,27 +24,31 @@ def deployment(config: DatacenterConfig, catalog: Catalog) -> Any:
 def test_replicas_reserve_their_threads_and_spread_as_the_settings_say(
     manifest: Manifest, config: DatacenterConfig
 ) -> None:
-    built = deployment(msgspec.structs.replace(config, max_replicas_per_node=2), catalog_of(manifest, config))
+    built = deployment(
+        msgspec.structs.replace(config, max_replicas_per_node=2), catalog_of(manifest, classes_of(manifest), config)
+    )
     assert built.ray_actor_options["num_cpus"] == 4.0, "two variants, and two threads that decode"
     assert built._replica_config.max_replicas_per_node == 2
 
 
 def test_the_delays_of_scaling_are_those_of_the_settings(manifest: Manifest, config: DatacenterConfig) -> None:
     scaled = msgspec.structs.replace(config, max_replicas=3, scale_up_after_s=4.0, scale_down_after_s=9.0)
-    scaling = deployment(scaled, catalog_of(manifest, scaled))._deployment_config.autoscaling_config
+    scaling = deployment(
+        scaled, catalog_of(manifest, classes_of(manifest), scaled)
+    )._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (4.0, 9.0)
 
 
 def test_images_leave_no_access_log(manifest: Manifest, config: DatacenterConfig) -> None:
-    logging = deployment(config, catalog_of(manifest, config))._deployment_config.logging_config
+    logging = deployment(config, catalog_of(manifest, classes_of(manifest), config))._deployment_config.logging_config
     assert logging["enable_access_log"] is False
 
 
 def test_other_models_and_limits_replace_no_replica_and_what_a_process_keeps_does(
     manifest: Manifest, config: DatacenterConfig
 ) -> None:
-    catalog = catalog_of(manifest, config)
+    catalog = catalog_of(manifest, classes_of(manifest), config)
     warmer = tuple(msgspec.structs.replace(variant, temperature=2.0) for variant in catalog.variants)
     before = deployment(config, catalog)
     models = deployment(config, replace(catalog, variants=warmer))

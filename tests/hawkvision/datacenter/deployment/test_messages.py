@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from hawkvision.core.errors import (
     BadImage,
@@ -49,15 +50,13 @@ EVALUATIONS = st.builds(
     st.dictionaries(NAMES, st.sampled_from(Augmentation), max_size=3),
     st.none() | st.builds(AcceptThreshold, st.sampled_from(Score), NUMBERS),
 )
-ROWS = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=5).map(
-    lambda row: np.array([row], np.float32)
-)
+OUTPUTS = arrays(np.float32, array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
 
 
 def answers(statement: str) -> st.SearchStrategy[VariantAnswer]:
     """Answers of one process."""
     views, batch_sizes = st.sampled_from(Augmentation), st.integers(1, 64)
-    return st.builds(VariantAnswer, NAMES, views, ROWS, NUMBERS, NUMBERS, NUMBERS, batch_sizes, st.just(statement))
+    return st.builds(VariantAnswer, NAMES, views, OUTPUTS, NUMBERS, NUMBERS, NUMBERS, batch_sizes, st.just(statement))
 
 
 @given(st.lists(EVALUATIONS, max_size=3), st.none() | NUMBERS, st.none() | st.builds(RequestIds, NAMES, NAMES))
@@ -75,7 +74,7 @@ def test_answers_arrive_as_they_were_sent(parts: list[Part]) -> None:
 
 
 def plain(answer: VariantAnswer) -> tuple[object, ...]:
-    row = answer.probabilities
+    row = answer.output
     times = (answer.decode_ms, answer.queue_ms, answer.infer_ms)
     return answer.variant, answer.augmentation, row.shape, row.tobytes(), times, answer.batch_size, answer.statement
 

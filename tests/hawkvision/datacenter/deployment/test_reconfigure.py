@@ -30,6 +30,7 @@ from hawkvision.datacenter.stages.ensemble import EvaluationRequest, evaluation_
 from hawkvision.models.manifest import Manifest, artifact_path
 from tests.hawkvision.datacenter.conftest import image
 from tests.hawkvision.inference.graphs import tiny_classifier
+from tests.hawkvision.tasks.classes import classes_of
 
 SMALL = evaluation_requests(ServedStage("small", ("small",)))
 
@@ -37,7 +38,7 @@ SMALL = evaluation_requests(ServedStage("small", ("small",)))
 @pytest.fixture
 def catalog(manifest: Manifest, tmp_path: Path) -> Catalog:
     """Of real models under `tmp_path`."""
-    return catalog_of(with_models(manifest, tmp_path, seed=0), config(tmp_path))
+    return catalog_of(with_models(manifest, tmp_path, seed=0), classes_of(manifest), config(tmp_path))
 
 
 def config(cache: Path) -> DatacenterConfig:
@@ -87,7 +88,7 @@ def test_new_models_answer_new_images_and_the_statement_follows(
     async def scenario() -> tuple[tuple[Part, ...], tuple[Part, ...], str]:
         replica = await started(catalog, tmp_path)
         before = await ask(replica)
-        newer = catalog_of(with_models(manifest, tmp_path, seed=1), config(tmp_path))
+        newer = catalog_of(with_models(manifest, tmp_path, seed=1), classes_of(manifest), config(tmp_path))
         await replica.reconfigure(user_config(newer, tmp_path))
         presence = decode_presence(await replica.present(PROTOCOL))
         assert presence.refused == ""
@@ -95,7 +96,7 @@ def test_new_models_answer_new_images_and_the_statement_follows(
 
     (((before,),), ((after,),), stated) = asyncio.run(scenario())
     assert before.statement != after.statement == stated
-    assert not np.array_equal(before.probabilities, after.probabilities)
+    assert not np.array_equal(before.output, after.output)
 
 
 def test_an_image_inside_finishes_with_the_models_that_it_began_with(catalog: Catalog, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_an_image_inside_finishes_with_the_models_that_it_began_with(catalog: Ca
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
-        ({"classes": "ten"}, r"user_config: Expected `int`, got `str` - at `\$.classes`"),
+        ({"labels": "ten"}, r"user_config: Expected `array`, got `str` - at `\$.labels`"),
         ({"variants": []}, r"user_config: expected at least one variant - at `\$.variants`"),
         ({"colour": 1}, "user_config: Object contains unknown field `colour`"),
         ({"cache_dir": "/nowhere"}, "/nowhere"),

@@ -23,13 +23,14 @@ from hawkvision.datacenter.stages.catalog import ServedStage, catalog_of
 from hawkvision.datacenter.stages.ensemble import evaluation_requests
 from hawkvision.models.manifest import Manifest
 from tests.hawkvision.datacenter.conftest import image
+from tests.hawkvision.tasks.classes import classes_of
 
 ALL = evaluation_requests(ServedStage("committee", ("small", "medium"), mirrored=True))
 
 
 @pytest.fixture
 def served(manifest: Manifest, config: DatacenterConfig) -> ReplicaEndpoint:
-    catalog = catalog_of(manifest, config)
+    catalog = catalog_of(manifest, classes_of(manifest), config)
     (group,) = catalog.groups
     replica = ReplicaEndpoint(process_settings(group, catalog, config))
     asyncio.run(replica.reconfigure(group_settings(group, catalog, config).to_user_config()))

@@ -15,12 +15,15 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Pixels, Tensors
 from hawkvision.datacenter.execution import model as model_module
 from hawkvision.datacenter.execution.group_settings import group_settings, process_settings
-from hawkvision.datacenter.execution.model import Model
+from hawkvision.datacenter.execution.model import Model, ModelInput
 from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.stages.catalog import catalog_of
+from hawkvision.datacenter.stages.ensemble import Augmentation
 from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.models.fingerprints import VariantRun
 from hawkvision.models.manifest import InputSpec, Manifest
+from hawkvision.tasks.serving.output_decoder import OutputDecoder
+from tests.hawkvision.tasks.classes import classes, classes_of
 
 SPEC = InputSpec(8, 8, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 LIMIT_S = 60.0
@@ -49,7 +52,16 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 def loaded(backend: Breakable) -> Model:
     run = VariantRun("small", None, SPEC, 1.0, "test")
     threads = ThreadPoolExecutor(1)
-    return Model(backend, None, 1.0, threads, max_batch_size=2, batch_wait_s=0.0, backend="test", run=run)
+    return Model(
+        backend,
+        None,
+        OutputDecoder("small", classes(3), 1.0),
+        threads,
+        max_batch_size=2,
+        batch_wait_s=0.0,
+        backend="test",
+        run=run,
+    )
 
 
 def test_an_idle_model_is_checked_by_an_inference() -> None:
@@ -66,7 +78,7 @@ def test_a_model_that_has_just_inferred_is_not_asked_again(monkeypatch: pytest.M
     model = loaded(backend)
 
     async def scenario() -> int:
-        await model.classify(np.zeros((1, 8, 8, 3), np.uint8), None, alone=True)
+        await model.infer(ModelInput(np.zeros((8, 8, 3), np.uint8)), Augmentation.UPRIGHT, None, alone=True)
         before = backend.inferences
         await model.check_health(LIMIT_S)
         return backend.inferences - before
@@ -113,7 +125,7 @@ def assert_set(event: threading.Event) -> None:
 def test_a_replica_whose_inference_threads_are_blocked_is_unhealthy(
     manifest: Manifest, config: DatacenterConfig
 ) -> None:
-    catalog = catalog_of(manifest, config)
+    catalog = catalog_of(manifest, classes_of(manifest), config)
     (group,) = catalog.groups
     replica = Replica(process_settings(group, catalog, config), group_settings(group, catalog, config))
     blocking, go = replica.inferring, threading.Event()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from urllib.parse import urlsplit
 
-import msgspec
 import numpy as np
 import pytest
 from scipy.special import softmax
@@ -28,6 +27,7 @@ from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks import class_scores
 from hawkvision.tasks.class_scores import Floats, decided, score
 from tests.hawkvision.datacenter.conftest import ROOT, Running, ready_url, stop
+from tests.hawkvision.tasks.classes import read_reply, top_k
 from tests.images import encoded
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ class Tier:
     def infer(self, body: bytes, request: EscalationRequest) -> EscalationReply:
         connection = http.client.HTTPConnection(urlsplit(self.running.url).netloc, timeout=60)
         connection.request("POST", INFER_PATH, body, request.headers())
-        answer = msgspec.json.decode(connection.getresponse().read(), type=EscalationReply)
+        answer = read_reply(connection.getresponse().read())
         connection.close()
         return answer
 
@@ -100,8 +100,8 @@ def opinions(seen: list[tuple[str, Floats]]) -> Iterator[Floats]:
 
 def test_the_best_stage_is_the_numpy_average_of_its_members(tier: Tier) -> None:
     catalog = tier.catalog
-    answer = tier.infer(IMAGES[0], EscalationRequest(top_k=catalog.classes))
-    served = [confidence for _, confidence in sorted((c.index, c.confidence) for c in answer.top_k)]
+    answer = tier.infer(IMAGES[0], EscalationRequest(top_k=len(catalog.kind.labels)))
+    served = [confidence for _, confidence in sorted((c.index, c.confidence) for c in top_k(answer))]
     members = [v for v in catalog.variants if v.name in catalog.best.members]
     seen = [(v.name, view) for v in members for view in views(v, catalog, IMAGES[0])]
     expected = [softmax(np.log(opinion) / catalog.best.temperature) for opinion in opinions(seen)]
@@ -112,7 +112,7 @@ def test_the_intermediate_stage_accepts_what_an_offline_computation_accepts(tier
     intermediate, best = tier.catalog.stages[0].name, tier.catalog.best.name
     variant = next(v for v in tier.catalog.variants if v.name == intermediate)
     path = artifact_path(cache_dir(), tier.catalog.task, intermediate)
-    backend = open_backend("onnxruntime", path, variant.input, tier.catalog.classes)
+    backend = open_backend("onnxruntime", path, variant.input, len(tier.catalog.kind.labels))
     inputs = [load_input(body, variant.input, max_pixels=10**7)[0][None] for body in IMAGES]
     logits = np.concatenate([backend.infer(pixels)[LOGITS] for pixels in inputs])
     backend.close()

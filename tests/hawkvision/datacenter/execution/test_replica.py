@@ -32,6 +32,7 @@ from hawkvision.models.manifest import Manifest, artifact_path
 from hawkvision.tasks.class_scores import Probabilities, average
 from tests.hawkvision.datacenter.conftest import image
 from tests.hawkvision.inference.graphs import tiny_classifier
+from tests.hawkvision.tasks.classes import classes_of
 from tests.images import flat_png
 
 SMALL = ServedStage("small", ("small",))
@@ -41,7 +42,7 @@ NEVER = AcceptThreshold(Score.TOP1, math.inf)
 
 
 def replica(manifest: Manifest, config: DatacenterConfig) -> Replica:
-    catalog = catalog_of(manifest, config)
+    catalog = catalog_of(manifest, classes_of(manifest), config)
     (group,) = catalog.groups
     return Replica(process_settings(group, catalog, config), group_settings(group, catalog, config))
 
@@ -98,8 +99,8 @@ def test_probabilities_sum_to_one_whatever_the_views(manifest: Manifest, config:
 
     for parts in asyncio.run(each()):
         (answer,) = answered(parts)
-        assert answer.probabilities.shape == (1, 10)
-        assert abs(float(answer.probabilities.sum()) - 1.0) < 1e-5
+        assert answer.output.shape == (10,)
+        assert abs(float(answer.output.sum()) - 1.0) < 1e-5
 
 
 U, M = Augmentation.UPRIGHT, Augmentation.MIRROR
@@ -217,7 +218,7 @@ def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: 
 
     loaded, answers, present = asyncio.run(scenario())
     assert {answer.statement for answer in answered(answers)} == {loaded.statement} == {present}
-    served = catalog_of(real, config).stage("committee")
+    served = catalog_of(real, classes_of(real), config).stage("committee")
     assert served is not None
     execution = {"onnxruntime": "onnxruntime:CPUExecutionProvider", "numpy": "numpy"}.get(backend)
     assert served.ran(present) == (execution and f"{real.fingerprint('committee')}/{execution}")
@@ -225,7 +226,7 @@ def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: 
 
 def test_half_precision_is_stated_and_not_listed_as_certified(real: Manifest, tmp_path: Path) -> None:
     config = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path, onnx_precision="fp16")
-    served = catalog_of(real, config).stage("committee")
+    served = catalog_of(real, classes_of(real), config).stage("committee")
     assert served is not None
     assert served.fingerprint is None
     ran = served.ran(replica(real, config).statement)
@@ -293,7 +294,7 @@ def seen(answers: Sequence[VariantAnswer]) -> dict[str, Probabilities]:
     """Of every variant, the mean over its views."""
     views: dict[str, list[Probabilities]] = {}
     for answer in answers:
-        views.setdefault(answer.variant, []).append(answer.probabilities)
+        views.setdefault(answer.variant, []).append(answer.output)
     return {variant: average(rows) for variant, rows in views.items()}
 
 

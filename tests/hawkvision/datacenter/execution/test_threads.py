@@ -15,6 +15,7 @@ from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.execution.threads import replica_cpus, replica_threads
 from hawkvision.datacenter.stages.catalog import Group, catalog_of
 from hawkvision.models.manifest import Manifest
+from tests.hawkvision.tasks.classes import classes_of
 
 
 def group(manifest: Manifest, variants: int) -> Group:
@@ -51,7 +52,7 @@ def test_threads_never_exceed_the_cores_that_a_setting_allows(num_cpus: float, v
 
 def test_a_replica_of_one_core_decodes_and_infers_on_one_thread(manifest: Manifest, config: DatacenterConfig) -> None:
     one = msgspec.structs.replace(config, num_cpus=1.0)
-    catalog = catalog_of(manifest, one)
+    catalog = catalog_of(manifest, classes_of(manifest), one)
     (its,) = catalog.groups
     replica = Replica(process_settings(its, catalog, one), group_settings(its, catalog, one))
     pools = replica.inferring, replica.decoding

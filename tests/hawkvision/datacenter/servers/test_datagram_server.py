@@ -38,6 +38,7 @@ from hawkvision.transport.settings import DatagramSettings
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.datacenter.conftest import image
+from tests.hawkvision.tasks.classes import read_reply, top_k
 from tests.hawkvision.transport.protocol.test_identity import files
 from tests.waiting import until
 
@@ -71,7 +72,7 @@ class Sure:
         streaming: bool,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         self.images.append(image)
-        row = np.array([[0.0, 0.0, 0.9, 0.1] + [0.0] * 6], np.float32)
+        row = np.array([0.0, 0.0, 0.9, 0.1] + [0.0] * 6, np.float32)
         for evaluation in evaluations:
             wanted = evaluation.wanted.items()
             answers = tuple(VariantAnswer(variant, views, row, 1.0, 2.0, 3.0, 4) for variant, views in wanted)
@@ -120,12 +121,12 @@ def ask(
 
 def replied(answer: tuple[Status, bytes]) -> EscalationReply:
     assert answer[0] is Status.OK, answer
-    return msgspec.json.decode(answer[1], type=EscalationReply)
+    return read_reply(answer[1])
 
 
 def test_an_image_is_answered_as_over_http(config: DatacenterConfig) -> None:
     reply = replied(ask(config, EscalationRequest(variant="medium", top_k=2)))
-    assert (reply.model, [c.index for c in reply.top_k]) == ("medium", [2, 3])
+    assert (reply.model, [c.index for c in top_k(reply)]) == ("medium", [2, 3])
     assert (reply.received_fraction, reply.quality) == (1.0, None)
 
 
@@ -203,7 +204,7 @@ def test_a_progressive_request_gets_the_partial_result_just_before_its_deadline(
             return await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), deadline_s=0.3, timeout_s=60.0)
 
     reply = replied(asyncio.run(scenario()))
-    assert (reply.model, reply.top_k[0].index, reply.complete) == ("committee", 2, False)
+    assert (reply.model, top_k(reply)[0].index, reply.complete) == ("committee", 2, False)
 
 
 @pytest.mark.parametrize("progressive", [True, False])
@@ -222,7 +223,7 @@ def test_a_progressive_request_gets_partial_results_at_once(config: DatacenterCo
             return await answer
 
     assert replied(asyncio.run(scenario())).complete
-    so_far = [msgspec.json.decode(body, type=EscalationReply) for body in received]
+    so_far = [read_reply(body) for body in received]
     assert [(part.model, part.complete) for part in so_far[:1]] == [("committee", False)] * progressive
 
 
@@ -239,7 +240,7 @@ def test_requests_inside_are_answered_before_the_server_closes(config: Datacente
             await closing
             return answer
 
-    assert replied(asyncio.run(scenario())).top_k[0].index == 2
+    assert top_k(replied(asyncio.run(scenario())))[0].index == 2
 
 
 def test_an_incomplete_image_waits_for_its_deadline_and_reports_its_received_fraction(

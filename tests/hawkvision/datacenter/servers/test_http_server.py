@@ -11,7 +11,6 @@ from hawkvision.core.errors import BadField
 from hawkvision.core.escalation_api import (
     MAX_DEADLINE_MS,
     MAX_TOP_K,
-    ClassScore,
     EscalationReply,
     EscalationRequest,
     EscalationTiming,
@@ -23,6 +22,7 @@ from hawkvision.core.escalation_api import (
 from hawkvision.core.trace_context import TraceContext, start_trace
 from hawkvision.core.types import Score
 from hawkvision.transport.protocol.frames import MAX_META
+from tests.hawkvision.tasks.classes import predicted, read_reply, write_reply
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)
 INTERMEDIATE = {
@@ -107,7 +107,7 @@ def test_an_intermediate_stage_with_a_header_missing_is_refused_by_its_name(abse
     ("name", "text"),
     [
         *(("X-HawkVision-Accept-Score", text) for text in ("", "sure", "nan", "-inf", "-0.1", "1.0000001")),
-        *(("X-HawkVision-Score", text) for text in ("", "entropy", "TOP1")),
+        *(("X-HawkVision-Score", text) for text in ("", "not a name", "TOP1")),
         *(("X-HawkVision-Otherwise", text) for text in ("", "medium")),
     ],
 )
@@ -184,10 +184,15 @@ def test_a_datagrams_request_is_refused_by_the_field_that_is_wrong(template: byt
         parse_escalation_datagram(template, meta)
 
 
+class _ClassOfBefore(msgspec.Struct, frozen=True):
+    index: int
+    confidence: float
+
+
 class _ReplyOfBefore(msgspec.Struct, frozen=True):
     """What the release before states and reads of a reply."""
 
-    top_k: tuple[ClassScore, ...]
+    top_k: tuple[_ClassOfBefore, ...]
     model: str
     timing_ms: EscalationTiming
     batch_size: int
@@ -196,11 +201,11 @@ class _ReplyOfBefore(msgspec.Struct, frozen=True):
 
 def test_the_release_before_reads_a_reply_that_states_what_computed_it_and_states_nothing_itself() -> None:
     stated = f"{'a' * 64}/int8"
-    passed = IntermediateResult(3, 0.5, stated)
+    passed = IntermediateResult(predicted((3, 0.0)), 0.5, stated)
     reply = EscalationReply(
-        (ClassScore(1, 0.5),), "best", EscalationTiming(1.0, 2.0, 3.0, 6.0), 1, 0.5, passed, fingerprint=stated
+        predicted((1, 0.5)), "best", EscalationTiming(1.0, 2.0, 3.0, 6.0), 1, 0.5, passed, fingerprint=stated
     )
-    assert msgspec.json.decode(msgspec.json.encode(reply), type=EscalationReply) == reply
-    before = msgspec.json.decode(msgspec.json.encode(reply), type=_ReplyOfBefore)
-    assert (before.model, before.top_k) == (reply.model, reply.top_k)
-    assert msgspec.json.decode(msgspec.json.encode(before), type=EscalationReply).fingerprint is None
+    assert read_reply(write_reply(reply)) == reply
+    before = msgspec.json.decode(write_reply(reply), type=_ReplyOfBefore)
+    assert (before.model, before.top_k) == (reply.model, (_ClassOfBefore(1, 0.5),))
+    assert read_reply(msgspec.json.encode(before)).fingerprint is None

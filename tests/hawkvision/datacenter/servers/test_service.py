@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, StageList, Transports
+from hawkvision.core.escalation_api import EscalationRequest, StageList, Transports
 from hawkvision.core.trace_context import start_trace
 from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import opaque
@@ -29,6 +29,7 @@ from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.status import Status
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, image, marked_processes
+from tests.hawkvision.tasks.classes import read_reply, top_k
 
 pytestmark = pytest.mark.slow
 INTERMEDIATE = {"variant": "medium", "accept_score": "1", "score": "top1", "otherwise": "committee"}
@@ -63,8 +64,8 @@ def ask(service: Running | str, body: bytes | None = None, path: str = "/v1/infe
 
 def test_the_best_stage_answers_when_none_is_named(service: Running) -> None:
     reply = ask(service, image(), top_k="3")
-    answer = msgspec.json.decode(reply.body, type=EscalationReply)
-    assert (reply.status, answer.model, len(answer.top_k)) == (200, "committee", 3)
+    answer = read_reply(reply.body)
+    assert (reply.status, answer.model, len(top_k(answer))) == (200, "committee", 3)
     assert answer.timing_ms.total >= answer.timing_ms.infer
     assert answer.batch_size >= 1
 
@@ -74,18 +75,18 @@ def test_a_progressive_reply_ends_with_the_answer_that_a_plain_one_is(
     service: Running, headers: dict[str, str]
 ) -> None:
     body = image()
-    plain = msgspec.json.decode(ask(service, body, **headers).body, type=EscalationReply)
+    plain = read_reply(ask(service, body, **headers).body)
     reply = ask(service, body, progressive="1", **headers)
     assert (reply.status, reply.headers["content-type"]) == (200, "application/jsonl")
-    lines = [msgspec.json.decode(line, type=EscalationReply) for line in reply.body.splitlines()]
+    lines = [read_reply(line) for line in reply.body.splitlines()]
     assert [line.complete for line in lines] == [False] * (len(lines) - 1) + [True]
     assert len(lines) >= 2
     for each in (plain, *lines):
         timing = each.timing_ms
         assert timing.decode + timing.queue + timing.infer <= timing.total
     assert lines[-1].model == plain.model
-    assert [c.index for c in lines[-1].top_k] == [c.index for c in plain.top_k]
-    assert [c.confidence for c in lines[-1].top_k] == pytest.approx([c.confidence for c in plain.top_k], rel=1e-5)
+    assert [c.index for c in top_k(lines[-1])] == [c.index for c in top_k(plain)]
+    assert [c.confidence for c in top_k(lines[-1])] == pytest.approx([c.confidence for c in top_k(plain)], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ def test_the_tier_accepts_images_as_datagrams_at_its_advertised_port(service: Ru
             await client.close()
 
     status, body = asyncio.run(scenario())
-    assert (status, msgspec.json.decode(body, type=EscalationReply).model) == (Status.OK, "medium")
+    assert (status, read_reply(body).model) == (Status.OK, "medium")
     assert (
         series(service)['hawkvision_datacenter_requests_total{code="200",path="datagram",stage="medium",task="shapes"}']
         >= 1.0

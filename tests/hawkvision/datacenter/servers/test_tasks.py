@@ -27,6 +27,7 @@ from hawkvision.models.manifest import Manifest, artifact_path, parse_manifest
 from hawkvision.servers.keys import Keys
 from hawkvision.system.files import sha256_of
 from tests.hawkvision.datacenter.conftest import MANIFEST
+from tests.hawkvision.tasks.classes import classes_of, write_labels
 from tests.waiting import until
 
 
@@ -34,7 +35,7 @@ class Gated:
     """Variants of one task, all sure of one class, that answer once their gate is open."""
 
     def __init__(self, index: int) -> None:
-        self.row = np.eye(4, dtype=np.float32)[index : index + 1]
+        self.row = np.eye(10, dtype=np.float32)[index]
         self.gate = asyncio.Event()
         self.asked = 0
 
@@ -59,7 +60,7 @@ def server(
     """Of the tasks digits and shapes, and more that have failed."""
     config = DatacenterConfig(tasks=("digits", "shapes"), variants=_STAGES, backend="noop")
     manifests = [msgspec.structs.replace(_SHAPES, task=task, variants=_VARIANTS) for task in config.tasks]
-    catalogs = {each.task: catalog_of(each, config) for each in manifests}
+    catalogs = {each.task: catalog_of(each, classes_of(each), config) for each in manifests}
     return HttpServer({**catalogs, **more}, ServerLimits(1000, max_in_flight), keys or Keys(), route_prefix)
 
 
@@ -284,7 +285,7 @@ def test_any_path_gets_a_reply(prefix: str, path: str) -> None:
 
 def test_stages_are_chosen_for_each_task(manifest: Manifest) -> None:
     config = DatacenterConfig(tasks=("shapes", "digits"), variants=("shapes:medium", "digits:large"))
-    served = catalog_of(manifest, config)
+    served = catalog_of(manifest, classes_of(manifest), config)
     assert [stage.name for stage in served.stages] == ["medium"]
     assert [group.name for group in served.groups] == ["shapes.medium"]
     assert served.best_of(served.groups[0]).name == "medium"
@@ -326,6 +327,7 @@ def test_a_task_without_its_model_files_fails_alone(tmp_path: Path) -> None:
     for task in ("digits", "shapes"):
         (models / task).mkdir(parents=True)
         (models / task / "manifest.toml").write_text(hashed.replace('"shapes"', f'"{task}"'))
+        write_labels(models / task)
     config = DatacenterConfig(
         tasks=("shapes", "digits"),
         variants=("shapes:small", "digits:small"),

@@ -29,6 +29,7 @@ from hawkvision.datacenter.stages.catalog import Group, ServedStage, catalog_of
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, StageResult, VariantAnswer
 from hawkvision.models.manifest import Manifest, artifact_path
 from tests.hawkvision.inference.graphs import tiny_classifier
+from tests.hawkvision.tasks.classes import classes, classes_of
 
 STAGES = (
     ServedStage("small", ("small",)),
@@ -65,7 +66,8 @@ def replica(manifest: Manifest, models: Path, temperature: float) -> Replica:
         sha256 = hashlib.sha256(data).hexdigest()
         variants.append(msgspec.structs.replace(variant, sha256=sha256, temperature=temperature))
     config = DatacenterConfig(tasks=(manifest.task,), cache_dir=models, backend="onnxruntime")
-    catalog = catalog_of(msgspec.structs.replace(manifest, variants=tuple(variants)), config)
+    known = msgspec.structs.replace(manifest, variants=tuple(variants))
+    catalog = catalog_of(known, classes_of(manifest), config)
     (group,) = catalog.groups
     return Replica(process_settings(group, catalog, config), group_settings(group, catalog, config))
 
@@ -88,7 +90,7 @@ def test_stages_end_where_the_replica_stops_with_the_class_of_all_views(
         ) -> tuple[StageResult, ...]:
             receive = (lambda looks: reported.append(looks[-1])) if parts else None
             reported: list[StageResult] = []
-            looks = await run_two_stages(variants, first, second, image, None, receive)
+            looks = await run_two_stages(variants, classes_of(manifest), first, second, image, None, receive)
             assert not any(look.decided for look in reported)
             return looks
 
@@ -106,7 +108,7 @@ def test_stages_end_where_the_replica_stops_with_the_class_of_all_views(
                 accepted = all_views[first.name].score(Score.MARGIN) >= bar
                 assert looks[-1].stage is (first if accepted else second)
                 expected = all_views[looks[-1].stage.name]
-                assert looks[-1].probabilities.argmax() == expected.probabilities.argmax()
+                assert looks[-1].output.argmax() == expected.output.argmax()
                 kinds.add((len(looks), looks[-1].missing > 0))
         return kinds
 
@@ -150,7 +152,7 @@ class Elsewhere:
                 if evaluation is None:
                     raise StopAsyncIteration
                 handle.asked.append(dict(evaluation.wanted))
-                row = np.array([[handle.top, 1.0 - handle.top]], np.float32)
+                row = np.array([handle.top, 1.0 - handle.top], np.float32)
                 wanted = evaluation.wanted.items()
                 return encode_answers([tuple(VariantAnswer(v, views, row, 0.0, 0.0, 0.0, 1) for v, views in wanted)])
 
@@ -169,7 +171,7 @@ def test_stages_in_two_groups_are_asked_one_after_the_other_and_the_second_only_
     variants = HandleVariants(groups, cast(list[DeploymentHandle], handles))
     second = SecondStage(ServedStage("medium", ("medium",)), Score.TOP1, 0.8)
 
-    looks = asyncio.run(run_two_stages(variants, STAGES[0], second, b"", None, lambda _: None))
+    looks = asyncio.run(run_two_stages(variants, classes(2), STAGES[0], second, b"", None, lambda _: None))
 
     assert looks[-1].stage.name == answered_by
     assert [handle.asked for handle in handles] == [

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed
-from hawkvision.core.types import Logits, Score
+from hawkvision.core.types import Score
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_stages
 from hawkvision.datacenter.stages.catalog import ServedStage
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, StageResult, VariantAnswer
-from hawkvision.tasks.class_scores import average, score
+from hawkvision.tasks.kind import Output
+from tests.hawkvision.tasks.classes import classes
 
 INTERMEDIATE = ServedStage("c", ("c",))
 TWO = ServedStage("two", ("b", "c"))
@@ -26,12 +27,18 @@ MIRRORED_TWO = ServedStage("mirrored two", ("c", "b"), mirrored=True)
 ALL = ServedStage("all", ("a", "b", "c"), mirrored=True, temperature=0.8)
 PLAIN_ALL = ServedStage("plain all", ("a", "b", "c"))
 DEADLINE = Deadline(5e9)
+KIND = classes(6)
 
 
-def row(*key: object) -> Logits:
-    """Probabilities (1, 6) that depend on nothing but the key."""
+def average(outputs: Sequence[Output], temperature: float = 1.0) -> Output:
+    """The mean, at a temperature."""
+    return KIND.combine(outputs, (1.0,) * len(outputs), temperature)
+
+
+def row(*key: object) -> Output:
+    """Probabilities (6,) that depend on nothing but the key."""
     seed = list(repr(key).encode())
-    return np.random.default_rng(seed).dirichlet(np.ones(6)).astype(np.float32)[None]
+    return np.random.default_rng(seed).dirichlet(np.ones(6)).astype(np.float32)
 
 
 @dataclass
@@ -67,7 +74,7 @@ class Drawn:
 def run_stages(
     variants: Drawn, first: ServedStage, second: SecondStage | None = None, image: bytes = b""
 ) -> tuple[StageResult, ...]:
-    return asyncio.run(run_two_stages(variants, first, second, image, DEADLINE))
+    return asyncio.run(run_two_stages(variants, KIND, first, second, image, DEADLINE))
 
 
 @given(st.binary(max_size=4), st.sampled_from(Score), st.floats(0.0, 1.0))
@@ -75,7 +82,7 @@ def test_the_first_answer_counts_exactly_if_its_score_reaches_the_threshold(
     image: bytes, kind: Score, accept_score: float
 ) -> None:
     results = run_stages(Drawn(), INTERMEDIATE, SecondStage(ALL, kind, accept_score), image)
-    sure = float(score(row(image, "c", Augmentation.UPRIGHT), kind)[0]) >= accept_score
+    sure = KIND.score(row(image, "c", Augmentation.UPRIGHT), kind) >= accept_score
     assert results[-1].stage is (INTERMEDIATE if sure else ALL)
 
 
@@ -94,7 +101,7 @@ def test_a_score_equal_to_the_threshold_is_accepted_and_the_next_number_is_not(i
 def test_the_second_stage_gives_the_same_result_as_that_stage_alone(first: ServedStage, second: ServedStage) -> None:
     (alone,) = run_stages(Drawn(), second)
     seen = run_stages(Drawn(), first, SecondStage(second, Score.TOP1, math.inf))[-1]
-    assert seen.probabilities.tobytes() == alone.probabilities.tobytes()
+    assert seen.output.tobytes() == alone.output.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +159,7 @@ def run_with_partials(
 ) -> tuple[list[tuple[StageResult, ...]], tuple[StageResult, ...]]:
     """The partial results, and the final ones."""
     partials: list[tuple[StageResult, ...]] = []
-    return partials, asyncio.run(run_two_stages(Drawn(), first, second, image, DEADLINE, partials.append))
+    return partials, asyncio.run(run_two_stages(Drawn(), KIND, first, second, image, DEADLINE, partials.append))
 
 
 STAGES = st.sampled_from([INTERMEDIATE, TWO, MIRRORED_TWO, ALL, PLAIN_ALL])
@@ -166,13 +173,13 @@ def test_partial_results_are_the_counting_stages_and_precede_its_result(
     partials, results = run_with_partials(first, asked, image)
     plain = run_stages(Drawn(), first, asked, image)
     assert results[-1].decided
-    assert results[-1].probabilities.argmax() == plain[-1].probabilities.argmax()
+    assert results[-1].output.argmax() == plain[-1].output.argmax()
     if not results[-1].missing:
-        np.testing.assert_allclose(results[-1].probabilities, plain[-1].probabilities, rtol=1e-6)
+        np.testing.assert_allclose(results[-1].output, plain[-1].output, rtol=1e-6)
     for so_far in partials:
         assert not so_far[-1].decided
         assert [each.stage for each in so_far] == [each.stage for each in results]
-        assert float(so_far[-1].probabilities.sum()) == pytest.approx(1.0, abs=1e-5)
+        assert float(so_far[-1].output.sum()) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_partial_results_average_the_members_that_have_answered() -> None:
@@ -184,7 +191,7 @@ def test_partial_results_average_the_members_that_have_answered() -> None:
     expected = [average(rows, ALL.temperature) for rows in ([a], [average((a, mirrored_a))])]
     expected.append(average((average((a, mirrored_a)), b), ALL.temperature))
     for (so_far,), probabilities in zip(partials, expected, strict=False):
-        assert so_far.probabilities.tobytes() == probabilities.tobytes()
+        assert so_far.output.tobytes() == probabilities.tobytes()
     assert len(partials) == 5, "of six answers the last completes"
 
 
@@ -196,8 +203,8 @@ class Steep(Drawn):
 
     def answer(self, variant: str, image: bytes, views: Augmentation) -> VariantAnswer:
         plain = super().answer(variant, image, views)
-        leaning = (1.0 - self.lean) * plain.probabilities + self.lean * np.eye(6, dtype=np.float32)[2:3]
-        return replace(plain, probabilities=leaning.astype(np.float32))
+        leaning = (1.0 - self.lean) * plain.output + self.lean * np.eye(6, dtype=np.float32)[2]
+        return replace(plain, output=leaning.astype(np.float32))
 
 
 MANY = st.sampled_from([MIRRORED_TWO, ALL, PLAIN_ALL])
@@ -206,8 +213,8 @@ MANY = st.sampled_from([MIRRORED_TWO, ALL, PLAIN_ALL])
 @given(MANY, st.floats(0.0, 1.0), st.binary(max_size=4))
 def test_a_decided_class_is_that_of_all_views(stage: ServedStage, lean: float, image: bytes) -> None:
     seen = in_parts(Steep(lean=lean), stage, image)[-1]
-    all_of_it = average([Steep(lean=lean).answer(m, image, of).probabilities for m, of in view_count(stage)])
-    assert seen.probabilities.argmax() == all_of_it.argmax()
+    all_of_it = average([Steep(lean=lean).answer(m, image, of).output for m, of in view_count(stage)])
+    assert seen.output.argmax() == all_of_it.argmax()
     assert seen.missing == sum(1 for _ in view_count(stage)) - len(seen.answers)
 
 
@@ -216,16 +223,16 @@ def test_missing_views_cannot_change_a_decided_class_but_may_change_an_undecided
     stage: ServedStage, lean: float, image: bytes, other: bytes
 ) -> None:
     for so_far in in_parts(Steep(lean=lean), stage, image):
-        shown = {(a.variant, a.augmentation): a.probabilities for a in so_far.answers}
-        total = np.sum([*shown.values()], axis=0)[0].astype(np.float64)
+        shown = {(a.variant, a.augmentation): a.output for a in so_far.answers}
+        total = np.sum([*shown.values()], axis=0).astype(np.float64)
         first, second = np.argsort(-total)[:2]
         against = np.eye(6)[second]  # the worst that a view can show
         left = [view for view in view_count(stage) if view not in shown]
         assert len(left) == so_far.missing
         worst = (total + len(left) * against).argmax()
         if so_far.decided:
-            drawn = [Drawn().answer(variant, other, views).probabilities[0] for variant, views in left]
-            assert worst == first == (total + np.sum(drawn, axis=0)).argmax() == so_far.probabilities.argmax()
+            drawn = [Drawn().answer(variant, other, views).output for variant, views in left]
+            assert worst == first == (total + np.sum(drawn, axis=0)).argmax() == so_far.output.argmax()
         else:
             assert worst == second or total[first] - total[second] == pytest.approx(len(left), abs=1e-3)
 
@@ -233,7 +240,7 @@ def test_missing_views_cannot_change_a_decided_class_but_may_change_an_undecided
 def in_parts(variants: Drawn, stage: ServedStage, image: bytes = b"") -> list[StageResult]:
     """The partial results of a stage, and its result."""
     partials: list[tuple[StageResult, ...]] = []
-    partials.append(asyncio.run(run_two_stages(variants, stage, None, image, DEADLINE, partials.append)))
+    partials.append(asyncio.run(run_two_stages(variants, KIND, stage, None, image, DEADLINE, partials.append)))
     return [results[-1] for results in partials]
 
 
@@ -264,17 +271,14 @@ def test_the_second_stage_runs_nothing_if_the_first_stages_views_decide_it() -> 
 
 def test_the_first_stages_views_are_the_first_partial_result_of_the_second() -> None:
     partials, results = run_with_partials(INTERMEDIATE, SecondStage(ALL, Score.TOP1, math.inf))
-    assert (
-        partials[0][-1].probabilities.tobytes()
-        == average([row(b"", "c", Augmentation.UPRIGHT)], ALL.temperature).tobytes()
-    )
+    assert partials[0][-1].output.tobytes() == average([row(b"", "c", Augmentation.UPRIGHT)], ALL.temperature).tobytes()
     assert partials[0][0] is results[0]
     assert len(partials) == 1 + 4, "and of five more answers the last completes"
 
 
 def test_a_first_stage_of_other_members_gives_the_first_partial_result() -> None:
     partials, _ = run_with_partials(INTERMEDIATE, SecondStage(ServedStage("others", ("a", "b")), Score.TOP1, math.inf))
-    assert partials[0][-1].probabilities.tobytes() == row(b"", "c", Augmentation.UPRIGHT).tobytes()
+    assert partials[0][-1].output.tobytes() == row(b"", "c", Augmentation.UPRIGHT).tobytes()
 
 
 def test_a_first_stage_with_a_threshold_gives_no_partial_results() -> None:

@@ -25,6 +25,7 @@ from hawkvision.datacenter.servers.http_server import HttpServer, ServerLimits
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, VariantAnswer
 from hawkvision.servers.keys import Keys
+from tests.hawkvision.tasks.classes import classes, predicted, read_reply, top_k
 from tests.waiting import until
 
 ROWS = arrays(np.float32, (3, 6), elements=st.floats(0.0078125, 1.0, width=32))
@@ -54,7 +55,7 @@ class Fixed:
             if self.full and "c" in evaluation.wanted:
                 raise Overloaded("the queue of 'c' is full", 1.0)
             answers = tuple(
-                VariantAnswer(v, views, self.rows[v][None], *self.took.get(v, (1.0, 2.0, 3.0)), 4)
+                VariantAnswer(v, views, self.rows[v], *self.took.get(v, (1.0, 2.0, 3.0)), 4)
                 for v, views in evaluation.wanted.items()
             )
             for part in [(answer,) for answer in answers] if streaming else [answers]:
@@ -63,7 +64,7 @@ class Fixed:
 
 def server(variants: Fixed, temperature: float = 1.0) -> HttpServer:
     stages = (ServedStage("a", ("a",)), ServedStage("all", MEMBERS, mirrored=True, temperature=temperature))
-    made = HttpServer({"shapes": Catalog("shapes", 6, stages, (), False)}, ServerLimits(1000, 10), Keys())
+    made = HttpServer({"shapes": Catalog("shapes", classes(6), stages, (), False)}, ServerLimits(1000, 10), Keys())
     made.tier.set_variants("shapes", variants)
     return made
 
@@ -83,7 +84,7 @@ def post(to: HttpServer, **headers: str) -> Response:
 
 
 def served(response: Response) -> dict[int, float]:
-    return {c.index: c.confidence for c in msgspec.json.decode(response.body, type=EscalationReply).top_k}
+    return {c.index: c.confidence for c in top_k(read_reply(response.body))}
 
 
 @given(ROWS)
@@ -110,7 +111,7 @@ def test_every_member_is_asked_once_for_both_views() -> None:
 def test_an_ensemble_reports_the_times_of_its_slowest_member() -> None:
     took = {"a": (1.0, 0.0, 9.0), "b": (1.0, 8.0, 3.0), "c": (1.0, 7.0, 2.0)}
     response = post(server(Fixed({m: np.ones(6, np.float32) for m in MEMBERS}, took=took)))
-    timing = msgspec.json.decode(response.body, type=EscalationReply).timing_ms
+    timing = read_reply(response.body).timing_ms
     assert (timing.decode, timing.queue, timing.infer) == (1.0, 8.0, 3.0)
 
 
@@ -142,21 +143,21 @@ def unequal() -> Fixed:
 
 @pytest.mark.parametrize(("accept_score", "model"), [("0.8", "a"), ("0.81", "all")])
 def test_the_reply_names_the_stage_that_answered_and_states_its_own_score(accept_score: str, model: str) -> None:
-    answer = msgspec.json.decode(
-        post(server(unequal()), accept_score=accept_score, **INTERMEDIATE).body, type=EscalationReply
+    answer = read_reply(post(server(unequal()), accept_score=accept_score, **INTERMEDIATE).body)
+    assert (answer.model, top_k(answer)[0].index) == (model, 2)
+    assert answer.score == top_k(answer)[0].confidence
+    assert answer.passed_over == (
+        None if model == "a" else IntermediateResult(predicted((2, 0.0)), float(np.float32(0.8)))
     )
-    assert (answer.model, answer.top_k[0].index) == (model, 2)
-    assert answer.score == answer.top_k[0].confidence
-    assert answer.passed_over == (None if model == "a" else IntermediateResult(2, float(np.float32(0.8))))
 
 
 def test_the_times_of_two_stages_add_up() -> None:
-    answer = msgspec.json.decode(post(server(unequal()), accept_score="1", **INTERMEDIATE).body, type=EscalationReply)
+    answer = read_reply(post(server(unequal()), accept_score="1", **INTERMEDIATE).body)
     assert (answer.timing_ms.decode, answer.timing_ms.queue, answer.timing_ms.infer) == (2.0, 4.0, 6.0)
 
 
 def test_without_an_intermediate_stage_no_score_is_stated() -> None:
-    answer = msgspec.json.decode(post(server(unequal()), variant="a").body, type=EscalationReply)
+    answer = read_reply(post(server(unequal()), variant="a").body)
     assert (answer.score, answer.passed_over) == (None, None)
 
 
@@ -216,11 +217,7 @@ def stream(to: HttpServer, until_lines: int = 0, **headers: str) -> tuple[int, l
         await until(lambda: inside(to) == 0)
 
     asyncio.run(call())
-    replies = (
-        [msgspec.json.decode(line, type=EscalationReply) for line in b"".join(body).splitlines()]
-        if status == [200]
-        else []
-    )
+    replies = [read_reply(line) for line in b"".join(body).splitlines()] if status == [200] else []
     return status[0], replies
 
 
@@ -230,11 +227,11 @@ def inside(to: HttpServer) -> float:
 
 
 def test_a_progressive_reply_has_a_line_per_partial_result_and_one_for_the_final() -> None:
-    plain = msgspec.json.decode(post(server(unequal())).body, type=EscalationReply)
+    plain = read_reply(post(server(unequal())).body)
     status, lines = stream(server(unequal()))
     assert (status, [line.complete for line in lines]) == (200, [False, False, True])
     assert [line.model for line in lines] == ["all"] * 3
-    assert lines[-1].top_k == plain.top_k
+    assert top_k(lines[-1]) == top_k(plain)
     assert {line.timing_ms.first for line in lines} == {lines[0].timing_ms.total}
 
 
@@ -247,7 +244,7 @@ def test_the_last_partial_result_is_the_reply_if_the_deadline_comes_first() -> N
     to = server(Stuck(unequal().rows))
     status, lines = stream(to, deadline_ms="50")
     assert (status, [line.complete for line in lines]) == (200, [False, False])
-    assert lines[-1].top_k == lines[0].top_k
+    assert top_k(lines[-1]) == top_k(lines[0])
     counted = [s.value for m in to.tier.metrics.incomplete.collect() for s in m.samples if s.name.endswith("_total")]
     assert counted == [1.0]
 
@@ -255,7 +252,7 @@ def test_the_last_partial_result_is_the_reply_if_the_deadline_comes_first() -> N
 def test_an_intermediate_stage_that_is_not_sure_enough_is_the_first_line() -> None:
     status, lines = stream(server(Stuck(unequal().rows)), 0, accept_score="1", deadline_ms="50", **INTERMEDIATE)
     assert (status, lines[0].model, lines[0].complete) == (200, "all", False)
-    assert lines[0].passed_over == IntermediateResult(2, float(np.float32(0.8)))
+    assert lines[0].passed_over == IntermediateResult(predicted((2, 0.0)), float(np.float32(0.8)))
 
 
 def test_an_error_before_the_first_line_has_its_status() -> None:

@@ -30,6 +30,7 @@ from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_ma
 from hawkvision.tasks.class_scores import Floats, Probabilities, average, score, softmax
 from tests.hawkvision.datacenter.conftest import Running, start, stop
 from tests.hawkvision.inference.graphs import tiny_classifier
+from tests.hawkvision.tasks.classes import read_reply, top_k, write_labels
 from tests.images import encoded
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ class Tier:
         return self._send("GET", path, None, {})
 
     def infer(self, body: bytes, request: EscalationRequest) -> EscalationReply:
-        return msgspec.json.decode(self._send("POST", INFER_PATH, body, request.headers()), type=EscalationReply)
+        return read_reply(self._send("POST", INFER_PATH, body, request.headers()))
 
     def _send(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
         connection = http.client.HTTPConnection(urlsplit(self.running.url).netloc, timeout=30)
@@ -91,6 +92,7 @@ temperature = {temperature}
     tail += f"temperature = {ENSEMBLE_TEMPERATURE}\n"
     (root / "models" / "tiny").mkdir(parents=True)
     (root / "models" / "tiny" / "manifest.toml").write_text(head + "".join(entries) + tail)
+    write_labels(root / "models" / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +159,7 @@ def test_the_images_accepted_and_every_score_are_those_of_an_offline_computation
 def test_the_second_stage_answers_as_the_ensemble_alone(tier: Tier) -> None:
     alone = [tier.infer(body, EscalationRequest(variant="committee", top_k=10)) for body in IMAGES]
     second = [tier.infer(body, asked(Score.MARGIN, 1.0)) for body in IMAGES]
-    assert [r.top_k for r in second] == [r.top_k for r in alone]
+    assert [top_k(r) for r in second] == [top_k(r) for r in alone]
     assert {r.model for r in second} == {"committee"}
 
 

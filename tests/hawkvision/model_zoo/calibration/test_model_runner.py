@@ -21,6 +21,7 @@ from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import UnlabelledImages
 from hawkvision.models.manifest import Ensemble, Manifest, load_manifest, models_dir
 from hawkvision.tasks.class_scores import softmax
+from tests.hawkvision.tasks.classes import TEN, classes_in
 from tests.images import encoded
 
 CAMERA = [encoded(height=240, width=320, seed=seed) for seed in range(6)]
@@ -102,12 +103,12 @@ def test_a_conditional_ensemble_is_served_as_it_was_certified_to_the_bit(cache: 
         for v in members
     ]
     others = ConditionalEnsemble(tuple(models[1:]), tuple(v.temperature for v in members), steps.temperature, 0.5)
-    stage = EdgeStage("steps", models[0], 1.25, Score.TOP1, others)
+    stage = EdgeStage("steps", models[0], 1.25, Score.TOP1, TEN, others)
     found = [InferenceJob(stage, body, probe(body), 10, MAX_PIXELS, MonotonicClock())() for body in bodies]
     stage.close()
     served = softmax(looks.logits("steps"), 1.25)
     assert [each.score for each in found] == served.max(axis=1).tolist()
-    assert [each.indices[0] for each in found] == served.argmax(axis=1).tolist()
+    assert [classes_in(each.prediction)[0].index for each in found] == served.argmax(axis=1).tolist()
     again = [each.full_ensemble for each in found]
     assert 0 < sum(again) < len(again)
     first, second = looks.cost_ms("tiny"), looks.cost_ms("large")

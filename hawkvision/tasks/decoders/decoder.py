@@ -1,0 +1,225 @@
+"""The interface of decoders, and what all decoders of boxes have in common.
+
+    model's tensors ──► candidates above `score_floor`, at most `max_candidates`
+                            ──► boxes of these, as fractions of the input
+                            ──► labels by `class_map` ──► non-maximum suppression by class ──► best 100, padded
+
+The result is `boxes` (n, k, 4), `scores` (n, k) and `classes` (n, k), best first, where rows of score 0 are padding
+(`hawkvision.tasks.boxes`). Whatever the tensors hold, a decoder returns finite numbers or raises BackendError.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from hawkvision.core.errors import BackendError, ManifestError
+from hawkvision.core.types import Tensors
+from hawkvision.models.input_spec import InputSpec
+from hawkvision.tasks.boxes import BOXES, CLASSES, MOST, SCORES
+from hawkvision.tasks.decoders.candidates import Candidates, suppressed
+
+Indices: TypeAlias = NDArray[np.intp]
+
+ROUNDING: Final = 1e-3
+"""Scores may be outside 0..1 by this much, as float16 rounds."""
+UNUSED_COCO_IDS: Final = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
+"""Of the ids 1..90 of COCO's categories, those without objects; the others are the 80 labels, in their order."""
+
+
+class Decoder(ABC):
+    """Makes a kind's tensors from a model's. Instances are immutable and may be used from several threads."""
+
+    options: type[msgspec.Struct]
+    """The declaration of a manifest's `decoder_options`, which refuses unknown ones."""
+
+    def __init__(self, options: Mapping[str, Any], spec: InputSpec, labels: int) -> None:
+        """Take a variant's `decoder_options` and input, and the number of its task's labels.
+
+        Raises:
+            ManifestError: naming an option that is unknown or out of range.
+        """
+        self.spec = spec
+        self.labels = labels
+        self.settings = self.read(options)
+
+    def read(self, options: Mapping[str, Any]) -> Any:
+        """The options as `self.options` declares them.
+
+        Raises:
+            ManifestError: as the constructor.
+        """
+        try:
+            return msgspec.convert(dict(options), self.options)
+        except msgspec.ValidationError as error:
+            raise ManifestError(f"decoder_options: {error}") from None
+
+    @abstractmethod
+    def __call__(self, tensors: Tensors) -> Tensors:
+        """Decode the tensors of n images.
+
+        Raises:
+            BackendError: if they are not those of such a model.
+        """
+
+
+class BoxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of all decoders of boxes."""
+
+    outputs: dict[str, str] = {}
+    """Names of the model's outputs by their role, where they are not those of the usual export."""
+    score_floor: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.05
+    """Boxes are dropped up to this score."""
+    iou: Annotated[float, Meta(gt=0.0, le=1.0)] | None = 0.6
+    """Of two boxes of a label that overlap by more, the less sure one is dropped; 1 drops none."""
+    max_candidates: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+    """Boxes that are compared with one another, surest first."""
+    class_map: tuple[int, ...] | Literal["coco90", "coco91"] | None = None
+    """The label's index of each of the model's classes, −1 for none. `coco90`: COCO's ids from 1; `coco91`: from 0."""
+    scale: Literal["pixels", "fractions"] = "pixels"
+    """Whether the model's coordinates are pixels of the input or fractions of its sides."""
+    sigmoid: bool = False
+    """Whether the model's scores are logits."""
+
+
+class BoxDecoder(Decoder):
+    """What decoders of boxes have in common."""
+
+    options: type[msgspec.Struct] = BoxOptions
+    roles: Mapping[str, Sequence[str]]
+    """The tensors that are read, each with its usual names, best first."""
+
+    def __init__(self, options: Mapping[str, Any], spec: InputSpec, labels: int) -> None:
+        """See `Decoder`."""
+        super().__init__(options, spec, labels)
+        unknown = sorted(self.settings.outputs.keys() - self.roles.keys())
+        if unknown:
+            raise ManifestError(f"decoder_options: outputs.{unknown[0]}: expected one of {', '.join(self.roles)}")
+        self._map = _class_map(self.settings.class_map, labels)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes that the model should have."""
+        return self.labels if self._map is None else len(self._map)
+
+    @abstractmethod
+    def candidates(self, tensors: dict[str, NDArray[np.float32]], image: int) -> Candidates:
+        """The candidates of one image, surest first, with boxes in the model's unit; see `candidates.surest`."""
+
+    @abstractmethod
+    def check(self, tensors: dict[str, NDArray[np.float32]]) -> None:
+        """Check the shapes of the tensors, by role.
+
+        Raises:
+            BackendError: saying what is expected; `self.refuse` raises it.
+        """
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        """See `Decoder`."""
+        found = self._by_role(tensors)
+        self.check(found)
+        with np.errstate(all="ignore"):
+            images = [self._finished(self.candidates(found, i)) for i in range(len(next(iter(found.values()))))]
+        k = max((len(each.scores) for each in images), default=0)
+        boxes, scores, classes = np.zeros((len(images), k, 4), np.float32), *np.zeros((2, len(images), k), np.float32)
+        for i, each in enumerate(images):
+            rows = slice(0, len(each.scores))
+            boxes[i, rows], scores[i, rows], classes[i, rows] = each.boxes, each.scores, each.classes
+        return {BOXES: boxes, SCORES: scores, CLASSES: classes}
+
+    def _by_role(self, tensors: Tensors) -> dict[str, NDArray[np.float32]]:
+        """The tensors that are read. Where a name says nothing, the model's outputs are taken in their order."""
+        names = list(tensors)
+        by_order = dict(zip(self.roles, names, strict=False)) if len(names) >= len(self.roles) else {}
+        found: dict[str, NDArray[np.float32]] = {}
+        usual = {role: next((name for name in self.roles[role] if name in tensors), None) for role in self.roles}
+        for role in self.roles:
+            name = self.settings.outputs.get(role)
+            if name is None:
+                name = usual[role] if all(usual.values()) else by_order.get(role)
+            if name is None or name not in tensors:
+                self.refuse(f"no output {name or role!r}; the model has {', '.join(names) or 'none'}")
+            found[role] = tensors[name]
+        lengths = {len(tensor) if tensor.ndim else -1 for tensor in found.values()}
+        if len(lengths) != 1 or -1 in lengths:
+            self.refuse(f"outputs of {sorted(lengths)} images")
+        if not all(np.isfinite(tensor).all() for tensor in found.values()):
+            self.refuse("outputs that are not finite")
+        return found
+
+    def refuse(self, found: str) -> NoReturn:
+        """Raise a BackendError about what a model gave."""
+        raise BackendError(f"decoder {type(self).__name__}: the model gave {found}; name its decoder and outputs")
+
+    def shape(self, tensors: Mapping[str, NDArray[Any]], role: str, *expected: int | None) -> None:
+        """Check the shape of a tensor behind its first axis; None stands for any length.
+
+        Raises:
+            BackendError: if it has another.
+        """
+        shape = tensors[role].shape[1:]
+        if len(shape) != len(expected) or any(b not in (None, a) for a, b in zip(shape, expected, strict=True)):
+            wanted = ", ".join("any" if each is None else str(each) for each in expected)
+            self.refuse(f"{role} of shape (n, {', '.join(map(str, shape))}), expected (n, {wanted})")
+
+    def probabilities(self, scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scores as probabilities, by `sigmoid`.
+
+        Raises:
+            BackendError: if they are none.
+        """
+        if self.settings.sigmoid:
+            return np.asarray(1.0 / (1.0 + np.exp(-np.clip(scores, -80.0, 80.0))), np.float32)
+        if scores.size and not (scores.min() >= -ROUNDING and scores.max() <= 1.0 + ROUNDING):
+            self.refuse(f"scores from {scores.min():g} to {scores.max():g}; logits need sigmoid = true")
+        return scores
+
+    def detected(self, boxes: NDArray[Any], scores: NDArray[np.float32], classes: NDArray[np.float32]) -> Candidates:
+        """The candidates of a model that gives boxes (k, 4), scores (k,) and classes (k,); negative classes are none.
+
+        Raises:
+            BackendError: for a class that the model should not have.
+        """
+        scores = self.probabilities(scores)
+        index = np.rint(np.clip(classes, -1.0, 1e6)).astype(np.intp)
+        rows = np.flatnonzero((scores > self.settings.score_floor) & (index >= 0))
+        if len(rows) and index[rows].max() >= self.classes:
+            self.refuse(f"class {index[rows].max()} of {self.classes}; class_map says which labels classes are")
+        rows = rows[np.argsort(-scores[rows], kind="stable")[: self.settings.max_candidates]]
+        return Candidates(boxes[rows], scores[rows], index[rows])
+
+    def _finished(self, found: Candidates) -> Candidates:
+        """In fractions of the input, with labels; suppressed; the best ones."""
+        boxes = np.asarray(found.boxes, np.float64)
+        if self.settings.scale == "pixels":
+            boxes = boxes / [self.spec.width, self.spec.height, self.spec.width, self.spec.height]
+        boxes = np.clip(np.nan_to_num(boxes, nan=0.0), -1.0, 2.0)
+        labels = found.classes if self._map is None else self._map[found.classes]
+        kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1) & (labels >= 0) & (found.scores > self.settings.score_floor)
+        result = Candidates(boxes[kept], np.clip(found.scores[kept], 0.0, 1.0), labels[kept])
+        if self.settings.iou is not None:
+            result = result.of(suppressed(result, self.settings.iou, MOST))
+        return result.of(slice(0, MOST))
+
+
+def _class_map(stated: tuple[int, ...] | str | None, labels: int) -> Indices | None:
+    """The label's index of each class of a model; None where classes are labels.
+
+    Raises:
+        ManifestError: if a label does not exist.
+    """
+    if stated is None:
+        return None
+    if isinstance(stated, str):
+        ids = range(1, 91) if stated == "coco90" else range(91)
+        known = [each for each in range(1, 91) if each not in UNUSED_COCO_IDS]
+        stated = tuple(known.index(each) if each in known else -1 for each in ids)
+    if not all(-1 <= index < labels for index in stated):
+        raise ManifestError(f"decoder_options: class_map: expected indices from -1 to {labels - 1}")
+    return np.asarray(stated, np.intp)

@@ -1,0 +1,90 @@
+"""The JSON of replies to escalations: the fields of the task's kind, then those that all kinds have.
+
+{"top_k": [...],  "model": "ensemble", "timing_ms": {...}, ..., "passed_over": {"index": 282,  "score": 0.41, ...}}
+kind's fields    fields of all kinds                                           kind's fields
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from hawkvision.core.escalation_api import EscalationReply, EscalationTiming, IntermediateResult
+from hawkvision.tasks.kind import TaskKind
+
+_NULL: Final = msgspec.Raw(b"null")
+
+
+class _PassedOver(msgspec.Struct, frozen=True):
+    score: float
+    fingerprint: str | None = None
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    """See `EscalationReply`."""
+
+    model: str
+    timing_ms: EscalationTiming
+    batch_size: int
+    score: float | None = None
+    passed_over: msgspec.Raw = _NULL
+    received_fraction: float = 1.0
+    quality: int | None = None
+    complete: bool = True
+    fingerprint: str | None = None
+
+
+FIELDS: Final = frozenset(_Reply.__struct_fields__)
+"""Names that no field of a kind has."""
+
+_decode = msgspec.json.Decoder(_Reply).decode
+_decode_passed_over = msgspec.json.Decoder(_PassedOver).decode
+
+
+def encode_reply(kind: TaskKind[Any], reply: EscalationReply) -> bytes:
+    """The JSON object of a reply."""
+    over = reply.passed_over
+    return msgspec.json.encode(
+        {
+            **kind.encode_reply(reply.prediction),
+            "model": reply.model,
+            "timing_ms": reply.timing_ms,
+            "batch_size": reply.batch_size,
+            "score": reply.score,
+            "passed_over": None if over is None else _passed_over(kind, over),
+            "received_fraction": reply.received_fraction,
+            "quality": reply.quality,
+            "complete": reply.complete,
+            "fingerprint": reply.fingerprint,
+        }
+    )
+
+
+def decode_reply(kind: TaskKind[Any], data: bytes) -> EscalationReply:
+    """The reply in a JSON object; unknown fields, from later tiers, are ignored.
+
+    Raises:
+        msgspec.DecodeError, ValueError: naming the field that is missing, malformed or not the kind's.
+    """
+    found, over = _decode(data), None
+    if (raw := bytes(found.passed_over)) != b"null":
+        common = _decode_passed_over(raw)
+        over = IntermediateResult(kind.decode_compared(raw), common.score, common.fingerprint)
+    return EscalationReply(
+        kind.decode_reply(data),
+        found.model,
+        found.timing_ms,
+        found.batch_size,
+        found.score,
+        over,
+        found.received_fraction,
+        found.quality,
+        found.complete,
+        found.fingerprint,
+    )
+
+
+def _passed_over(kind: TaskKind[Any], result: IntermediateResult) -> dict[str, Any]:
+    fields = kind.encode_compared(result.prediction)
+    return {**fields, "score": result.score, "fingerprint": result.fingerprint}
