@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 import numpy as np

@@ -18,9 +18,9 @@ from msgspec import Meta
 
 from hawkvision.core.errors import ConfigError, ManifestError, NotFound
 from hawkvision.core.text_files import read_text
+from hawkvision.models.input_spec import DEFAULT_KIND, ManifestStruct, MemberFacts, model_fingerprint, task_facts
 from hawkvision.models.input_spec import InputSpec as InputSpec
 from hawkvision.models.input_spec import Interpolation as Interpolation
-from hawkvision.models.input_spec import DEFAULT_KIND, ManifestStruct, MemberFacts, model_fingerprint, task_facts
 from hawkvision.models.input_spec import Weights as Weights
 
 Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from hawkvision.core.errors import ArtifactError, ConfigError
+from hawkvision.core.errors import ArtifactError, BackendError, ConfigError
+from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.own import parity
 from hawkvision.model_zoo.own.conversion import OutputPlan, converted
 from hawkvision.model_zoo.own.graph_facts import GraphFacts, facts_of, has_integer_layers, read_model
@@ -24,6 +25,7 @@ from hawkvision.model_zoo.own.owner_facts import (
     refusal,
     resolve,
 )
+from hawkvision.model_zoo.own.served import ServedStage
 from hawkvision.model_zoo.own.task_folder import (
     existing,
     folder_for,
@@ -36,6 +38,10 @@ from hawkvision.model_zoo.own.task_folder import (
 from hawkvision.model_zoo.own.tiers import TierName
 from hawkvision.models.manifest import FileSource, Manifest, Variant, load_labels
 from hawkvision.system.files import sha256_of, write_atomic
+from hawkvision.tasks.decoders.decoder import BoxDecoder
+from hawkvision.tasks.decoders.registry import decoder_class, decoder_names
+from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.registry import kind_class, task_kind
 
 ANY_SIDE: Final = 224
 """Where a graph takes any size, of the image that shows what its numbers are."""
@@ -99,14 +105,18 @@ def add_model(order: AddOrder, models: Path | None, cache: Path) -> Added:
     _refuse_incomplete(order, facts, graph, model, manifest)
     labels = _labels(order, manifest, folder)
     wanted = resolve(facts, graph)
-    plan, expected, pixels = _plan(order, facts, graph, model, wanted, len(labels))
+    kind = _kind(order, manifest)
+    decoder = facts.decoder or decoders_of(kind)[0]
+    plan, expected, pixels = _plan(order, facts, graph, model, wanted, len(labels), decoder)
     built, batch = _built(order, model, graph, wanted, plan, pixels)
     worst = parity.check_parity(
         parity.open_session(built, str(order.path)), expected, plan, pixels, half=graph.type == "float16",
         where=str(order.path),
     )  # fmt: skip
-    variant = _variant(order, facts, wanted, built, quantised=has_integer_layers(model))
-    fresh = new_manifest(order.task, _kind(order, manifest), order.kind_options, labels, variant)
+    variant = _variant(order, facts, wanted, built, decoder, quantised=has_integer_layers(model))
+    options = order.kind_options if manifest is None else manifest.options
+    _check_predictions(task_kind(kind, labels, options), variant, built, pixels)
+    fresh = new_manifest(order.task, kind, options, labels, variant)
     if manifest is None:
         write_atomic(folder / order.task / fresh.labels, label_text(labels))
     changed = store(manifest, fresh, built, built, order.tier, folder, cache)
@@ -131,9 +141,15 @@ def _refuse_incomplete(
         raise refusal(str(order.path), missing, order.given, graph)
 
 
-def decoders_of(kind: str) -> tuple[str, ...]:  # noqa: ARG001
-    """The decoders that give what a kind of task takes."""
-    return (LOGITS_DECODER,)
+def decoders_of(kind: str) -> tuple[str, ...]:
+    """The decoders that give what a kind of task takes.
+
+    Raises:
+        ManifestError: if the kind is not installed.
+    """
+    if not kind_class(kind).located:
+        return (LOGITS_DECODER,)
+    return tuple(name for name in decoder_names() if issubclass(decoder_class(name), BoxDecoder))
 
 
 def _is_ambiguous(facts: OwnerFacts, graph: GraphFacts, model: onnx.ModelProto, where: str) -> bool:
@@ -183,7 +199,13 @@ def _labels(order: AddOrder, manifest: Manifest | None, folder: Path) -> tuple[s
 
 
 def _plan(
-    order: AddOrder, facts: OwnerFacts, graph: GraphFacts, model: onnx.ModelProto, wanted: Preparation, labels: int
+    order: AddOrder,
+    facts: OwnerFacts,
+    graph: GraphFacts,
+    model: onnx.ModelProto,
+    wanted: Preparation,
+    labels: int,
+    decoder: str,
 ) -> tuple[OutputPlan, parity.Arrays, Any]:
     """What becomes of the outputs, what the owner's graph gives, and for which images."""
     where = str(order.path)
@@ -194,7 +216,7 @@ def _plan(
     pixels = parity.sample_pixels(wanted.spec.height, wanted.spec.width)
     session = parity.open_session(model.SerializeToString(), where)
     expected = parity.outputs_of_owner(session, graph, wanted, pixels, where)
-    if (facts.decoder or decoders_of(order.kind or "")[0]) != LOGITS_DECODER:
+    if decoder != LOGITS_DECODER:
         return OutputPlan(names, None), expected, pixels
     rows = expected[names[0]].reshape(len(pixels), -1)
     if rows.shape[1] != labels and not (labels == 2 and rows.shape[1] == 1):
@@ -226,7 +248,22 @@ def _built(
     return converted(model, graph, wanted, plan, 1).SerializeToString(deterministic=True), 1
 
 
-def _variant(order: AddOrder, facts: OwnerFacts, wanted: Preparation, built: bytes, *, quantised: bool) -> Variant:
+def _check_predictions(kind: TaskKind[Any], variant: Variant, built: bytes, pixels: Pixels) -> None:
+    """Check that kind and decoder make predictions of what the graph gives.
+
+    Raises:
+        ConfigError: if the decoder, its options or the labels are not those of the graph.
+        ManifestError: if the decoder is not installed, or refuses an option.
+    """
+    try:
+        ServedStage(kind, variant, built).on_inputs(pixels)
+    except BackendError as error:
+        raise ConfigError(f"--decoder {variant.decoder}: {error.message}") from None
+
+
+def _variant(
+    order: AddOrder, facts: OwnerFacts, wanted: Preparation, built: bytes, decoder: str, *, quantised: bool
+) -> Variant:
     name = stage_name(order.name, order.path)
     return Variant(
         name=name,
@@ -235,7 +272,7 @@ def _variant(order: AddOrder, facts: OwnerFacts, wanted: Preparation, built: byt
         license=order.license,
         source=FileSource(file=f"weights/{name}.onnx", sha256=sha256_of(built)),
         input=wanted.spec,
-        decoder=facts.decoder or LOGITS_DECODER,
+        decoder=decoder,
         decoder_options=facts.decoder_options,
         sha256=sha256_of(built),
         bytes=len(built),

@@ -90,9 +90,7 @@ def check(
     found = _differences(kind, known, outputs)
     order = np.argsort(-found, kind="stable")
     compared = tuple(
-        ImageDifference(
-            known[at].file, known[at].told(kind), summary(kind, _predicted(kind, outputs[at])), float(found[at])
-        )
+        ImageDifference(known[at].file, known[at].told(kind), summary(_predicted(kind, outputs[at])), float(found[at]))
         for at in order
     )
     better, better_mean = None, float("nan")

@@ -36,9 +36,9 @@ class LabelReference:
     index: int
     probability: float | None
 
-    def difference(self, kind: TaskKind[Any], prediction: Prediction) -> float:
+    def difference(self, kind: TaskKind[Any], prediction: Prediction) -> float:  # noqa: ARG002
         """How far the served probability of this label is from the owner's; 1 or 0 if only labels are known."""
-        served = {each["index"]: float(each["confidence"]) for each in _entries(kind.encode(prediction))}
+        served = {each["index"]: float(each["confidence"]) for each in _entries(prediction.to_json())}
         if self.probability is None:
             return float(not served or max(served, key=lambda index: served[index]) != self.index)
         return abs(served.get(self.index, 0.0) - self.probability)
@@ -60,17 +60,17 @@ class WholeReference:
         """The task kind's disagreement of both."""
         return float(kind.disagreement(prediction, self.prediction))
 
-    def told(self, kind: TaskKind[Any]) -> str:
+    def told(self, kind: TaskKind[Any]) -> str:  # noqa: ARG002 - it has its labels
         """The owner's prediction, for people."""
-        return summary(kind, self.prediction)
+        return summary(self.prediction)
 
 
 Reference = LabelReference | WholeReference
 
 
-def summary(kind: TaskKind[Any], prediction: Prediction) -> str:
+def summary(prediction: Prediction) -> str:
     """A prediction in a few words: its first labels with their probabilities."""
-    entries = _entries(kind.encode(prediction))[:3]
+    entries = _entries(prediction.to_json())[:3]
     return ", ".join(f"{each['label']} {float(each['confidence']):.3f}" for each in entries) or "nothing"
 
 
