@@ -22,7 +22,12 @@ def calibrate(
     intermediate: Annotated[
         str | None, typer.Option(help="A stage between them, or `none`; default: the cascade's.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the profile goes; default: ./profile.json.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the profile goes; default: beside the manifest of a task of your own, else ./profile.json."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the split.")] = 2405,
     datagram: Annotated[
         bool, typer.Option("--lossy", help="Certify for lossy links too; takes 20 times as long.")
@@ -53,7 +58,7 @@ def calibrate(
             task,
             design,
             certify_data,
-            out or Path("profile.json"),
+            out or manifest.default_profile(models_dir, task),
             compared=compared,
             datagram=datagram,
             models=manifest.models_dir(models_dir, task),
@@ -65,7 +70,7 @@ def calibrate(
     run(
         task,
         data,
-        out or Path("profile.json"),
+        out or manifest.default_profile(models_dir, task),
         edges=tuple(edge or ()),
         best=best,
         intermediate=intermediate,

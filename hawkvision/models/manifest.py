@@ -381,6 +381,12 @@ def own_models_dir() -> Path | None:
         return None
 
 
+def default_profile(override: Path | None, task: str) -> Path:
+    """Where a new profile of a task goes: beside the manifest in the user's own folder, else `profile.json` here."""
+    folder = models_dir(override, task)
+    return folder / task / "profile.json" if folder == own_models_dir() else Path("profile.json")
+
+
 def cache_dir(override: Path | None = None) -> Path:
     """The folder of built artefacts: `override`, else `$XDG_CACHE_HOME/hawkvision`, else `~/.cache/hawkvision`.
 
