@@ -11,6 +11,7 @@ from edge.factory import Environment, NodeComponents, load_components, open_node
 from edge.serving.tasks import Entry, ServedTasks, TaskFailure
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.models.manifest import load_manifest, models_dir
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -32,7 +33,7 @@ def load_tasks(configs: Mapping[str, EdgeConfig], given_up: Future[None] | None 
             if len(configs) == 1:
                 raise
             failed.append(error)
-            loaded[task] = _failure(task, error)
+            loaded[task] = _failure(config, error)
     if len(failed) == len(configs):
         raise failed[0]
     return loaded
@@ -58,7 +59,7 @@ async def open_tasks(
             if len(configs) == 1:
                 raise
             failed.append(error)
-            entries.append(_failure(task, error))
+            entries.append(_failure(configs[task], error))
     tasks = ServedTasks(entries)
     if not tasks.nodes:
         raise failed[0]
@@ -75,10 +76,15 @@ async def close_tasks(tasks: ServedTasks) -> None:
             raise error
 
 
-def _failure(task: str, error: Exception) -> TaskFailure:
+def _failure(config: EdgeConfig, error: Exception) -> TaskFailure:
     """The record of a failed task, which is logged."""
+    task = config.task
+    try:
+        kind: str | None = load_manifest(task, models_dir(config.models_dir)).kind
+    except HawkVisionError:
+        kind = None
     if isinstance(error, HawkVisionError):
         log.error("task %s cannot be served: %s", task, error.message)
-        return TaskFailure(task, error.message)
+        return TaskFailure(task, error.message, kind)
     log.error("task %s cannot be served", task, exc_info=error)
-    return TaskFailure(task, f"{type(error).__name__} while it was loaded; the log of the node says more")
+    return TaskFailure(task, f"{type(error).__name__} while it was loaded; the log of the node says more", kind)

@@ -61,6 +61,8 @@ class LoadedModel:
     spec: InputSpec
     wide: Backend | None = None
     """The same variant on several threads, for an image that is alone (`inference.adaptive_parallelism`)."""
+    decode: Callable[[Tensors], Tensors] | None = None
+    """The variant's decoder; None leaves the tensors as they are."""
     expectant: Prefetching | None = field(init=False, repr=False, compare=False)
     """`wide`, if it can prepare while the image is decoded."""
 
@@ -76,11 +78,13 @@ class LoadedModel:
             self.expectant.expect()
 
     def infer(self, whole: Sequence[Pixels], alone: Callable[[], bool]) -> Tensors:
-        """The tensors (n, ...) of n ≥ 1 images (height, width, 3)."""
+        """The decoded tensors (n, ...) of n ≥ 1 images (height, width, 3)."""
         if len(whole) > 1:
-            return self.backend.infer(np.stack(whole))
-        backend = self.backend if self.wide is None or not alone() else self.wide
-        return backend.infer(whole[0][np.newaxis])
+            tensors = self.backend.infer(np.stack(whole))
+        else:
+            backend = self.backend if self.wide is None or not alone() else self.wide
+            tensors = backend.infer(whole[0][np.newaxis])
+        return tensors if self.decode is None else self.decode(tensors)
 
     def close(self) -> None:
         """Give back memory and threads."""

@@ -6,9 +6,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel
 from edge.inference.warm_up import warm_up
 from hawkvision.core.clock import MonotonicClock
+from hawkvision.core.errors import ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
 from hawkvision.inference.backend_registry import execution_of, open_backend
@@ -19,6 +22,7 @@ from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, stage_fingerprint, statement
 from hawkvision.models.manifest import Manifest, Variant
 from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.serving.output_decoder import OutputDecoder
 
 
 class StageLoader:
@@ -58,10 +62,13 @@ class StageLoader:
 
         Raises:
             ArtifactError: if a model file is missing or is not the manifest's.
-            BackendError: if the backend cannot run a model.
+            BackendError: if the backend cannot run a model, or it does not return what the task kind expects.
+            ManifestError: if a decoder is not installed or refuses its options, or the kind has no such score.
             CompileError: if the backend is an FPGA's, and the variant or the build is not.
         """
         config, manifest = self._config, self._manifest
+        if score not in (scores := self._kind.scores):
+            raise ManifestError(f"stage {name!r}: {self._kind.name} has no score {score!s}; it has {', '.join(scores)}")
         variants = manifest.members(name)
         models = [self._model(variant, known=known) for variant in variants]
         others, ensemble = None, manifest.ensemble(name)
@@ -110,7 +117,9 @@ class StageLoader:
         if divides(self._config.backend, self._config.onnx_providers):
             wanted = self._config.intra_op_threads
             wide = open_wide(backend, lambda threads: self._open(variant, threads), wanted, known=known)
-        return LoadedModel(variant.name, backend, variant.input, wide)
+        decoder = OutputDecoder.of(variant, self._kind)
+        decoder(backend.infer(np.zeros((1, *backend.input_shape), np.uint8)))
+        return LoadedModel(variant.name, backend, variant.input, wide, decoder.decode)
 
     def _open(self, variant: Variant, threads: int = 1) -> Backend:
         """A variant's backend, of verified bytes; `threads` work on one image."""

@@ -165,8 +165,7 @@ class Auditor:
         self._count("differ" if any(disagreements) else "agree")
         controllers.audited(scores, disagreements)
         if accepted is not None:
-            differs = bool(self._kind.disagreement(accepted.answered, reference))
-            accepted.controller.accepted(accepted.score, differs)
+            accepted.controller.accepted(accepted.score, self._kind.disagreement(accepted.answered, reference))
 
     async def _audit(
         self,

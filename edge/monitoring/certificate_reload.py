@@ -27,7 +27,6 @@ from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import HawkVisionError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.types import Score
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
 from hawkvision.system.files import sha256_of
 
@@ -53,7 +52,7 @@ class Certification:
     source: Source | None
     temperature: float
     """Of the edge stage, from `profile`."""
-    score: Score
+    score: str
     """The score of the edge stage that thresholds are compared with."""
     content: str = ""
     """A digest of the files."""

@@ -51,10 +51,10 @@ class StreamController:
         self.control = control
         self._owner = owner
 
-    def accepted(self, score: float, differs: bool | None) -> None:
+    def accepted(self, score: float, disagreement: float | None) -> None:
         """See `DriftController.accepted`."""
         self.control.follow(self._owner.suspended)
-        self.control.accepted(score, self._owner.weight, differs)
+        self.control.accepted(score, self._owner.weight, disagreement)
         self._owner.changed()
 
     def unseen(self) -> None:
@@ -62,10 +62,10 @@ class StreamController:
         self.control.unseen()
         self._owner.changed()
 
-    def escalated(self, score: float, differs: bool | None) -> None:
+    def escalated(self, score: float, disagreement: float | None) -> None:
         """See `DriftController.escalated`."""
         self.control.follow(self._owner.suspended)
-        self.control.escalated(score, differs)
+        self.control.escalated(score, disagreement)
         self._owner.changed()
 
     def fell_short(self, score: float) -> None:
@@ -150,7 +150,7 @@ class StreamControllers:
             if stream is not None:
                 live = streams.live(stream)
                 for (claims, score, _), disagreement in outcomes:
-                    live.monitor(claims).record(score, bool(disagreement), self._caller)
+                    live.monitor(claims).record(score, disagreement, self._caller)
                 streams.audited(live)
 
     def _count(self, outcome: int, *, everybody: bool = True) -> None:

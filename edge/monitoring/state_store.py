@@ -212,7 +212,7 @@ def _sound(state: ControllerState) -> bool:
     counts = (
         state.requests, state.accepted, state.audits, state.disagreements, state.escalations, state.degraded,
     )  # fmt: skip
-    finite = all(map(math.isfinite, (state.theta, state.debt, state.correction)))
+    finite = all(map(math.isfinite, (state.theta, state.debt, state.correction, state.disagreements)))
     return finite and state.correction > 0.0 and min(counts) >= 0 and state.debt >= 0.0
 
 

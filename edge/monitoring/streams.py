@@ -147,7 +147,7 @@ class Streams:
             whose,
             (stream.key, stream.suspended, alarms),
             logging.WARNING if stream.suspended and not stream.named else logging.INFO,
-            "guarantee %s: stream %s %s is %s certified, after %d audits of which %d disagreed",
+            "guarantee %s: stream %s %s is %s certified, after %d audits of which %g disagreed",
             "suspended" if stream.suspended else "restored",
             stream.key.hex(),
             whose,

@@ -157,7 +157,7 @@ class DatagramServer:
             incoming = await _at_its_best(incoming)
         body, received = _image(incoming)
         try:
-            answer = await node.classify(body, request, incoming.started, trace, received=received, caller=caller)
+            answer = await node.infer(body, request, incoming.started, trace, received=received, caller=caller)
         except Exception:  # a cancellation is counted as such
             self._count_arrival(incoming)
             raise

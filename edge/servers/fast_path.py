@@ -48,6 +48,7 @@ class FastPathApp(Protocol):
 
     async def answer(
         self,
+        path: bytes,
         query: bytes,
         headers: Headers,
         body: asyncio.Future[bytes | None],
@@ -58,6 +59,7 @@ class FastPathApp(Protocol):
         """Answer one request; None if the caller is gone. Never raises, and returns only after `body` is done.
 
         Args:
+            path: one of `fast_paths`.
             query: the URL's query, undecoded.
             headers: the request's headers.
             body: the complete body; None if uvicorn takes the request over, and this call must have no effect.
@@ -181,7 +183,7 @@ class FastPathProtocol(BoundedProtocol):
             and (self.answers_pages or not any(name == b"origin" for name, _ in self.headers))
         ):
             self._held = held = _Request(self.loop, keep_alive=parser.should_keep_alive())
-            task = self.loop.create_task(self._answer(held, url.query or b"", self.headers))
+            task = self.loop.create_task(self._answer(held, url, self.headers))
             task.add_done_callback(self.tasks.discard)
             self.tasks.add(task)
         else:
@@ -226,11 +228,13 @@ class FastPathProtocol(BoundedProtocol):
         if not held.body.done():  # a stopping server cancels it
             held.body.set_result(body)
 
-    async def _answer(self, cycle: _Request, query: bytes, headers: Headers) -> None:
+    async def _answer(self, cycle: _Request, url: Any, headers: Headers) -> None:
         try:
             address = LOCAL if self.client is None else self.client[0]
             gone = cycle.message_event.wait
-            reply = await self.fast_app.answer(query, headers, cycle.body, cycle.begun, gone, address)
+            reply = await self.fast_app.answer(
+                url.path, url.query or b"", headers, cycle.body, cycle.begun, gone, address
+            )
             if not cycle.whole:
                 return
             if self.flow.write_paused and not cycle.disconnected:

@@ -1,18 +1,20 @@
 """The HTTP server as an ASGI application.
 
-`POST /v1/infer`, its typed form `/v1/classify`, and inference by the Open Inference Protocol are plain ASGI. Everything
-else is Starlette (`edge.servers.info_routes`). Every error leaves as `{"error", "code"}` with its status. Bounds:
-bodies as in `hawkvision.servers.bodies`, and at most `max_queue` waiting images.
+`POST /v1/infer`, its typed forms (`/v1/classify`, `/v1/detect`, …), and inference by the Open Inference Protocol are
+plain ASGI. Everything else is Starlette (`edge.servers.info_routes`). Every error leaves as `{"error", "code"}` with
+its status. Bounds: bodies as in `hawkvision.servers.bodies`, and at most `max_queue` waiting images.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
+from edge.servers import deepstack
 from edge.servers.fast_path import LOCAL, WholeBody
 from edge.servers.forms import read_form
 from edge.servers.info_routes import CALLER, pages
@@ -46,10 +48,7 @@ from hawkvision.core.types import ClassifyRequest
 from hawkvision.imaging.image_header import ImageHeader, probe_begun
 from hawkvision.servers.bodies import Body, CallerGone
 from hawkvision.servers.keys import INFER, OPEN_PATHS, Scopes, needed_scopes
-
-INFER_PATH: Final = "/v1/infer"
-CLASSIFY_PATH: Final = "/v1/classify"
-"""The typed form of `INFER_PATH` for classification, the only kind of task so far: both have one handler."""
+from hawkvision.tasks.registry import CLASSIFY_PATH, DEEPSTACK_PATH, DETECT_PATH, INFER_PATH, KIND_OF_FORM
 
 TASK: Final = "hawkvision.task"
 """Key of the task in a request's scope, once it is known."""
@@ -60,14 +59,19 @@ _NOT_IMAGES: Final = ("application/json", "text/", "application/xml", "video/", 
 class HttpApp:
     """The HTTP adapter of a node's front end. Serves health at once, and everything else once that is ready."""
 
-    fast_paths: Final = (INFER_PATH.encode(), CLASSIFY_PATH.encode())
+    fast_paths: Final = (INFER_PATH.encode(), CLASSIFY_PATH.encode(), DETECT_PATH.encode())
     """See `FastPathApp`."""
 
     def __init__(self, frontend: Frontend) -> None:
         """Serve this front end."""
         self._front = frontend
         self._rest = pages(frontend)
-        self._handlers: dict[str, Handler] = {INFER_PATH: self._classify, CLASSIFY_PATH: self._classify}
+        self._handlers: dict[str, Handler] = {
+            INFER_PATH: partial(self._answer_image, None),
+            CLASSIFY_PATH: partial(self._answer_image, KIND_OF_FORM[CLASSIFY_PATH]),
+            DETECT_PATH: partial(self._answer_image, KIND_OF_FORM[DETECT_PATH]),
+            DEEPSTACK_PATH: self._answer_deepstack,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry point."""
@@ -100,6 +104,7 @@ class HttpApp:
 
     async def answer(
         self,
+        path: bytes,
         query: bytes,
         headers: Headers,
         body: asyncio.Future[bytes | None],
@@ -109,8 +114,9 @@ class HttpApp:
     ) -> Reply | None:
         """See `FastPathApp`."""
         client = (address, 0)
-        scope = {"method": "POST", "path": INFER_PATH, "query_string": query, "headers": headers, "client": client}
-        return await self._answered(self._classify, scope, WholeBody(self._front.bodies, body, begun, hang_up))
+        form = path.decode()
+        scope = {"method": "POST", "path": form, "query_string": query, "headers": headers, "client": client}
+        return await self._answered(self._handlers[form], scope, WholeBody(self._front.bodies, body, begun, hang_up))
 
     async def _answered(self, handler: Handler, scope: Scope, body: Body) -> Reply | None:
         """The response to one request for answers or to its error; None if the caller is gone."""
@@ -121,13 +127,14 @@ class HttpApp:
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['path'][:100]} takes POST, not {scope['method']}")
-            caller = self._authorize(scope, INFER)
+            # DeepStack's callers send their key in the form.
+            caller = "" if scope["path"] == DEEPSTACK_PATH else self._authorize(scope, INFER)
             answered = await handler(front.ready_tasks(), scope, body, started, trace, caller)
         except asyncio.CancelledError:  # a stopping server cancels this task, which ends here anyway
             stopped = NotReady("the node had to stop before it could answer")
-            return self._refusal(stopped, scope.get(TASK), started, headers)
+            return self._refusal(stopped, scope, started, headers)
         except Exception as error:  # noqa: BLE001 - a server: every error leaves as a documented body
-            return self._refusal(error, scope.get(TASK), started, headers) if await body.arrived() else None
+            return self._refusal(error, scope, started, headers) if await body.arrived() else None
         finally:
             body.release()
             front.in_flight -= 1
@@ -136,35 +143,61 @@ class HttpApp:
         headers += answered.headers
         return reply_of(200, answered.body, headers, answered.media_type)
 
-    async def _classify(
-        self, tasks: ServedTasks, scope: Scope, body: Body, started: float, trace: TraceContext, caller: str
+    async def _answer_image(
+        self,
+        kind: str | None,
+        tasks: ServedTasks,
+        scope: Scope,
+        body: Body,
+        started: float,
+        trace: TraceContext,
+        caller: str,
     ) -> Answered:
-        node, image, request, image_header = await self._read(tasks, scope, body)
-        answer = await node.classify(image, request, started, trace, body.hang_up, header=image_header, caller=caller)
+        node, image, request, image_header = await self._read(kind, tasks, scope, body)
+        answer = await node.infer(image, request, started, trace, body.hang_up, header=image_header, caller=caller)
         return Answered((answer,), encode(answer.to_json()), [(b"server-timing", server_timing(answer.timing_ms))])
 
     async def _infer(
         self, tasks: ServedTasks, scope: Scope, body: Body, started: float, trace: TraceContext, caller: str
     ) -> Answered:
-        node = self._chosen(tasks, oip_routes.asked_task(scope["path"], tasks), scope, body)
+        node = self._chosen(tasks, oip_routes.asked_task(scope["path"], tasks), None, scope, body)
         return await oip_routes.infer(
             node, scope, body, started, trace, caller, max_body_bytes=self._front.bodies.max_body_bytes
         )
 
-    def _chosen(self, tasks: ServedTasks, task: str | None, scope: Scope, body: Body) -> EdgeNode:
+    async def _answer_deepstack(
+        self, tasks: ServedTasks, scope: Scope, body: Body, started: float, trace: TraceContext, caller: str
+    ) -> Answered:
+        """See `edge.servers.deepstack`; `caller` is not known yet."""
+        headers, keys = scope["headers"], self._front.keys
+        keyed = header(headers, b"authorization") is not None or not keys.required
+        if keyed:
+            caller = self._authorize(scope, INFER)
+        else:
+            deepstack.check_unkeyed(header(headers, b"content-length"), keys)
+        content_type = header(headers, b"content-type") or ""
+        image, fields = await read_form(content_type, await body.read(header(headers, b"content-length")))
+        asked = deepstack.parse(read_query(scope["query_string"]), fields)
+        if not keyed:
+            caller = self._authorize(scope, INFER, asked.authorization)
+        node = self._chosen(tasks, asked.request.task, KIND_OF_FORM[DEEPSTACK_PATH], scope, body)
+        answer = await node.infer(image, asked.request, started, trace, body.hang_up, caller=caller)
+        return Answered((answer,), encode(deepstack.reply(asked, answer, image)), [])
+
+    def _chosen(self, tasks: ServedTasks, task: str | None, kind: str | None, scope: Scope, body: Body) -> EdgeNode:
         """The node of the task that a request names; the body counts among those of this task.
 
         Raises:
-            NotFound, NotReady: as `ServedTasks.node`.
+            NotFound, BadField, NotReady: as `ServedTasks.node`.
             Overloaded: if the bodies of the task take all of their memory.
         """
-        node = tasks.node(task)
+        node = tasks.node(task, kind)
         scope[TASK] = node.task
         body.count_in(self._front.bodies_of(node.task))
         return node
 
     async def _read(
-        self, tasks: ServedTasks, scope: Scope, body: Body
+        self, kind: str | None, tasks: ServedTasks, scope: Scope, body: Body
     ) -> tuple[EdgeNode, bytes, ClassifyRequest, ImageHeader | None]:
         """The node of the request's task, the image, and the request, from query, headers or a form.
 
@@ -178,26 +211,30 @@ class HttpApp:
             data = await body.read(declared)
             image, fields = await read_form(header(raw_headers, b"content-type") or "", data)
             request = parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields)
-            return self._chosen(tasks, request.task, scope, body), image, request, None
+            return self._chosen(tasks, request.task, kind, scope, body), image, request, None
         if content_type.startswith(_NOT_IMAGES):
             raise UnsupportedMedia(
                 f"Content-Type {content_type[:60]!r}: send the image itself (JPEG, PNG or WebP) as the body, "
                 "or a multipart form with the image in 'image'"
             )
         request = read_request(scope["query_string"], ours)
-        node = self._chosen(tasks, request.task, scope, body)
+        node = self._chosen(tasks, request.task, kind, scope, body)
         image_header = probe_begun(body.begun())
         return node, await body.read(declared), request, image_header
 
-    def _authorize(self, scope: Scope, needed: Scopes) -> str:
+    def _authorize(self, scope: Scope, needed: Scopes, authorization: str | None = None) -> str:
+        """The caller, by the header Authorization or by `authorization`, which stands for one."""
         client = scope.get("client")
         address = client[0] if client else LOCAL
-        return self._front.authorize(header(scope["headers"], b"authorization"), address, needed)
+        return self._front.authorize(authorization or header(scope["headers"], b"authorization"), address, needed)
 
-    def _refusal(self, error: Exception, task: str | None, started: float, headers: Headers) -> Reply | None:
+    def _refusal(self, error: Exception, scope: Scope, started: float, headers: Headers) -> Reply | None:
         if isinstance(error, CallerGone):
             return None
-        refused = self._front.refusal(error, task)
+        refused = self._front.refusal(error, scope.get(TASK))
         total_ms = (self._front.clock.now() - started) * 1e3
         headers += [*error_headers(refused), (b"server-timing", b"total;dur=%.3f" % total_ms)]
-        return reply_of(refused.status, encode(refused.body()), headers)
+        body = refused.body()
+        if scope["path"] == DEEPSTACK_PATH:
+            body = deepstack.refused(body)
+        return reply_of(refused.status, encode(body), headers)

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from edge.servers import openapi
+from edge.servers import api_page, openapi
 from edge.servers.oip import routes as oip_routes
 from edge.servers.oip.extensions import extension_routes
 from edge.servers.shared.frontend import Frontend, internal_error
@@ -56,7 +56,7 @@ def pages(frontend: Frontend) -> Starlette:
         return _json(openapi.document())
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(openapi.page(str(request.base_url).rstrip("/")))
+        return HTMLResponse(api_page.page(str(request.base_url).rstrip("/")))
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -39,15 +39,15 @@ def update_controllers(
     comparable = served.serves(context.best) and reply.comparable and certified
     if controllers.edge is not None and edge is not None:
         known = by_reference and comparable and not edge.result.truncated
-        differs = bool(disagreement(edge.result.prediction, reference)) if known else None
-        controllers.edge.escalated(score_of(image, edge), differs)
+        found = disagreement(edge.result.prediction, reference) if known else None
+        controllers.edge.escalated(score_of(image, edge), found)
     scores, accepted = _stage_scores(image, edge), None
     between = None
     if reply.passed_over is not None and served.passed_over_certified(reply, image.received):
         between = reply.passed_over.score, reply.passed_over.prediction
         if controllers.intermediate is not None:
-            differs = bool(disagreement(between[1], reference)) if comparable else None
-            controllers.intermediate.escalated(between[0], differs)
+            found = disagreement(between[1], reference) if comparable else None
+            controllers.intermediate.escalated(between[0], found)
     elif not by_reference and certified and reply.score is not None and image.route.intermediate is not None:
         between = reply.score, reply.prediction
         accepted = None if controllers.intermediate is None else Accepted(controllers.intermediate, *between)

@@ -1,6 +1,6 @@
 """One edge node: answers images for one task, and holds what its requests share.
 
-    server ─► EdgeNode.classify ─ route(target) ─► RequestHandler ─┬─ edge stage, in the worker pool
+    server ─► EdgeNode.infer ─ route(target) ─► RequestHandler ─┬─ edge stage, in the worker pool
                                                                    └─ datacenter, over the link
 
 In the background, the node asks which stages the datacenter serves (`edge.monitoring.datacenter_watch`) and audits its
@@ -59,7 +59,7 @@ class EdgeNode:
         """
         self.context = context
         self.task = context.task
-        self.labels = context.kind.labels
+        self.kind = context.kind
         self.best = context.best
         self.clock = context.clock
         self.metrics = metrics = context.metrics
@@ -96,7 +96,7 @@ class EdgeNode:
         """Weighs images by what they cost."""
         return self.context.executor.admission
 
-    async def classify(
+    async def infer(
         self,
         body: bytes,
         request: ClassifyRequest,
@@ -154,12 +154,12 @@ class EdgeNode:
         received: Received,
         caller: str = "",
     ) -> Answer | None:
-        """The edge's answer to a part of an image while the rest is under way; None if `classify` would not accept it.
+        """The edge's answer to a part of an image while the rest is under way; None if `infer` would not accept it.
 
         Nothing is escalated.
 
         Raises:
-            RequestError, ServiceError: as `classify`.
+            RequestError, ServiceError: as `infer`.
         """
         image = self._image(body, request, started, trace, None, received, None, caller)
         answer = await self._handler(self.context, image).try_partial_image()

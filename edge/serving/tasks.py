@@ -1,9 +1,7 @@
 """The tasks of a node, and which of them answers a request.
 
-task=pets ──► EdgeNode of pets ── its own queue, memory, certificates, streams
-no task ────► the first task
-task=coco, which could not be loaded ──► 503 with the reason
-task=dogs, which is not served ──► 404
+A request names its task, or gets the first one: with a typed form of the API the first one of that kind. Each task has
+an `EdgeNode` with its own queue, memory, certificates and streams, or a reason why it cannot be served (503).
 """
 
 from __future__ import annotations
@@ -13,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from edge.serving.node import EdgeNode
-from hawkvision.core.errors import NotFound, NotReady
+from hawkvision.core.errors import BadField, NotFound, NotReady
+from hawkvision.tasks.registry import INFER_PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +21,16 @@ class TaskFailure:
 
     task: str
     reason: str
+    kind: str | None = None
+    """The name of its kind; None if its manifest could not be read."""
 
 
 Entry: TypeAlias = EdgeNode | TaskFailure
+
+
+def kind_of(entry: Entry) -> str | None:
+    """The name of a task's kind, if it is known."""
+    return entry.kind.name if isinstance(entry, EdgeNode) else entry.kind
 
 
 class ServedTasks:
@@ -35,8 +41,12 @@ class ServedTasks:
         self.entries = tuple(entries)
         self.nodes = tuple(entry for entry in entries if isinstance(entry, EdgeNode))
         self.failures = tuple(entry for entry in entries if isinstance(entry, TaskFailure))
-        self._by_name: dict[str | None, Entry] = {entry.task: entry for entry in entries}
-        self._by_name[None] = self.entries[0]
+        self._by_name = {entry.task: entry for entry in entries}
+        self._first: dict[str | None, Entry] = {None: self.entries[0]}
+        """The first task of all, and of each kind."""
+        for entry in entries:
+            if (kind := kind_of(entry)) is not None:
+                self._first.setdefault(kind, entry)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -48,26 +58,41 @@ class ServedTasks:
         """The task, if there is just one."""
         return self.entries[0].task if len(self.entries) == 1 else None
 
-    def node(self, task: str | None, *, with_reason: bool = True) -> EdgeNode:
-        """The node of a task; None is the first one.
+    def node(self, task: str | None, kind: str | None = None, *, with_reason: bool = True) -> EdgeNode:
+        """The node of a task.
 
         Args:
-            task: its name.
+            task: its name; None for the first one, of this kind if one is given.
+            kind: the name of the kind that the task must have; None for any.
             with_reason: whether the error says why the task cannot be served, which may name files.
 
         Raises:
-            NotFound: if it is not served here.
+            NotFound: if there is no such task here.
+            BadField: if it is of another kind.
             NotReady: if it could not be loaded.
         """
-        found = self._by_name.get(task)
-        if isinstance(found, EdgeNode):
+        found = self._first.get(kind) if task is None else self._by_name.get(task)
+        if isinstance(found, EdgeNode) and (kind is None or found.kind.name == kind):
             return found
+        if found is None and task is None:  # a task whose kind is unknown may be of this one
+            found = next((failed for failed in self.failures if failed.kind is None), None)
         if found is None:
-            served = ", ".join(map(repr, self.names))
-            raise NotFound(f"task {(task or '')[:100]!r} is not served here; this node serves {served}")
+            raise NotFound(self._not_served(task, kind))
+        if kind is not None and kind_of(found) not in (None, kind):
+            raise BadField(
+                f"task: {found.task!r} is of kind {kind_of(found)!r}, and this path answers {kind!r}; {INFER_PATH} "
+                "answers every kind"
+            )
+        assert isinstance(found, TaskFailure), "a node of the right kind was returned"
         if not with_reason:
             raise NotReady(f"task {found.task!r} cannot be served; the log says why, and this answer with a key")
         raise NotReady(f"task {found.task!r} cannot be served: {found.reason}")
+
+    def _not_served(self, task: str | None, kind: str | None) -> str:
+        served = ", ".join(f"{entry.task!r} ({kind_of(entry) or 'not loaded'})" for entry in self.entries)
+        if task is None:
+            return f"no task of kind {kind!r} is served here; this node serves {served}"
+        return f"task {task[:100]!r} is not served here; this node serves {served}"
 
 
 def describe_tasks(tasks: ServedTasks) -> dict[str, Any]:
@@ -77,12 +102,13 @@ def describe_tasks(tasks: ServedTasks) -> dict[str, Any]:
 
 def _described(entry: Entry) -> dict[str, Any]:
     if isinstance(entry, TaskFailure):
-        return {"task": entry.task, "status": "failed", "reason": entry.reason}
+        return {"task": entry.task, "kind": entry.kind, "status": "failed", "reason": entry.reason}
     parts = entry.admission.parts
     return {
         "task": entry.task,
+        "kind": entry.kind.name,
         "status": "ready",
-        "labels": len(entry.labels),
+        "labels": len(entry.kind.labels),
         "edge": entry.stage.name,
         "best": entry.best,
         "max_queue": entry.pool.limit,

@@ -76,7 +76,7 @@ class Policy:
         self.alone = alone
         self.pair: Pair = profile.pair(edge, best)
         self.edge_accuracy = profile.stage(edge).accuracy
-        self.best_accuracy = profile.stage(best).accuracy
+        self.best_accuracy = profile.stage(best).datacenter_accuracy
         self.accuracy_known = True
         """Whether absolute accuracies were measured on the images of the certificates."""
         conditions = self.pair.conditions
@@ -106,12 +106,11 @@ class Policy:
 
     def _use_accuracies_of(self, site: SiteCertificates) -> None:
         """Take the accuracies measured at the site; without labels there are none."""
-        for name, attribute in ((self.pair.edge, "edge_accuracy"), (self.pair.best, "best_accuracy")):
-            stage = site.stage(name)
-            if stage is None or stage.accuracy is None:
-                self.accuracy_known = False
-            else:
-                setattr(self, attribute, stage.accuracy)
+        edge, best = site.stage(self.pair.edge), site.stage(self.pair.best)
+        if edge is None or best is None or edge.accuracy is None or best.accuracy is None:
+            self.accuracy_known = False
+        self.edge_accuracy = (edge and edge.accuracy) or self.edge_accuracy
+        self.best_accuracy = (best and best.datacenter_accuracy) or self.best_accuracy
 
     def _count_intermediate_certificates(self) -> int:
         """The number of logs of the intermediate stage, among which the probability of a false alarm is divided."""

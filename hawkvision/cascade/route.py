@@ -13,7 +13,7 @@ from hawkvision.cascade.certification.file_keys import in_first_words
 from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Watch
 from hawkvision.cascade.drift.monitor import Claims
 from hawkvision.cascade.drift.online import ControllerSpec
-from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Score, Target
+from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Target
 
 INTERVAL_DELTA: Final = 0.025
 """Probability that an accuracy lies below the lower end of its 95 % interval."""
@@ -24,7 +24,7 @@ class IntermediateRoute:
     """A datacenter stage that runs before the reference stage; its answer is accepted from `threshold` on."""
 
     stage: str
-    score: Score
+    score: str
     threshold: float
 
 

@@ -64,6 +64,9 @@ def cli_page() -> str:
 def api_page() -> str:
     """The HTTP API of an edge node."""
     from edge.servers import openapi
+    from edge.servers.answer_schemas import example_answer
+    from edge.servers.api_page import allowed
+    from hawkvision.tasks.registry import installed_kinds
 
     document = openapi.document()
     lines = ["# HTTP API of an edge node", "", MADE_BY, "", document["info"]["description"], ""]
@@ -75,17 +78,20 @@ def api_page() -> str:
         if method != "parameters"
     ]
     lines += ["", "## Paths", "", *_table(("method", "path", "what for"), paths)]
-    classify = document["paths"]["/v1/classify"]["post"]
+    infer = document["paths"]["/v1/infer"]["post"]
     fields = [
-        (f"`{p['name']}`", openapi.allowed(p["schema"]), _code(p["schema"].get("default")), p["description"])
-        for p in classify["parameters"]
+        (f"`{p['name']}`", allowed(p["schema"]), _code(p["schema"].get("default")), p["description"])
+        for p in infer["parameters"]
     ]
-    lines += ["", "## Fields of `POST /v1/classify`", "", classify["description"]]
+    lines += ["", "## Fields of `POST /v1/infer` and its typed forms", "", infer["description"]]
     lines += ["", *_table(("field", "allowed", "default", "meaning"), fields)]
-    example = json.dumps(openapi.example_answer(), indent=2, ensure_ascii=False)
-    lines += ["", "## Answer", "", "```json", example, "```"]
+    lines += ["", "## Answer, by kind of task"]
+    for name, kind in installed_kinds().items():
+        if (found := example_answer(kind)) is not None:
+            example = json.dumps(found, indent=2, ensure_ascii=False)
+            lines += ["", f"### {name}", "", "```json", example, "```"]
     lines += ["", "## Errors", "", 'Always `{"error": …, "code": …}`.', ""]
-    errors = [(f"`{code}`", said["description"]) for code, said in classify["responses"].items() if code != "200"]
+    errors = [(f"`{code}`", said["description"]) for code, said in infer["responses"].items() if code != "200"]
     lines += _table(("status", "meaning"), errors)
     return "\n".join(lines) + "\n"
 

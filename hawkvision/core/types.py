@@ -5,10 +5,10 @@ Names that end in `_ms` are milliseconds, in `_s` seconds. Accuracies and confid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -22,6 +22,15 @@ Logits: TypeAlias = NDArray[np.float32]
 
 Tensors: TypeAlias = Mapping[str, NDArray[np.float32]]
 """What a backend returns for n images, by name; the first axis of each has length n."""
+
+Output: TypeAlias = NDArray[np.float32]
+"""What a stage computed of one image, in the shape that its task kind defines. It travels between processes."""
+
+ToImage: TypeAlias = Callable[[NDArray[Any]], NDArray[np.float64]]
+"""Maps boxes (k, 4) of x1, y1, x2, y2 from fractions of a model's input to fractions of the upright image.
+
+It is `hawkvision.imaging.placement.Placement.to_image`. Boxes may reach beyond the image; nothing is clipped.
+"""
 
 LOGITS: Final = "logits"
 """The name of the tensor of a model that has only one, whatever its file calls it."""
@@ -159,6 +168,16 @@ class Prediction(msgspec.Struct, frozen=True):
         """The fields that an answer gets, as JSON values in their order; the prediction's type reads them."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
+
+    @classmethod
+    def json_type(cls) -> type[msgspec.Struct]:
+        """The type of what `to_json` writes, for the description of the API."""
+        return cls
+
+    @classmethod
+    def example(cls) -> Self | None:
+        """A prediction for the description of the API."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

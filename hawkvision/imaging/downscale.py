@@ -56,10 +56,12 @@ class Reducer:
     """On libjpeg's scale."""
     whole: bool = False
     """Whether answers name places in the image (`TaskKind.located`), so that none of it is cut off."""
+    shrinks: bool = True
+    """Whether images are made smaller at all; formats that not every tier reads are converted in any case."""
 
     def saves(self, header: ImageHeader) -> bool:
         """Whether an image has so much more detail than the models use that it is reduced."""
-        return self._window(*_upright(header)).scale * LEAST_FINER <= self.detail
+        return self.shrinks and self._window(*_upright(header)).scale * LEAST_FINER <= self.detail
 
     def reduced(self, body: bytes, header: ImageHeader) -> bytes:
         """The part of the image that the inputs use, as a JPEG; the same object if that would not be smaller.

@@ -1,61 +1,40 @@
-"""Images for training, calibrating and evaluating: an npz file, a directory per class, or an MNIST-like directory.
+"""Images for training, calibrating and evaluating. The readers are in `image_sets`.
 
-npz: `data` (all encoded bytes in a row, uint8), `offsets` (n + 1), `labels` (n), and optionally `source` (n names of
-where each image came from) and `is_test` (n booleans). Directory per class: `ROOT/<class>/<image>`, where <class>
-is a label or an index of the task. MNIST-like: `{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]` (`images_idx`).
-Without labels there is only the flat directory, which `read_unlabelled` reads.
+One class per image: an npz file, a directory per class, or an MNIST-like directory. Directory per class:
+`ROOT/<class>/<image>`, where <class> is a label, an index of the task, or one of the `names` that the caller knows
+(`image_sets.folder_classes`). MNIST-like: `{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]`. Boxes, or several
+classes per image: an npz file, a COCO annotation file, or YOLO folders. Without labels there is only the flat
+directory, which `read_unlabelled` reads.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.idx_reader import holds_idx_files, read_idx_parts
-
-SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
-MAX_FOLDER_BYTES: Final = 4 << 30
-"""All bodies are in memory; 4 GiB are 40,000 photographs of 100 kB."""
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledImages:
-    """Encoded images with their labels; `sources` groups images of the same origin.
-
-    `is_test` marks those that a data set's makers set aside for testing; all False where nothing says so.
-    """
-
-    name: str
-    sha256: str
-    bodies: Sequence[bytes]
-    labels: NDArray[np.int64]
-    sources: NDArray[np.str_]
-    is_test: NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.bodies)
-
-
-@dataclass(frozen=True, slots=True)
-class UnlabelledImages:
-    """Encoded images without labels; `sha256` is over their contents in the order of their names."""
-
-    name: str
-    sha256: str
-    bodies: Sequence[bytes]
-
-    def __len__(self) -> int:
-        return len(self.bodies)
+from hawkvision.models.image_sets.box_images import holds_boxes, read_coco, read_yolo
+from hawkvision.models.image_sets.idx_reader import holds_idx_files, read_idx_parts
+from hawkvision.models.image_sets.labelled_images import (
+    SUFFIXES as SUFFIXES,
+)
+from hawkvision.models.image_sets.labelled_images import (
+    Annotation as Annotation,
+)
+from hawkvision.models.image_sets.labelled_images import (
+    LabelledImages as LabelledImages,
+)
+from hawkvision.models.image_sets.labelled_images import (
+    UnlabelledImages as UnlabelledImages,
+)
+from hawkvision.models.image_sets.labelled_images import (
+    images_in,
+    read_files,
+)
+from hawkvision.models.image_sets.npz_images import read_npz
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
@@ -76,18 +55,53 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_images(path: Path, labels: Sequence[str], names: Mapping[str, int] | None = None) -> LabelledImages:
-    """Read a labelled set; `labels` are the task's class names in index order.
+    """Read a set with one class per image; `labels` are the task's class names in index order.
 
     `names` are further names that a class directory may have, with their class indices.
 
     Raises:
         ConfigError: naming the file or folder and what was expected there.
     """
+    images = read_annotated(path, labels, names)
+    if images.annotations is not None:
+        raise ConfigError(f"{path}: expected one class per image, got boxes or several classes")
+    return images
+
+
+def read_annotated(
+    path: Path,
+    labels: Sequence[str],
+    names: Mapping[str, int] | None = None,
+    *,
+    clean_ids: Path | None = None,
+) -> LabelledImages:
+    """Read a labelled set of any form.
+
+    Args:
+        path: npz file, directory, or COCO annotation file.
+        labels: the task's, in index order.
+        names: further names of classes, with their indices.
+        clean_ids: a file with the ids (COCO) or names without suffix (YOLO) of the images that no model was trained on;
+            all others count as `trained`. None means `clean_ids.txt` beside the annotations, if it is there.
+
+    Raises:
+        ConfigError: naming the file or folder and what was expected there.
+    """
+    known = {label: index for index, label in enumerate(labels)} | dict(names or {})
     if path.is_dir():
-        return _read_idx(path, len(labels)) if holds_idx_files(path) else _read_folder(path, labels, names or {})
+        if holds_idx_files(path):
+            return _read_idx(path, len(labels))
+        if holds_boxes(path):
+            return read_yolo(path, len(labels), known, clean_ids)
+        return _read_folder(path, labels, names or {})
+    if path.suffix == ".json" and path.is_file():
+        return read_coco(path, known, clean_ids)
     if path.is_file():
-        return _read_npz(path, len(labels))
-    raise ConfigError(f"{path}: expected an npz file or a directory of class directories, or of idx files")
+        return read_npz(path, known, len(labels))
+    raise ConfigError(
+        f"{path}: expected an npz file or a directory of class directories, or of idx files; for boxes also a COCO "
+        "annotation file (.json), or a directory with YOLO's `images` and `labels`"
+    )
 
 
 def read_unlabelled(root: Path) -> UnlabelledImages:
@@ -99,51 +113,12 @@ def read_unlabelled(root: Path) -> UnlabelledImages:
     if not root.is_dir():
         raise ConfigError(f"{root}: expected a folder of images")
     digest = hashlib.sha256()
-    bodies = _read_files(root, _images_in(root))
+    bodies = read_files(root, images_in(root))
     for body in bodies:
         digest.update(f"{len(body)}:".encode() + body)
     if not bodies:
         raise ConfigError(f"{root}: no images (expected files ending in {', '.join(SUFFIXES)})")
     return UnlabelledImages(root.name, digest.hexdigest(), bodies)
-
-
-def _read_npz(path: Path, classes: int) -> LabelledImages:
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if not zipfile.is_zipfile(path):
-        raise ConfigError(f"{path}: not a readable npz file: it is no zip archive")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = {"data", "offsets", "labels"} - set(archive.files)
-            if missing:
-                raise ConfigError(f"{path}: expected arrays data, offsets and labels; {min(missing)} is missing")
-            data, offsets, labels = (np.asarray(archive[name]) for name in ("data", "offsets", "labels"))
-            sources = np.asarray(archive["source"]) if "source" in archive.files else np.full(labels.shape, "")
-            is_test = np.asarray(archive["is_test"]) if "is_test" in archive.files else np.zeros(labels.shape, np.bool_)
-    except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{path}: not a readable npz file: {error}") from None
-    _check(path, data, offsets, labels, classes)
-    if sources.shape != labels.shape:
-        raise ConfigError(f"{path}: expected as many sources as labels, got {sources.shape} and {labels.shape}")
-    if is_test.shape != labels.shape or not np.isin(is_test, (0, 1)).all():
-        raise ConfigError(
-            f"{path}: is_test must be {labels.shape} booleans, one per label, got {is_test.dtype} of {is_test.shape}"
-        )
-    bodies = [data[start:stop].tobytes() for start, stop in itertools.pairwise(offsets)]
-    return LabelledImages(
-        path.name, digest, bodies, labels.astype(np.int64), sources.astype(np.str_), is_test.astype(np.bool_)
-    )
-
-
-def _check(path: Path, data: NDArray[Any], offsets: NDArray[Any], labels: NDArray[Any], classes: int) -> None:
-    flat = data.ndim == offsets.ndim == labels.ndim == 1
-    if data.dtype != np.uint8 or not flat or not np.issubdtype(offsets.dtype, np.integer):
-        raise ConfigError(f"{path}: expected flat arrays: data of uint8, offsets, labels")
-    if len(offsets) != len(labels) + 1 or len(labels) == 0:
-        raise ConfigError(f"{path}: expected n >= 1 labels and n + 1 offsets, got {len(labels)} and {len(offsets)}")
-    if offsets[0] != 0 or offsets[-1] > len(data) or np.any(np.diff(offsets.astype(np.int64)) <= 0):
-        raise ConfigError(f"{path}: offsets must rise from 0 to at most {len(data)}, the length of data")
-    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= classes:
-        raise ConfigError(f"{path}: labels must be whole numbers from 0 to {classes - 1}")
 
 
 def _read_idx(root: Path, classes: int) -> LabelledImages:
@@ -175,10 +150,10 @@ def _read_folder(root: Path, labels: Sequence[str], names: Mapping[str, int]) ->
                 f"{folder}: the directory is named after no class; expected a label such as {labels[0]!r} "
                 f"or an index from 0 to {len(labels) - 1}{_or_one_of(names)}"
             )
-        images = _images_in(folder)
+        images = images_in(folder)
         paths += images
         found += [numbers[folder.name]] * len(images)
-    bodies = _read_files(root, paths)
+    bodies = read_files(root, paths)
     if not bodies:
         raise ConfigError(f"{root}: no images in class directories (expected files ending in {', '.join(SUFFIXES)})")
     digest = hashlib.sha256()
@@ -196,26 +171,3 @@ def _read_folder(root: Path, labels: Sequence[str], names: Mapping[str, int]) ->
 
 def _or_one_of(names: Mapping[str, int]) -> str:
     return f", or a name such as {min(names)!r}" if names else ""
-
-
-def _images_in(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
-
-
-def _read_files(root: Path, paths: Sequence[Path]) -> list[bytes]:
-    """The files' contents.
-
-    Raises:
-        ConfigError: if one cannot be read, or all together exceed `MAX_FOLDER_BYTES`.
-    """
-    bodies: list[bytes] = []
-    left = MAX_FOLDER_BYTES
-    for path in paths:
-        try:
-            left -= path.stat().st_size
-            if left < 0:
-                raise ConfigError(f"{root}: the images exceed {MAX_FOLDER_BYTES} bytes together; take a sample")
-            bodies.append(path.read_bytes())
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot read the image: {error.strerror}") from None
-    return bodies

@@ -56,7 +56,7 @@ HTTP and must not have to reveal its key there."""
 _RULES: Final = tuple(
     (method, re.compile(path, re.DOTALL), needed)
     for method, path, needed in (
-        ("POST", rf"/v1/(classify|infer)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
+        ("POST", rf"/v1/(classify|detect|infer|vision/detection)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
         ("GET", rf"{re.escape(STAGES_PATH)}|{re.escape(PREVIOUS_STAGES_PATH)}|/v1/tasks|/v2(/.*)?", EITHER),
         ("POST", r"/v2/repository/index", EITHER),  # the protocol's way to list models
         ("GET", r".*", OBSERVE),  # /metrics, /v1/targets, /docs, /openapi.json, and what is not found

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from hawkvision.tasks.boxes import by_temperature, placed, read_boxes, unmirrored
-from hawkvision.tasks.fusion import fuse, weight_matrix
+from hawkvision.models.image_sets.labelled_images import Annotation
+from hawkvision.tasks.boxes.fusion import fuse, weight_matrix
+from hawkvision.tasks.boxes.rows import TrueBoxes, by_temperature, placed, read_boxes, true_boxes, unmirrored
 from hawkvision.tasks.kind import Output, PredictionT, TaskKind, Tensors, ToImage, Weights
 
 
 class BoxKind(TaskKind[PredictionT]):
-    """A kind whose outputs are boxes (`hawkvision.tasks.boxes`)."""
+    """A kind whose outputs are boxes (`hawkvision.tasks.boxes.rows`)."""
 
     located: ClassVar[bool] = True
 
@@ -28,6 +29,10 @@ class BoxKind(TaskKind[PredictionT]):
     def unmirror(self, output: Output) -> Output:
         """See `TaskKind.unmirror`."""
         return unmirrored(output)
+
+    def truth(self, annotation: Annotation) -> TrueBoxes:
+        """See `TaskKind.truth`; the objects."""
+        return true_boxes(annotation, self.name)
 
     def place(self, output: Output, to_image: ToImage) -> Output:
         """See `TaskKind.place`; boxes are cut off at the image's borders."""

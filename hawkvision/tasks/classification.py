@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import BackendError, ManifestError
+from hawkvision.core.errors import BackendError, ConfigError, ManifestError
 from hawkvision.core.types import LOGITS, LabelledClass, Logits
+from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.tasks.class_scores import (
     ROUNDING,
     Ranking,
@@ -26,6 +27,7 @@ from hawkvision.tasks.class_scores import (
     most_probable,
     score,
     softmax,
+    tempered,
     top_classes,
 )
 from hawkvision.tasks.kind import (
@@ -57,11 +59,30 @@ class _Compared(msgspec.Struct, frozen=True):
     index: int
 
 
+class ClassificationFields(msgspec.Struct, frozen=True):
+    """What answers say of a classification."""
+
+    label: str
+    index: int
+    confidence: float
+    top_k: tuple[LabelledClass, ...]
+
+
 class Classification(Prediction, frozen=True):
     """The most probable classes, in order."""
 
     top_k: tuple[LabelledClass, ...]
     """At least one."""
+
+    @classmethod
+    def json_type(cls) -> type[msgspec.Struct]:
+        """See `Prediction.json_type`."""
+        return ClassificationFields
+
+    @classmethod
+    def example(cls) -> Self:
+        """See `Prediction.example`."""
+        return cls((LabelledClass("Egyptian cat", 285, 0.612), LabelledClass("tiger cat", 282, 0.238)))
 
     @property
     def label(self) -> str:
@@ -93,6 +114,7 @@ class ClassificationKind(TaskKind[Classification]):
     prediction = Classification
     scores: tuple[str, ...] = tuple(each.value for each in Score)
     agreement_bounds_drop: ClassVar[bool] = True
+    binary: ClassVar[bool] = True
     wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
         "label": TensorSpec("BYTES", (-1,)),
         "index": TensorSpec("INT64", (-1,)),
@@ -109,11 +131,14 @@ class ClassificationKind(TaskKind[Classification]):
 
     def outputs(self, tensors: Tensors, temperature: float) -> list[Output]:
         """Probabilities (classes,) of logits (n, classes)."""
+        return list(softmax(self._logits(tensors), temperature))
+
+    def _logits(self, tensors: Tensors) -> Logits:
         logits = tensors.get(LOGITS)
         if logits is None or logits.ndim != 2 or logits.shape[1] != len(self.labels):
             found = "none" if logits is None else str(logits.shape)
             raise BackendError(f"tensor {LOGITS!r}: expected (n, {len(self.labels)}), got {found}")
-        return list(softmax(logits, temperature))
+        return logits
 
     def combine(
         self,
@@ -124,6 +149,29 @@ class ClassificationKind(TaskKind[Classification]):
         """The mean of the members' probabilities; weights are not used."""
         combined: Output = average([member[np.newaxis] for member in members], temperature)[0]
         return combined
+
+    def raw(self, tensors: Tensors) -> list[Output]:
+        """The logits (classes,)."""
+        return list(self._logits(tensors))
+
+    def calibrated(self, raw: Sequence[Output], temperature: float) -> list[Output]:
+        """See `TaskKind.calibrated`."""
+        return list(softmax(np.asarray(raw), temperature))
+
+    def raw_of(self, outputs: Sequence[Output]) -> list[Output]:
+        """See `TaskKind.raw_of`."""
+        return list(log_probabilities(np.asarray(outputs)))
+
+    def tempered(self, raw: Sequence[Output], temperature: float) -> list[Output]:
+        """See `TaskKind.tempered`."""
+        return list(tempered(np.asarray(raw), temperature))
+
+    def negative_log_likelihood(self, raw: Sequence[Output], truths: Sequence[Any], temperature: float) -> float:
+        """The mean negative logarithm of the labels' probabilities."""
+        from scipy.special import log_softmax  # edge nodes do without SciPy
+
+        wide = np.asarray(raw, np.float64)
+        return float(-log_softmax(wide / temperature, axis=1)[np.arange(len(wide)), np.asarray(truths)].mean())
 
     def decided(self, known: Sequence[Output], missing: int, margin: float = 1.0) -> bool:
         """Whether the first class leads by more than the missing members can make up."""
@@ -156,6 +204,14 @@ class ClassificationKind(TaskKind[Classification]):
     def confidence(self, prediction: Classification) -> float:
         """The probability of the most probable class."""
         return prediction.confidence
+
+    def score_slope(self, kind: str) -> float:
+        """See `TaskKind.score_slope`."""
+        return 1.0 if Score(kind) is Score.TOP1 else 2.0
+
+    def steady(self, output: Output, variation: float) -> bool:
+        """Whether the most probable class leads by more than both probabilities may change."""
+        return self.score(output, Score.MARGIN) > 2.0 * variation
 
     def accelerated(self, kernels: Kernels) -> Self:
         """See `TaskKind.accelerated`; classes are ranked by the kernels."""
@@ -202,6 +258,17 @@ class ClassificationKind(TaskKind[Classification]):
                 "confidence from 0 to 1"
             )
         return self.from_classes((each.index, each.confidence) for each in top_k)
+
+    def truth(self, annotation: Annotation) -> int:
+        """The class of an image that has only one."""
+        if annotation.boxes is not None or len(annotation.classes) != 1:
+            what = "boxes" if annotation.boxes is not None else f"{len(annotation.classes)} classes"
+            raise ConfigError(f"kind {self.name!r} needs one class per image, got {what}")
+        return int(annotation.classes[0])
+
+    def score_all(self, outputs: Sequence[Output], kind: str) -> NDArray[np.float64]:
+        """See `TaskKind.score_all`."""
+        return score(np.asarray(outputs), Score(kind)).astype(np.float64)
 
     def encode_compared(self, prediction: Classification) -> dict[str, Any]:
         """The index of the most probable class."""

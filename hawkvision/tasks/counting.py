@@ -1,15 +1,15 @@
 """Counting: how many objects of each group are in an image, or in each of its regions.
 
-An output is boxes (`hawkvision.tasks.boxes`). An object is in a region if the middle of its box is. The prediction is
-the number of boxes from a threshold of their score on. The loss is min(1, |error| / C), the mean over regions and
-groups, which is a metric, so that agreement with the reference bounds an accuracy drop.
+An output is boxes (`hawkvision.tasks.boxes.rows`). An object is in a region if the middle of its box is. The
+prediction is the number of boxes from a threshold of their score on. The loss is min(1, |error| / C), the mean over
+regions and groups, which is a metric, so that agreement with the reference bounds an accuracy drop.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction
 from hawkvision.tasks.box_kind import BoxKind
-from hawkvision.tasks.boxes import CLASS, MEMBERS, MOST, SCORE, is_true_boxes
+from hawkvision.tasks.boxes.rows import CLASS, MEMBERS, MOST, SCORE, is_true_boxes
 from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -35,6 +35,11 @@ class Counts(Prediction, frozen=True):
     counts: dict[str, dict[str, Count]]
     confidence: Probability
     """1 − the expected loss, by the calibrated probabilities of all boxes."""
+
+    @classmethod
+    def example(cls) -> Self:
+        """See `Prediction.example`."""
+        return cls({"image": {"person": 3, "vehicle": 1}}, 0.88)
 
 
 class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,6 +156,15 @@ class CountingKind(BoxKind[Counts]):
     def confidence(self, prediction: Counts) -> float:
         """1 − the expected loss."""
         return prediction.confidence
+
+    def measures(self, outputs: Sequence[Output], truths: Sequence[Truth]) -> dict[str, float]:
+        """The mean absolute error of the counts, and the share of images whose counts are all right."""
+        pairs = [(self._counts(o), self._true_counts(t)) for o, t in zip(outputs, truths, strict=True)]
+        errors = [[abs(a[r][g] - b[r][g]) for r in self._regions for g in self._members] for a, b in pairs]
+        return {
+            "mean error": float(np.mean(errors)),
+            "counts right": float(np.mean([not any(each) for each in errors])),
+        }
 
     def decode_reply(self, reply: bytes) -> Counts:
         """See `TaskKind.decode_reply`."""

@@ -1,14 +1,14 @@
 """Detection: the objects of an image, each with its class and its box.
 
-An output is boxes (`hawkvision.tasks.boxes`). The prediction is the boxes from a threshold of their score on. The loss
-is 1 − F1 at intersection over union 0.5, so that accuracy is the mean F1 of images. Agreement with the reference does
-not bound an accuracy drop, because F1 does not obey the triangle inequality.
+An output is boxes (`hawkvision.tasks.boxes.rows`). The prediction is the boxes from a threshold of their score on. The
+loss is 1 − F1 at intersection over union 0.5, so that accuracy is the mean F1 of images. Agreement with the reference
+does not bound an accuracy drop, because F1 does not obey the triangle inequality.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Prediction
-from hawkvision.tasks import box_confidence
 from hawkvision.tasks.box_kind import BoxKind
-from hawkvision.tasks.boxes import CLASS, MOST, SCORE, matches, rounded_corners
+from hawkvision.tasks.boxes import confidence
+from hawkvision.tasks.boxes.average_precision import detection_quality
+from hawkvision.tasks.boxes.rows import CLASS, MOST, SCORE, matches, rounded_corners
 from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -42,6 +43,12 @@ class Detection(Prediction, frozen=True):
     """At most `MOST`."""
     confidence: float
     """The expected F1 of the objects, by the calibrated probabilities of all boxes."""
+
+    @classmethod
+    def example(cls) -> Self:
+        """See `Prediction.example`."""
+        person = DetectedObject("person", 0, 0.93, (0.104, 0.211, 0.402, 0.968))
+        return cls((person, DetectedObject("dog", 16, 0.71, (0.55, 0.61, 0.83, 0.95))), 0.84)
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -66,7 +73,7 @@ class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threshold: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
     """The score from which on a box is part of the prediction."""
     regression: _Regression | None = None
-    """Fitted coefficients of `box_confidence.STATISTICS`; they add the score `regression`."""
+    """Fitted coefficients of `boxes.confidence.STATISTICS`; they add the score `regression`."""
 
 
 class DetectionKind(BoxKind[Detection]):
@@ -74,7 +81,7 @@ class DetectionKind(BoxKind[Detection]):
 
     name: ClassVar[str] = "detection"
     prediction = Detection
-    scores: tuple[str, ...] = tuple(box_confidence.SCORES)
+    scores: tuple[str, ...] = tuple(confidence.SCORES)
     agreement_bounds_drop: ClassVar[bool] = False
     wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
         "boxes": TensorSpec("FP32", (-1, -1, 4)),
@@ -91,20 +98,20 @@ class DetectionKind(BoxKind[Detection]):
         self._options = self.options_as(_Options)
         regression = self._options.regression
         if regression is not None:
-            unknown = sorted(regression.coefficients.keys() - box_confidence.STATISTICS.keys())
+            unknown = sorted(regression.coefficients.keys() - confidence.STATISTICS.keys())
             if unknown:
-                known = ", ".join(box_confidence.STATISTICS)
+                known = ", ".join(confidence.STATISTICS)
                 raise ManifestError(f"options of kind 'detection': regression of {unknown[0]!r}; expected {known}")
-            self.scores = (*self.scores, box_confidence.REGRESSION)
+            self.scores = (*self.scores, confidence.REGRESSION)
 
     def score(self, output: Output, kind: str) -> float:
-        """One of `box_confidence.SCORES`, or the regression's."""
+        """One of `boxes.confidence.SCORES`, or the regression's."""
         options = self._options
-        if kind == box_confidence.REGRESSION and options.regression is not None:
+        if kind == confidence.REGRESSION and options.regression is not None:
             fitted = options.regression
-            found = box_confidence.regression(output, options.threshold, fitted.coefficients, fitted.intercept)
+            found = confidence.regression(output, options.threshold, fitted.coefficients, fitted.intercept)
         else:
-            found = box_confidence.SCORES[kind](output, options.threshold)
+            found = confidence.SCORES[kind](output, options.threshold)
         return float(np.float32(found))
 
     def predict(self, output: Output, limit: int) -> Detection:  # noqa: ARG002 - there are no alternatives
@@ -115,7 +122,7 @@ class DetectionKind(BoxKind[Detection]):
                 for row in output[output[:, SCORE] >= self._options.threshold]
                 if (corners := rounded_corners(row))
             ),
-            round(box_confidence.expected_f1(output, self._options.threshold), 6),
+            round(confidence.expected_f1(output, self._options.threshold), 6),
         )
 
     def loss(self, prediction: Detection, truth: Truth) -> float:
@@ -136,6 +143,17 @@ class DetectionKind(BoxKind[Detection]):
         """The objects without labels."""
         objects = [{"index": o.index, "confidence": o.confidence, "box": o.box} for o in prediction.objects]
         return {"objects": objects, "confidence": prediction.confidence}
+
+    def measures(self, outputs: Sequence[Output], truths: Sequence[Truth]) -> dict[str, float]:
+        """COCO's average precision over the images, and precision, recall and F1 of all boxes from the threshold on."""
+        found = detection_quality(outputs, truths, self._options.threshold)
+        return {
+            "mAP": found.ap,
+            "AP50": found.ap50,
+            "precision": found.precision,
+            "recall": found.recall,
+            "F1": found.f1,
+        }
 
     def decode_reply(self, reply: bytes) -> Detection:
         """See `TaskKind.decode_reply`."""

@@ -13,8 +13,9 @@ contract as tests.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
@@ -22,23 +23,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import BadField, ManifestError
+from hawkvision.core.errors import BadField, ConfigError, ManifestError
+from hawkvision.core.types import Output as Output
 from hawkvision.core.types import Prediction as Prediction
 from hawkvision.core.types import Tensors as Tensors
+from hawkvision.core.types import ToImage as ToImage
+from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.models.input_spec import Weights as Weights
 from hawkvision.tasks.class_scores import Ranking
 
-Output: TypeAlias = NDArray[np.float32]
-"""What a stage computed of one image, in the shape that its kind defines. It travels between processes unchanged."""
-
 Truth: TypeAlias = Any
 """The label of one image in the form that the kind's `loss` takes: a class index, boxes, counts, a set of labels."""
-
-ToImage: TypeAlias = Callable[[NDArray[Any]], NDArray[np.float64]]
-"""Maps boxes (k, 4) of x1, y1, x2, y2 from fractions of a model's input to fractions of the upright image.
-
-It is `hawkvision.imaging.placement.Placement.to_image`. Boxes may reach beyond the image; nothing is clipped.
-"""
 
 
 class TensorSpec(NamedTuple):
@@ -97,6 +92,8 @@ class TaskKind(ABC, Generic[PredictionT]):
 
     Only then can agreement with the reference stage certify an accuracy drop without labels.
     """
+    binary: ClassVar[bool] = False
+    """Whether every loss and disagreement is 0 or 1, so that certificates use exact tests."""
     wire_tensors: ClassVar[Mapping[str, TensorSpec]] = NO_TENSORS
     """The tensors that `tensors` makes, by name; none where predictions are sent as JSON only."""
     located: ClassVar[bool] = False
@@ -175,6 +172,39 @@ class TaskKind(ABC, Generic[PredictionT]):
         """
         return bool(known) and missing == 0
 
+    # ---------------------------------------------------------------------------------- calibration of the temperature
+
+    def raw(self, tensors: Tensors) -> list[Output]:
+        """For n images what temperatures act on, one array each: `calibrated` makes the outputs of it.
+
+        By default it is the outputs at temperature 1.
+        """
+        return self.outputs(tensors, 1.0)
+
+    def calibrated(self, raw: Sequence[Output], temperature: float) -> list[Output]:
+        """The outputs at a temperature, of arrays from `raw` or `raw_of`: the same as by `outputs`."""
+        return [self.combine([each], (1.0,), temperature) for each in raw]
+
+    def raw_of(self, outputs: Sequence[Output]) -> list[Output]:
+        """Arrays of which `calibrated` makes these outputs at temperature 1: an ensemble's, to calibrate them."""
+        return list(outputs)
+
+    def tempered(self, raw: Sequence[Output], temperature: float) -> list[Output]:
+        """Arrays of which `calibrated` makes at temperature 1 what it makes of these at `temperature`."""
+        return self.raw_of(self.calibrated(raw, temperature))
+
+    def negative_log_likelihood(
+        self,
+        raw: Sequence[Output],  # noqa: ARG002 - by default there is nothing to fit
+        truths: Sequence[Truth],  # noqa: ARG002
+        temperature: float,  # noqa: ARG002
+    ) -> float | None:
+        """How surprising the truths of n images are, on average, if the outputs at this temperature are believed.
+
+        Calibration chooses the temperature with the least. None if the kind has no temperature to fit.
+        """
+        return None
+
     # --------------------------------------------------------------------------------- predictions and their quality
 
     @abstractmethod
@@ -248,6 +278,46 @@ class TaskKind(ABC, Generic[PredictionT]):
         """
         return self.judge(self.output(tensors, row, before * temperature, to_image), limit, score)
 
+    def score_slope(self, kind: str) -> float:  # noqa: ARG002 - unknown by default
+        """The most that a score changes where no value of the output changes by more than 1; +∞ if unknown."""
+        return math.inf
+
+    def steady(self, output: Output, variation: float) -> bool:  # noqa: ARG002 - unknown by default
+        """Whether the prediction is the same if no value of the output changes by more than `variation` > 0."""
+        return False
+
+    # -------------------------------------------------------------------------------------------- labelled data sets
+
+    def truth(self, annotation: Annotation) -> Truth:
+        """The label of one image, from what a data set says is in it.
+
+        Raises:
+            ConfigError: if the data set lacks what this kind needs; says what that is.
+        """
+        raise NotImplementedError(f"kind {self.name!r} reads no labelled data sets: it has no `truth`")
+
+    def truths(self, annotations: Iterable[Annotation]) -> list[Truth]:
+        """The labels of images.
+
+        Raises:
+            ConfigError: as `truth`, with the number of the image.
+        """
+        found = []
+        for number, annotation in enumerate(annotations):
+            try:
+                found.append(self.truth(annotation))
+            except ConfigError as error:
+                raise ConfigError(f"image {number}: {error}") from None
+        return found
+
+    def measures(
+        self,
+        outputs: Sequence[Output],  # noqa: ARG002 - by default there are none
+        truths: Sequence[Truth],  # noqa: ARG002
+    ) -> dict[str, float]:
+        """Further figures that describe the outputs for a data set, by name, such as average precision."""
+        return {}
+
     # ---------------------------------------------------------------------------------------------------- the wire
 
     def encode_reply(self, prediction: PredictionT) -> dict[str, Any]:
@@ -288,6 +358,10 @@ class TaskKind(ABC, Generic[PredictionT]):
         return {}
 
     # ----------------------------------------------------------------------------------------------- many at a time
+
+    def score_all(self, outputs: Sequence[Output], kind: str) -> NDArray[np.float64]:
+        """The score of each output (n,)."""
+        return np.array([self.score(output, kind) for output in outputs], np.float64)
 
     def losses(self, outputs: Sequence[Output], truths: Iterable[Truth]) -> NDArray[np.float64]:
         """The loss of each output's prediction (n,)."""

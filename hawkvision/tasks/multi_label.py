@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,8 +18,9 @@ from msgspec import Meta
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import LOGITS, LabelledClass, Prediction
-from hawkvision.tasks.boxes import CLASS, SCORE, is_true_boxes, read_boxes, tempered
-from hawkvision.tasks.fusion import weight_matrix
+from hawkvision.models.image_sets.labelled_images import Annotation
+from hawkvision.tasks.boxes.fusion import weight_matrix
+from hawkvision.tasks.boxes.rows import CLASS, SCORE, by_temperature, is_true_boxes, read_boxes, tempered
 from hawkvision.tasks.kind import Output, TaskKind, Tensors, TensorSpec, Truth, Weights, WireTensor
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -31,6 +32,11 @@ class LabelSet(Prediction, frozen=True):
     labels: tuple[LabelledClass, ...]
     confidence: float
     """The expected Jaccard index of the labels, by the calibrated probabilities of all."""
+
+    @classmethod
+    def example(cls) -> Self:
+        """See `Prediction.example`."""
+        return cls((LabelledClass("person", 0, 0.97), LabelledClass("dog", 16, 0.74)), 0.81)
 
 
 class _Label(msgspec.Struct, frozen=True):
@@ -74,13 +80,27 @@ class MultiLabelKind(TaskKind[LabelSet]):
 
     def outputs(self, tensors: Tensors, temperature: float) -> list[Output]:
         """Probabilities of the tensor `logits` (n, labels), or of `boxes`, `scores` and `classes`."""
+        return self.calibrated(self.raw(tensors), temperature)
+
+    def raw(self, tensors: Tensors) -> list[Output]:
+        """Logits (labels,), or boxes (k, 6)."""
         logits = tensors.get(LOGITS)
         if logits is None:
-            return [self._pooled(each) for each in read_boxes(tensors, temperature, len(self.labels))]
+            return read_boxes(tensors, 1.0, len(self.labels))
         if logits.ndim != 2 or logits.shape[1] != len(self.labels):
             raise BackendError(f"tensor {LOGITS!r}: expected (n, {len(self.labels)}), got {logits.shape}")
-        scaled = np.clip(logits.astype(np.float64) / temperature, -700.0, 700.0)
-        return list((1.0 / (1.0 + np.exp(-scaled))).astype(np.float32))
+        return list(logits)
+
+    def calibrated(self, raw: Sequence[Output], temperature: float) -> list[Output]:
+        """See `TaskKind.calibrated`."""
+        return [
+            self._pooled(by_temperature(each, temperature)) if each.ndim == 2 else _sigmoid(each, temperature)
+            for each in raw
+        ]
+
+    def raw_of(self, outputs: Sequence[Output]) -> list[Output]:
+        """The logits of the probabilities, which are clipped to what float32 tells from 0 and 1."""
+        return [_logit(output) for output in outputs]
 
     def _pooled(self, boxes: Output) -> Output:
         missed = np.ones(len(self.labels), np.float64)
@@ -141,6 +161,22 @@ class MultiLabelKind(TaskKind[LabelSet]):
         """The Jaccard distance of both sets."""
         return _distance(_indices(prediction), _indices(reference))
 
+    def truth(self, annotation: Annotation) -> frozenset[int]:
+        """See `TaskKind.truth`; the indices of the labels."""
+        return frozenset(annotation.classes.tolist())
+
+    def measures(self, outputs: Sequence[Output], truths: Sequence[Truth]) -> dict[str, float]:
+        """Micro-averaged precision, recall and F1 of labels."""
+        found = [{int(i) for i in np.flatnonzero(each >= self._options.threshold)} for each in outputs]
+        true = [{int(i) for i in (truth[1] if is_true_boxes(truth) else truth)} for truth in truths]
+        right = sum(len(a & b) for a, b in zip(found, true, strict=True))
+        predicted, actual = sum(map(len, found)), sum(map(len, true))
+        return {
+            "precision": right / predicted if predicted else 0.0,
+            "recall": right / actual if actual else 0.0,
+            "F1": 2.0 * right / (predicted + actual) if predicted + actual else 1.0,
+        }
+
     def confidence(self, prediction: LabelSet) -> float:
         """The expected Jaccard index."""
         return prediction.confidence
@@ -172,6 +208,18 @@ class MultiLabelKind(TaskKind[LabelSet]):
 
 
 _PADDING: Final = LabelledClass("", -1, 0.0)
+
+
+def _sigmoid(logits: Output, temperature: float) -> Output:
+    scaled = np.clip(logits.astype(np.float64) / temperature, -700.0, 700.0)
+    probabilities: Output = (1.0 / (1.0 + np.exp(-scaled))).astype(np.float32)
+    return probabilities
+
+
+def _logit(probabilities: Output) -> Output:
+    clipped = np.clip(probabilities.astype(np.float64), 1e-37, 1.0 - 2.0**-26)
+    logits: Output = (np.log(clipped) - np.log1p(-clipped)).astype(np.float32)
+    return logits
 
 
 def _indices(prediction: LabelSet) -> set[int]:

@@ -1,10 +1,12 @@
-"""Finds kinds of tasks by the names that manifests use."""
+"""Finds kinds of tasks by the names that manifests use, and by the paths of the API that are their typed forms."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from hawkvision.core.errors import ManifestError
@@ -14,6 +16,17 @@ from hawkvision.tasks.kind import TaskKind
 
 GROUP: Final = "hawkvision.tasks"
 """The group of entry points: `name = "module:KindClass"`."""
+
+INFER_PATH: Final = "/v1/infer"
+"""Takes images for tasks of every kind."""
+CLASSIFY_PATH: Final = "/v1/classify"
+DETECT_PATH: Final = "/v1/detect"
+DEEPSTACK_PATH: Final = "/v1/vision/detection"
+"""In DeepStack's form (`edge.servers.deepstack`)."""
+KIND_OF_FORM: Final[Mapping[str, str]] = MappingProxyType(
+    {CLASSIFY_PATH: "classification", DETECT_PATH: "detection", DEEPSTACK_PATH: "detection"}
+)
+"""The kind of task that each typed form of `INFER_PATH` answers."""
 
 
 def kind_names() -> tuple[str, ...]:
@@ -32,6 +45,15 @@ def kind_class(name: str) -> type[TaskKind[Any]]:
     if loaded.name != name:
         raise ManifestError(f"entry point {name!r} of {GROUP}: the kind calls itself {loaded.name!r}")
     return loaded
+
+
+def installed_kinds() -> dict[str, type[TaskKind[Any]]]:
+    """The kinds that are installed and can be loaded, by name."""
+    found: dict[str, type[TaskKind[Any]]] = {}
+    for name in kind_names():
+        with contextlib.suppress(ManifestError):
+            found[name] = kind_class(name)
+    return found
 
 
 def load_kind(manifest: Manifest, models: Path) -> TaskKind[Any]:

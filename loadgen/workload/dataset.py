@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.datasets import LabelledImages, read_images, read_unlabelled
-from hawkvision.models.idx_reader import holds_idx_files
+from hawkvision.models.image_sets.folder_classes import directory_classes
+from hawkvision.models.image_sets.idx_reader import holds_idx_files
 from hawkvision.models.manifest import load_labels, load_manifest
-from loadgen.workload.folder_classes import directory_classes
 from loadgen.workload.held_out import HeldOutIndices, read_indices, thin
 
 BUILT_IN: Final = "built-in"

@@ -15,6 +15,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -46,6 +47,8 @@ from hawkvision.models.manifest import (
 from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import average, log_probabilities, softmax, unsure
+from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.registry import task_kind
 
 TASK = "imagenet"
 SEED = 2405
@@ -59,6 +62,7 @@ sizes are written by measure.py; the rest by hand. CARD.md says where the models
 class Evaluation:
     """Labelled images and their split."""
 
+    kind: TaskKind[Any]
     images: LabelledImages
     split: Split
 
@@ -78,13 +82,13 @@ class Evaluation:
     def temperature(self, logits: Logits, among: NDArray[np.bool_] | None = None) -> float:
         """The temperature that fits logits of all images (n, classes) best on the profile part, or some of it."""
         fitting = self.split.profile if among is None else self.split.profile[among[self.split.profile]]
-        return round(fit_temperature(logits[fitting], self.images.labels[fitting]), 4)
+        return round(fit_temperature(self.kind, list(logits[fitting]), self.images.labels[fitting].tolist()), 4)
 
 
 def load_evaluation(path: Path, labels: tuple[str, ...]) -> Evaluation:
     """Read the labelled set and split it."""
     images = read_images(path, labels)
-    return Evaluation(images, split_indices(images.sources, SEED))
+    return Evaluation(task_kind("classification", labels, {}), images, split_indices(images.sources, SEED))
 
 
 def session_of(model: bytes, threads: int) -> ort.InferenceSession:

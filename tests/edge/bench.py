@@ -41,6 +41,7 @@ from hawkvision.inference.backends.interface import Backend, Outputs
 from hawkvision.models.manifest import InputSpec
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.system.memory import divided
+from hawkvision.tasks.kind import TaskKind
 from tests.edge.peer import Peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile, make_received_profile
 from tests.hawkvision.tasks.classes import TEN
@@ -62,12 +63,13 @@ def measured_rates() -> DecodingRates:
 
 
 class GatedBackend:
-    """Ten classes; class 3 wins by `lead`. Every inference waits until `gate` is open."""
+    """Ten classes, of which class 3 wins by `lead`, or these tensors of an image. Each inference waits for `gate`."""
 
-    def __init__(self, lead: float) -> None:
+    def __init__(self, lead: float, tensors: Tensors | None = None) -> None:
         self.gate = threading.Event()
         self.gate.set()
         self.lead = lead
+        self.tensors = tensors
         self.begun = self.inferred = 0
 
     @property
@@ -76,12 +78,16 @@ class GatedBackend:
 
     @property
     def outputs(self) -> Outputs:
+        if self.tensors is not None:
+            return {name: tensor.shape[1:] for name, tensor in self.tensors.items()}
         return {LOGITS: (10,)}
 
     def infer(self, batch: Pixels) -> Tensors:
         self.begun += 1
         assert self.gate.wait(30)
         self.inferred += 1
+        if self.tensors is not None:
+            return {name: np.repeat(tensor, len(batch), axis=0) for name, tensor in self.tensors.items()}
         logits = np.zeros((len(batch), 10), np.float32)
         logits[:, 3] = self.lead
         return {LOGITS: logits}
@@ -107,7 +113,7 @@ class Bench:
         **fields: Any,
     ) -> Answer:
         request, started = ClassifyRequest(**fields), self.clock.now()
-        return await self.node.classify(
+        return await self.node.infer(
             body or encoded(), request, started, start_trace(), hang_up, received=received, caller=caller
         )
 
@@ -151,12 +157,15 @@ async def bench(
     others: ConditionalEnsemble | None = None,
     max_pixels: int = 1_000_000,
     task: str = "digits",
+    kind: TaskKind[Any] = TEN,
+    tensors: Tensors | None = None,
 ) -> AsyncIterator[Bench]:
     """The node, under its own policy or a baseline's.
 
-    With `others` its edge stage is a conditional ensemble, which the profile does not mention.
+    With `others` its edge stage is a conditional ensemble, which the profile does not mention. Of another `kind` its
+    backend gives `tensors`, (1, ...) each.
     """
-    clock, backend, metrics = MonotonicClock(), GatedBackend(lead), EdgeMetrics()
+    clock, backend, metrics = MonotonicClock(), GatedBackend(lead, tensors), EdgeMetrics()
     profile = make_received_profile() if conditions else make_profile(intermediate=intermediate)
     settings = msgspec.structs.replace(
         config or EdgeConfig(), task=task, max_pixels=max_pixels, audit_share=audit_share
@@ -167,8 +176,8 @@ async def bench(
         "small",
         LoadedModel("small", backend, SPEC, wide),
         1.0,
-        policy.pair.score,
-        TEN,
+        policy.pair.score if kind is TEN else kind.scores[0],
+        kind,
         others,
         fingerprint=f"{SHA}/int8",
     )
@@ -180,7 +189,7 @@ async def bench(
     datacenter = None
     if peer:
         datacenter = DatacenterClient(
-            peer.url, None, connections, TEN, clock,
+            peer.url, None, connections, kind, clock,
             transport=transport, reducer=reducer, metrics=metrics.link(task), admission=admission,
         )  # fmt: skip
     file = StateFile(state_file, ROWS_PER_STREAM * max_streams, DEFAULT_STREAM) if state_file else None

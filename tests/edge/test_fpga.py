@@ -26,7 +26,7 @@ from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.integer.artifact import graph_of
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.calibrate import calibrate
-from hawkvision.models.idx_reader import grey_png
+from hawkvision.models.image_sets.idx_reader import grey_png
 from hawkvision.models.manifest import artifact_path
 from hawkvision.system.child_server import running
 from tests.edge.conftest import Caller

@@ -9,14 +9,18 @@ binary tensor extension JSON followed by raw tensors:
       "parameters": {"binary_data_size": 16}}], "parameters": {"binary_data_output": true, "max_accuracy_drop": 0.01}}
     0C 00 00 00 | FF D8 FF …                                each element: uint32 length, little-endian, and its bytes
 
-In JSON an image is base64. Unknown parameters are ignored, as KServe and Triton do; the response lists their names in
-`ignored_parameters`, which reveals a misspelt target. Optional members may be null. Sources: Open Inference Protocol,
-`inference_rest.md`; Triton's protocol extensions `binary_data`, `classification`, `parameters` and `schedule_policy`.
+In JSON an image is base64. The outputs are the tensors of the task's kind (`TaskKind.wire_tensors`), and if it is named
+`prediction`: the fields that `/v1/infer` answers, as JSON. A kind without tensors has only that.
+
+Unknown parameters are ignored, as KServe and Triton do; the response lists their names in `ignored_parameters`, which
+reveals a misspelt target. Optional members may be null. Sources: Open Inference Protocol, `inference_rest.md`; Triton's
+protocol extensions `binary_data`, `classification`, `parameters` and `schedule_policy`.
 """
 
 from __future__ import annotations
 
 import binascii
+import functools
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +31,13 @@ import msgspec
 from edge.servers.shared.request_fields import FIELDS, MAX_TOP_K, Source, parse_request
 from hawkvision.core.errors import MALFORMED, BadField
 from hawkvision.core.types import ClassifyRequest
+from hawkvision.tasks.kind import TaskKind, TensorSpec
 
 Data: TypeAlias = list[str | list[str]]
 
 INPUT: Final = "image"
-OUTPUTS: Final = {"label": "BYTES", "index": "INT64", "confidence": "FP32"}
-"""The outputs and their datatypes; each has one element per image."""
+PREDICTION: Final = "prediction"
+"""The output that every kind has: JSON of each image, as BYTES."""
 MAX_IMAGES: Final = 32
 """Images in one request: an eighth of the node's queue, so that no request fills it."""
 MAX_ID_LENGTH: Final = 1024
@@ -81,7 +86,8 @@ class Output:
     name: str
     binary: bool
     classes: int | None = None
-    """For `confidence`: return so many "confidence:index:label" per image (Triton's classification extension)."""
+    """Of an output that is `ranked`: return so many "confidence:index:label" per image (Triton's classification
+    extension)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +105,20 @@ class InferRequest:
 _decode_head = msgspec.json.Decoder(_Head).decode
 
 
-def parse_infer(task: str, body: bytes, json_bytes: str | None, elsewhere: Sequence[Source] = ()) -> InferRequest:
+@functools.cache
+def outputs_of(kind: type[TaskKind[Any]]) -> Mapping[str, TensorSpec]:
+    """The outputs of tasks of a kind."""
+    return {**kind.wire_tensors, PREDICTION: TensorSpec("BYTES", (-1,))}
+
+
+def parse_infer(
+    task: str, kind: type[TaskKind[Any]], body: bytes, json_bytes: str | None, elsewhere: Sequence[Source] = ()
+) -> InferRequest:
     """Decode the body of a request.
 
     Args:
         task: the model's name in the path.
+        kind: of the task.
         body: uncompressed.
         json_bytes: the header `Inference-Header-Content-Length`, if there is one.
         elsewhere: fields in query and headers.
@@ -114,7 +129,7 @@ def parse_infer(task: str, body: bytes, json_bytes: str | None, elsewhere: Seque
     path: Source = ("path", "task", task)
     split = json_length(json_bytes, len(body))
     if split == 0:
-        return InferRequest("", (body,), parse_request([path, *elsewhere]), _all_outputs(binary=False))
+        return InferRequest("", (body,), parse_request([path, *elsewhere]), _all_outputs(kind, binary=False))
     head = _read_head(body[:split])
     name = head.id or ""
     if len(name) > MAX_ID_LENGTH:
@@ -125,7 +140,7 @@ def parse_infer(task: str, body: bytes, json_bytes: str | None, elsewhere: Seque
     (tensor,) = head.inputs
     parameters = _given(head.parameters)
     images = _images(tensor, memoryview(body)[split:])
-    outputs = _outputs(head.outputs, parameters)
+    outputs = _outputs(kind, head.outputs, parameters)
     sources = _sources(parameters)
     most = max((output.classes or 0 for output in outputs), default=0)
     if most and "top_k" not in parameters:
@@ -294,40 +309,43 @@ def _flag(where: str, value: object) -> bool:
     return value
 
 
-def _all_outputs(*, binary: bool) -> tuple[Output, ...]:
-    return tuple(Output(name, binary) for name in OUTPUTS)
+def _all_outputs(kind: type[TaskKind[Any]], *, binary: bool) -> tuple[Output, ...]:
+    return tuple(Output(name, binary) for name in kind.wire_tensors or (PREDICTION,))
 
 
-def _outputs(listed: Sequence[_Wanted] | None, parameters: Mapping[str, Any]) -> tuple[Output, ...]:
-    """The requested outputs, in that order; all of them if none is named."""
+def _outputs(
+    kind: type[TaskKind[Any]], listed: Sequence[_Wanted] | None, parameters: Mapping[str, Any]
+) -> tuple[Output, ...]:
+    """The requested outputs, in that order; if none is named, all tensors of the kind."""
     binary = _flag("parameters.binary_data_output", parameters.get("binary_data_output", False))
     if not listed:
-        return _all_outputs(binary=binary)
-    if len(listed) > len(OUTPUTS):
-        raise BadField(f"outputs: expected each of {', '.join(OUTPUTS)} at most once; got {len(listed)} entries")
+        return _all_outputs(kind, binary=binary)
+    known = outputs_of(kind)
+    if len(listed) > len(known):
+        raise BadField(f"outputs: expected each of {', '.join(known)} at most once; got {len(listed)} entries")
     found: dict[str, Output] = {}
     for number, wanted in enumerate(listed):
         where = f"outputs[{number}]"
-        if wanted.name not in OUTPUTS or wanted.name in found:
-            raise BadField(
-                f"{where}.name: expected each of {', '.join(OUTPUTS)} at most once; got {wanted.name[:40]!r}"
-            )
-        found[wanted.name] = _output(where, wanted, binary=binary)
+        if wanted.name not in known or wanted.name in found:
+            raise BadField(f"{where}.name: expected each of {', '.join(known)} at most once; got {wanted.name[:40]!r}")
+        found[wanted.name] = _output(where, wanted, known, binary=binary)
     return tuple(found.values())
 
 
 _OUTPUTS_OWN: Final = frozenset({"binary_data", "classification", _SHARED_MEMORY})
 
 
-def _output(where: str, wanted: _Wanted, *, binary: bool) -> Output:
+def _output(where: str, wanted: _Wanted, known: Mapping[str, TensorSpec], *, binary: bool) -> Output:
     classes: int | None = None
     for name, value in _given(wanted.parameters).items():
         parameter = f"{where}.parameters.{name[:40]}"
         if name == "binary_data":
             binary = _flag(parameter, value)
         elif name == "classification":
-            if wanted.name != "confidence":
-                raise BadField(f"{parameter}: classes are listed in the output 'confidence'")
+            if not known[wanted.name].ranked:
+                ranked = " or ".join(repr(each) for each, spec in known.items() if spec.ranked)
+                where_listed = f"classes are listed in the output {ranked}" if ranked else "this task lists no classes"
+                raise BadField(f"{parameter}: {where_listed}")
             if type(value) is not int or not 0 <= value <= MAX_TOP_K:
                 raise BadField(f"{parameter}: expected 1 to {MAX_TOP_K} classes, got {_shown(value)}")
             classes = value or None

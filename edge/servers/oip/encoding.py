@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from edge.servers.oip.decoding import INPUT, LENGTH, OUTPUTS, InferRequest, Output
+from edge.servers.oip.decoding import INPUT, LENGTH, PREDICTION, InferRequest, Output, outputs_of
 from hawkvision import __version__
 from hawkvision.core.types import AccuracyStatus, Answer, target_fields
+from hawkvision.tasks.kind import TaskKind, WireTensor
 
 Value: TypeAlias = str | bool | int | float
 """Types of a parameter's value."""
@@ -32,12 +33,17 @@ EXTENSIONS: Final = (
 _encode = msgspec.json.encode
 
 
-def encode_answers(asked: InferRequest, answers: Sequence[Answer]) -> tuple[bytes, int | None]:
+def encode_answers(asked: InferRequest, kind: TaskKind[Any], answers: Sequence[Answer]) -> tuple[bytes, int | None]:
     """Encode a response; gives its body, and the length of its JSON if binary tensors follow."""
+    ranked = next((output.classes for output in asked.outputs if output.classes is not None), None)
+    found = dict(kind.tensors([answer.prediction for answer in answers], ranked))
+    if any(output.name == PREDICTION for output in asked.outputs):
+        texts = [_encode(answer.prediction.to_json()).decode() for answer in answers]
+        found[PREDICTION] = WireTensor((len(answers),), texts)
     tensors: list[dict[str, object]] = []
     behind: list[bytes] = []
     for output in asked.outputs:
-        tensor, raw = _tensor(output, answers)
+        tensor, raw = _tensor(output, kind, found[output.name])
         tensors.append(tensor)
         if raw is not None:
             behind.append(raw)
@@ -51,25 +57,13 @@ def encode_answers(asked: InferRequest, answers: Sequence[Answer]) -> tuple[byte
     return (text, None) if not behind else (b"".join((text, *behind)), len(text))
 
 
-def _tensor(output: Output, answers: Sequence[Answer]) -> tuple[dict[str, object], bytes | None]:
+def _tensor(output: Output, kind: TaskKind[Any], found: WireTensor) -> tuple[dict[str, object], bytes | None]:
     """The entry of an output, and its data if they are binary."""
-    datatype, shape = OUTPUTS[output.name], [len(answers)]
-    values: list[str] | list[int] | list[float]
-    match output.name:
-        case "label":
-            values = [answer.label for answer in answers]
-        case "index":
-            values = [answer.index for answer in answers]
-        case _ if output.classes is not None:
-            listed = [answer.top_k[: output.classes] for answer in answers]
-            datatype, shape = "BYTES", [len(answers), min(map(len, listed))]
-            values = [f"{p.confidence:.6f}:{p.index}:{p.label}" for top in listed for p in top[: shape[1]]]
-        case _:
-            values = [answer.confidence for answer in answers]
-    tensor: dict[str, object] = {"name": output.name, "datatype": datatype, "shape": shape}
+    datatype = "BYTES" if output.classes is not None else outputs_of(type(kind))[output.name].datatype
+    tensor: dict[str, object] = {"name": output.name, "datatype": datatype, "shape": list(found.shape)}
     if not output.binary:
-        return {**tensor, "data": values}, None
-    raw = _packed(datatype, values)
+        return {**tensor, "data": found.values}, None
+    raw = _packed(datatype, found.values)
     return {**tensor, "parameters": {"binary_data_size": len(raw)}}, raw
 
 
@@ -126,19 +120,21 @@ def server_metadata() -> dict[str, object]:
     return {"name": "hawkvision", "version": __version__, "extensions": list(EXTENSIONS)}
 
 
-def model_metadata(task: str) -> dict[str, object]:
+def model_metadata(task: str, kind: type[TaskKind[Any]]) -> dict[str, object]:
     """`GET /v2/models/{task}`; -1 stands for any size."""
+    outputs = outputs_of(kind).items()
     return {
         "name": task,
         "versions": [MODEL_VERSION],
         "platform": "hawkvision",
         "inputs": [{"name": INPUT, "datatype": "BYTES", "shape": [-1]}],
-        "outputs": [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in OUTPUTS.items()],
+        "outputs": [{"name": name, "datatype": spec.datatype, "shape": list(spec.shape)} for name, spec in outputs],
     }
 
 
-def model_config(task: str) -> dict[str, object]:
+def model_config(task: str, kind: type[TaskKind[Any]]) -> dict[str, object]:
     """`GET /v2/models/{task}/config`: the metadata as Triton's model configuration."""
+    outputs = outputs_of(kind).items()
     types = {"BYTES": "TYPE_STRING", "INT64": "TYPE_INT64", "FP32": "TYPE_FP32"}
     return {
         "name": task,
@@ -146,5 +142,5 @@ def model_config(task: str) -> dict[str, object]:
         "backend": "hawkvision",
         "max_batch_size": 0,
         "input": [{"name": INPUT, "data_type": types["BYTES"], "dims": [-1]}],
-        "output": [{"name": name, "data_type": types[datatype], "dims": [-1]} for name, datatype in OUTPUTS.items()],
+        "output": [{"name": n, "data_type": types[spec.datatype], "dims": list(spec.shape)} for n, spec in outputs],
     }

@@ -1,6 +1,6 @@
 """The Open Inference Protocol over HTTP; `decoding` and `encoding` know the bodies.
 
-Each image of a request is one `EdgeNode.classify`, with its own admission, deadline, controllers and metrics.
+Each image of a request is one `EdgeNode.infer`, with its own admission, deadline, controllers and metrics.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -31,6 +31,7 @@ from hawkvision.imaging.decoding_cost import DecodingCost
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.servers.bodies import Body
+from hawkvision.tasks.kind import TaskKind
 
 _INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 _WINDOW_BITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
@@ -66,7 +67,7 @@ async def infer(
         max_body_bytes: bound of the body after inflation.
 
     Raises:
-        HawkVisionError, CallerGone: as `EdgeNode.classify`, and for a malformed request.
+        HawkVisionError, CallerGone: as `EdgeNode.infer`, and for a malformed request.
     """
     headers = scope["headers"]
     data = await body.read(header(headers, b"content-length"))
@@ -76,10 +77,10 @@ async def infer(
         body.hold(len(data))
     elsewhere = read_query(scope["query_string"]) + read_headers(headers)
     json_bytes = header(headers, b"inference-header-content-length")
-    asked = await read_infer(node.task, data, json_bytes, elsewhere)
+    asked = await read_infer(node, data, json_bytes, elsewhere)
     del data  # `asked` holds copies of the images
     answers = await classify_all(node, asked, started, trace, body.hang_up, caller)
-    written, json_written = encoding.encode_answers(asked, answers)
+    written, json_written = encoding.encode_answers(asked, node.kind, answers)
     if json_written is None:
         return Answered(answers, written, [])
     length = (b"inference-header-content-length", b"%d" % json_written)
@@ -139,12 +140,13 @@ def inflate(body: bytes, encoding: str | None, limit: int) -> bytes:
 
 
 async def read_infer(
-    task: str, body: bytes, json_bytes: str | None, elsewhere: Sequence[Source]
+    node: EdgeNode, body: bytes, json_bytes: str | None, elsewhere: Sequence[Source]
 ) -> decoding.InferRequest:
     """As `decoding.parse_infer`, in a thread if there is much JSON."""
+    task, kind = node.task, type(node.kind)
     if decoding.json_length(json_bytes, len(body)) <= JSON_ON_LOOP_BYTES:
-        return decoding.parse_infer(task, body, json_bytes, elsewhere)
-    return await asyncio.to_thread(decoding.parse_infer, task, body, json_bytes, elsewhere)
+        return decoding.parse_infer(task, kind, body, json_bytes, elsewhere)
+    return await asyncio.to_thread(decoding.parse_infer, task, kind, body, json_bytes, elsewhere)
 
 
 async def classify_all(
@@ -158,17 +160,17 @@ async def classify_all(
     """The answers to all images of a request, in order; the first error ends the request.
 
     Raises:
-        HawkVisionError, CallerGone: as `EdgeNode.classify`.
+        HawkVisionError, CallerGone: as `EdgeNode.infer`.
     """
     if len(asked.images) == 1:
-        return [await node.classify(asked.images[0], asked.request, started, trace, hang_up, caller=caller)]
+        return [await node.infer(asked.images[0], asked.request, started, trace, hang_up, caller=caller)]
 
     admission = node.admission
     weighed = [_weighed(node, number, image) for number, image in enumerate(asked.images)]
 
     async def one(number: int, image: bytes, header: ImageHeader) -> Answer:
         with _numbered(number):
-            return await node.classify(
+            return await node.infer(
                 image, asked.request, started, trace.child(), hang_up, header=header, turns=turns, caller=caller
             )
 
@@ -223,16 +225,17 @@ def routes(ready_tasks: Callable[[], ServedTasks]) -> list[BaseRoute]:
         return reply(encoding.server_metadata())
 
     async def model(request: Request) -> Response:
-        return reply(encoding.model_metadata(task_of(request)))
+        return reply(encoding.model_metadata(*described(request)))
 
     async def config(request: Request) -> Response:
-        return reply(encoding.model_config(task_of(request)))
+        return reply(encoding.model_config(*described(request)))
 
     async def model_ready(request: Request) -> Response:
-        return reply({"name": task_of(request), "ready": True})
+        return reply({"name": described(request)[0], "ready": True})
 
-    def task_of(request: Request) -> str:
-        return known(ready_tasks(), request.path_params["task"], request.path_params.get("version")).task
+    def described(request: Request) -> tuple[str, type[TaskKind[Any]]]:
+        node = known(ready_tasks(), request.path_params["task"], request.path_params.get("version"))
+        return node.task, type(node.kind)
 
     get = ["GET"]
     of_model = {"": model, "/config": config, "/ready": model_ready}

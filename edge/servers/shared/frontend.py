@@ -1,6 +1,6 @@
 """What the servers of one node share, whatever their protocol: readiness, keys, memory for images, and counting.
 
-    HTTP ──────────┐                                                    ┌─► EdgeNode.classify
+    HTTP ──────────┐                                                    ┌─► EdgeNode.infer
     OIP over HTTP ─┼─► Frontend: ready_tasks, authorize, bodies_of ─────┤
     datagrams ─────┘                                                    └─► count, refusal
 

@@ -3,32 +3,35 @@
 Let an image be answered below the cascade's reference stage when its score is at least τ. The accuracy given up is E ℓ
 with
 
-    ℓ = 1{answered below} · (right_best − right_below)  ∈ {−1, 0, +1}.
+    ℓ = 1{answered below} · (loss_below − loss_reference)  ∈ [−1, +1].
 
-Only discordant images count: b of them lost (+1), c of them gained (−1), out of n. All three test H0: E ℓ ≥ ε.
+All three test H0: E ℓ ≥ ε. Where losses are 0 or 1, only discordant images count: b of them lost (+1), c of them gained
+(−1), out of n.
 
-*Exact* (`paired_exact_p`). Outcomes are ordered by the score statistic T = (b − c − nε) / σ̃, with σ̃ the standard
-deviation of b − c at the likeliest discordance rate q = P(ℓ ≠ 0) under E ℓ = ε (Tango, Statistics in Medicine 1998),
-and the p-value is the probability of this T or a smaller one. Given q that is a finite sum: on the boundary of H0 the
-number of discordant images is binomial(n, q), and each is a loss with probability (q + ε) / 2q. The nuisance q is
-removed by the supremum over a (1 − β) confidence interval of q, plus β (Berger and Boos, JASA 1994; for paired
-proportions Hsueh, Liu and Chen, Biometrics 2001). The boundary is enough: for fixed q a larger drop makes losses out of
-gains, and T larger. Ordering by b − c alone is exact too, but rejects less often.
+*Exact* (`paired_exact_p`), for losses of 0 or 1. Outcomes are ordered by the score statistic T = (b − c − nε) / σ̃,
+with σ̃ the standard deviation of b − c at the likeliest discordance rate q = P(ℓ ≠ 0) under E ℓ = ε (Tango, Statistics
+in Medicine 1998), and the p-value is the probability of this T or a smaller one. Given q that is a finite sum: on the
+boundary of H0 the number of discordant images is binomial(n, q), and each is a loss with probability (q + ε) / 2q. The
+nuisance q is removed by the supremum over a (1 − β) confidence interval of q, plus β (Berger and Boos, JASA 1994; for
+paired proportions Hsueh, Liu and Chen, Biometrics 2001). The boundary is enough: for fixed q a larger drop makes losses
+out of gains, and T larger. Ordering by b − c alone is exact too, but rejects less often.
 
-*Betting* (`paired_betting_p`). A gambler bets against H0 image by image, with stakes that depend on the past only;
-if H0 is true the expected wealth never grows, so wealth K gives p = 1/K (Waudby-Smith and Ramdas,
-"Estimating means of bounded random variables by betting", JRSS-B 2024). It is weaker than the exact test but
-needs no independence: under H0 the expected loss of each image given those before it is at least ε. The stakes are
-tuned to n and the maximum of the wealth counts, so it tests one sample of a size that was fixed in advance.
+*Betting* (`paired_betting_p`), for any losses. A gambler bets against H0 image by image, with stakes that depend on the
+past only; if H0 is true the expected wealth never grows, so wealth K gives p = 1/K (Waudby-Smith and Ramdas,
+"Estimating means of bounded random variables by betting", JRSS-B 2024). It is weaker than the exact test but needs no
+independence: under H0 the expected loss of each image given those before it is at least ε. The stakes are tuned to n
+and the maximum of the wealth counts, so it tests one sample of a size that was fixed in advance. The means of other
+bounded values are tested, and bounded, in the same way (`betting_p`, `mean_interval`).
 
-*Agreement* (`agreement_p`). Without labels: an answer equal to the reference stage's gives nothing up, so E ℓ is at
-most the probability of answering below it with a different label, a plain binomial proportion (Clopper and Pearson,
-1934).
+*Agreement* (`agreement_p`). Without labels: where loss(a, t) − loss(b, t) ≤ disagreement(a, b), E ℓ is at most the
+mean of 1{answered below} · disagreement. Where that is 0 or 1, it is a plain binomial proportion (Clopper and Pearson,
+1934); any other is tested by betting.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, TypeAlias
 
@@ -128,31 +131,70 @@ def _most_lost(observed: float, discordant: Numbers, n: int, drop: float) -> Num
 LARGEST_STAKE: Final = 0.75
 """Share of the wealth that one image may lose; with 1 a single loss would end the game."""
 
+LARGEST_STAKE_ON_FRACTIONS: Final = 0.9
+"""The same where losses are seldom whole."""
 
-def paired_betting_p(losses: NDArray[np.int8], max_drop: float, delta: float = 0.05) -> float:
-    """p-value of H0: E ℓ ≥ max_drop, from losses (n,) in −1, 0, +1 in the order in which they were drawn.
+PRECISION: Final = 1e-4
+"""Of bounds that are found by bisection; they are rounded to the safe side."""
 
-    Stakes are the predictable plug-in of the source above (its equation 26), on (ℓ + 1) / 2. `delta` only tunes them.
+
+def betting_p(values: Numbers, mean: float, delta: float, largest_stake: float = LARGEST_STAKE_ON_FRACTIONS) -> float:
+    """p-value of H0: E x ≥ mean, from values (n,) in [0, 1] in an order that does not depend on them.
+
+    Stakes are the predictable plug-in of the source above (its equation 26). `delta` only tunes them.
 
     Raises:
-        ValueError: if there are no losses or max_drop is not in (0, 1].
+        ValueError: if there are no values, or one lies outside of [0, 1].
     """
-    if len(losses) == 0:
-        raise ValueError("expected at least one loss")
+    n, x = len(values), values.astype(np.float64)
+    if n == 0 or not (x.min() >= 0.0 and x.max() <= 1.0):
+        raise ValueError("expected at least one loss, none of them out of range")
+    counts = np.arange(1, n + 1)
+    means = (0.5 + np.cumsum(x)) / (counts + 1)
+    variance = (0.25 + np.cumsum((x - means) ** 2)) / (counts + 1)
+    past_variance = np.concatenate([[0.25], variance[:-1]])
+    # One image loses at most stake · (1 − mean), which is 0 for a mean of 1.
+    ceiling = largest_stake / max(1.0 - mean, 1e-12)
+    stake = np.minimum(np.sqrt(2.0 * math.log(1.0 / delta) / (n * past_variance)), ceiling)
+    wealth = np.cumsum(np.log1p(stake * (mean - x)))
+    return float(min(1.0, math.exp(-wealth.max())))
+
+
+def paired_betting_p(
+    losses: NDArray[np.int8] | Floats, max_drop: float, delta: float = 0.05, largest_stake: float = LARGEST_STAKE
+) -> float:
+    """p-value of H0: E ℓ ≥ max_drop, from losses (n,) in [−1, 1] in an order that does not depend on them.
+
+    Raises:
+        ValueError: if there are no losses, one lies outside of [−1, 1], or max_drop is not in (0, 1].
+    """
     if not 0.0 < max_drop <= 1.0:
         raise ValueError(f"max_drop must lie in (0, 1], got {max_drop}")
-    n = len(losses)
-    x = (losses.astype(np.float64) + 1.0) / 2.0
-    null_mean = (max_drop + 1.0) / 2.0
-    counts = np.arange(1, n + 1)
-    mean = (0.5 + np.cumsum(x)) / (counts + 1)
-    variance = (0.25 + np.cumsum((x - mean) ** 2)) / (counts + 1)
-    past_variance = np.concatenate([[0.25], variance[:-1]])
-    # One image loses at most stake · (1 − null_mean), which is 0 for max_drop = 1.
-    ceiling = LARGEST_STAKE / max(1.0 - null_mean, 1e-12)
-    stake = np.minimum(np.sqrt(2.0 * math.log(1.0 / delta) / (n * past_variance)), ceiling)
-    wealth = np.cumsum(np.log1p(stake * (null_mean - x)))
-    return float(min(1.0, math.exp(-wealth.max())))
+    return betting_p((losses.astype(np.float64) + 1.0) / 2.0, (max_drop + 1.0) / 2.0, delta, largest_stake)
+
+
+def mean_upper_bound(values: Floats, delta: float) -> float:
+    """An upper confidence bound, at level 1 − delta, on the mean of values (n,) in [0, 1] in a random order."""
+    return _least(lambda mean: betting_p(values, mean, delta) <= delta)
+
+
+def mean_interval(values: Floats, delta: float = 0.05) -> tuple[float, float]:
+    """A two-sided interval, at level 1 − delta, for the mean of values (n,) in [0, 1] in a random order."""
+    return 1.0 - mean_upper_bound(1.0 - values, delta / 2), mean_upper_bound(values, delta / 2)
+
+
+def mean_drop_upper_bound(losses: Floats, delta: float) -> float:
+    """The smallest ε that a single threshold certifies by betting, from losses (n,) in [−1, 1] in a random order."""
+    return _least(lambda drop: paired_betting_p(losses, drop, delta, LARGEST_STAKE_ON_FRACTIONS) <= delta)
+
+
+def _least(passes: Callable[[float], bool]) -> float:
+    """The smallest value in (0, 1] that passes a test that all larger values pass; 1 if none does."""
+    low, high = 0.0, 1.0
+    while high - low > PRECISION:
+        intermediate = (low + high) / 2
+        low, high = (low, intermediate) if passes(intermediate) else (intermediate, high)
+    return high
 
 
 def agreement_p(differing: int, n: int, max_drop: float) -> float:
@@ -170,14 +212,7 @@ def agreement_p(differing: int, n: int, max_drop: float) -> float:
 
 def drop_upper_bound(lost: int, gained: int, n: int, delta: float = 0.05) -> float:
     """The smallest ε that a single threshold certifies: an upper confidence bound on its drop, to 1e-4."""
-    low, high = 0.0, 1.0
-    while high - low > 1e-4:
-        intermediate = (low + high) / 2
-        if paired_exact_p(lost, gained, n, intermediate, nuisance_beta(delta)) <= delta:
-            high = intermediate
-        else:
-            low = intermediate
-    return high
+    return _least(lambda drop: paired_exact_p(lost, gained, n, drop, nuisance_beta(delta)) <= delta)
 
 
 def clopper_pearson(successes: int, n: int, delta: float = 0.05) -> tuple[float, float]:

@@ -20,14 +20,26 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.bounds import agreement_p, nuisance_beta, paired_betting_p, paired_exact_p
+from hawkvision.cascade.certification.bounds import (
+    LARGEST_STAKE,
+    LARGEST_STAKE_ON_FRACTIONS,
+    agreement_p,
+    betting_p,
+    clopper_pearson,
+    drop_upper_bound,
+    mean_drop_upper_bound,
+    mean_upper_bound,
+    nuisance_beta,
+    paired_betting_p,
+    paired_exact_p,
+)
 from hawkvision.tasks.class_scores import Floats
 
 Flags = NDArray[np.bool_]
 
 
 class Method(StrEnum):
-    """Which test certifies; the theory of each is in `bounds`."""
+    """Which test certifies; the theory of each is in `bounds`. `exact` needs losses of 0 or 1."""
 
     EXACT = "exact"
     BETTING = "betting"
@@ -36,31 +48,50 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StageOutcomes:
-    """One stage on a sample: scores, whether it was right, and whether it differed from the reference; each (n,)."""
+    """One stage on a sample: scores, losses, and disagreements with the reference stage; each (n,).
+
+    Losses and disagreements lie in 0..1. Without labels the losses are 0.
+    """
 
     scores: Floats
-    right: Flags
-    differs: Flags
+    losses: Floats
+    disagreements: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A certification sample of n images. Without labels every `right` is all False and only agreement certifies."""
+    """A certification sample of n images in an order that does not depend on them.
+
+    Without labels all losses are 0, and only agreement certifies.
+    """
 
     edge: StageOutcomes
-    best_right: Flags
+    reference_losses: Floats
     intermediate: StageOutcomes | None = None
+    binary: bool = True
+    """Whether every loss and disagreement is always 0 or 1 (`TaskKind.binary`)."""
 
     def __post_init__(self) -> None:
-        lengths = {len(self.best_right)}
+        lengths = {len(self.reference_losses)}
+        values = [self.reference_losses]
         for stage in (self.edge, self.intermediate):
             if stage is not None:
-                lengths |= {len(stage.scores), len(stage.right), len(stage.differs)}
+                lengths |= {len(stage.scores), len(stage.losses), len(stage.disagreements)}
+                values += [stage.losses, stage.disagreements]
         if len(lengths) != 1 or lengths == {0}:
             raise ValueError(f"all parts of a sample must have the same length, at least 1; got lengths {lengths}")
+        every = np.concatenate(values)
+        if not (((every == 0.0) | (every == 1.0)) if self.binary else ((every >= 0.0) & (every <= 1.0))).all():
+            expected = "0 or 1" if self.binary else "from 0 to 1"
+            raise ValueError(f"losses and disagreements must be {expected}, got {every.min()} to {every.max()}")
 
     def __len__(self) -> int:
-        return len(self.best_right)
+        return len(self.reference_losses)
+
+    @property
+    def labelled_method(self) -> Method:
+        """The test that certifies losses known from labels."""
+        return Method.EXACT if self.binary else Method.BETTING
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +118,14 @@ class ThresholdStep:
     """Share that the reference stage answered, 0..1."""
     drop: float
     """Mean of ℓ, the plug-in estimate of the accuracy drop."""
-    lost: int
-    gained: int
-    differing: int
-    """Images answered below the reference stage with a label that differs from its own."""
-    edge_differing: int
-    """Those that the edge answered."""
+    lost: float
+    """Sum of the positive ℓ; with losses of 0 or 1, a number of images. The following likewise."""
+    gained: float
+    """Sum of the negative ℓ, without the sign."""
+    differing: float
+    """Sum of the disagreements of the images answered below the reference stage."""
+    edge_differing: float
+    """Of those that the edge answered."""
 
 
 def threshold_grid(scores: Floats, points: int = 200) -> Floats:
@@ -108,23 +141,30 @@ def two_levels(grid: Floats) -> tuple[Thresholds, ...]:
 
 def sweep(sample: Sample, path: Sequence[Thresholds]) -> Iterator[ThresholdStep]:
     """The results of each pair of thresholds on this sample, in the order of the path."""
-    n, edge, intermediate, best = len(sample), sample.edge, sample.intermediate, sample.best_right
+    n, edge, intermediate = len(sample), sample.edge, sample.intermediate
+    edge_lost, edge_gained = _lost_and_gained(edge, sample)
+    lost_between, gained_between = _lost_and_gained(intermediate or edge, sample)
     for thresholds in path:
         accepted = edge.scores >= thresholds.edge
-        lost = int((accepted & best & ~edge.right).sum())
-        gained = int((accepted & edge.right & ~best).sum())
-        differing = at_edge = int((accepted & edge.differs).sum())
+        lost, gained = float(edge_lost[accepted].sum()), float(edge_gained[accepted].sum())
+        differing = at_edge = float(edge.disagreements[accepted].sum())
         answered = int(accepted.sum())
         escalated = n - answered
         if intermediate is not None and thresholds.intermediate < math.inf:
             halfway = ~accepted & (intermediate.scores >= thresholds.intermediate)
-            lost += int((halfway & best & ~intermediate.right).sum())
-            gained += int((halfway & intermediate.right & ~best).sum())
-            differing += int((halfway & intermediate.differs).sum())
+            lost += float(lost_between[halfway].sum())
+            gained += float(gained_between[halfway].sum())
+            differing += float(intermediate.disagreements[halfway].sum())
             answered += int(halfway.sum())
         yield ThresholdStep(
             thresholds, escalated / n, (n - answered) / n, (lost - gained) / n, lost, gained, differing, at_edge
         )
+
+
+def _lost_and_gained(stage: StageOutcomes, sample: Sample) -> tuple[Floats, Floats]:
+    """The positive and the negative part of what each image (n,) loses by this stage's answer."""
+    more = stage.losses - sample.reference_losses
+    return np.maximum(more, 0.0), np.maximum(-more, 0.0)
 
 
 def certify(
@@ -144,21 +184,25 @@ def certify(
         path: thresholds from (+∞, +∞) on, chosen without the sample's labels.
         max_drop: ε, the accuracy that may be given up, in [0, 1]; at 0 only the reference stage answers.
         delta: probability over samples that the certificate is wrong.
-        method: the test. Betting uses the order of the sample, which must not depend on the images' content.
+        method: the test. Betting uses the order of the sample.
         cost: of a step; None means that each step is cheaper than those before it, as with two levels.
 
     Raises:
-        ValueError: if the path does not start with (+∞, +∞) or a threshold rises along it.
+        ValueError: if the path does not start with (+∞, +∞) or a threshold rises along it, or if the test is the exact
+            one and losses may be fractions.
     """
     check_path(path)
+    if method is Method.EXACT and not sample.binary:
+        raise ValueError("the exact test needs losses of 0 or 1; expected betting")
     kept = next(sweep(sample, path[:1]))
     if max_drop <= 0.0:
         return kept
-    last_counts, last_passed = (-1, -1, -1), True
+    last_counts, last_passed = (-1.0, -1.0, -1.0), True
+    ordered = method is Method.BETTING or not sample.binary
     for step in sweep(sample, path[1:]):
         counts = (step.lost, step.gained, step.differing)
         # Equal counts are equal evidence, except for betting, which depends on their order too.
-        if counts != last_counts or method is Method.BETTING:
+        if counts != last_counts or ordered:
             last_counts = counts
             last_passed = _p_value(sample, step, max_drop, delta, method) <= delta
         if not last_passed:
@@ -181,21 +225,51 @@ def check_path(path: Sequence[Thresholds]) -> None:
         raise ValueError("the thresholds of a path must descend, or stay")
 
 
-def losses(sample: Sample, thresholds: Thresholds) -> NDArray[np.int8]:
-    """ℓ of every image (n,), in −1, 0, +1."""
+def losses(sample: Sample, thresholds: Thresholds) -> Floats:
+    """ℓ of every image (n,), in [−1, +1]."""
     accepted = sample.edge.scores >= thresholds.edge
-    lost = np.where(accepted, sample.best_right.astype(np.int8) - sample.edge.right, 0).astype(np.int8)
+    lost = np.where(accepted, sample.edge.losses - sample.reference_losses, 0.0)
     if sample.intermediate is not None and thresholds.intermediate < math.inf:
         halfway = ~accepted & (sample.intermediate.scores >= thresholds.intermediate)
-        lost += np.where(halfway, sample.best_right.astype(np.int8) - sample.intermediate.right, 0).astype(np.int8)
+        lost += np.where(halfway, sample.intermediate.losses - sample.reference_losses, 0.0)
     return lost
+
+
+def disagreements(sample: Sample, thresholds: Thresholds) -> tuple[Floats, Floats]:
+    """The disagreement of every image (n,) that the edge answers, and that the intermediate stage answers; else 0."""
+    accepted = sample.edge.scores >= thresholds.edge
+    at_edge = np.where(accepted, sample.edge.disagreements, 0.0)
+    if sample.intermediate is None:
+        return at_edge, np.zeros(len(sample))
+    halfway = ~accepted & (sample.intermediate.scores >= thresholds.intermediate)
+    return at_edge, np.where(halfway, sample.intermediate.disagreements, 0.0)
 
 
 def _p_value(sample: Sample, step: ThresholdStep, max_drop: float, delta: float, method: Method) -> float:
     match method:
         case Method.EXACT:
-            return paired_exact_p(step.lost, step.gained, len(sample), max_drop, nuisance_beta(delta))
+            return paired_exact_p(int(step.lost), int(step.gained), len(sample), max_drop, nuisance_beta(delta))
         case Method.BETTING:
-            return paired_betting_p(losses(sample, step.thresholds), max_drop, delta)
+            stake = LARGEST_STAKE if sample.binary else LARGEST_STAKE_ON_FRACTIONS
+            return paired_betting_p(losses(sample, step.thresholds), max_drop, delta, stake)
+        case Method.AGREEMENT if sample.binary:
+            return agreement_p(int(step.differing), len(sample), max_drop)
         case Method.AGREEMENT:
-            return agreement_p(step.differing, len(sample), max_drop)
+            return betting_p(np.add(*disagreements(sample, step.thresholds)), max_drop, delta)
+
+
+def drop_bound(sample: Sample, step: ThresholdStep, delta: float, method: Method) -> float:
+    """The smallest ε that the test certifies for one step alone: an upper confidence bound on its drop."""
+    n = len(sample)
+    if method is Method.AGREEMENT:
+        if sample.binary:
+            return clopper_pearson(int(step.differing), n, 2 * delta)[1]
+        return mean_upper_bound(np.add(*disagreements(sample, step.thresholds)), delta)
+    if sample.binary:
+        return drop_upper_bound(int(step.lost), int(step.gained), n, delta)
+    return mean_drop_upper_bound(losses(sample, step.thresholds), delta)
+
+
+def least_drop(n: int, delta: float, *, binary: bool) -> float:
+    """The smallest ε that n images can certify, which takes that not one of them loses anything."""
+    return drop_upper_bound(0, 0, n, delta) if binary else mean_drop_upper_bound(np.zeros(n), delta)

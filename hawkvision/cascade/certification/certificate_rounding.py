@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hawkvision.cascade.certification.bounds import clopper_pearson
-from hawkvision.cascade.certification.certificate import Method, ThresholdStep
+from hawkvision.cascade.certification.bounds import clopper_pearson, mean_upper_bound
+from hawkvision.cascade.certification.certificate import Method, Sample, ThresholdStep, disagreements
 from hawkvision.cascade.certification.profile import Certificate, EscalationThreshold, PathStep, ScoreCurve, Watch
 from hawkvision.cascade.certification.threshold_order import Curve
 from hawkvision.tasks.class_scores import Floats
@@ -19,48 +19,64 @@ def written(value: float) -> EscalationThreshold:
 
 
 def write_certificate(
-    step: ThresholdStep, max_drop: float, n: int, delta: float, method: Method = Method.EXACT
+    sample: Sample,
+    step: ThresholdStep,
+    max_drop: float,
+    delta: float,
+    method: Method = Method.EXACT,
+    *,
+    bounds_drop: bool = True,
 ) -> Certificate:
-    """A certified step as profiles hold it."""
-    agreement = method is Method.AGREEMENT
+    """A certified step of this sample as profiles hold it.
+
+    `bounds_drop`: whether agreement bounds the accuracy drop (`TaskKind.agreement_bounds_drop`).
+    """
+    agreement, n = method is Method.AGREEMENT, len(sample)
     return Certificate(
         max_drop=round(max_drop, 6),
         threshold=written(step.thresholds.edge),
         intermediate_threshold=written(step.thresholds.intermediate),
         delta=delta,
         n=n,
-        basis="agreement" if agreement else "labelled",
+        basis=("agreement" if bounds_drop else "disagreement") if agreement else "labelled",
         escalation=round(step.escalation, 6),
         to_best=round(step.to_best, 6),
         observed_drop=round(step.differing / n if agreement else step.drop, 6),
-        edge_watch=_edge_watch(step, max_drop, n, delta),
-        intermediate_watch=_intermediate_watch(step, max_drop, n, delta),
+        edge_watch=_edge_watch(sample, step, max_drop, delta),
+        intermediate_watch=_intermediate_watch(sample, step, max_drop, delta),
     )
 
 
-def _edge_watch(step: ThresholdStep, max_drop: float, n: int, delta: float) -> Watch:
+def _edge_watch(sample: Sample, step: ThresholdStep, max_drop: float, delta: float) -> Watch:
     share = 1.0 if step.thresholds.intermediate == math.inf else _share(step.edge_differing, step.differing)
-    return _watch(max_drop * share, step.edge_differing, round(step.escalation * n), n, delta)
+    at_edge, _ = disagreements(sample, step.thresholds)
+    return _watch(max_drop * share, at_edge, round(step.escalation * len(sample)), delta, binary=sample.binary)
 
 
-def _intermediate_watch(step: ThresholdStep, max_drop: float, n: int, delta: float) -> Watch | None:
-    escalated = round(step.escalation * n)
-    if step.thresholds.intermediate == math.inf or not escalated:
+def _intermediate_watch(sample: Sample, step: ThresholdStep, max_drop: float, delta: float) -> Watch | None:
+    n = len(sample)
+    escalated = sample.edge.scores < step.thresholds.edge
+    count = int(escalated.sum())
+    if step.thresholds.intermediate == math.inf or not count:
         return None
-    differing = step.differing - step.edge_differing
-    share = _share(differing, step.differing)
-    return _watch(max_drop * share * n / escalated, differing, round(step.to_best * n), escalated, delta)
+    share = _share(step.differing - step.edge_differing, step.differing)
+    _, between = disagreements(sample, step.thresholds)
+    part = max_drop * share * n / count
+    return _watch(part, between[escalated], round(step.to_best * n), delta, binary=sample.binary)
 
 
-def _share(part: int, whole: int) -> float:
+def _share(part: float, whole: float) -> float:
     """A stage's part of the disagreement by the rule of succession, so that no stage gets none."""
     return (part + 1) / (whole + 2)
 
 
-def _watch(max_drop: float, differing: int, passed_on: int, n: int, delta: float) -> Watch:
+def _watch(max_drop: float, differing: Floats, passed_on: int, delta: float, *, binary: bool) -> Watch:
+    """Of the images that reach a stage: their disagreement where it answers, else 0, and how many it passes on."""
+    n = len(differing)
+    most = clopper_pearson(int(differing.sum()), n, delta)[1] if binary else mean_upper_bound(differing, delta / 2)
     return Watch(
         max_drop=round(min(1.0, max_drop), 6),
-        disagreement=round(clopper_pearson(differing, n, delta)[1], 6),
+        disagreement=round(most, 6),
         difficulty=round(clopper_pearson(passed_on, n, delta)[1], 6),
     )
 

@@ -1,7 +1,7 @@
 """Equivalence checks: whether another execution of a stage would have received the same certificates.
 
 A certificate is the outcome of a test on n images. With fixed thresholds τ it depends, for each image x, only on the
-stage's label y(x) and its decisions 1{s(x) ≥ τ}; for the reference stage, only on its label. (The thresholds include
+stage's answer y(x) and its decisions 1{s(x) ≥ τ}; for the reference stage, only on its answer. (The thresholds include
 that of a conditional ensemble's first member.) Let y', s' be the values of another execution. If on *the images of the
 certificate*
 
@@ -12,9 +12,10 @@ is read. Traffic that mixes k such executions of a stage keeps ε with probabili
 node runs its edge stage in one way only.
 
 An execution may also vary by itself, with batch size, number of threads, or from run to run. So it runs in several ways
-w. Let v = max |p'_w(x) − p'_w'(x)| over images, classes and ways. A decision counts as different if the score lies
-within its possible variation of a threshold (v for a top-1 probability, 2 v for a margin). A label counts as different
-if the two most probable classes lie within 2 v. One such image fails the check.
+w. Let v be the largest difference of a value of an output between two ways, over all images. A decision counts as
+different if the score lies within its possible variation of a threshold (`TaskKind.score_slope`: v for a top-1
+probability, 2 v for a margin). An answer counts as different if other values within v could change it
+(`TaskKind.steady`: for classes, if the two most probable lie within 2 v). One such image fails the check.
 
 Other images than the certificate's do not suffice: no difference among m of them bounds the share of differing traffic
 by ln(1/δ') / m, which would add to ε and δ. They are refused. The images are whole, so nothing follows for images that
@@ -27,7 +28,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -36,9 +37,9 @@ from msgspec import Meta
 from hawkvision.cascade.certification.profile import Condition, Pair, Profile, threshold_value
 from hawkvision.cascade.certification.profile_files import load_sealed, sealed
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
-from hawkvision.core.types import Score
+from hawkvision.core.types import Tier
 from hawkvision.system.files import sha256_of
-from hawkvision.tasks.class_scores import Probabilities, score
+from hawkvision.tasks.kind import Output, TaskKind
 
 WHAT: Final = "equivalence checks"
 COMMAND: Final = "models equivalence"
@@ -52,16 +53,18 @@ class CertificateInputs:
     models: str
     """Fingerprint of the stage's models, as the profile has it."""
     temperature: float
-    score: Score | None
+    score: str | None
     """None if only the label counts: the reference stage, and stages that answer whatever their score."""
     thresholds: tuple[float, ...]
     """Finite ones, falling."""
     images_sha256: str
     """Of the images behind the certificates."""
+    tier: Tier
+    """That runs it so."""
 
     @property
     def digest(self) -> str:
-        """Equal if and only if all fields are."""
+        """Equal if and only if all fields are; a stage that both tiers run has a score on one of them."""
         facts = [self.stage, self.models, self.temperature, self.score, self.thresholds, self.images_sha256]
         return sha256_of(msgspec.json.encode(facts))
 
@@ -113,24 +116,28 @@ class ComparisonResult:
         return not self.labels and not self.decisions
 
 
-def compare(judged: CertificateInputs, certified: Probabilities, ways: Sequence[Probabilities]) -> ComparisonResult:
+def compare(
+    kind: TaskKind[Any], judged: CertificateInputs, certified: Sequence[Output], ways: Sequence[Sequence[Output]]
+) -> ComparisonResult:
     """Compare an execution, run in at least one way, with the certified one.
 
     Args:
+        kind: of the task.
         judged: the stage, with the thresholds that its scores are compared with.
-        certified: probabilities (n, classes) of the certified execution.
+        certified: outputs of the certified execution for n images.
         ways: the other execution's, of the same images.
     """
-    kind = judged.score or Score.TOP1
-    every = np.stack(ways)
+    name = judged.score or kind.scores[0]
+    every = np.stack([np.stack(list(way)) for way in ways])
     variation = float((every.max(axis=0) - every.min(axis=0)).max())
-    reach = variation if kind is Score.TOP1 else 2.0 * variation
-    leads = np.stack([score(way, Score.MARGIN) for way in ways]).astype(np.float64)
-    labels = (every.argmax(axis=2) != certified.argmax(axis=1)).any(axis=0)
-    if variation > 0.0:
-        labels |= (leads <= 2.0 * variation).any(axis=0)
-    before = score(certified, kind).astype(np.float64)
-    scores = np.stack([score(way, kind) for way in ways]).astype(np.float64)
+    reach = kind.score_slope(name) * variation if variation > 0.0 else 0.0
+    labels = np.zeros(len(certified), np.bool_)
+    for way in ways:
+        labels |= kind.disagreements(way, certified) > 0.0
+        if variation > 0.0:
+            labels |= ~np.array([kind.steady(output, variation) for output in way], np.bool_)
+    before = kind.score_all(certified, name)
+    scores = np.stack([kind.score_all(way, name) for way in ways])
     decisions = np.zeros(len(certified), np.bool_)
     for threshold in judged.thresholds:
         decisions |= ((scores >= threshold) != (before >= threshold)).any(axis=0)
@@ -176,21 +183,21 @@ def certificate_inputs(
         conditions, images = site.pair(pair.edge, pair.best).conditions, site.data.sha256
     certificates = [c for each in conditions for c in (each.balanced, each.fast, *each.certificates)]
 
-    def one(name: str, score: Score | None, values: Iterable[float]) -> CertificateInputs:
+    def one(name: str, score: str | None, values: Iterable[float], tier: Tier) -> CertificateInputs:
         stage = profile.stage(name)
         thresholds = tuple(sorted({value for value in values if math.isfinite(value)}, reverse=True))
-        return CertificateInputs(name, stage.fingerprint, stage.temperature, score, thresholds, images)
+        return CertificateInputs(name, stage.fingerprint, stage.temperature, score, thresholds, images, tier)
 
     found = [
-        one(pair.edge, pair.score, (threshold_value(c.threshold) for c in certificates)),
-        one(pair.best, None, ()),
+        one(pair.edge, pair.score, (threshold_value(c.threshold) for c in certificates), Tier.EDGE),
+        one(pair.best, None, (), Tier.DATACENTER),
     ]
     if pair.intermediate is not None:
         values = (threshold_value(c.intermediate_threshold) for c in certificates)
-        found.append(one(pair.intermediate.name, pair.intermediate.score, values))
+        found.append(one(pair.intermediate.name, pair.intermediate.score, values, Tier.DATACENTER))
     known = any((each.edge, each.best) == (first, pair.best) for each in profile.pairs)
     if first is not None and first != pair.edge and known and site is None:
-        found.append(one(first, None, ()))
+        found.append(one(first, None, (), Tier.EDGE))
     return tuple(found)
 
 
@@ -202,11 +209,16 @@ def passed(
     first: str | None = None,
 ) -> dict[str, set[str]]:
     """The fingerprints, by stage, that passed a check of the certificates in force."""
-    found: dict[str, set[str]] = {}
     if checks is None or checks.task != profile.task:
-        return found
-    judged = {each.stage: each.digest for each in certificate_inputs(profile, pair, site, first)}
+        return {}
+    judged: dict[str, set[str]] = {}
+    for each in certificate_inputs(profile, pair, site, first):
+        judged.setdefault(each.stage, set()).add(each.digest)
+    done: dict[tuple[str, str], set[str]] = {}
     for check in checks.checks:
-        if judged.get(check.stage) == check.judged:
-            found.setdefault(check.stage, set()).add(check.fingerprint)
+        done.setdefault((check.stage, check.fingerprint), set()).add(check.judged)
+    found: dict[str, set[str]] = {}
+    for (stage, fingerprint), digests in done.items():
+        if stage in judged and judged[stage] <= digests:
+            found.setdefault(stage, set()).add(fingerprint)
     return found

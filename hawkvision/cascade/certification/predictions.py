@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.bounds import clopper_pearson
-from hawkvision.cascade.certification.certificate import Flags, Sample, StageOutcomes
-from hawkvision.core.types import Score
+from hawkvision.cascade.certification.bounds import clopper_pearson, mean_interval
+from hawkvision.cascade.certification.certificate import Sample, StageOutcomes
 from hawkvision.models.manifest import MeasuredAccuracy
-from hawkvision.tasks.class_scores import Floats, Probabilities, score
+from hawkvision.tasks.class_scores import Floats
+from hawkvision.tasks.kind import Output, TaskKind, Truth
+
+T = TypeVar("T")
+ByImage: TypeAlias = Sequence[T] | Mapping[int, T]
+"""Values by the index of the image; a mapping holds only some images."""
 
 SMALLEST_GROUP = 10
 """Images of a source that is split by itself: the fewest that give each of the three parts some. Smaller sources are
@@ -53,52 +61,87 @@ def split_indices(groups: NDArray[np.str_], seed: int, shares: tuple[float, floa
     return Split(profile, certify, held_out)
 
 
-def measure_accuracy(correct: NDArray[np.bool_], data_sha256: str, delta: float = 0.05) -> MeasuredAccuracy:
-    """Top-1 accuracy with its exact interval at confidence 1 − delta."""
-    low, high = clopper_pearson(int(correct.sum()), len(correct), delta)
+def in_random_order(chosen: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The same indices shuffled, for betting: data sets list images by class or origin."""
+    shuffled: NDArray[np.intp] = np.random.default_rng(len(chosen)).permutation(chosen)
+    return shuffled
+
+
+def measure_accuracy(right: NDArray[np.bool_] | Floats, data_sha256: str, delta: float = 0.05) -> MeasuredAccuracy:
+    """The mean of how right the answers to n images are, with an interval at confidence 1 − delta.
+
+    The interval is the exact one of a proportion for booleans, and by betting (`bounds.mean_interval`) for fractions,
+    whose order must not depend on them.
+    """
+    if right.dtype == np.bool_:
+        low, high = clopper_pearson(int(right.sum()), len(right), delta)
+    else:
+        low, high = mean_interval(right.astype(np.float64), delta)
     return MeasuredAccuracy(
-        value=round(float(correct.mean()), 6), n=len(correct), low=round(low, 6), high=round(high, 6),
+        value=round(float(right.mean()), 6), n=len(right), low=round(low, 6), high=round(high, 6),
         data_sha256=data_sha256,
     )  # fmt: skip
 
 
-class StagePredictions(msgspec.Struct, frozen=True):
-    """One stage's calibrated probabilities (n, classes) for all images, exactly as it serves them."""
+def select(values: ByImage[T], chosen: NDArray[np.intp]) -> list[T]:
+    """The values at these indices."""
+    return [values[i] for i in chosen.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class StagePredictions:
+    """One stage's calibrated outputs for all images, exactly as it serves them."""
 
     name: str
-    probabilities: Probabilities
+    outputs: ByImage[Output]
     cost_ms: float
 
-    def labels(self) -> NDArray[np.intp]:
-        """The most probable class of each image (n,)."""
-        found: NDArray[np.intp] = self.probabilities.argmax(axis=1)
-        return found
+    def of(self, chosen: NDArray[np.intp]) -> list[Output]:
+        """The outputs of the images `chosen`."""
+        return select(self.outputs, chosen)
 
-    def scores(self, kind: Score) -> Floats:
-        """The score of each image (n,)."""
-        return score(self.probabilities, kind).astype(np.float64)
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A stage's predictions and the score that it is accepted by, out of `TaskKind.scores`."""
+
+    predictions: StagePredictions
+    score: str
+
+
+def accuracies(kind: TaskKind[Any], outputs: Sequence[Output], truths: Sequence[Truth]) -> NDArray[np.bool_] | Floats:
+    """How right each output is (n,): 1 − loss, as booleans for kinds with losses of 0 or 1."""
+    right = 1.0 - kind.losses(outputs, truths)
+    return right == 1.0 if kind.binary else right
 
 
 def make_sample(
-    edge: StagePredictions,
-    kind: Score,
+    kind: TaskKind[Any],
+    edge: Scored,
     best: StagePredictions,
-    labels: NDArray[np.integer] | None,
+    truths: Sequence[Truth] | None,
     chosen: NDArray[np.intp],
-    intermediate: StagePredictions | None = None,
-    intermediate_kind: Score | None = None,
+    intermediate: Scored | None = None,
 ) -> Sample:
-    """The images `chosen` as a sample. Without labels no answer counts as right, and only agreement can certify."""
-    truth = None if labels is None else labels[chosen]
-    best_labels = best.labels()[chosen]
+    """The images `chosen`, in that order, as a sample. Without truths all losses are 0, and only agreement can certify.
 
-    def stage(predictions: StagePredictions, kind: Score) -> StageOutcomes:
-        answers = predictions.labels()[chosen]
-        return StageOutcomes(predictions.scores(kind)[chosen], _right(answers, truth), answers != best_labels)
+    Args:
+        kind: of the task.
+        edge: the edge stage.
+        best: the reference stage.
+        truths: of all images.
+        chosen: indices of images.
+        intermediate: the stage between them.
+    """
+    reference = best.of(chosen)
 
-    between = None if intermediate is None or intermediate_kind is None else stage(intermediate, intermediate_kind)
-    return Sample(stage(edge, kind), _right(best_labels, truth), between)
+    def losses(outputs: Sequence[Output]) -> Floats:
+        return np.zeros(len(chosen)) if truths is None else kind.losses(outputs, select(truths, chosen))
 
+    def stage(scored: Scored) -> StageOutcomes:
+        outputs = scored.predictions.of(chosen)
+        scores = kind.score_all(outputs, scored.score)
+        return StageOutcomes(scores, losses(outputs), kind.disagreements(outputs, reference))
 
-def _right(answers: NDArray[np.intp], truth: NDArray[np.integer] | None) -> Flags:
-    return np.zeros(len(answers), np.bool_) if truth is None else np.asarray(answers == truth)
+    between = None if intermediate is None else stage(intermediate)
+    return Sample(stage(edge), losses(reference), between, binary=kind.binary)

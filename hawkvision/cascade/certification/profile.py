@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Received, Score
+from hawkvision.core.types import Received
 from hawkvision.models.manifest import Fraction, MeasuredAccuracy, Name, Sha256
 from hawkvision.system.files import sha256_of
 
@@ -44,6 +44,8 @@ CERTIFIED_DROPS = (
 """The ε that are certified in advance; a target between two of them uses the smaller."""
 
 EscalationThreshold: TypeAlias = Fraction | Literal["always", "never"]
+ScoreName: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_]*$", max_length=32)]
+"""One of `TaskKind.scores`."""
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -94,10 +96,18 @@ class StageProfile(_Strict, frozen=True):
     """`Manifest.fingerprint` of the stage that was measured."""
     temperature: Annotated[float, Meta(gt=0.0)]
     accuracy: MeasuredAccuracy
+    """Of a stage that edge nodes run: on whole images. Of others: on images as edge nodes send them."""
     calibration_error: Fraction
     cost_ms: Annotated[float, Meta(ge=0.0)]
     """Processor time of one image in batches of eight on the calibrating machine. It compares stages with one another
     and is not a latency."""
+    sent_accuracy: MeasuredAccuracy | UnsetType = UNSET
+    """Of a stage that both tiers run, on images as edge nodes send them; left out where those are the same."""
+
+    @property
+    def datacenter_accuracy(self) -> MeasuredAccuracy:
+        """Its accuracy as a stage of the datacenter."""
+        return self.accuracy if isinstance(self.sent_accuracy, UnsetType) else self.sent_accuracy
 
 
 class Watch(_Strict, frozen=True, kw_only=True):
@@ -109,7 +119,7 @@ class Watch(_Strict, frozen=True, kw_only=True):
     max_drop: Fraction
     """This stage's part of the certificate's ε, in proportion to its disagreement."""
     disagreement: Fraction
-    """Bound on the share answered here with a label that differs from the reference stage's."""
+    """Bound on the mean disagreement of what is answered here with the reference stage, 0 for what is not."""
     difficulty: Fraction
     """Bound on the share that this stage passes on."""
 
@@ -117,8 +127,9 @@ class Watch(_Strict, frozen=True, kw_only=True):
 class Certificate(_Strict, frozen=True, kw_only=True):
     """Thresholds with their guarantee: the drop is below `max_drop`, except with probability `delta`.
 
-    The basis `profile` means no guarantee: the design's images suggest these thresholds, but the certification images
-    were too few to confirm them. Answers by them are `best_effort`.
+    The basis `disagreement` says less: the mean disagreement with the reference stage is below `max_drop`, which for
+    this kind of task bounds no accuracy drop. The basis `profile` means no guarantee: the design's images suggest these
+    thresholds, but the certification images were too few to confirm them. Answers by them are `best_effort`.
     """
 
     max_drop: Fraction
@@ -129,7 +140,7 @@ class Certificate(_Strict, frozen=True, kw_only=True):
     """
     delta: Fraction
     n: Annotated[int, Meta(ge=1)]
-    basis: Literal["labelled", "agreement", "profile"]
+    basis: Literal["labelled", "agreement", "disagreement", "profile"]
     escalation: Fraction
     """Share that leaves the edge."""
     to_best: Fraction
@@ -165,7 +176,7 @@ class ScoreCurve(_Strict, frozen=True, kw_only=True):
 
     scores: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
     disagreement: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
-    """P(another label than the reference stage's | score)."""
+    """Expected disagreement with the reference stage given the score."""
     drop: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
     """Expected drop given the score, at least 0."""
 
@@ -220,7 +231,7 @@ class Intermediate(_Strict, frozen=True, kw_only=True):
     """A datacenter stage between edge and reference. It runs first; its answer is accepted from a score on."""
 
     name: Name
-    score: Score
+    score: ScoreName
     curve: ScoreCurve
     path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
     """All pairs of thresholds that were tried with this stage, in testing order."""
@@ -233,7 +244,7 @@ class Pair(_Strict, frozen=True, kw_only=True):
 
     edge: Name
     best: Name
-    score: Score
+    score: ScoreName
     escalation_ms: Annotated[float, Meta(ge=0.0)]
     """The assumed cost of an escalation besides the datacenter's own work."""
     intermediate: Intermediate | None = None
@@ -262,6 +273,21 @@ class Pair(_Strict, frozen=True, kw_only=True):
         )
 
 
+class Shrinking(_Strict, frozen=True, kw_only=True):
+    """What it costs the datacenter's stages that edge nodes make images smaller before they send them.
+
+    Of the stage that it costs most, measured on the profile split.
+    """
+
+    allowed: bool
+    """Whether edge nodes may do it. All certificates were made as this says."""
+    n: Annotated[int, Meta(ge=1)]
+    accuracy: Fraction
+    """With smaller images."""
+    accuracy_whole: Fraction
+    """With the images as they are."""
+
+
 class Profile(_Strict, frozen=True):
     """All measurements of a cascade."""
 
@@ -272,6 +298,13 @@ class Profile(_Strict, frozen=True):
     pairs: tuple[Pair, ...]
     uses: tuple[ImageUse, ...] = ()
     """Which images were used for what. Empty in files of older formats."""
+    shrinking: Shrinking | UnsetType = UNSET
+    """Left out where no image was so large that edge nodes would make it smaller."""
+
+    @property
+    def shrinks_images(self) -> bool:
+        """Whether edge nodes may make images smaller before they send them."""
+        return not isinstance(self.shrinking, Shrinking) or self.shrinking.allowed
 
     def stage(self, name: str) -> StageProfile:
         """The stage of that name.
@@ -343,7 +376,8 @@ def design_sha256(profile: Profile, pairs: Iterable[Pair]) -> str:
                 ],
             ]
         )
-    return sha256_of(msgspec.json.encode([CERTIFIED_DROPS, stages, planned]))
+    facts = [CERTIFIED_DROPS, stages, planned, *([] if profile.shrinks_images else ["whole images are sent"])]
+    return sha256_of(msgspec.json.encode(facts))
 
 
 def threshold_value(written: float | str) -> float:

@@ -6,25 +6,37 @@ It needs SciPy, whose import takes over a second; `profile` does without, so tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.bounds import clopper_pearson, drop_upper_bound
 from hawkvision.cascade.certification.certificate import (
     Method,
     Sample,
     Thresholds,
     ThresholdStep,
     certify,
+    drop_bound,
+    least_drop,
     sweep,
     threshold_grid,
     two_levels,
 )
 from hawkvision.cascade.certification.certificate_rounding import path_step, write_certificate, written, written_curve
-from hawkvision.cascade.certification.predictions import Split, StagePredictions, make_sample, measure_accuracy
+from hawkvision.cascade.certification.predictions import (
+    ByImage,
+    Scored,
+    Split,
+    StagePredictions,
+    accuracies,
+    in_random_order,
+    make_sample,
+    measure_accuracy,
+    select,
+)
 from hawkvision.cascade.certification.profile import (
     CERTIFIED_DROPS,
     Certificate,
@@ -43,8 +55,8 @@ from hawkvision.cascade.certification.threshold_order import (
     plan_paths,
 )
 from hawkvision.cascade.confidence import calibration
-from hawkvision.core.types import Logits, Score
-from hawkvision.tasks.class_scores import softmax
+from hawkvision.models.manifest import MeasuredAccuracy
+from hawkvision.tasks.kind import Output, TaskKind, Truth
 
 BALANCED_GAP_SHARE = 0.25
 """The share of the gap between edge and reference that `balanced` may give up."""
@@ -57,37 +69,67 @@ ESCALATION_MS = 5.0
 
 
 def profile_stage(
+    kind: TaskKind[Any],
     name: str,
     models: dict[str, str],
     fingerprint: str,
-    logits: Logits,
-    labels: NDArray[np.integer],
+    raw: ByImage[Output],
+    truths: Sequence[Truth],
     split: Split,
     data_sha256: str,
     cost_ms: float,
     delta: float = 0.05,
+    served: StagePredictions | None = None,
+    temperature: float = 1.0,
 ) -> tuple[StageProfile, StagePredictions]:
-    """Fit one stage's temperature on the profile split and measure its accuracy on the certification split."""
+    """Fit one stage's temperature on the profile split and measure its accuracy on the certification split.
+
+    `raw` is the stage's of all images of the split (`TaskKind.raw`). `served` are the predictions of a stage that runs
+    in the datacenter alone, at the manifest's temperature; its accuracy is measured on them. `temperature` is that of
+    kinds that have none to fit.
+    """
+    fitting = select(raw, split.profile), select(truths, split.profile)
     # Rounded before use, so that a node that reads the profile computes the same scores bit for bit.
-    temperature = round(calibration.fit_temperature(logits[split.profile], labels[split.profile]), 6)
-    predictions = StagePredictions(name, softmax(logits, temperature), round(cost_ms, 3))
-    right = predictions.labels() == labels
-    confidence = predictions.scores(Score.TOP1)[split.certify]
+    temperature = round(calibration.fit_temperature(kind, *fitting, temperature), 6)
+    used = raw if isinstance(raw, Mapping) else dict(enumerate(raw))
+    outputs_of = dict(zip(used, kind.calibrated(list(used.values()), temperature), strict=True))
+    predictions = StagePredictions(name, outputs_of, round(cost_ms, 3))
+    certifying = in_random_order(split.certify)
+    outputs = predictions.of(certifying)
+    right = accuracies(kind, outputs, select(truths, certifying))
+    accuracy = measure_accuracy(right, data_sha256, delta)
+    if served is not None:
+        predictions, accuracy = served, served_accuracy(kind, served, truths, split.certify, data_sha256, delta)
+    confidence = kind.score_all(outputs, kind.scores[0])
     return StageProfile(
         name=name,
         models=models,
         fingerprint=fingerprint,
         temperature=temperature,
-        accuracy=measure_accuracy(right[split.certify], data_sha256, delta),
-        calibration_error=round(calibration.expected_calibration_error(confidence, right[split.certify]), 6),
+        accuracy=accuracy,
+        calibration_error=round(calibration.expected_calibration_error(confidence, right), 6),
         cost_ms=predictions.cost_ms,
     ), predictions  # fmt: skip
 
 
+def served_accuracy(
+    kind: TaskKind[Any],
+    served: StagePredictions,
+    truths: Sequence[Truth],
+    certifying: NDArray[np.intp],
+    data_sha256: str,
+    delta: float = 0.05,
+) -> MeasuredAccuracy:
+    """The accuracy of a stage as it is served, on these images."""
+    chosen = in_random_order(certifying)
+    return measure_accuracy(accuracies(kind, served.of(chosen), select(truths, chosen)), data_sha256, delta)
+
+
 def profile_pair(
+    kind: TaskKind[Any],
     edge: StagePredictions,
     best: StagePredictions,
-    labels: NDArray[np.integer],
+    truths: Sequence[Truth],
     split: Split,
     intermediate: StagePredictions | None = None,
     delta: float = 0.05,
@@ -99,39 +141,34 @@ def profile_pair(
     The intermediate stage has already paid `reused_ms` of the reference stage's cost
     (`model_zoo.calibration.model_runner.CascadePredictions.reused_ms`).
     """
-    planned = split.profile
-    kind = _choose_score(edge, best, labels, planned)
-    intermediate_kind = _choose_score(intermediate, best, labels, planned) if intermediate else None
-    chosen = make_sample(edge, kind, best, labels, planned, intermediate, intermediate_kind)
+    scored = Scored(edge, _choose_score(kind, edge, best, truths, split.profile))
+    between = None
+    if intermediate is not None:
+        between = Scored(intermediate, _choose_score(kind, intermediate, best, truths, split.profile))
+    chosen = make_sample(kind, scored, best, truths, split.profile, between)
     costs = Costs(edge.cost_ms, best.cost_ms, escalation_ms, intermediate.cost_ms if intermediate else None, reused_ms)
     paths = tuple(rounded_path(path) for path in plan_paths(chosen, costs))
-    sample = make_sample(edge, kind, best, labels, split.certify, intermediate, intermediate_kind)
-    gap = float((chosen.best_right.astype(np.float64) - chosen.edge.right).mean())
-    balanced = balanced_drop(gap, len(sample), delta / len(paths))
-    whole = certify_condition(sample, paths, costs, balanced, delta, Method.EXACT)
-    between = None
-    if (
-        intermediate is not None
-        and intermediate_kind is not None
-        and chosen.intermediate is not None
-        and len(paths) > 1
-    ):
-        between = Intermediate(
-            name=intermediate.name,
-            score=intermediate_kind,
-            curve=written_curve(measure_curve(chosen.intermediate, chosen.best_right)),
+    sample = make_sample(kind, scored, best, truths, in_random_order(split.certify), between)
+    gap = float((chosen.edge.losses - chosen.reference_losses).mean())
+    balanced = balanced_drop(gap, len(sample), delta / len(paths), binary=kind.binary)
+    planned = None
+    if between is not None and chosen.intermediate is not None and len(paths) > 1:
+        planned = Intermediate(
+            name=between.predictions.name,
+            score=between.score,
+            curve=written_curve(measure_curve(chosen.intermediate, chosen.reference_losses)),
             path=tuple(path_step(step) for step in sweep(sample, paths[1])),
             reused_ms=reused_ms,
         )
     return Pair(
         edge=edge.name,
         best=best.name,
-        score=kind,
+        score=scored.score,
         escalation_ms=escalation_ms,
-        intermediate=between,
-        curve=written_curve(measure_curve(chosen.edge, chosen.best_right)),
+        intermediate=planned,
+        curve=written_curve(measure_curve(chosen.edge, chosen.reference_losses)),
         path=tuple(path_step(step) for step in sweep(sample, paths[0])),
-        conditions=(whole,),
+        conditions=(certify_condition(sample, paths, costs, balanced, delta, sample.labelled_method),),
     )
 
 
@@ -143,13 +180,25 @@ def certify_condition(
     delta: float,
     method: Method,
     planned: Certificate | None = None,
+    *,
+    bounds_drop: bool = True,
 ) -> Condition:
-    """Certificates of whole images for all `CERTIFIED_DROPS`, for `balanced` and for never escalating.
+    """Certificates of whole images for `CERTIFIED_DROPS`, for `balanced` and for never escalating.
 
     Several paths share δ equally, so that the cheapest result may be chosen. If `balanced` can be certified only by
-    escalating everything, the `planned` thresholds stay, without a guarantee.
+    escalating everything, the `planned` thresholds stay, without a guarantee. Where losses may be fractions there is no
+    certificate of a drop that so few images could not certify whatever their labels.
+
+    Args:
+        sample: of the certification images.
+        paths: to test.
+        costs: of the stages.
+        balanced: the ε of `balanced`.
+        delta: probability that a certificate is wrong.
+        method: the test.
+        planned: the design's `balanced`.
+        bounds_drop: see `write_certificate`.
     """
-    n = len(sample)
 
     def cost(step: ThresholdStep) -> float:
         return expected_cost(costs, step)
@@ -157,21 +206,19 @@ def certify_condition(
     def certified(max_drop: float) -> Certificate:
         found = [certify(sample, path, max_drop, delta / len(paths), method, cost) for path in paths]
         step = min(found, key=cost)
-        return write_certificate(step, max_drop, n, delta, method)
+        return write_certificate(sample, step, max_drop, delta, method, bounds_drop=bounds_drop)
 
     never = next(sweep(sample, (Thresholds(-math.inf),)))
-    if method is Method.AGREEMENT:
-        bound = clopper_pearson(never.differing, n, 2 * delta)[1]
-    else:
-        bound = drop_upper_bound(never.lost, never.gained, n, delta)
+    bound = math.ceil(drop_bound(sample, never, delta, method) * 1e4) / 1e4
     kept = certified(balanced)
     if planned is not None and (kept.threshold, kept.intermediate_threshold) == ("always", "always"):
         kept = msgspec.structs.replace(planned, basis="profile")
+    least = 0.0 if sample.binary else least_drop(len(sample), delta / len(paths), binary=False)
     return Condition(
         min_received_fraction=1.0,
         balanced=kept,
-        fast=write_certificate(never, math.ceil(bound * 1e4) / 1e4, n, delta, method),
-        certificates=tuple(certified(drop) for drop in CERTIFIED_DROPS),
+        fast=write_certificate(sample, never, bound, delta, method, bounds_drop=bounds_drop),
+        certificates=tuple(certified(drop) for drop in CERTIFIED_DROPS if drop >= least),
     )
 
 
@@ -206,19 +253,24 @@ def costs_of(profile: Profile, pair: Pair) -> Costs:
     )
 
 
-def balanced_drop(gap: float, n: int, delta: float) -> float:
+def balanced_drop(gap: float, n: int, delta: float, *, binary: bool = True) -> float:
     """The ε of `balanced`, from the gap on the profile split and the number of certification images alone."""
-    least = drop_upper_bound(0, 0, n, delta)
+    least = least_drop(n, delta, binary=binary)
     return max(0.0, min(max(BALANCED_GAP_SHARE * gap, least), BALANCED_LARGEST_SHARE * gap))
 
 
 def _choose_score(
-    predictions: StagePredictions, best: StagePredictions, labels: NDArray[np.integer], chosen: NDArray[np.intp]
-) -> Score:
-    """The kind of score with the smaller area under its curve of drop against escalation; top-1 on a tie."""
-    area: dict[Score, float] = {}
-    for kind in Score:
-        sample = make_sample(predictions, kind, best, labels, chosen)
+    kind: TaskKind[Any],
+    predictions: StagePredictions,
+    best: StagePredictions,
+    truths: Sequence[Truth],
+    chosen: NDArray[np.intp],
+) -> str:
+    """The score with the smallest area under its curve of drop against escalation; the first of equals."""
+
+    def area(score: str) -> float:
+        sample = make_sample(kind, Scored(predictions, score), best, truths, chosen)
         steps = list(sweep(sample, two_levels(threshold_grid(sample.edge.scores))))
-        area[kind] = float(np.trapezoid([s.drop for s in steps][::-1], [s.escalation for s in steps][::-1]))
-    return Score.MARGIN if area[Score.MARGIN] < area[Score.TOP1] else Score.TOP1
+        return float(np.trapezoid([s.drop for s in steps][::-1], [s.escalation for s in steps][::-1]))
+
+    return min(kind.scores, key=area)

@@ -14,15 +14,14 @@ over-confident on images with missing parts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.bounds import drop_upper_bound
 from hawkvision.cascade.certification.certificate import (
     BEST_ONLY,
     Sample,
@@ -30,18 +29,18 @@ from hawkvision.cascade.certification.certificate import (
     Thresholds,
     ThresholdStep,
     certify,
+    drop_bound,
     sweep,
     threshold_grid,
     two_levels,
 )
 from hawkvision.cascade.certification.certificate_rounding import write_certificate, written_curve
-from hawkvision.cascade.certification.predictions import measure_accuracy
+from hawkvision.cascade.certification.predictions import accuracies, in_random_order, measure_accuracy, select
 from hawkvision.cascade.certification.profile import Certificate, ReceivedCondition
 from hawkvision.cascade.certification.profiling import rounded_path
 from hawkvision.cascade.certification.threshold_order import Path, measure_curve
 from hawkvision.cascade.confidence.calibration import fit_temperature
-from hawkvision.core.types import Logits, Score
-from hawkvision.tasks.class_scores import score, softmax
+from hawkvision.tasks.kind import Output, TaskKind, Truth
 
 DELTA: Final = 0.05
 CURVE_KNOTS: Final = 17
@@ -52,30 +51,44 @@ CURVE_KNOTS: Final = 17
 class ReceivedPredictions:
     """Predictions for n images in one condition, and for their originals."""
 
-    edge: Logits
-    """(n, classes), on the images as received."""
-    best: NDArray[np.intp]
-    """(n,) the reference stage's classes for the images as received."""
-    reference: NDArray[np.intp]
-    """(n,) the reference stage's classes for the whole originals."""
-    truth: NDArray[np.integer]
+    kind: TaskKind[Any]
+    edge: Sequence[Output]
+    """The edge's `TaskKind.raw` for the images as received."""
+    best: Sequence[Output]
+    """The reference stage's outputs for the images as received."""
+    reference: Sequence[Output]
+    """The reference stage's outputs for the whole originals."""
+    truths: Sequence[Truth]
 
     def part(self, chosen: NDArray[np.intp]) -> ReceivedPredictions:
-        """The images `chosen`."""
-        return ReceivedPredictions(self.edge[chosen], self.best[chosen], self.reference[chosen], self.truth[chosen])
+        """The images `chosen`, in that order."""
+        return ReceivedPredictions(
+            self.kind,
+            select(self.edge, chosen),
+            select(self.best, chosen),
+            select(self.reference, chosen),
+            select(self.truths, chosen),
+        )
 
-    def edge_stage(self, kind: Score, temperature: float) -> StageOutcomes:
+    def shuffled(self) -> ReceivedPredictions:
+        """The same images in a random order."""
+        return self.part(in_random_order(np.arange(len(self.truths))))
+
+    def edge_stage(self, score: str, temperature: float) -> StageOutcomes:
         """The edge compared with the reference stage on the same received image."""
-        probabilities = softmax(self.edge, temperature)
-        answers = probabilities.argmax(axis=1)
-        return StageOutcomes(score(probabilities, kind).astype(np.float64), answers == self.truth, answers != self.best)
+        kind, outputs = self.kind, self.kind.calibrated(self.edge, temperature)
+        return StageOutcomes(
+            kind.score_all(outputs, score),
+            kind.losses(outputs, self.truths),
+            kind.disagreements(outputs, self.best),
+        )
 
 
 def profile_received(
     planned: ReceivedPredictions,
     certifying: ReceivedPredictions,
     *,
-    kind: Score,
+    score: str,
     min_quality: int,
     min_received_fraction: float,
     drops: Iterable[float],
@@ -88,7 +101,7 @@ def profile_received(
     Args:
         planned: of the profile split.
         certifying: of the certification split.
-        kind: the pair's score.
+        score: the pair's.
         min_quality: at which the images were encoded.
         min_received_fraction: the smallest received fraction.
         drops: ε to certify; those that cannot be certified are left out.
@@ -96,20 +109,24 @@ def profile_received(
         data_sha256: over the images as received.
         delta: probability that a certificate is wrong.
     """
-    temperature = round(fit_temperature(planned.edge, planned.truth), 6)
-    edge = planned.edge_stage(kind, temperature)
-    best_right = planned.best == planned.truth
+    kind, certifying = planned.kind, certifying.shuffled()
+    temperature = round(fit_temperature(kind, planned.edge, planned.truths), 6)
+    edge = planned.edge_stage(score, temperature)
+    best_losses = kind.losses(planned.best, planned.truths)
     two = rounded_path(two_levels(threshold_grid(edge.scores)))
     three = (BEST_ONLY, *(Thresholds(step.edge, -math.inf) for step in two))
-    kept, accepting = _against_original(certifying, kind, temperature), _against_received(certifying, kind, temperature)
+    kept, accepting = (
+        _against_original(certifying, score, temperature),
+        _against_received(certifying, score, temperature),
+    )
     rising = sorted(set(drops))
     return ReceivedCondition(
         min_quality=min_quality,
         min_received_fraction=min_received_fraction,
         edge_temperature=temperature,
-        edge_accuracy=measure_accuracy(kept.edge.right, data_sha256),
-        best_accuracy=measure_accuracy(certifying.best == certifying.truth, data_sha256),
-        curve=written_curve(measure_curve(edge, best_right, CURVE_KNOTS)),
+        edge_accuracy=measure_accuracy(_right(kept.edge.losses, certifying), data_sha256),
+        best_accuracy=measure_accuracy(accuracies(kind, certifying.best, certifying.truths), data_sha256),
+        curve=written_curve(measure_curve(edge, best_losses, CURVE_KNOTS)),
         best=_bounded(kept, Thresholds(math.inf, -math.inf), delta),
         fast=_bounded(kept, Thresholds(-math.inf, -math.inf), delta) if believed else None,
         certificates=_certificates(kept, three, rising, delta) if believed else (),
@@ -121,7 +138,7 @@ def certify_received(
     design: ReceivedCondition,
     certifying: ReceivedPredictions,
     *,
-    kind: Score,
+    score: str,
     drops: Iterable[float],
     data_sha256: str,
     delta: float,
@@ -131,21 +148,27 @@ def certify_received(
     Args:
         design: the condition whose temperature, curve and thresholds were fixed without these images.
         certifying: the certification images that reached this condition.
-        kind: the pair's score.
+        score: the pair's.
         drops: ε to certify; those that cannot be certified are left out.
         data_sha256: over the images as received.
         delta: probability that a certificate is wrong.
     """
+    certifying = certifying.shuffled()
     order, believed, temperature = design.thresholds(), design.fast is not None, design.edge_temperature
     two = tuple(Thresholds(value) for value in (math.inf, *order, -math.inf))
     three = (BEST_ONLY, *(Thresholds(step.edge, -math.inf) for step in two))
-    kept, accepting = _against_original(certifying, kind, temperature), _against_received(certifying, kind, temperature)
+    kept, accepting = (
+        _against_original(certifying, score, temperature),
+        _against_received(certifying, score, temperature),
+    )
     rising = sorted(set(drops))
     return msgspec.structs.replace(
         design,
         order=order,
-        edge_accuracy=measure_accuracy(kept.edge.right, data_sha256, delta),
-        best_accuracy=measure_accuracy(certifying.best == certifying.truth, data_sha256, delta),
+        edge_accuracy=measure_accuracy(_right(kept.edge.losses, certifying), data_sha256, delta),
+        best_accuracy=measure_accuracy(
+            accuracies(certifying.kind, certifying.best, certifying.truths), data_sha256, delta
+        ),
         best=_bounded(kept, Thresholds(math.inf, -math.inf), delta),
         fast=_bounded(kept, Thresholds(-math.inf, -math.inf), delta) if believed else None,
         certificates=_certificates(kept, three, rising, delta) if believed else (),
@@ -169,17 +192,25 @@ def without_certificates(design: ReceivedCondition) -> ReceivedCondition:
     )
 
 
-def _against_original(predictions: ReceivedPredictions, kind: Score, temperature: float) -> Sample:
+def _right(losses: NDArray[np.float64], predictions: ReceivedPredictions) -> NDArray[np.bool_] | NDArray[np.float64]:
+    return losses == 0.0 if predictions.kind.binary else 1.0 - losses
+
+
+def _against_original(predictions: ReceivedPredictions, score: str, temperature: float) -> Sample:
+    kind = predictions.kind
     escalated = StageOutcomes(
-        np.zeros(len(predictions.truth)),
-        predictions.best == predictions.truth,
-        predictions.best != predictions.reference,
+        np.zeros(len(predictions.truths)),
+        kind.losses(predictions.best, predictions.truths),
+        kind.disagreements(predictions.best, predictions.reference),
     )
-    return Sample(predictions.edge_stage(kind, temperature), predictions.reference == predictions.truth, escalated)
+    reference = kind.losses(predictions.reference, predictions.truths)
+    return Sample(predictions.edge_stage(score, temperature), reference, escalated, binary=kind.binary)
 
 
-def _against_received(predictions: ReceivedPredictions, kind: Score, temperature: float) -> Sample:
-    return Sample(predictions.edge_stage(kind, temperature), predictions.best == predictions.truth)
+def _against_received(predictions: ReceivedPredictions, score: str, temperature: float) -> Sample:
+    kind = predictions.kind
+    best = kind.losses(predictions.best, predictions.truths)
+    return Sample(predictions.edge_stage(score, temperature), best, binary=kind.binary)
 
 
 def _certificates(sample: Sample, path: Path, drops: list[float], delta: float) -> tuple[Certificate, ...]:
@@ -187,23 +218,23 @@ def _certificates(sample: Sample, path: Path, drops: list[float], delta: float) 
     found: list[Certificate] = []
     last = math.inf
     for max_drop in drops:
-        step = certify(sample, path, max_drop, delta)
+        step = certify(sample, path, max_drop, delta, sample.labelled_method)
         if step.thresholds.edge < last:
             last = step.thresholds.edge
-            found.append(_certificate(step, max_drop, len(sample), delta))
+            found.append(_certificate(sample, step, max_drop, delta))
     return tuple(found)
 
 
 def _bounded(sample: Sample, thresholds: Thresholds, delta: float) -> Certificate:
     """The certificate of one pair of thresholds, with the bound on its drop as ε."""
     step = next(sweep(sample, (thresholds,)))
-    bound = drop_upper_bound(step.lost, step.gained, len(sample), delta)
-    return _certificate(step, math.ceil(bound * 1e4) / 1e4, len(sample), delta)
+    bound = drop_bound(sample, step, delta, sample.labelled_method)
+    return _certificate(sample, step, math.ceil(bound * 1e4) / 1e4, delta)
 
 
-def _certificate(step: ThresholdStep, max_drop: float, n: int, delta: float) -> Certificate:
+def _certificate(sample: Sample, step: ThresholdStep, max_drop: float, delta: float) -> Certificate:
     """The certificate as profiles write it: the reference stage answers all that the edge does not."""
-    made = write_certificate(step, max_drop, n, delta)
+    made = write_certificate(sample, step, max_drop, delta, sample.labelled_method)
     return msgspec.structs.replace(
         made, intermediate_threshold="always", to_best=made.escalation, intermediate_watch=None
     )

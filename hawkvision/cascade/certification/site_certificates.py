@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from hawkvision.cascade.certification.profile import Condition
+from hawkvision.cascade.certification.profile import Condition, ScoreName
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Score
 from hawkvision.models.manifest import MeasuredAccuracy, Name, Sha256
 
 
@@ -41,6 +40,13 @@ class SiteStage(_Strict, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(gt=0.0)]
     """The profile's. Scores depend on it, and fingerprints do not cover it."""
     accuracy: MeasuredAccuracy | None = None
+    sent_accuracy: MeasuredAccuracy | UnsetType = UNSET
+    """As in `StageProfile`."""
+
+    @property
+    def datacenter_accuracy(self) -> MeasuredAccuracy | None:
+        """Its accuracy as a stage of the datacenter; None if it is not known."""
+        return self.accuracy if isinstance(self.sent_accuracy, UnsetType) else self.sent_accuracy
 
 
 class SitePair(_Strict, frozen=True, kw_only=True):
@@ -49,8 +55,8 @@ class SitePair(_Strict, frozen=True, kw_only=True):
     edge: Name
     best: Name
     intermediate: Name | None = None
-    score: Score
-    intermediate_score: Score | None = None
+    score: ScoreName
+    intermediate_score: ScoreName | None = None
     conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
 
 

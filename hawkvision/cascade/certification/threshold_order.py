@@ -15,7 +15,6 @@ from scipy.optimize import isotonic_regression, minimize
 from scipy.special import expit
 
 from hawkvision.cascade.certification.certificate import (
-    Flags,
     Sample,
     StageOutcomes,
     Thresholds,
@@ -54,9 +53,9 @@ class Curve:
 
     scores: Floats
     disagreement: Floats
-    """P(label differs from the reference stage's | score), falling."""
+    """E[disagreement with the reference stage | score], falling."""
     drop: Floats
-    """E[right_best − right_edge | score], at least 0, falling."""
+    """E[loss_edge − loss_reference | score], at least 0, falling."""
 
 
 def smooth(scores: Floats, values: Floats) -> Floats:
@@ -68,8 +67,8 @@ def smooth(scores: Floats, values: Floats) -> Floats:
     return fitted
 
 
-def disagreement_risk(scores: Floats, differs: Flags) -> Floats:
-    """P(label differs from the reference stage's | score) of every image (n,), by logistic regression on its logit.
+def disagreement_risk(scores: Floats, disagreements: Floats) -> Floats:
+    """E[disagreement | score] of every image (n,), by logistic regression on the score's logit.
 
     Unlike `smooth` it extrapolates to scores above the last observed difference. A Gaussian prior of variance 1 on the
     slope (of standardised logits) keeps it finite if one score separates the classes.
@@ -78,28 +77,27 @@ def disagreement_risk(scores: Floats, differs: Flags) -> Floats:
     logits = np.log(clipped) - np.log1p(-clipped)
     spread = float(logits.std())
     design = np.stack([np.ones(len(logits)), (logits - logits.mean()) / (spread or 1.0)], axis=1)
-    values = differs.astype(np.float64)
 
     def loss(weights: Floats) -> float:
         logit = design @ weights
-        return float((np.logaddexp(0.0, logit) - values * logit).sum() + 0.5 * weights[1] ** 2)
+        return float((np.logaddexp(0.0, logit) - disagreements * logit).sum() + 0.5 * weights[1] ** 2)
 
     def slope(weights: Floats) -> Floats:
-        found: Floats = design.T @ (expit(design @ weights) - values) + np.array([0.0, weights[1]])
+        found: Floats = design.T @ (expit(design @ weights) - disagreements) + np.array([0.0, weights[1]])
         return found
 
     risk: Floats = expit(design @ minimize(loss, np.zeros(2), jac=slope, method="BFGS").x)
     return risk
 
 
-def measure_curve(stage: StageOutcomes, best_right: Flags, knots: int = CURVE_KNOTS) -> Curve:
+def measure_curve(stage: StageOutcomes, reference_losses: Floats, knots: int = CURVE_KNOTS) -> Curve:
     """The curve of one stage, from images of the profile split."""
-    gap = best_right.astype(np.float64) - stage.right
+    gap = stage.losses - reference_losses
     order = np.argsort(stage.scores, kind="stable")
     places = order[np.linspace(0, len(order) - 1, knots).round().astype(np.intp)]
     return Curve(
         stage.scores[places],
-        smooth(stage.scores, stage.differs.astype(np.float64))[places],
+        smooth(stage.scores, stage.disagreements)[places],
         np.maximum(smooth(stage.scores, gap)[places], 0.0),
     )
 
@@ -123,8 +121,10 @@ def _three_levels(sample: Sample, intermediate: StageOutcomes, costs: Costs) -> 
     assert costs.intermediate is not None
     more = costs.best - costs.reused
     bins = [
-        *_bins(sample.edge, sample.best_right, edge_grid, costs.escalation + costs.intermediate + more / 2.0, level=0),
-        *_bins(intermediate, sample.best_right, intermediate_grid, more, level=1),
+        *_bins(
+            sample.edge, sample.reference_losses, edge_grid, costs.escalation + costs.intermediate + more / 2.0, level=0
+        ),
+        *_bins(intermediate, sample.reference_losses, intermediate_grid, more, level=1),
     ]
     bars = [math.inf, math.inf]
     path = [Thresholds(*bars)]
@@ -146,11 +146,11 @@ class _Bin:
     bar: float
 
 
-def _bins(stage: StageOutcomes, best_right: Flags, grid: Floats, saving: float, *, level: int) -> list[_Bin]:
+def _bins(stage: StageOutcomes, reference_losses: Floats, grid: Floats, saving: float, *, level: int) -> list[_Bin]:
     """Ordered by disagreement, which has more events than the drop and is in proportion to it."""
-    disagreement = disagreement_risk(stage.scores, stage.differs)
-    drop = float(best_right.mean() - stage.right.mean())
-    ratio = max(drop, 1e-3) / max(float(stage.differs.mean()), 1e-3)
+    disagreement = disagreement_risk(stage.scores, stage.disagreements)
+    drop = float((1.0 - reference_losses).mean() - (1.0 - stage.losses).mean())
+    ratio = max(drop, 1e-3) / max(float(stage.disagreements.mean()), 1e-3)
     order = np.argsort(-stage.scores, kind="stable")
     ends = np.searchsorted(-stage.scores[order], -grid, side="right")
     found: list[_Bin] = []

@@ -1,19 +1,19 @@
 """Monitoring: does a certificate still hold for this traffic? One log of audits, and tests that suspend and restore it.
 
-A certificate says of images like its own: with probability at most d an image has a score of at least τ and an answer
-that differs from the reference stage's. A stage has several such claims (τ_k, d_k), one per certificate. A fixed share
-of the images that the stage scores is audited: drawn at random, whatever their answer, and sent to the reference stage.
-So audited outcomes are a uniform sample of the traffic, and each gives every claim a value Z_k = 1{score ≥ τ_k and the
-answers differ}. An audit that failed is no outcome: it counts neither for nor against a claim.
+A certificate says of images like its own: the mean of 1{score ≥ τ} · disagreement with the reference stage is at most
+d. A stage has several such claims (τ_k, d_k), one per certificate. A fixed share of the images that the stage scores is
+audited: drawn at random, whatever their answer, and sent to the reference stage. So audited outcomes are a uniform
+sample of the traffic, and each gives every claim a value Z_k = 1{score ≥ τ_k} · disagreement in [0, 1]; for classes it
+is 0 or 1. An audit that failed is no outcome: it counts neither for nor against a claim.
 
-*Alarm.* Under claim k, P(Z_k = 1) ≤ d_k. For an alternative a > d the likelihood ratio of one outcome,
+*Alarm.* Under claim k, E Z_k ≤ d_k. For an alternative a > d the payment for one outcome,
 
-    L = a/d if Z = 1, (1 − a)/(1 − d) if Z = 0,
+    L = Z · a/d + (1 − Z) · (1 − a)/(1 − d),
 
-has mean at most 1, so a product of such ratios is a bet whose expected value does not grow (Ville 1939; Waudby-Smith
-and Ramdas, JRSS-B 2024). New bets start at each block of `BLOCK` outcomes, on each alternative a = 2d, 4d, 16d, for
-each of the K claims. The sum of all bets would grow by at most their number, so the probability that any of them
-reaches
+which for Z of 0 or 1 is a likelihood ratio, has mean at most 1, so a product of such ratios is a bet whose expected
+value does not grow (Ville 1939; Waudby-Smith and Ramdas, JRSS-B 2024). New bets start at each block of `BLOCK`
+outcomes, on each alternative a = 2d, 4d, 16d, for each of the K claims. The sum of all bets would grow by at most their
+number, so the probability that any of them reaches
 
     T = (LOG / BLOCK) · A · K · 2 / δ     (A alternatives; half of δ each for the caller's own and the shared log)
 
@@ -21,7 +21,7 @@ within any `LOG` outcomes (200,000 images at 2 %) is at most δ / 2 (the Shiryae
 Rinaldo, "E-detectors", 2023). This holds from any time on: a long quiet past does not delay the alarm.
 
 *Restoration* is the same test in the other direction, on outcomes since the alarm: alternatives a = d/2, d/4, d/16 of
-the failed claim, against "P(Z = 1) ≥ d", with at least `LEAST_RETURN` outcomes. The j-th restoration is wrong with
+the failed claim, against "E Z ≥ d", with at least `LEAST_RETURN` outcomes. The j-th restoration is wrong with
 probability δ / 2^min(j, 3), so that traffic at the limit of a claim does not alternate.
 
 *Weight of a caller.* In a log that several callers share, the product of one caller's outcomes is capped at T^0.4.
@@ -68,11 +68,14 @@ LEAST_COMPLETED: Final = 0.5
 
 _BUCKETS: Final = 127
 
+UNITS: Final = 65_535
+"""Of disagreements that are fractions. Rounded by one unit to the safe side, so that the tests stay valid."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """At most this share of images has a score of at least `threshold` and an answer that differs from the
-    reference's.
+    """The mean over images of their disagreement with the reference's answer, where the score is at least `threshold`,
+    else 0, is at most `disagreement`.
     """
 
     threshold: float
@@ -112,13 +115,16 @@ class MonitorState(msgspec.Struct):
     outcomes: bytearray = msgspec.field(default_factory=bytearray)
     """Two bytes per outcome, oldest first. First the caller's place in `callers`, from 1, or 0 for further callers;
     then twice the number of claims that accepted, plus 1 if the answers differed."""
+    fractions: bytearray = msgspec.field(default_factory=bytearray)
+    """Two bytes per outcome, little-endian: the disagreement in units of 1 / `UNITS`, rounded down. Empty while all are
+    0 or 1."""
     callers: list[str] = msgspec.field(default_factory=list)
     failed: int | None = None
     """Index of the claim that raised the alarm; None without an alarm."""
     alarms: int = 0
     audits: int = 0
     """Completed in total."""
-    disagreements: int = 0
+    disagreements: float = 0
 
 
 class Monitor:
@@ -156,17 +162,25 @@ class Monitor:
         doublings = min(self.state.alarms, MOST_DOUBLINGS)
         return math.log(LOG // BLOCK * len(ALTERNATIVES) / self.claims.delta) + doublings * math.log(2.0)
 
-    def record(self, score: float, differs: bool, caller: str = "") -> None:
-        """Record the outcome of an audit of an image drawn at random; `suspended` may change."""
+    def record(self, score: float, disagreement: float, caller: str = "") -> None:
+        """Record the outcome of an audit of an image drawn at random; `suspended` may change.
+
+        Args:
+            score: of the stage.
+            disagreement: of its answer with the reference stage's, 0..1.
+            caller: who sent the image.
+        """
         state = self.state
         accepting = bisect_right(self._thresholds, score)
-        state.outcomes += bytes((self._place(caller), 2 * accepting + differs))
+        self._keep_fraction(disagreement)
+        state.outcomes += bytes((self._place(caller), 2 * accepting + (disagreement > 0.0)))
         if len(state.outcomes) > 2 * LOG:
             del state.outcomes[: 2 * BLOCK]  # whole blocks, so that bets keep their starting points
+            del state.fractions[: 2 * BLOCK]
         state.audits += 1
-        state.disagreements += differs
+        state.disagreements += disagreement
         if not self.suspended:
-            if differs and accepting:  # only this raises a bet
+            if disagreement > 0.0 and accepting:  # only this raises a bet
                 self._maybe_alarm()
         elif len(state.outcomes) >= 2 * LEAST_RETURN:
             self._maybe_return()
@@ -182,12 +196,23 @@ class Monitor:
         count = len(self.claims.claims)
         sound = state.failed is None or 0 <= state.failed < count
         pairs = state.outcomes[::2], state.outcomes[1::2]
+        sound = sound and len(state.fractions) in (0, len(state.outcomes))
         sound = sound and len(pairs[0]) == len(pairs[1]) <= LOG and len(state.callers) <= MOST_CALLERS
         sound = sound and max(pairs[0], default=0) <= len(state.callers) and max(pairs[1], default=0) <= 2 * count + 1
         if state.key != self.claims.key or not sound:
             return False
         self.state = state
         return True
+
+    def _keep_fraction(self, disagreement: float) -> None:
+        """Keep a disagreement next to the outcomes, from the first on that is neither 0 nor 1."""
+        state = self.state
+        if not state.fractions:
+            if disagreement in (0.0, 1.0):
+                return
+            for each in state.outcomes[1::2]:
+                state.fractions += (UNITS * (each & 1)).to_bytes(2, "little")
+        state.fractions += int(UNITS * disagreement).to_bytes(2, "little")
 
     def _place(self, caller: str) -> int:
         if not self.shared:
@@ -217,19 +242,27 @@ class Monitor:
         if self.shared:  # as many callers as for an alarm, or all if there are fewer
             callers = len(set(self.state.outcomes[::2]))
             cap = at * (1.0 if callers == 1 else 0.6 if callers == 2 else SHARED_CAP)
-        if self._evidence(*self._return_bets, cap)[failed] >= at:
+        if self._evidence(*self._return_bets, cap, rounding=1)[failed] >= at:
             self.state.failed = None
             self._begin_anew()
 
     def _begin_anew(self) -> None:
         self.state.outcomes = bytearray()
+        self.state.fractions = bytearray()
         self.state.callers = []
 
-    def _evidence(self, on: NDArray[np.float64], off: NDArray[np.float64], cap: float) -> NDArray[np.float64]:
+    def _evidence(
+        self, on: NDArray[np.float64], off: NDArray[np.float64], cap: float, rounding: int = 0
+    ) -> NDArray[np.float64]:
         """For each claim, the logarithm of the best bet on any alternative, from the start of any block.
 
         Of (claims, alternatives), `on` is the logarithm of what an outcome with Z = 1 multiplies by, `off` of Z = 0.
+        `rounding` is added to fractions, in units: 1 where larger ones speak against the bet.
         """
+        if self.state.fractions:
+            fractions = np.frombuffer(bytes(self.state.fractions), "<u2").astype(np.float64)
+            fractions = np.where(fractions > 0, np.minimum(fractions + rounding, UNITS), 0.0) / UNITS
+            return fractional_evidence(bytes(self.state.outcomes), fractions, np.exp(on), np.exp(off), cap)
         pairs = np.frombuffer(bytes(self.state.outcomes), np.uint8).reshape(-1, 2)
         present, caller = np.unique(pairs[:, 0], return_inverse=True)
         claims, callers = len(self.claims.claims), len(present)
@@ -245,6 +278,23 @@ class Monitor:
         grown = np.minimum(found * on + (counts - found) * off, cap).sum(1)
         best: NDArray[np.float64] = grown.max(axis=(0, 2))
         return best
+
+
+def fractional_evidence(
+    outcomes: bytes, z: NDArray[np.float64], on: NDArray[np.float64], off: NDArray[np.float64], cap: float
+) -> NDArray[np.float64]:
+    """`Monitor._evidence` of outcomes with disagreements z (n,) in [0, 1]; `on` and `off` are factors."""
+    pairs = np.frombuffer(outcomes, np.uint8).reshape(-1, 2)
+    accepted = (pairs[:, 1:] >> 1) > np.arange(len(on))  # (n, claims)
+    values = np.where(accepted, z[:, np.newaxis], 0.0)[:, :, np.newaxis]
+    grown = np.log(values * on + (1.0 - values) * off)  # (n, claims, alternatives)
+    present, caller = np.unique(pairs[:, 0], return_inverse=True)
+    blocks, callers = (len(pairs) - 1) // BLOCK + 1, len(present)
+    sums = np.zeros((blocks, callers, *on.shape))
+    np.add.at(sums, (np.arange(len(pairs)) // BLOCK, caller), grown)
+    since = sums[::-1].cumsum(0)[::-1]  # from each block to the end
+    best: NDArray[np.float64] = np.minimum(since, cap).sum(1).max(axis=(0, 2))
+    return best
 
 
 class Coverage:

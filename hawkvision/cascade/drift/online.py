@@ -2,11 +2,10 @@
 
 A certificate holds for traffic like its own images. Rain, a dirty lens or a new camera change the traffic; a fixed
 threshold would then give up more than was certified, unnoticed. An answer that agrees with the reference stage gives
-nothing up, so the share of accepted answers that differ bounds the drop. Each accepted answer has an estimate ℓ̃ of
-whether it
-differs: m, predicted from its score, or if it was audited m + (ℓ − m)/π, with ℓ the audit's outcome and π the
-probability of the audit. Its mean is right whether the prediction is or not (doubly robust; Robins, Rotnitzky and Zhao,
-JASA 1994). Answers that could not have been audited move nothing. Escalations update m.
+nothing up, so the mean disagreement of accepted answers bounds the drop, or stands for it. Each accepted answer has an
+estimate ℓ̃ of its disagreement in [0, 1]: m, predicted from its score, or if it was audited m + (ℓ − m)/π, with ℓ the
+audit's outcome and π the probability of the audit. Its mean is right whether the prediction is or not (doubly robust;
+Robins, Rotnitzky and Zhao, JASA 1994). Answers that could not have been audited move nothing. Escalations update m.
 
 The threshold follows θ ← θ + η (ℓ̃ − goal), in ranks of the profile's scores. This is integral control: the average of
 ℓ̃ over T requests exceeds the goal by at most 1/(ηT) plus one audit's weight, whatever the traffic (Gibbs and Candès,
@@ -56,7 +55,7 @@ class ControllerSpec:
     max_drop: float
     """ε."""
     disagreement: float
-    """Upper bound of P(accepted and label differs from the reference stage's) in certified traffic."""
+    """Upper bound of the mean disagreement of accepted answers, others counting 0, in certified traffic."""
     scores: tuple[float, ...]
     """Knots of equal share of the profile's traffic, rising."""
     disagreements: tuple[float, ...]
@@ -75,7 +74,7 @@ class ControllerState(msgspec.Struct):
     requests: int = 0
     accepted: int = 0
     audits: int = 0
-    disagreements: int = 0
+    disagreements: float = 0
     escalations: int = 0
     degraded: int = 0
 
@@ -119,35 +118,35 @@ class DriftController:
             self._place()
         self.state.suspended = suspended
 
-    def estimate(self, score: float, weight: float, differs: bool | None) -> float:
+    def estimate(self, score: float, weight: float, disagreement: float | None) -> float:
         """ℓ̃ of an accepted answer; `weight` is the inverse of its audit's probability."""
         predicted = self._predicted(score)
-        return predicted if differs is None else predicted + (differs - predicted) * weight
+        return predicted if disagreement is None else predicted + (disagreement - predicted) * weight
 
-    def accepted(self, score: float, weight: float, differs: bool | None) -> None:
-        """Record an accepted answer that might have been audited; `differs` is the outcome, None without an audit."""
+    def accepted(self, score: float, weight: float, disagreement: float | None) -> None:
+        """Record an accepted answer that might have been audited; `disagreement` is the outcome, None without one."""
         state = self.state
         state.requests += 1
         state.accepted += 1
-        if differs is not None:
+        if disagreement is not None:
             state.audits += 1
-            state.disagreements += differs
-        self._move(self.estimate(score, weight, differs))
+            state.disagreements += disagreement
+        self._move(self.estimate(score, weight, disagreement))
 
     def unseen(self) -> None:
         """Record an accepted answer for which no audit was possible; the threshold stays."""
         self.state.requests += 1
         self.state.accepted += 1
 
-    def escalated(self, score: float, differs: bool | None) -> None:
-        """Record an escalation; `differs` compares edge and reference stage, None without the latter's answer."""
+    def escalated(self, score: float, disagreement: float | None) -> None:
+        """Record an escalation; `disagreement` is of edge and reference stage, None without the latter's answer."""
         state = self.state
         predicted = self._predicted(score)
         state.requests += 1
         state.escalations += 1
-        if differs is not None:
+        if disagreement is not None:
             low, high = PREDICTION_RANGE
-            factor = math.exp(PREDICTION_GAIN * (differs - predicted))
+            factor = math.exp(PREDICTION_GAIN * (disagreement - predicted))
             state.correction = min(max(state.correction * factor, low), high)
         if score >= self._bar and state.debt > 0.0:
             state.debt = max(0.0, state.debt - self.expected_drop(score))

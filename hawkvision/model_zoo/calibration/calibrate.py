@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.predictions import Split, StagePredictions
 from hawkvision.cascade.certification.profile import (
@@ -24,8 +25,9 @@ from hawkvision.cascade.certification.profile import (
     StageProfile,
     design_sha256,
 )
-from hawkvision.cascade.certification.profiling import profile_pair, profile_stage
+from hawkvision.cascade.certification.profiling import profile_pair, profile_stage, served_accuracy
 from hawkvision.core.errors import ConfigError
+from hawkvision.core.types import Tier
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.certification import (
     DELTA,
@@ -34,12 +36,16 @@ from hawkvision.model_zoo.calibration.certification import (
     share_of_delta,
     write_profile,
 )
+from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, TrainedImages, read_evidence
 from hawkvision.model_zoo.calibration.loss_simulation import condition_of, received_images
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
+from hawkvision.model_zoo.calibration.shrinking import check_shrinking
 from hawkvision.model_zoo.calibration.splits import split_images
-from hawkvision.models.datasets import LabelledImages, read_images
-from hawkvision.models.manifest import Manifest, load_labels, load_manifest
+from hawkvision.models.datasets import LabelledImages
+from hawkvision.models.manifest import Manifest, load_manifest
 from hawkvision.system.files import write_atomic
+from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.registry import load_kind
 
 FEWEST_IMAGES: Final = 100
 """With fewer images nothing useful can be certified: a drop of ε needs at least 3/ε images."""
@@ -65,6 +71,7 @@ def calibrate(
     datagram: bool = False,
     certify_data: Path | None = None,
     compared: int = 1,
+    reading: LabelReading = LabelReading(),  # noqa: B008 - immutable
     models: Path,
     cache: Path,
 ) -> Profile:
@@ -72,7 +79,7 @@ def calibrate(
 
     Args:
         task: the task, by the name of its manifest.
-        data: npz file or directory (`hawkvision.models.datasets`).
+        data: labelled images (`hawkvision.models.datasets`).
         out: the profile's file; `held_out.json` is written beside it.
         edges: edge stages to certify; none means the cascade's.
         best: the stage to certify against; None means the cascade's best.
@@ -84,6 +91,7 @@ def calibrate(
             Images of a few kilobytes do not need it: they arrive whole or not at all.
         certify_data: labelled images used for certification only; None means a part of `data`, drawn by seed.
         compared: configurations that were ever compared on the certification images; δ is divided by it.
+        reading: how to read the labels, and what to do with images that a model was trained on.
         models: the folder of manifests.
         cache: the folder of built models.
 
@@ -91,25 +99,26 @@ def calibrate(
         HawkVisionError: for bad data, unknown or missing models, or too few images.
     """
     manifest = load_manifest(task, models)
-    images = read_images(data, load_labels(manifest, models))
+    kind = load_kind(manifest, models)
+    evidence = read_evidence(data, kind, manifest, models, reading)
+    images = evidence.images
     if len(images) < FEWEST_IMAGES:
         raise ConfigError(f"{data}: {len(images)} images certify nothing; expected at least {FEWEST_IMAGES}")
     if certify_data is not None and compared > 1:
         raise ConfigError("--compared is for images that served the design; those of --certify-data did not")
-    certifying = None if certify_data is None else read_certifying(certify_data, manifest, models)
-    if certifying is not None and certifying.sha256 == images.sha256:
+    certifying = None if certify_data is None else read_certifying(certify_data, kind, manifest, models, reading)
+    if certifying is not None and certifying.images.sha256 == images.sha256:
         raise ConfigError(f"{certify_data}: the same images as --data; expected others, used for nothing else")
     delta = share_of_delta(DELTA, 1, compared)
-    split = split_images(manifest, images, seed)
+    split = split_images(manifest, images, seed, fit_on_trained=reading.trained is TrainedImages.FIT)
     edges, best = tuple(edges) or manifest.cascade.edge, best or manifest.best
-    measuring = _Measuring(manifest, images, split, seed, backend, cache, delta)
-    stages, pairs = measuring.cascade(edges, best, intermediate_stage(manifest, best, intermediate), datagram=datagram)
-    profile = Profile(format=5, task=task, data=_describe(images, split, seed), stages=stages, pairs=pairs)
+    measuring = _Measuring(kind, manifest, evidence, split, seed, ModelExecution(backend), cache, delta)
+    profile = measuring.profile(edges, best, intermediate_stage(manifest, best, intermediate), datagram=datagram)
     if certifying is None:
         uses = _uses(images, split, compared, design_sha256(profile, profile.pairs))
         profile = msgspec.structs.replace(profile, uses=uses)
     else:
-        profile = certified_anew(profile, manifest, certifying, datagram=datagram, backend=backend, cache=cache)
+        profile = certified_anew(profile, kind, manifest, certifying, datagram=datagram, backend=backend, cache=cache)
     write_profile(profile, manifest, models, out)
     held_out = HeldOut(images.sha256, split.held_out.tolist())
     write_atomic(out.with_name("held_out.json"), msgspec.json.encode(held_out) + b"\n")
@@ -120,70 +129,103 @@ def calibrate(
 class _Measuring:
     """The labelled images and their split, and how the cascade runs on them."""
 
+    kind: TaskKind[Any]
     manifest: Manifest
-    images: LabelledImages
+    evidence: Evidence
     split: Split
     seed: int
-    backend: BackendKind
+    execution: ModelExecution
     cache: Path
     delta: float
 
-    def cascade(
-        self, edges: Sequence[str], best: str, between: str | None, *, datagram: bool
-    ) -> tuple[tuple[StageProfile, ...], tuple[Pair, ...]]:
-        """The profiles of all stages, and the certified pairs of each edge stage."""
-        stages = tuple(dict.fromkeys((*edges, *(() if between is None else (between,)), best)))
-        predictions = run_stages(
-            self.manifest,
-            stages,
-            self.images,
-            execution=ModelExecution(self.backend),
-            cache=self.cache,
-            chosen=self.split.used(),
-        )
-        measured = {name: self._stage(name, predictions) for name in stages}
-        halfway = None if between is None else predictions.served(between)
+    def profile(self, edges: Sequence[str], best: str, between: str | None, *, datagram: bool) -> Profile:
+        """The profile of all stages, with the certified pairs of each edge stage."""
+        images, remote = self.evidence.images, (*(() if between is None else (between,)), best)
+        shrinking = check_shrinking(
+            self.kind, self.manifest, images, self.evidence.truths, stages=remote, execution=self.execution,
+            cache=self.cache, chosen=self.split.profile,
+        )  # fmt: skip
+        shrink = shrinking is None or shrinking.allowed
+        predictions = self._run(edges, remote, images, self.split.used(), shrink=shrink)
+        served = {name: predictions.served(name) for name in remote}
+        measured = {name: self._at_edge(name, predictions) for name in edges}
+        stages = {name: self._both(stage, served.get(name)) for name, (stage, _) in measured.items()}
+        stages |= {name: self._remote(served[name], predictions) for name in remote if name not in stages}
         reused_ms = 0.0 if between is None else predictions.reused_ms(between, best)
         pairs = [
             profile_pair(
-                measured[edge][1], measured[best][1], self.images.labels, self.split, halfway, self.delta,
-                reused_ms=reused_ms,
+                self.kind, measured[edge][1], served[best], self.evidence.truths, self.split,
+                None if between is None else served[between], self.delta, reused_ms=reused_ms,
             )
             for edge in edges
         ]  # fmt: skip
         if datagram:
-            pairs = self._over_links(pairs, predictions)
-        return tuple(stage for stage, _ in measured.values()), tuple(pairs)
+            pairs = self._over_links(pairs, served[best], shrink)
+        return Profile(
+            format=5,
+            task=self.manifest.task,
+            data=_describe(images, self.split, self.seed),
+            stages=tuple(stages.values()),
+            pairs=tuple(pairs),
+            shrinking=msgspec.UNSET if shrinking is None else shrinking,
+        )
 
-    def _stage(self, name: str, predictions: CascadePredictions) -> tuple[StageProfile, StagePredictions]:
-        models = {variant.name: variant.sha256 or "" for variant in self.manifest.members(name)}
-        return profile_stage(
-            name, models, self.manifest.fingerprint(name), predictions.logits(name), self.images.labels, self.split,
-            self.images.sha256, predictions.cost_ms(name), self.delta,
+    def _run(
+        self,
+        edge: Sequence[str],
+        datacenter: Sequence[str],
+        images: LabelledImages,
+        chosen: NDArray[np.intp],
+        *,
+        shrink: bool,
+        name: str = "",
+    ) -> CascadePredictions:
+        return run_stages(
+            self.kind, self.manifest, images, edge=edge, datacenter=datacenter, shrink=shrink, chosen=chosen,
+            execution=self.execution, cache=self.cache, name=name,
         )  # fmt: skip
 
-    def _over_links(self, pairs: Sequence[Pair], originals: CascadePredictions) -> list[Pair]:
+    def _at_edge(self, name: str, predictions: CascadePredictions) -> tuple[StageProfile, StagePredictions]:
+        return self._stage(name, predictions, Tier.EDGE, None)
+
+    def _remote(self, served: StagePredictions, predictions: CascadePredictions) -> StageProfile:
+        """A stage of the datacenter alone, where its temperature is the manifest's."""
+        return self._stage(served.name, predictions, Tier.DATACENTER, served)[0]
+
+    def _stage(
+        self, name: str, predictions: CascadePredictions, tier: Tier, served: StagePredictions | None
+    ) -> tuple[StageProfile, StagePredictions]:
+        models = {variant.name: variant.sha256 or "" for variant in self.manifest.members(name)}
+        temperature = 1.0 if self.manifest.ensemble(name) else self.manifest.variant(name).temperature
+        return profile_stage(
+            self.kind, name, models, self.manifest.fingerprint(name), predictions.raw(name, tier),
+            self.evidence.truths, self.split, self.evidence.images.sha256, predictions.cost_ms(name, tier), self.delta,
+            served, temperature,
+        )  # fmt: skip
+
+    def _both(self, stage: StageProfile, served: StagePredictions | None) -> StageProfile:
+        """A stage of the edge, with its accuracy in the datacenter too if that runs it and differs."""
+        if served is None:
+            return stage
+        sent = served_accuracy(
+            self.kind, served, self.evidence.truths, self.split.certify, self.evidence.images.sha256, self.delta
+        )
+        return stage if sent == stage.accuracy else msgspec.structs.replace(stage, sent_accuracy=sent)
+
+    def _over_links(self, pairs: Sequence[Pair], originals: StagePredictions, shrink: bool) -> list[Pair]:
         """The pairs with the conditions of images that crossed a lossy link, for which no intermediate stage runs."""
         found: dict[str, list[ReceivedCondition]] = {pair.edge: [] for pair in pairs}
-        stages = tuple(dict.fromkeys([*found, pairs[0].best]))
-        for arrived in received_images(self.images, np.union1d(self.split.profile, self.split.certify), self.seed):
-            predictions = run_stages(
-                self.manifest,
-                stages,
-                arrived.images,
-                execution=ModelExecution(self.backend),
-                cache=self.cache,
-                chosen=arrived.reached,
-                name=f"quality {arrived.quality}, from {arrived.band.low:.0%} on",
+        used = np.union1d(self.split.profile, self.split.certify)
+        for arrived in received_images(self.evidence.images, used, self.seed):
+            name = f"quality {arrived.quality}, from {arrived.band.low:.0%} on"
+            predictions = self._run(
+                [*found], [pairs[0].best], arrived.images, arrived.reached, shrink=shrink, name=name
             )
             for pair in pairs:
-                balanced = pair.conditions[0].balanced.max_drop
-                found[pair.edge].append(
-                    condition_of(
-                        arrived, predictions, originals, edge=pair.edge, best=pair.best, kind=pair.score,
-                        balanced=balanced, split=self.split, delta=self.delta,
-                    )
-                )  # fmt: skip
+                condition = condition_of(
+                    arrived, predictions, originals, self.evidence.truths, pair=pair, split=self.split, delta=self.delta
+                )
+                found[pair.edge].append(condition)
         return [msgspec.structs.replace(pair, received=tuple(found[pair.edge])) for pair in pairs]
 
 

@@ -11,16 +11,24 @@ the design:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.certificate import Method
-from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy
+from hawkvision.cascade.certification.certificate import Sample
+from hawkvision.cascade.certification.predictions import (
+    Scored,
+    StagePredictions,
+    accuracies,
+    in_random_order,
+    make_sample,
+    measure_accuracy,
+    select,
+)
 from hawkvision.cascade.certification.profile import (
     CERTIFIED_DROPS,
     Condition,
@@ -32,25 +40,23 @@ from hawkvision.cascade.certification.profile import (
     design_sha256,
 )
 from hawkvision.cascade.certification.profile_files import dump, load_profile
-from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
-from hawkvision.cascade.certification.profiling_received import (
-    ReceivedPredictions,
-    certify_received,
-    without_certificates,
-)
+from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of, served_accuracy
+from hawkvision.cascade.certification.profiling_received import certify_received, without_certificates
 from hawkvision.cascade.confidence.calibration import expected_calibration_error
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
-from hawkvision.core.types import Score
+from hawkvision.core.types import Tier
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.building.manifest_writer import with_profile
-from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, received_images
+from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, read_evidence
+from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, received_images, received_predictions
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
-from hawkvision.models.datasets import LabelledImages, read_images
-from hawkvision.models.manifest import Manifest, load_labels, load_manifest
+from hawkvision.models.datasets import LabelledImages
+from hawkvision.models.manifest import Manifest, load_manifest
 from hawkvision.system.files import sha256_of, write_atomic
-from hawkvision.tasks.class_scores import softmax
+from hawkvision.tasks.kind import TaskKind, Truth
+from hawkvision.tasks.registry import load_kind
 
 DELTA: Final = 0.05
 """Probability that a certificate is wrong, before any division."""
@@ -93,6 +99,7 @@ def certify_design(
     *,
     compared: int = 1,
     datagram: bool = False,
+    reading: LabelReading = LabelReading(),  # noqa: B008 - immutable
     models: Path,
     cache: Path,
 ) -> Profile:
@@ -102,23 +109,26 @@ def certify_design(
         HawkVisionError: as `certified_anew`, for bad data, or too few images.
     """
     manifest = load_manifest(task, models)
-    images = read_certifying(data, manifest, models)
+    kind = load_kind(manifest, models)
+    evidence = read_certifying(data, kind, manifest, models, reading)
     known = load_profile(design)
-    profile = certified_anew(known, manifest, images, compared=compared, datagram=datagram, cache=cache)
+    profile = certified_anew(known, kind, manifest, evidence, compared=compared, datagram=datagram, cache=cache)
     write_profile(profile, manifest, models, out)
     return profile
 
 
-def read_certifying(data: Path, manifest: Manifest, models: Path) -> LabelledImages:
+def read_certifying(
+    data: Path, kind: TaskKind[Any], manifest: Manifest, models: Path, reading: LabelReading
+) -> Evidence:
     """Labelled images to certify with.
 
     Raises:
         ConfigError: if they cannot be read, or are too few to certify anything.
     """
-    images = read_images(data, load_labels(manifest, models))
-    if len(images) < FEWEST_IMAGES:
-        raise ConfigError(f"{data}: {len(images)} images certify nothing; expected at least {FEWEST_IMAGES}")
-    return images
+    evidence = read_evidence(data, kind, manifest, models, reading)
+    if len(evidence.images) < FEWEST_IMAGES:
+        raise ConfigError(f"{data}: {len(evidence.images)} images certify nothing; expected at least {FEWEST_IMAGES}")
+    return evidence
 
 
 def write_profile(profile: Profile, manifest: Manifest, models: Path, out: Path) -> None:
@@ -133,8 +143,9 @@ def write_profile(profile: Profile, manifest: Manifest, models: Path, out: Path)
 
 def certified_anew(
     design: Profile,
+    kind: TaskKind[Any],
     manifest: Manifest,
-    images: LabelledImages,
+    evidence: Evidence,
     *,
     compared: int = 1,
     delta: float = DELTA,
@@ -150,8 +161,9 @@ def certified_anew(
 
     Args:
         design: a profile whose models are the manifest's.
+        kind: of the task.
         manifest: of the task.
-        images: to certify with.
+        evidence: the images to certify with; those that a model was trained on are not used.
         compared: configurations that were compared on these images.
         delta: probability that a certificate is wrong, before it is divided.
         datagram: whether to certify images received over a link, too.
@@ -162,16 +174,21 @@ def certified_anew(
     Raises:
         HawkVisionError: if models differ from the design's or are missing, or the images served the design.
     """
+    images = evidence.images
     _check_models(design, manifest)
     design = msgspec.structs.replace(design, uses=design.uses or designing(design))
     check_unseen(design, images.sha256, compared, images.name)
     same = images.sha256 == design.data.sha256
-    chosen = split_images(manifest, images, design.data.seed).certify if same else np.arange(len(images))
+    chosen = split_images(manifest, images, design.data.seed).certify if same else evidence.clean
     use = _certifying_use(design, images, len(chosen), compared)
-    names, execution = [stage.name for stage in design.stages], ModelExecution(backend)
-    predictions = run_stages(manifest, names, images, execution=execution, cache=cache, chosen=chosen)
+    execution = ModelExecution(backend)
+    edge, datacenter = stages_by_tier(design)
+    predictions = run_stages(
+        kind, manifest, images, edge=edge, datacenter=datacenter, shrink=design.shrinks_images, execution=execution,
+        cache=cache, chosen=chosen,
+    )  # fmt: skip
     share = share_of_delta(delta, use.openings or 1, compared)
-    certification = _LabelledCertification(design, predictions, images, chosen, share)
+    certification = _LabelledCertification(kind, design, predictions, evidence, chosen, share)
     if datagram:
         sent = received_images(images, chosen, design.data.seed) if arrived is None else arrived
         received = certification.received(manifest, sent, backend, cache)
@@ -221,50 +238,81 @@ def designing(profile: Profile) -> tuple[ImageUse, ...]:
     )
 
 
+def stages_by_tier(profile: Profile) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The stages that edge nodes run, and those that the datacenter runs."""
+    edge = dict.fromkeys(pair.edge for pair in profile.pairs)
+    datacenter = dict.fromkeys(pair.best for pair in profile.pairs)
+    datacenter |= dict.fromkeys(stage.name for stage in profile.stages if stage.name not in edge)
+    datacenter |= dict.fromkeys(pair.intermediate.name for pair in profile.pairs if pair.intermediate is not None)
+    return tuple(edge), tuple(datacenter)
+
+
+def pair_sample(
+    profile: Profile,
+    pair: Pair,
+    predictions: CascadePredictions,
+    truths: Sequence[Truth] | None,
+    chosen: NDArray[np.intp],
+) -> Sample:
+    """The images `chosen` as a sample of one pair, each stage as it is served by the profile."""
+    stage = profile.stage(pair.edge)
+    edge = StagePredictions(pair.edge, predictions.outputs(pair.edge, Tier.EDGE, stage.temperature), stage.cost_ms)
+    between = pair.intermediate
+    return make_sample(
+        predictions.kind, Scored(edge, pair.score), predictions.served(pair.best), truths, chosen,
+        None if between is None else Scored(predictions.served(between.name), between.score),
+    )  # fmt: skip
+
+
 class _LabelledCertification:
     """The certification images with their labels and the predictions of a design's stages."""
 
     def __init__(
         self,
+        kind: TaskKind[Any],
         design: Profile,
         predictions: CascadePredictions,
-        images: LabelledImages,
+        evidence: Evidence,
         chosen: NDArray[np.intp],
         delta: float,
     ) -> None:
+        self._kind = kind
         self._design = design
         self._predictions = predictions
-        self._images = images
-        self._chosen = chosen
+        self._images = evidence.images
+        self._truths = evidence.truths
+        self._chosen = in_random_order(chosen)
         self._delta = delta
-
-    def _predictions_of(self, name: str) -> StagePredictions:
-        stage = self._design.stage(name)
-        return StagePredictions(name, softmax(self._predictions.logits(name), stage.temperature), stage.cost_ms)
+        self._edge, self._datacenter = stages_by_tier(design)
 
     def stage(self, stage: StageProfile) -> StageProfile:
         """The stage with its accuracy on these images."""
-        predictions = self._predictions_of(stage.name)
-        right = (predictions.labels() == self._images.labels)[self._chosen]
-        error = expected_calibration_error(predictions.scores(Score.TOP1)[self._chosen], right)
-        accuracy = measure_accuracy(right, self._images.sha256, self._delta)
-        return msgspec.structs.replace(stage, accuracy=accuracy, calibration_error=round(error, 6))
+        kind, tier = self._kind, Tier.EDGE if stage.name in self._edge else Tier.DATACENTER
+        outputs = select(self._predictions.outputs(stage.name, tier, stage.temperature), self._chosen)
+        right = accuracies(kind, outputs, select(self._truths, self._chosen))
+        error = expected_calibration_error(kind.score_all(outputs, kind.scores[0]), right)
+        accuracy, sent = measure_accuracy(right, self._images.sha256, self._delta), None
+        if stage.name in self._datacenter:
+            served = self._predictions.served(stage.name)
+            sent = served_accuracy(kind, served, self._truths, self._chosen, self._images.sha256, self._delta)
+        if sent is not None and tier is Tier.DATACENTER:
+            accuracy = sent
+        return msgspec.structs.replace(
+            stage,
+            accuracy=accuracy,
+            sent_accuracy=msgspec.UNSET if sent is None or sent == accuracy else sent,
+            calibration_error=round(error, 6),
+        )
 
     def pair(self, pair: Pair, received: list[ReceivedCondition]) -> Pair:
         """The pair with certificates of whole images, and the given ones of received images."""
         return msgspec.structs.replace(pair, conditions=(self._condition(pair),), received=tuple(received))
 
     def _condition(self, pair: Pair) -> Condition:
-        intermediate = None if pair.intermediate is None else self._predictions.served(pair.intermediate.name)
-        sample = make_sample(
-            self._predictions_of(pair.edge), pair.score, self._predictions_of(pair.best), self._images.labels,
-            self._chosen,
-            intermediate,
-            None if pair.intermediate is None else pair.intermediate.score,
-        )  # fmt: skip
-        planned = pair.conditions[0].balanced
+        sample = pair_sample(self._design, pair, self._predictions, self._truths, self._chosen)
+        planned, costs = pair.conditions[0].balanced, costs_of(self._design, pair)
         return certify_condition(
-            sample, paths_of(pair), costs_of(self._design, pair), planned.max_drop, self._delta, Method.EXACT, planned
+            sample, paths_of(pair), costs, planned.max_drop, self._delta, sample.labelled_method, planned
         )
 
     def received(
@@ -275,16 +323,16 @@ class _LabelledCertification:
         found: dict[tuple[str, int, float], ReceivedCondition] = {}
         for each in sent:
             name = f"quality {each.quality}, from {each.band.low:.0%} on"
-            stages = tuple(dict.fromkeys([*(pair.edge for pair in pairs), *(pair.best for pair in pairs)]))
-            received_predictions = run_stages(
-                manifest, stages, each.images, execution=ModelExecution(backend), cache=cache, chosen=each.reached,
-                name=name
+            predictions = run_stages(
+                self._kind, manifest, each.images, edge=self._edge,
+                datacenter=tuple(dict.fromkeys(pair.best for pair in pairs)), shrink=self._design.shrinks_images,
+                execution=ModelExecution(backend), cache=cache, chosen=each.reached, name=name,
             )  # fmt: skip
             for pair in pairs:
                 for condition in pair.received:
                     place = (condition.min_quality, condition.min_received_fraction)
                     if place == (each.quality, each.band.low):
-                        found[pair.edge, *place] = self._received(pair, condition, each, received_predictions)
+                        found[pair.edge, *place] = self._received(pair, condition, each, predictions)
         return {
             pair.edge: [
                 found.get((pair.edge, c.min_quality, c.min_received_fraction)) or without_certificates(c)
@@ -294,18 +342,13 @@ class _LabelledCertification:
         }
 
     def _received(
-        self, pair: Pair, condition: ReceivedCondition, each: ReceivedImages, received_predictions: CascadePredictions
+        self, pair: Pair, condition: ReceivedCondition, each: ReceivedImages, predictions: CascadePredictions
     ) -> ReceivedCondition:
-        everything = ReceivedPredictions(
-            received_predictions.logits(pair.edge),
-            received_predictions.logits(pair.best).argmax(axis=1),
-            self._predictions.logits(pair.best).argmax(axis=1),
-            self._images.labels,
-        )
+        originals = self._predictions.served(pair.best)
         return certify_received(
             condition,
-            everything.part(np.intersect1d(each.reached, self._chosen)),
-            kind=pair.score,
+            received_predictions(each, predictions, originals, self._truths, pair, self._chosen),
+            score=pair.score,
             drops=(*CERTIFIED_DROPS, pair.conditions[0].balanced.max_drop),
             data_sha256=each.images.sha256,
             delta=self._delta,

@@ -10,23 +10,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import msgspec
 
 from hawkvision.cascade.certification.certificate import Method
-from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy
+from hawkvision.cascade.certification.predictions import accuracies, in_random_order, measure_accuracy, select
 from hawkvision.cascade.certification.profile import Pair, Profile, design_sha256
 from hawkvision.cascade.certification.profile_files import dump, load_profile_of, load_site
-from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
+from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of, served_accuracy
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
-from hawkvision.model_zoo.calibration.certification import FEWEST_IMAGES, check_unseen, share_of_delta
+from hawkvision.core.types import Tier
+from hawkvision.model_zoo.calibration.certification import (
+    FEWEST_IMAGES,
+    check_unseen,
+    pair_sample,
+    share_of_delta,
+    stages_by_tier,
+)
+from hawkvision.model_zoo.calibration.evidence import FEWEST_CLEAN, LabelReading, clean_images, read_evidence
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, run_stages
-from hawkvision.models.datasets import LabelledImages, read_images, read_unlabelled
-from hawkvision.models.manifest import Manifest, load_labels, load_manifest
+from hawkvision.models.datasets import read_unlabelled
+from hawkvision.models.manifest import Manifest, MeasuredAccuracy, load_manifest
 from hawkvision.system.files import write_atomic
-from hawkvision.tasks.class_scores import softmax
+from hawkvision.tasks.kind import TaskKind, Truth
+from hawkvision.tasks.registry import load_kind
 
 
 def certify_site(
@@ -40,6 +50,7 @@ def certify_site(
     betting: bool = False,
     compared: int = 1,
     profile: Path | None = None,
+    reading: LabelReading = LabelReading(),  # noqa: B008 - immutable
     models: Path,
     cache: Path,
     today: date | None = None,
@@ -55,9 +66,11 @@ def certify_site(
         edges: edge stages to certify; none means all pairs of the profile.
         delta: probability that a certificate is wrong. If `out` has certificates from these images for another
             design, it is halved once more than theirs.
-        betting: certify by betting instead of the exact test; somewhat weaker, with fewer assumptions.
+        betting: certify by betting also where losses are 0 or 1, instead of the exact test; somewhat weaker, with fewer
+            assumptions.
         compared: configurations that were ever compared on these images; delta is divided by it.
         profile: None means the task's own.
+        reading: how to read the labels, and what to do with images that a model was trained on.
         models: the folder of manifests.
         cache: the folder of built models.
         today: the date to write; None means the clock's.
@@ -68,28 +81,34 @@ def certify_site(
     if betting and not labelled:
         raise ConfigError("betting needs labels: agreement is certified by a test of its own")
     manifest = load_manifest(task, models)
+    kind = load_kind(manifest, models)
     known = load_profile_of(manifest, models, profile)
-    pairs = _pairs_of(known, edges)
-    images = _site_images(data, manifest, models, labelled=labelled)
+    known = msgspec.structs.replace(known, pairs=tuple(_pairs_of(known, edges)))
+    images, truths = _site_images(data, kind, manifest, models, reading, labelled=labelled)
     check_unseen(known, images.sha256, compared, str(data))
-    design = design_sha256(known, pairs)
+    design = design_sha256(known, known.pairs)
     openings = _openings_of(out, design, images.sha256)
-    stages = tuple(dict.fromkeys(name for pair in pairs for name in _stages_of(pair)))
-    for name in stages:
+    edge, datacenter = _stages_of(known)
+    for name in (*edge, *datacenter):
         _check_fingerprint(known, manifest, name)
-    predictions = run_stages(manifest, stages, images, cache=cache)
-    method = Method.AGREEMENT if not labelled else Method.BETTING if betting else Method.EXACT
+    chosen = clean_images(images)
+    predictions = run_stages(
+        kind, manifest, images, edge=edge, datacenter=datacenter, shrink=known.shrinks_images, cache=cache,
+        chosen=chosen,
+    )  # fmt: skip
+    method = Method.AGREEMENT if not labelled else Method.EXACT if kind.binary and not betting else Method.BETTING
     share = share_of_delta(delta, openings, compared)
+    certification = _SiteCertification(known, predictions, images, truths, share, method)
     site = SiteCertificates(
         format=2,
         task=task,
         as_of=(today or date.today()).isoformat(),
         data=SiteData(
-            name=images.name, sha256=images.sha256, n=len(images), labelled=labelled, openings=openings,
+            name=images.name, sha256=images.sha256, n=len(chosen), labelled=labelled, openings=openings,
             compared=compared, design=design,
         ),
-        stages=tuple(_site_stage(known, predictions, name, images) for name in stages),
-        pairs=tuple(_site_pair(known, pair, predictions, images, share, method) for pair in pairs),
+        stages=tuple(map(certification.stage, dict.fromkeys(name for p in known.pairs for name in _names_of(p)))),
+        pairs=tuple(map(certification.pair, known.pairs)),
     )  # fmt: skip
     write_atomic(out, dump(site))
     return site
@@ -108,18 +127,28 @@ def _pairs_of(profile: Profile, edges: Sequence[str]) -> list[Pair]:
     return pairs
 
 
-def _site_images(data: Path, manifest: Manifest, models: Path, *, labelled: bool) -> AnyImages:
-    """The site's images.
+def _site_images(
+    data: Path, kind: TaskKind[Any], manifest: Manifest, models: Path, reading: LabelReading, *, labelled: bool
+) -> tuple[AnyImages, Sequence[Truth] | None]:
+    """The site's images, and their labels if they have any.
 
     Raises:
         ConfigError: if they cannot be read, are too few, or are those that the cascade was trained on.
     """
-    images = read_images(data, load_labels(manifest, models)) if labelled else read_unlabelled(data)
-    if len(images) < FEWEST_IMAGES:
-        raise ConfigError(f"{data}: {len(images)} images certify nothing; expected at least {FEWEST_IMAGES}")
+    images: AnyImages
+    truths: Sequence[Truth] | None = None
+    if labelled:
+        evidence = read_evidence(data, kind, manifest, models, reading)
+        images, truths = evidence.images, evidence.truths
+    else:
+        images = read_unlabelled(data)
+    clean = len(clean_images(images))
+    fewest = FEWEST_IMAGES if clean == len(images) else FEWEST_CLEAN
+    if clean < fewest:
+        raise ConfigError(f"{data}: {clean} images certify nothing; expected at least {fewest}")
     if manifest.training is not None and manifest.training.data_sha256 == images.sha256:
         raise ConfigError(f"{data}: the cascade was trained on these very images; certify with images of the site")
-    return images
+    return images, truths
 
 
 def _openings_of(out: Path, design: str, sha256: str) -> int:
@@ -133,8 +162,15 @@ def _openings_of(out: Path, design: str, sha256: str) -> int:
     return before.openings + (before.design != design) if before.sha256 == sha256 else 1
 
 
-def _stages_of(pair: Pair) -> tuple[str, ...]:
+def _names_of(pair: Pair) -> tuple[str, ...]:
     return (pair.edge, pair.best) if pair.intermediate is None else (pair.edge, pair.intermediate.name, pair.best)
+
+
+def _stages_of(profile: Profile) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The stages of the profile's pairs at the edge, and in the datacenter."""
+    named = {name for pair in profile.pairs for name in _names_of(pair)}
+    edge, datacenter = stages_by_tier(profile)
+    return edge, tuple(name for name in datacenter if name in named)
 
 
 def _check_fingerprint(profile: Profile, manifest: Manifest, name: str) -> None:
@@ -146,47 +182,65 @@ def _check_fingerprint(profile: Profile, manifest: Manifest, name: str) -> None:
         )
 
 
-def _predictions_of(profile: Profile, predictions: CascadePredictions, name: str) -> StagePredictions:
-    """A stage with the profile's temperature, as an edge node runs it."""
-    stage = profile.stage(name)
-    return StagePredictions(name, softmax(predictions.logits(name), stage.temperature), stage.cost_ms)
+class _SiteCertification:
+    """The site's images and the predictions of the profile's stages for them."""
 
+    def __init__(
+        self,
+        profile: Profile,
+        predictions: CascadePredictions,
+        images: AnyImages,
+        truths: Sequence[Truth] | None,
+        delta: float,
+        method: Method,
+    ) -> None:
+        self._profile = profile
+        self._predictions = predictions
+        self._sha256 = images.sha256
+        self._truths = truths
+        self._delta = delta
+        self._method = method
+        self._chosen = in_random_order(predictions.chosen)
+        self._edge, self._datacenter = _stages_of(profile)
 
-def _site_stage(profile: Profile, predictions: CascadePredictions, name: str, images: AnyImages) -> SiteStage:
-    accuracy = None
-    if isinstance(images, LabelledImages):
-        right = _predictions_of(profile, predictions, name).labels() == images.labels
-        accuracy = measure_accuracy(right, images.sha256)
-    stage = profile.stage(name)
-    return SiteStage(name=name, fingerprint=stage.fingerprint, temperature=stage.temperature, accuracy=accuracy)
+    def stage(self, name: str) -> SiteStage:
+        """A stage with its accuracy at the site, if labels are known."""
+        stage = self._profile.stage(name)
+        accuracy = sent = None
+        if self._truths is not None:
+            accuracy = self._at_edge(name, self._truths) if name in self._edge else None
+            sent = self._in_datacenter(name, self._truths) if name in self._datacenter else None
+        return SiteStage(
+            name=name,
+            fingerprint=stage.fingerprint,
+            temperature=stage.temperature,
+            accuracy=accuracy or sent,
+            sent_accuracy=msgspec.UNSET if accuracy is None or sent is None or sent == accuracy else sent,
+        )
 
+    def pair(self, pair: Pair) -> SitePair:
+        """The certificates of one pair."""
+        kind, between = self._predictions.kind, pair.intermediate
+        sample = pair_sample(self._profile, pair, self._predictions, self._truths, self._chosen)
+        condition = certify_condition(
+            sample, paths_of(pair), costs_of(self._profile, pair), pair.conditions[0].balanced.max_drop, self._delta,
+            self._method, bounds_drop=kind.agreement_bounds_drop,
+        )  # fmt: skip
+        return SitePair(
+            edge=pair.edge,
+            best=pair.best,
+            intermediate=None if between is None else between.name,
+            score=pair.score,
+            intermediate_score=None if between is None else between.score,
+            conditions=(condition,),
+        )
 
-def _site_pair(
-    profile: Profile,
-    pair: Pair,
-    predictions: CascadePredictions,
-    images: AnyImages,
-    delta: float,
-    method: Method,
-) -> SitePair:
-    intermediate = None if pair.intermediate is None else predictions.served(pair.intermediate.name)
-    sample = make_sample(
-        _predictions_of(profile, predictions, pair.edge),
-        pair.score,
-        _predictions_of(profile, predictions, pair.best),
-        images.labels if isinstance(images, LabelledImages) else None,
-        # Shuffled: folders list images by class, and betting depends on the order.
-        np.random.default_rng(len(images)).permutation(len(images)),
-        intermediate,
-        None if pair.intermediate is None else pair.intermediate.score,
-    )
-    costs = costs_of(profile, pair)
-    balanced = pair.conditions[0].balanced.max_drop
-    return SitePair(
-        edge=pair.edge,
-        best=pair.best,
-        intermediate=None if pair.intermediate is None else pair.intermediate.name,
-        score=pair.score,
-        intermediate_score=None if pair.intermediate is None else pair.intermediate.score,
-        conditions=(certify_condition(sample, paths_of(pair), costs, balanced, delta, method),),
-    )
+    def _at_edge(self, name: str, truths: Sequence[Truth]) -> MeasuredAccuracy:
+        temperature = self._profile.stage(name).temperature
+        outputs = select(self._predictions.outputs(name, Tier.EDGE, temperature), self._chosen)
+        right = accuracies(self._predictions.kind, outputs, select(truths, self._chosen))
+        return measure_accuracy(right, self._sha256)
+
+    def _in_datacenter(self, name: str, truths: Sequence[Truth]) -> MeasuredAccuracy:
+        served = self._predictions.served(name)
+        return served_accuracy(self._predictions.kind, served, truths, self._chosen, self._sha256)

@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.certificate import Sample
-from hawkvision.cascade.certification.predictions import StagePredictions, make_sample
+from hawkvision.cascade.certification.predictions import Scored, StagePredictions, make_sample
 from hawkvision.cascade.certification.profile import Pair
 from hawkvision.cascade.drift.monitor import Claims, Monitor
 from hawkvision.cascade.drift.online import AUDIT_SHARE, ControllerSpec, DriftController
@@ -25,36 +25,29 @@ from hawkvision.cascade.route import Route
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.system.files import sha256_of
 from hawkvision.tasks.class_scores import Floats
+from hawkvision.tasks.kind import TaskKind, Truth
 
 
 def subset(images: LabelledImages, chosen: NDArray[np.intp]) -> LabelledImages:
-    """The images of those indices. Its hash covers the indices, so that cached logits are not confused."""
-    return LabelledImages(
-        images.name,
-        sha256_of(images.sha256.encode() + chosen.astype("<i8").tobytes()),
-        [images.bodies[i] for i in chosen],
-        images.labels[chosen],
-        images.sources[chosen],
-        images.is_test[chosen],
-    )
+    """The images of those indices. Its hash covers the indices, so that cached tensors are not confused."""
+    return images.part(chosen, sha256_of(images.sha256.encode() + chosen.astype("<i8").tobytes()))
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledPredictions:
-    """The predictions of every stage for some images, calibrated as served, and the labels."""
+    """The predictions of every stage for some images as each tier serves them, and the labels."""
 
-    stages: Mapping[str, StagePredictions]
-    labels: NDArray[np.int64]
+    kind: TaskKind[Any]
+    edge: Mapping[str, StagePredictions]
+    datacenter: Mapping[str, StagePredictions]
+    truths: Sequence[Truth]
 
     def sample(self, pair: Pair, chosen: NDArray[np.intp]) -> Sample:
         """The images `chosen`, scored as the pair is."""
-        intermediate, kind = (
-            (None, None)
-            if pair.intermediate is None
-            else (self.stages[pair.intermediate.name], pair.intermediate.score)
-        )
+        between = pair.intermediate
         return make_sample(
-            self.stages[pair.edge], pair.score, self.stages[pair.best], self.labels, chosen, intermediate, kind
+            self.kind, Scored(self.edge[pair.edge], pair.score), self.datacenter[pair.best], self.truths, chosen,
+            None if between is None else Scored(self.datacenter[between.name], between.score),
         )  # fmt: skip
 
 
@@ -90,8 +83,8 @@ class Replay:
     tier: NDArray[np.int8]
     """Index in `AnsweringStage` of the stage that answered."""
     audited: NDArray[np.bool_]
-    loss: NDArray[np.int8]
-    """right_best − right_answered: the accuracy given up."""
+    loss: Floats
+    """loss_answered − loss_reference: the accuracy given up."""
     suspended: NDArray[np.bool_]
     """Whether the guarantee was suspended when the request came."""
     threshold: Floats
@@ -148,28 +141,28 @@ def replay(
         shift,
         np.array([one.tier for one in taken], np.int8),
         np.array([one.audited for one in taken], np.bool_),
-        np.array([one.loss for one in taken], np.int8),
+        np.array([one.loss for one in taken], np.float64),
         np.array([one.suspended for one in taken], np.bool_),
         np.array([one.threshold for one in taken]),
     )
 
 
 class _ReplayedImage(NamedTuple):
-    """One image: scores of edge and intermediate stage, whether they differ from the reference, and their losses."""
+    """One image: scores of edge and intermediate stage, their disagreement with the reference, and what they lose."""
 
     score: float
-    differs: bool
-    loss: int
+    disagreement: float
+    loss: float
     intermediate_score: float
-    intermediate_differs: bool
-    intermediate_loss: int
+    intermediate_disagreement: float
+    intermediate_loss: float
 
 
 class _ReplayedRequest(NamedTuple):
     """The outcome of one request."""
 
     tier: int
-    loss: int
+    loss: float
     audited: bool
     suspended: bool
     threshold: float
@@ -177,11 +170,10 @@ class _ReplayedRequest(NamedTuple):
 
 def _images(sample: Sample) -> list[_ReplayedImage]:
     """A sample as a list, for faster access to single images."""
-    best = sample.best_right.astype(np.int8)
     columns = [
         column.tolist()
         for stage in (sample.edge, sample.intermediate or sample.edge)
-        for column in (stage.scores, stage.differs, best - stage.right)
+        for column in (stage.scores, stage.disagreements, stage.losses - sample.reference_losses)
     ]
     return list(map(_ReplayedImage, *columns))
 
@@ -208,27 +200,30 @@ class _ReplayedNode:
         threshold = self._route.threshold if self._edge is None else self._edge.threshold
         drawn = chances[0] < self._share
         if drawn and self._edge_log is not None:
-            self._edge_log.record(image.score, image.differs)
+            self._edge_log.record(image.score, image.disagreement)
         if image.score >= threshold:
-            _accept(self._edge, image.score, self._share, image.differs if drawn else None)
+            _accept(self._edge, image.score, self._share, image.disagreement if drawn else None)
             return _ReplayedRequest(_EDGE, image.loss, drawn, suspended, threshold)
         # The certificate covers the intermediate stage only for images below the certified threshold.
         if self._route.intermediate is None or image.score >= self._route.threshold:
-            _escalate(self._edge, image.score, image.differs)
+            _escalate(self._edge, image.score, image.disagreement)
             return _ReplayedRequest(_BEST, 0, False, suspended, threshold)
         # While the guarantee is suspended the intermediate stage is not accepted, but it is still monitored, so that
         # its log shows when traffic is as certified again.
         if drawn and self._intermediate_log is not None:
-            self._intermediate_log.record(image.intermediate_score, image.intermediate_differs)
+            self._intermediate_log.record(image.intermediate_score, image.intermediate_disagreement)
         bar = self._route.intermediate.threshold if self._intermediate is None else self._intermediate.threshold
         if image.intermediate_score >= bar and not suspended:
             _escalate(self._edge, image.score, None)
             _accept(
-                self._intermediate, image.intermediate_score, self._share, image.intermediate_differs if drawn else None
+                self._intermediate,
+                image.intermediate_score,
+                self._share,
+                image.intermediate_disagreement if drawn else None,
             )
             return _ReplayedRequest(_INTERMEDIATE, image.intermediate_loss, drawn, suspended, threshold)
-        _escalate(self._edge, image.score, image.differs)
-        _escalate(self._intermediate, image.intermediate_score, image.intermediate_differs)
+        _escalate(self._edge, image.score, image.disagreement)
+        _escalate(self._intermediate, image.intermediate_score, image.intermediate_disagreement)
         return _ReplayedRequest(_BEST, 0, False, suspended, threshold)
 
 
@@ -236,14 +231,14 @@ def _log(claims: Claims | None) -> Monitor | None:
     return None if claims is None else Monitor(claims, shared=False)
 
 
-def _accept(control: DriftController | None, score: float, share: float, differs: bool | None) -> None:
+def _accept(control: DriftController | None, score: float, share: float, disagreement: float | None) -> None:
     if control is not None:
-        control.accepted(score, 1.0 / share, differs)
+        control.accepted(score, 1.0 / share, disagreement)
 
 
-def _escalate(control: DriftController | None, score: float, differs: bool | None) -> None:
+def _escalate(control: DriftController | None, score: float, disagreement: float | None) -> None:
     if control is not None:
-        control.escalated(score, differs)
+        control.escalated(score, disagreement)
 
 
 @dataclass(frozen=True, slots=True)

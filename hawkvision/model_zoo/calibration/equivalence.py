@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,20 +29,23 @@ from hawkvision.cascade.certification.equivalence import (
 from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.core.errors import ConfigError, ManifestError
-from hawkvision.core.types import Score
+from hawkvision.core.types import Tier
 from hawkvision.inference.backend_registry import execution_of
 from hawkvision.inference.batch_sizes import SIZES, prepares_sizes
+from hawkvision.model_zoo.calibration.evidence import clean_images
 from hawkvision.model_zoo.calibration.model_runner import (
     CERTIFIED_EXECUTION,
     AnyImages,
     ModelExecution,
     run_stages,
 )
-from hawkvision.models.datasets import read_images, read_unlabelled
+from hawkvision.models.datasets import read_annotated, read_unlabelled
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, is_exact, stage_fingerprint, statement
+from hawkvision.models.image_sets.folder_classes import directory_classes
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest
 from hawkvision.system.files import write_atomic
-from hawkvision.tasks.class_scores import Probabilities, softmax
+from hawkvision.tasks.kind import Output, TaskKind
+from hawkvision.tasks.registry import load_kind
 
 WAYS: Final = ((8, 1), (1, 1), (1, 2))
 """Batch sizes and numbers of threads, as in replicas and edge nodes."""
@@ -99,17 +102,19 @@ def check_equivalence(
     site = None if certificates is None else load_site(certificates)
     pair = known.pair(edge or manifest.cascade.default_edge, manifest.best)
     first = manifest.members(pair.edge)[0].name
-    judged = {each.stage: each for each in certificate_inputs(known, pair, site, first)}
-    unknown = sorted(set(stages) - set(judged))
+    judged = certificate_inputs(known, pair, site, first)
+    names = tuple(dict.fromkeys(each.stage for each in judged))
+    unknown = sorted(set(stages) - set(names))
     if unknown:
-        raise ConfigError(f"--stage: certificates depend on {', '.join(judged)}, got {unknown[0]!r}")
-    wanted = [judged[name] for name in (stages or judged)]
+        raise ConfigError(f"--stage: certificates depend on {', '.join(names)}, got {unknown[0]!r}")
+    wanted = [each for name in (stages or names) for each in judged if each.stage == name]
     images = _images(manifest, data, models, site)
+    cascade = _Cascade(load_kind(manifest, models), manifest, images, known.shrinks_images, cache)
     path = equivalences_path(out, cache, task)
     before = load_equivalences(path)
     results, passed = [], []
     for each in wanted:
-        result = _checked(manifest, each, images, execution, cache)
+        result = cascade.checked(each, execution)
         results.append(result)
         if result.outcome is not None and result.outcome.passed:
             passed.append(_written(result, result.outcome, each, images, today or date.today()))
@@ -125,67 +130,63 @@ def check_equivalence(
 def _images(manifest: Manifest, data: Path, models: Path, site: SiteCertificates | None) -> AnyImages:
     if site is not None and not site.data.labelled:
         return read_unlabelled(data)
-    return read_images(data, load_labels(manifest, models))
+    labels = load_labels(manifest, models)
+    return read_annotated(data, labels, directory_classes(labels, models / manifest.task))
 
 
-def _checked(
-    manifest: Manifest,
-    judged: CertificateInputs,
-    images: AnyImages,
-    execution: ModelExecution,
-    cache: Path,
-) -> StageCheck:
-    name = judged.stage
-    if manifest.fingerprint(name) != judged.models:
-        raise ManifestError(
-            f"the certificates are about {name} with fingerprint {judged.models}, but the manifest has "
-            f"{manifest.fingerprint(name)}; build or certify the same models"
-        )
-    if images.sha256 != judged.images_sha256:
-        raise ConfigError(
-            f"{images.name}: expected the images of the certificates, SHA-256 {judged.images_sha256}, found "
-            f"{images.sha256}; other images do not show that the certificates would be the same"
-        )
-    fingerprint = _fingerprint(manifest, name, execution, cache)
-    if is_exact(fingerprint):
-        return StageCheck(name, fingerprint, len(images), None)
-    outcome = _compared(manifest, judged, images, execution, cache)
-    ensemble = manifest.ensemble(name)
-    if ensemble is not None and ensemble.accept_confidence is not None:
-        first = manifest.members(name)[0]
-        bar = float(np.float32(ensemble.accept_confidence))
-        asks = CertificateInputs(first.name, "", first.temperature, Score.TOP1, (bar,), images.sha256)
-        others = _compared(manifest, asks, images, execution, cache).decisions
-        outcome = replace(outcome, decisions=outcome.decisions + others)
-    return StageCheck(name, fingerprint, len(images), outcome)
+@dataclass(frozen=True, slots=True)
+class _Cascade:
+    """A task's models and the images of its certificates."""
 
+    kind: TaskKind[Any]
+    manifest: Manifest
+    images: AnyImages
+    shrink: bool
+    cache: Path
 
-def _compared(
-    manifest: Manifest,
-    judged: CertificateInputs,
-    images: AnyImages,
-    execution: ModelExecution,
-    cache: Path,
-) -> ComparisonResult:
-    certified = _probabilities(manifest, judged, images, CERTIFIED_EXECUTION, cache)
-    used = DEVICE_WAYS if prepares_sizes(execution.backend, execution.providers) else WAYS
-    other = [replace(execution, batch=batch, threads=threads) for batch, threads in used]
-    ways = [_probabilities(manifest, judged, images, each, cache) for each in other]
-    return compare(judged, certified, ways)
+    def checked(self, judged: CertificateInputs, execution: ModelExecution) -> StageCheck:
+        name, manifest, images = judged.stage, self.manifest, self.images
+        if manifest.fingerprint(name) != judged.models:
+            raise ManifestError(
+                f"the certificates are about {name} with fingerprint {judged.models}, but the manifest has "
+                f"{manifest.fingerprint(name)}; build or certify the same models"
+            )
+        if images.sha256 != judged.images_sha256:
+            raise ConfigError(
+                f"{images.name}: expected the images of the certificates, SHA-256 {judged.images_sha256}, found "
+                f"{images.sha256}; other images do not show that the certificates would be the same"
+            )
+        fingerprint, n = _fingerprint(manifest, name, execution, self.cache), len(clean_images(images))
+        if is_exact(fingerprint):
+            return StageCheck(name, fingerprint, n, None)
+        outcome = self._compared(judged, execution)
+        ensemble = manifest.ensemble(name)
+        if ensemble is not None and ensemble.accept_confidence is not None:
+            first = manifest.members(name)[0]
+            bar = float(np.float32(ensemble.accept_confidence))
+            asks = CertificateInputs(
+                first.name, "", first.temperature, self.kind.scores[0], (bar,), images.sha256, judged.tier
+            )
+            others = self._compared(asks, execution).decisions
+            outcome = replace(outcome, decisions=outcome.decisions + others)
+        return StageCheck(name, fingerprint, n, outcome)
 
+    def _compared(self, judged: CertificateInputs, execution: ModelExecution) -> ComparisonResult:
+        certified = self._outputs(judged, CERTIFIED_EXECUTION)
+        used = DEVICE_WAYS if prepares_sizes(execution.backend, execution.providers) else WAYS
+        other = [replace(execution, batch=batch, threads=threads) for batch, threads in used]
+        return compare(self.kind, judged, certified, [self._outputs(judged, each) for each in other])
 
-def _probabilities(
-    manifest: Manifest,
-    judged: CertificateInputs,
-    images: AnyImages,
-    execution: ModelExecution,
-    cache: Path,
-) -> Probabilities:
-    """Of all images, at the temperature at which the stage serves."""
-    predictions = run_stages(manifest, [judged.stage], images, execution=execution, cache=cache)
-    if judged.stage in manifest.cascade.dc:
-        return predictions.served(judged.stage).probabilities
-    return softmax(predictions.logits(judged.stage), judged.temperature)
+    def _outputs(self, judged: CertificateInputs, execution: ModelExecution) -> list[Output]:
+        """For all images, at the temperature at which the stage serves."""
+        edge, datacenter = ((judged.stage,), ()) if judged.tier is Tier.EDGE else ((), (judged.stage,))
+        predictions = run_stages(
+            self.kind, self.manifest, self.images, edge=edge, datacenter=datacenter, shrink=self.shrink,
+            execution=execution, cache=self.cache, chosen=clean_images(self.images),
+        )  # fmt: skip
+        if judged.tier is Tier.DATACENTER:
+            return predictions.served(judged.stage).of(predictions.chosen)
+        return list(predictions.outputs(judged.stage, Tier.EDGE, judged.temperature).values())
 
 
 def _fingerprint(manifest: Manifest, stage: str, execution: ModelExecution, cache: Path) -> str:

@@ -9,20 +9,21 @@ Parity is not simulated: it decides how often fragments are missing, not what an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.predictions import Split
-from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, ReceivedCondition
+from hawkvision.cascade.certification.predictions import Split, StagePredictions, select
+from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, Pair, ReceivedCondition
 from hawkvision.cascade.certification.profiling_received import DELTA, ReceivedPredictions, profile_received
-from hawkvision.core.types import Score
+from hawkvision.core.types import Tier
 from hawkvision.imaging import preprocessing
 from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, CascadePredictions
 from hawkvision.models.datasets import LabelledImages
+from hawkvision.tasks.kind import Truth
 from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Partial, Plan, decode, encode
 from hawkvision.transport.coding.rate_fec_control import QUALITIES
 from hawkvision.transport.protocol.wire import FRAGMENT_ROOM
@@ -102,35 +103,57 @@ def transcoded(body: bytes, plan: Plan) -> Coded:
 def condition_of(
     arrived: ReceivedImages,
     predictions: CascadePredictions,
-    originals: CascadePredictions,
+    originals: StagePredictions,
+    truths: Sequence[Truth],
     *,
-    edge: str,
-    best: str,
-    kind: Score,
-    balanced: float,
+    pair: Pair,
     split: Split,
     delta: float = DELTA,
 ) -> ReceivedCondition:
-    """Measure one pair in one condition; `predictions` are of `arrived.images`, `originals` of the original images."""
-    received = ReceivedPredictions(
-        predictions.logits(edge),
-        predictions.logits(best).argmax(axis=1),
-        originals.logits(best).argmax(axis=1),
-        arrived.images.labels,
-    )
+    """Measure one pair in one condition.
+
+    Args:
+        arrived: the images as received.
+        predictions: for these.
+        originals: the reference stage's predictions for the original images.
+        truths: of all images.
+        pair: whose condition it is.
+        split: of the images.
+        delta: probability that a certificate is wrong.
+    """
     planned, certifying = (
-        received.part(np.intersect1d(part, arrived.reached)) for part in (split.profile, split.certify)
-    )  # fmt: skip
+        received_predictions(arrived, predictions, originals, truths, pair, part)
+        for part in (split.profile, split.certify)
+    )
     return profile_received(
         planned,
         certifying,
-        kind=kind,
+        score=pair.score,
         min_quality=arrived.quality,
         min_received_fraction=arrived.band.low,
-        drops=(*CERTIFIED_DROPS, balanced),
+        drops=(*CERTIFIED_DROPS, pair.conditions[0].balanced.max_drop),
         believed=arrived.band.believed,
         data_sha256=arrived.images.sha256,
         delta=delta,
+    )
+
+
+def received_predictions(
+    arrived: ReceivedImages,
+    predictions: CascadePredictions,
+    originals: StagePredictions,
+    truths: Sequence[Truth],
+    pair: Pair,
+    part: NDArray[np.intp],
+) -> ReceivedPredictions:
+    """The predictions of a pair for those images of a part that reached the condition."""
+    chosen = np.intersect1d(part, arrived.reached)
+    return ReceivedPredictions(
+        predictions.kind,
+        select(predictions.raw(pair.edge, Tier.EDGE), chosen),
+        predictions.served(pair.best).of(chosen),
+        originals.of(chosen),
+        select(truths, chosen),
     )
 
 

@@ -1,42 +1,45 @@
 """Running a cascade's models over a data set, for calibration, certification, reports and studies.
 
 Datacenter stages run on images as edge nodes send them, edge stages on the original images, as they are served and
-certified. For small images the two are the same. Logits are cached under the hashes of images and model.
+certified. For small images the two are the same. Tensors are cached under the hashes of images and model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from os import sched_getaffinity
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
 
-from hawkvision.cascade.certification.predictions import StagePredictions
 from hawkvision.core.errors import ConfigError, RequestError
-from hawkvision.core.types import LOGITS, Logits, Pixels
+from hawkvision.core.types import Pixels, Tensors
 from hawkvision.imaging.downscale import Reducer
+from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input, probe
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, open_backend
-from hawkvision.inference.backends.interface import Backend, OnnxPrecision
+from hawkvision.inference.backends.interface import Backend, OnnxPrecision, joined
+from hawkvision.model_zoo.calibration.cascade_predictions import CascadePredictions as CascadePredictions
+from hawkvision.model_zoo.calibration.cascade_predictions import VariantInput, VariantViews
+from hawkvision.model_zoo.calibration.tensor_cache import VariantTensors, read_tensors, tensors_path, write_tensors
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import LabelledImages, UnlabelledImages
-from hawkvision.models.manifest import Ensemble, Manifest, Variant
-from hawkvision.system.files import sha256_of
-from hawkvision.tasks.class_scores import Probabilities, average, log_probabilities, softmax, tempered, unsure
+from hawkvision.models.manifest import Manifest, Variant
+from hawkvision.tasks.decoders.decoder import Decoder
+from hawkvision.tasks.decoders.registry import open_decoder
+from hawkvision.tasks.kind import TaskKind
 
 MAX_PIXELS: Final = 50_000_000
 BATCH: Final = 8
 PIXELS: Final = 2
-"""Version of the preprocessing; cached logits of other versions are not used."""
+"""Version of the preprocessing; cached tensors of other versions are not used."""
 
 AnyImages: TypeAlias = LabelledImages | UnlabelledImages
 Chosen: TypeAlias = NDArray[np.intp]
@@ -70,113 +73,32 @@ CERTIFIED_EXECUTION: Final = ModelExecution()
 """The execution with which certificates are made."""
 
 
-@dataclass(frozen=True, slots=True)
-class VariantLogits:
-    """One variant's logits (n, classes) on every image, and on its mirror image if an ensemble needs it."""
-
-    upright: Logits
-    mirrored: Logits | None
-    cost_ms: float
-    """Processor time of one view of one image."""
-
-
-VariantInput: TypeAlias = tuple[str, bool]
-"""A variant, and whether its input was downscaled to be sent."""
-
-
-class CascadePredictions:
-    """Predictions of several stages for the same images."""
-
-    def __init__(self, manifest: Manifest, views: dict[VariantInput, VariantLogits], *, differs: bool) -> None:
-        """`differs`: whether some of the images are downscaled to be sent."""
-        self._manifest = manifest
-        self._views = views
-        self._differs = differs
-
-    def logits(self, stage: str) -> Logits:
-        """A stage's logits (n, classes); an ensemble's are the logarithm of its averaged probabilities.
-
-        Where the first member of a conditional ensemble answers alone, they are its logits at its temperature.
-        """
-        ensemble = self._manifest.ensemble(stage)
-        if ensemble is None:
-            return self._view(stage, stage).upright
-        views = list(self._ensemble_views(ensemble))
-        averaged = log_probabilities(average(views, ensemble.temperature))
-        if ensemble.accept_confidence is None:
-            return averaged
-        first = self._manifest.variant(ensemble.members[0])
-        alone = tempered(self._view(stage, first.name).upright, first.temperature)
-        return np.where(unsure(views[0], ensemble.accept_confidence)[:, np.newaxis], averaged, alone)
-
-    def served(self, stage: str) -> StagePredictions:
-        """A stage as the datacenter serves it, with the manifest's temperature."""
-        ensemble = self._manifest.ensemble(stage)
-        temperature = 1.0 if ensemble else self._manifest.variant(stage).temperature
-        return StagePredictions(stage, softmax(self.logits(stage), temperature), round(self.cost_ms(stage), 3))
-
-    def cost_ms(self, stage: str) -> float:
-        """Mean processor time of one image: all members, and both views if the ensemble mirrors.
-
-        The other members of a conditional ensemble count as often as they run.
-        """
-        first, *others = (self._view(stage, v.name).cost_ms for v in self._manifest.members(stage))
-        return self._views_of(stage) * (first + self._asked(stage) * sum(others))
-
-    def _asked(self, stage: str) -> float:
-        """The share of the images that a stage's other members run on, 0..1."""
-        ensemble = self._manifest.ensemble(stage)
-        if ensemble is None or ensemble.accept_confidence is None:
-            return 1.0
-        first = next(self._ensemble_views(ensemble))
-        known = ~np.isnan(first).any(axis=1)
-        return float(unsure(first[known], ensemble.accept_confidence).mean())
-
-    def reused_ms(self, first: str, second: str) -> float:
-        """The part of the second stage's cost that the first has already paid
-        (`datacenter.stages.cascade_executor`).
-        """
-        if self._views_of(first) > self._views_of(second):
-            return 0.0  # the average of both views does not give the upright image's alone
-        shared = set(self._manifest.members(first)) & set(self._manifest.members(second))
-        return round(self._views_of(first) * sum(self._view(second, v.name).cost_ms for v in shared), 3)
-
-    def _views_of(self, stage: str) -> int:
-        ensemble = self._manifest.ensemble(stage)
-        return 2 if ensemble is not None and ensemble.horizontal_flip else 1
-
-    def _view(self, stage: str, member: str) -> VariantLogits:
-        return self._views[member, self._differs and stage in self._manifest.cascade.dc]
-
-    def _ensemble_views(self, ensemble: Ensemble) -> Iterator[Probabilities]:
-        for member in ensemble.members:
-            temperature = self._manifest.variant(member).temperature
-            logits = self._view(ensemble.name, member)
-            yield softmax(logits.upright, temperature)
-            if ensemble.horizontal_flip and logits.mirrored is not None:
-                yield softmax(logits.mirrored, temperature)
-
-
 def run_stages(
+    kind: TaskKind[Any],
     manifest: Manifest,
-    stages: Sequence[str],
     images: AnyImages,
     *,
+    edge: Sequence[str] = (),
+    datacenter: Sequence[str] = (),
+    shrink: bool = True,
     execution: ModelExecution = CERTIFIED_EXECUTION,
     cache: Path,
     chosen: Chosen | None = None,
     corruption: Corruption | None = None,
     name: str = "",
 ) -> CascadePredictions:
-    """Run every variant that the stages need over the images, or read its logits from the cache.
+    """Run every variant that the stages need over the images, or read its tensors from the cache.
 
     Args:
+        kind: of the task.
         manifest: of the task.
-        stages: variants and ensembles.
         images: encoded images; their labels are not used.
+        edge: variants and ensembles that edge nodes run.
+        datacenter: variants and ensembles that the datacenter runs.
+        shrink: whether edge nodes make large images smaller before they send them.
         execution: how the models run; only results of the certified execution are cached.
-        cache: the folder of built models and cached logits.
-        chosen: indices of the images to run, rising; the logits of all others are NaN. None means all.
+        cache: the folder of built models and cached tensors.
+        chosen: indices of the images to run, rising; None means all.
         corruption: applied to each input, for studies of drift.
         name: of the corruption, for the cache.
 
@@ -185,44 +107,49 @@ def run_stages(
         ConfigError: naming an image that cannot be read.
     """
     chosen = np.arange(len(images)) if chosen is None else chosen
-    views: dict[VariantInput, VariantLogits] = {}
+    views: dict[VariantInput, VariantViews] = {}
     with Progress(transient=True) as progress, ThreadPoolExecutor(len(sched_getaffinity(0))) as pool:
-        remote = set(stages) & set(manifest.cascade.dc)
-        sent = _as_sent(manifest, images, chosen, pool) if remote else None
-        for (member, smaller), flip in _wanted(manifest, stages, set() if sent is None else remote).items():
-            variant, data = manifest.variant(member), sent if smaller and sent is not None else images
-            facts = (PIXELS, data.sha256, hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest(), name, flip)
-            kept = _kept_path(cache, manifest.task, variant, facts) if execution == CERTIFIED_EXECUTION else None
-            found = _read(kept, len(images), manifest.classes) if kept else None
+        sent = _as_sent(kind, manifest, images, chosen, shrink, pool) if datacenter else None
+        for key, flip in _wanted(manifest, edge, datacenter, reduced=sent is not None).items():
+            variant, data = manifest.variant(key.variant), sent if key.reduced and sent is not None else images
+            indices = hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest()
+            kept = tensors_path(cache, manifest.task, variant, (PIXELS, data.sha256, indices, name, flip))
+            found = read_tensors(kept, len(chosen)) if execution == CERTIFIED_EXECUTION else None
             if found is None:
-                bar = progress.add_task(f"{member} {name}".strip(), total=len(chosen))
+                bar = progress.add_task(f"{variant.name} {name}".strip(), total=len(chosen))
+                decode = open_decoder(variant, len(kind.labels))
                 runner = execution.open(manifest, variant, cache)
-                run = _VariantRun(runner, variant, data, chosen, execution.batch, flip, corruption)
+                run = _VariantRun(runner, decode, variant, data, chosen, execution.batch, flip, corruption)
                 found = run.over_all(pool, lambda done, bar=bar: progress.advance(bar, done))  # type: ignore[misc]
-                if kept:
-                    _write(kept, found)
-            views[member, smaller] = found
-    return CascadePredictions(manifest, views, differs=sent is not None)
+                if execution == CERTIFIED_EXECUTION:
+                    write_tensors(kept, found)
+            views[key] = _views(kind, variant, data, chosen, found)
+    return CascadePredictions(kind, manifest, chosen, views, reduced=sent is not None)
 
 
-def _wanted(manifest: Manifest, stages: Sequence[str], remote: set[str]) -> dict[VariantInput, bool]:
-    """The inputs to run, and whether mirror images are needed too; `remote` stages run on images as sent."""
+def _wanted(
+    manifest: Manifest, edge: Sequence[str], datacenter: Sequence[str], *, reduced: bool
+) -> dict[VariantInput, bool]:
+    """The inputs to run, and whether mirror images are needed too."""
     wanted: dict[VariantInput, bool] = {}
-    for stage in stages:
-        ensemble = manifest.ensemble(stage)
-        for variant in manifest.members(stage):
-            key = variant.name, stage in remote
-            wanted[key] = wanted.get(key, False) or (ensemble is not None and ensemble.horizontal_flip)
+    for stages, smaller in ((edge, False), (datacenter, reduced)):
+        for stage in stages:
+            ensemble = manifest.ensemble(stage)
+            for variant in manifest.members(stage):
+                key = VariantInput(variant.name, smaller)
+                wanted[key] = wanted.get(key, False) or (ensemble is not None and ensemble.horizontal_flip)
     return wanted
 
 
-def _as_sent(manifest: Manifest, images: AnyImages, chosen: Chosen, pool: ThreadPoolExecutor) -> AnyImages | None:
+def _as_sent(
+    kind: TaskKind[Any], manifest: Manifest, images: AnyImages, chosen: Chosen, shrink: bool, pool: ThreadPoolExecutor
+) -> AnyImages | None:
     """The images with the chosen ones as edge nodes send them; None if all are sent unchanged.
 
     Raises:
         ConfigError: naming an image that cannot be read.
     """
-    reducer = Reducer(manifest.datacenter_inputs, MAX_PIXELS)
+    reducer = Reducer(manifest.datacenter_inputs, MAX_PIXELS, whole=kind.located, shrinks=shrink)
 
     def sent(index: int) -> bytes:
         body = images.bodies[index]
@@ -240,12 +167,28 @@ def _as_sent(manifest: Manifest, images: AnyImages, chosen: Chosen, pool: Thread
     return replace(images, bodies=bodies, sha256=digest)
 
 
+def _views(
+    kind: TaskKind[Any], variant: Variant, images: AnyImages, chosen: Chosen, found: VariantTensors
+) -> VariantViews:
+    """A variant's tensors as the kind reads them, with places in the images."""
+    upright = kind.raw(found.upright)
+    mirrored = None if found.mirrored is None else [kind.unmirror(each) for each in kind.raw(found.mirrored)]
+    if kind.located:
+        headers = [probe(images.bodies[index]) for index in chosen]
+        places = [placement(header, variant.input).to_image for header in headers]
+        upright = [kind.place(each, place) for each, place in zip(upright, places, strict=True)]
+        if mirrored is not None:
+            mirrored = [kind.place(each, place) for each, place in zip(mirrored, places, strict=True)]
+    return VariantViews(upright, mirrored, found.cost_ms)
+
+
 class _VariantRun:
     """One variant over the chosen images."""
 
     def __init__(
         self,
         runner: Backend,
+        decode: Decoder,
         variant: Variant,
         images: AnyImages,
         chosen: Chosen,
@@ -254,6 +197,7 @@ class _VariantRun:
         corruption: Corruption | None,
     ) -> None:
         self._runner = runner
+        self._decode = decode
         self._batch = batch
         self._variant = variant
         self._images = images
@@ -261,13 +205,13 @@ class _VariantRun:
         self._flip = flip
         self._corruption = corruption
 
-    def over_all(self, pool: ThreadPoolExecutor, advance: Callable[[int], None]) -> VariantLogits:
-        def batch(start: int) -> tuple[Logits, Logits | None, float]:
+    def over_all(self, pool: ThreadPoolExecutor, advance: Callable[[int], None]) -> VariantTensors:
+        def batch(start: int) -> tuple[Tensors, Tensors | None, float]:
             inputs = np.stack([self._input(int(i)) for i in self._chosen[start : start + self._batch]])
             before = time.thread_time()
-            upright = self._runner.infer(inputs)[LOGITS]
+            upright = self._decode(self._runner.infer(inputs))
             spent = time.thread_time() - before
-            mirrored = self._runner.infer(np.ascontiguousarray(inputs[:, :, ::-1]))[LOGITS] if self._flip else None
+            mirrored = self._mirrored(inputs) if self._flip else None
             advance(len(inputs))
             return upright, mirrored, spent * 1e3 / len(inputs)
 
@@ -276,18 +220,14 @@ class _VariantRun:
         finally:
             self._runner.close()
         mirrored = [part for _, part, _ in parts if part is not None]
-        return VariantLogits(
-            self._placed([part for part, _, _ in parts]),
-            self._placed(mirrored) if self._flip else None,
+        return VariantTensors(
+            joined([part for part, _, _ in parts]),
+            joined(mirrored) if self._flip else None,
             float(np.median([spent for _, _, spent in parts])),
         )
 
-    def _placed(self, parts: Sequence[Logits]) -> Logits:
-        """Logits of the chosen images at their indices among all; NaN elsewhere."""
-        found = np.concatenate(parts)
-        everywhere = np.full((len(self._images), found.shape[1]), np.nan, np.float32)
-        everywhere[self._chosen] = found
-        return everywhere
+    def _mirrored(self, inputs: Pixels) -> Tensors:
+        return self._decode(self._runner.infer(np.ascontiguousarray(inputs[:, :, ::-1])))
 
     def _input(self, index: int) -> Pixels:
         try:
@@ -295,34 +235,3 @@ class _VariantRun:
         except RequestError as error:
             raise ConfigError(f"{self._images.name}: image {index}: {error}") from None
         return pixels if self._corruption is None else self._corruption(pixels, index)
-
-
-def _kept_path(cache: Path, task: str, variant: Variant, facts: Sequence[str | int]) -> Path:
-    key = sha256_of(msgspec.json.encode([variant.sha256, variant.input, *facts], order="sorted"))
-    return cache / "looks" / task / f"{variant.name}-{key[:20]}.npz"
-
-
-def _read(path: Path, n: int, classes: int) -> VariantLogits | None:
-    """Cached logits; None if there are none, or the file is damaged."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            upright, mirrored, cost = archive["upright"], archive["mirrored"], float(archive["cost_ms"])
-            digest = str(archive["sha256"])
-    except (OSError, ValueError, KeyError, EOFError):
-        return None
-    if upright.shape != (n, classes) or digest != _digest(upright, mirrored):
-        return None
-    return VariantLogits(upright, mirrored if mirrored.size else None, cost)
-
-
-def _write(path: Path, views: VariantLogits) -> None:
-    mirrored = np.empty((0, 0), np.float32) if views.mirrored is None else views.mirrored
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part.npz")
-    digest = _digest(views.upright, mirrored)
-    np.savez(part, upright=views.upright, mirrored=mirrored, cost_ms=views.cost_ms, sha256=digest)
-    part.replace(path)
-
-
-def _digest(upright: NDArray[np.float32], mirrored: NDArray[np.float32]) -> str:
-    return hashlib.sha256(upright.tobytes() + mirrored.tobytes()).hexdigest()

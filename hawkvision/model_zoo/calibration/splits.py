@@ -19,16 +19,24 @@ _WITH_TEST: Final = (0.25, 0.75)
 """Shares of profile and certification images if there are test images, which alone are held out."""
 
 
-def split_images(manifest: Manifest, images: LabelledImages, seed: int) -> Split:
+def split_images(manifest: Manifest, images: LabelledImages, seed: int, *, fit_on_trained: bool = False) -> Split:
     """Divide images into profile, certification and held-out parts for that manifest's cascade.
 
-    The file that the cascade was trained on is divided by `split_after_training`, any other by `split_indices`.
-    Training images that were repacked into another file are not recognised: never certify with them.
+    The file that the cascade was trained on is divided by `split_after_training`, any other by `split_indices`. Images
+    of which the data set says that a model was trained on them are in no part; with `fit_on_trained` they are the
+    profile part, and all others the certification part. Training images that were repacked into another file are not
+    recognised: never certify with them.
 
     Raises:
         ManifestError: if the manifest says that more images trained than there are.
     """
     training = manifest.training
+    if images.trained is not None and images.trained.any():
+        clean = np.flatnonzero(~images.trained)
+        if fit_on_trained:
+            return Split(np.flatnonzero(images.trained), clean, np.zeros(0, np.intp))
+        parts = split_indices(images.sources[clean], seed)
+        return Split(clean[parts.profile], clean[parts.certify], clean[parts.held_out])
     if training is None or training.data_sha256 != images.sha256:
         return split_indices(images.sources, seed)
     return split_after_training(training, images, seed)

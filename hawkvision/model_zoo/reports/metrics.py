@@ -7,16 +7,15 @@ held-out images, accuracy drops on held-out images alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.bounds import clopper_pearson
+from hawkvision.cascade.certification.bounds import clopper_pearson, mean_interval
 from hawkvision.cascade.certification.certificate import (
-    Method,
     Sample,
     Thresholds,
     ThresholdStep,
@@ -24,15 +23,16 @@ from hawkvision.cascade.certification.certificate import (
     losses,
     sweep,
 )
-from hawkvision.cascade.certification.predictions import Split, StagePredictions
+from hawkvision.cascade.certification.predictions import Split, accuracies
 from hawkvision.cascade.certification.profile import Certificate, Pair, Profile, threshold_value
 from hawkvision.cascade.certification.profiling import costs_of, paths_of
 from hawkvision.cascade.certification.threshold_order import expected_cost
 from hawkvision.cascade.confidence.calibration import expected_calibration_error
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.types import MaxAccuracyDrop, Quality, Score
+from hawkvision.core.types import MaxAccuracyDrop, Quality
 from hawkvision.model_zoo.calibration.drift_replay import PHASES, LabelledPredictions, Phase, Replay, replay
 from hawkvision.tasks.class_scores import Floats
+from hawkvision.tasks.kind import Output, TaskKind, Truth
 
 BINS: Final = 10
 INTERVAL_SIGMAS: Final = 1.96
@@ -136,7 +136,7 @@ class PairFindings:
     edge_accuracy: float
     best_accuracy: float
     oracle_escalation: float
-    """Share of images that only the reference stage gets right, which an oracle would escalate."""
+    """Share of images that the reference stage gets more right, which an oracle would escalate."""
     frontier: tuple[ThresholdsResult, ...]
     """Along the path of two levels."""
     kept: tuple[TargetResult, ...]
@@ -174,11 +174,27 @@ class Drift:
     static: tuple[Replay, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StageMeasures:
+    """What a kind measures of a stage beside its accuracy (`TaskKind.measures`), by name."""
+
+    stage: str
+    figures: Mapping[str, float]
+
+
 def reliability(
-    name: str, temperature: float, raw: StagePredictions, calibrated: StagePredictions, labels: NDArray[np.int64]
+    name: str,
+    temperature: float,
+    kind: TaskKind[Any],
+    before: Sequence[Output],
+    after: Sequence[Output],
+    truths: Sequence[Truth],
 ) -> Reliability:
-    """Calibration of one stage on images that its temperature was not fitted on; `raw` is at temperature 1."""
-    return Reliability(name, temperature, len(labels), _bins(raw, labels), _bins(calibrated, labels))
+    """Calibration of one stage's first score, on images that its temperature was not fitted on.
+
+    The outputs `before` are those at temperature 1.
+    """
+    return Reliability(name, temperature, len(truths), _bins(kind, before, truths), _bins(kind, after, truths))
 
 
 def pair_findings(profile: Profile, pair: Pair, predictions: LabelledPredictions, split: Split) -> PairFindings:
@@ -196,13 +212,13 @@ def pair_findings(profile: Profile, pair: Pair, predictions: LabelledPredictions
         )
         for drop, certificate in sorted(certificates.items())
     )
-    edge = held_out.edge.right
+    lost = held_out.edge.losses - held_out.reference_losses
     return PairFindings(
         pair,
         len(held_out),
-        float(edge.mean()),
-        float(held_out.best_right.mean()),
-        float((held_out.best_right & ~edge).mean()),
+        float(1.0 - held_out.edge.losses.mean()),
+        float(1.0 - held_out.reference_losses.mean()),
+        float((lost > 0.0).mean()),
         tuple(measure(held_out, thresholds) for thresholds in path),
         kept,
         () if pair.intermediate is None else _level_costs(profile, pair, certifying),
@@ -225,7 +241,7 @@ def replay_drift(
     usable = [(c, route) for c, route in found if c.basis != "profile" and math.isfinite(route.threshold)]
     if not usable:
         return None
-    half = float(clean.best_right.mean() - clean.edge.right.mean()) / 2
+    half = float((clean.edge.losses - clean.reference_losses).mean()) / 2
     certificate, route = min(usable, key=lambda one: abs(one[0].max_drop - half))
     return Drift(
         pair.edge, pair.best, certificate.max_drop, certificate, len(clean), tuple(phases),
@@ -241,14 +257,14 @@ def measure(sample: Sample, thresholds: Thresholds) -> ThresholdsResult:
     return ThresholdsResult(step.escalation, step.to_best, step.drop, INTERVAL_SIGMAS * spread)
 
 
-def _bins(predictions: StagePredictions, labels: NDArray[np.int64]) -> ReliabilityBins:
-    confidence = predictions.scores(Score.TOP1)
-    right = predictions.labels() == labels
+def _bins(kind: TaskKind[Any], outputs: Sequence[Output], truths: Sequence[Truth]) -> ReliabilityBins:
+    confidence = kind.score_all(outputs, kind.scores[0])
+    right = accuracies(kind, outputs, truths)
     place = np.minimum((confidence * BINS).astype(np.intp), BINS - 1)
     counts = np.bincount(place, minlength=BINS)
     filled = np.flatnonzero(counts)
-    hits = np.bincount(place, right, BINS)[filled].astype(np.intp)
-    intervals = [clopper_pearson(int(k), int(n)) for k, n in zip(hits, counts[filled], strict=True)]
+    hits = np.bincount(place, right, BINS)[filled]
+    intervals = [_interval(right[place == bin_]) for bin_ in filled]
     return ReliabilityBins(
         np.bincount(place, confidence, BINS)[filled] / counts[filled],
         hits / counts[filled],
@@ -257,6 +273,13 @@ def _bins(predictions: StagePredictions, labels: NDArray[np.int64]) -> Reliabili
         counts[filled],
         expected_calibration_error(confidence, right),
     )
+
+
+def _interval(right: NDArray[np.bool_] | Floats) -> tuple[float, float]:
+    """Of the mean, 95 %."""
+    if right.dtype == np.bool_:
+        return clopper_pearson(int(right.sum()), len(right))
+    return mean_interval(right.astype(np.float64))
 
 
 def _thresholds(certificate: Certificate) -> Thresholds:
@@ -278,6 +301,6 @@ def _level_costs(profile: Profile, pair: Pair, sample: Sample) -> tuple[LevelCos
     found = []
     for certificate in condition.certificates:
         drop, delta = certificate.max_drop, certificate.delta
-        two, three = (cost(certify(sample, path, drop, delta, Method.EXACT, cost)) for path in paths_of(pair))
+        two, three = (cost(certify(sample, path, drop, delta, sample.labelled_method, cost)) for path in paths_of(pair))
         found.append(LevelCost(drop, two, three))
     return tuple(found)

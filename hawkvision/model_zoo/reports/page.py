@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Final
 
 from hawkvision.cascade.certification.profile import Profile
-from hawkvision.model_zoo.reports.metrics import Drift, PairFindings, Reliability, TargetResult
+from hawkvision.model_zoo.reports.metrics import Drift, PairFindings, Reliability, StageMeasures, TargetResult
 from hawkvision.model_zoo.reports.number_format import count, number, percent, points, threshold
 from hawkvision.model_zoo.reports.sections import (
     costs_section,
@@ -21,6 +21,7 @@ from hawkvision.model_zoo.reports.sections import (
     drift_section,
     exceeded,
     frontiers_section,
+    measures_section,
     reliability_section,
     share,
 )
@@ -43,6 +44,7 @@ class Findings:
     same_data: bool
     """Whether the images are the profile's own."""
     reliabilities: tuple[Reliability, ...]
+    measures: tuple[StageMeasures, ...]
     pairs: tuple[PairFindings, ...]
     """The default edge stage's pair comes first."""
     drift: Drift | None
@@ -56,6 +58,7 @@ def render(findings: Findings) -> str:
             *(_targets(pair, first=place == 0) for place, pair in enumerate(findings.pairs)),
             frontiers_section(findings.pairs),
             costs_section(findings.pairs),
+            measures_section(findings.measures),
             reliability_section(findings.reliabilities),
             drift_section(findings.drift),
             _provenance(findings),

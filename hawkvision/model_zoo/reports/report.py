@@ -6,28 +6,42 @@ corrupted; logits come from the cache if they are there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.predictions import Split, StagePredictions
-from hawkvision.cascade.certification.profile import Profile
+from hawkvision.cascade.certification.predictions import Split, StagePredictions, select
+from hawkvision.cascade.certification.profile import Pair, Profile, StageProfile
 from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
+from hawkvision.core.types import Tier
 from hawkvision.inference.backend_registry import BackendKind
+from hawkvision.model_zoo.calibration.certification import stages_by_tier
 from hawkvision.model_zoo.calibration.corruption import mixed, mixture_name
 from hawkvision.model_zoo.calibration.drift_replay import LabelledPredictions, subset
+from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, TrainedImages, read_evidence
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
-from hawkvision.model_zoo.reports.metrics import Drift, pair_findings, reliability, replay_drift
+from hawkvision.model_zoo.reports.metrics import (
+    Drift,
+    Reliability,
+    StageMeasures,
+    pair_findings,
+    reliability,
+    replay_drift,
+)
 from hawkvision.model_zoo.reports.page import Findings, render
-from hawkvision.models.datasets import SUFFIXES, LabelledImages, read_images
-from hawkvision.models.manifest import Manifest, load_labels, load_manifest
+from hawkvision.models.datasets import SUFFIXES
+from hawkvision.models.manifest import Manifest, load_manifest
 from hawkvision.system.files import write_atomic
-from hawkvision.tasks.class_scores import softmax
+from hawkvision.tasks.kind import Truth
+from hawkvision.tasks.registry import load_kind
 
 MOST_DRIFT_IMAGES: Final = 3_000
 """Held-out images that also run corrupted: enough to measure a drop of a tenth of a point, within minutes."""
@@ -67,18 +81,21 @@ def report_calibration(
     known = load_profile_of(manifest, models, profile)
     _check_models(manifest, known)
     _check_labelled(data)
-    images = read_images(data, load_labels(manifest, models))
+    kind = load_kind(manifest, models)
+    evidence = read_evidence(data, kind, manifest, models, LabelReading(trained=TrainedImages.LEAVE_OUT))
+    images = evidence.images
     split = split_images(manifest, images, known.data.seed)
     if len(split.held_out) < FEWEST_HELD_OUT:
         raise ConfigError(
             f"{data}: {len(split.held_out)} of {len(images)} images are held out; expected at least "
             f"{FEWEST_HELD_OUT} to measure anything on"
         )
-    names = tuple(stage.name for stage in known.stages)
+    edge, datacenter = stages_by_tier(known)
     predictions = run_stages(
-        manifest, names, images, execution=ModelExecution(backend), cache=cache, chosen=split.used()
-    )
-    clean = LabelledPredictions({name: _calibrated(known, predictions, name) for name in names}, images.labels)
+        kind, manifest, images, edge=edge, datacenter=datacenter, shrink=known.shrinks_images,
+        execution=ModelExecution(backend), cache=cache, chosen=split.used(),
+    )  # fmt: skip
+    clean = labelled_predictions(known, predictions, evidence.truths)
     order = sorted(known.pairs, key=lambda pair: pair.edge != manifest.cascade.default_edge)
     fresh = np.sort(np.concatenate([split.certify, split.held_out]))
     findings = Findings(
@@ -88,55 +105,76 @@ def report_calibration(
         data_sha256=images.sha256,
         images=len(images),
         same_data=images.sha256 == known.data.sha256,
-        reliabilities=tuple(
-            reliability(
-                stage.name,
-                stage.temperature,
-                StagePredictions(stage.name, softmax(predictions.logits(stage.name)[fresh]), 0.0),
-                StagePredictions(stage.name, softmax(predictions.logits(stage.name)[fresh], stage.temperature), 0.0),
-                images.labels[fresh],
-            )
-            for stage in known.stages
-        ),
+        measures=tuple(_measures(stage, clean, fresh) for stage in known.stages),
+        reliabilities=tuple(_reliability(stage, predictions, clean, fresh) for stage in known.stages),
         pairs=tuple(pair_findings(known, pair, clean, split) for pair in order),
-        drift=_drift(manifest, known, order[0].edge, order[0].best, images, clean, split, backend, cache),
+        drift=_drift(manifest, known, order[0], evidence, clean, split, backend, cache),
     )
     write_atomic(out, render(findings).encode())
     return findings
 
 
+def labelled_predictions(
+    profile: Profile, predictions: CascadePredictions, truths: Sequence[Truth]
+) -> LabelledPredictions:
+    """The predictions of a profile's stages as each tier serves them."""
+    edge, datacenter = stages_by_tier(profile)
+
+    def at_edge(name: str) -> StagePredictions:
+        stage = profile.stage(name)
+        return StagePredictions(name, predictions.outputs(name, Tier.EDGE, stage.temperature), stage.cost_ms)
+
+    return LabelledPredictions(
+        predictions.kind,
+        {name: at_edge(name) for name in edge},
+        {name: predictions.served(name) for name in datacenter},
+        truths,
+    )
+
+
+def _reliability(
+    stage: StageProfile, predictions: CascadePredictions, clean: LabelledPredictions, fresh: NDArray[np.intp]
+) -> Reliability:
+    """Calibration of a stage's probabilities, without and with the temperature of the profile."""
+    tier = Tier.EDGE if stage.name in clean.edge else Tier.DATACENTER
+    before, after = (select(predictions.outputs(stage.name, tier, t), fresh) for t in (1.0, stage.temperature))
+    return reliability(stage.name, stage.temperature, clean.kind, before, after, select(clean.truths, fresh))
+
+
+def _measures(stage: StageProfile, clean: LabelledPredictions, fresh: NDArray[np.intp]) -> StageMeasures:
+    """The kind's own figures for a stage, as it is served."""
+    served = clean.edge.get(stage.name) or clean.datacenter[stage.name]
+    return StageMeasures(stage.name, clean.kind.measures(served.of(fresh), select(clean.truths, fresh)))
+
+
 def _drift(
     manifest: Manifest,
     profile: Profile,
-    edge: str,
-    best: str,
-    images: LabelledImages,
+    pair: Pair,
+    evidence: Evidence,
     clean: LabelledPredictions,
     split: Split,
     backend: BackendKind,
     cache: Path,
 ) -> Drift | None:
     """The replay of one pair on some held-out images, clean and corrupted."""
-    pair = profile.pair(edge, best)
     chosen = split.held_out
     if len(chosen) > MOST_DRIFT_IMAGES:
         rng = np.random.default_rng(profile.data.seed)
         chosen = np.sort(rng.choice(chosen, MOST_DRIFT_IMAGES, replace=False))
-    some = subset(images, chosen)
-    stages = (edge, best) if pair.intermediate is None else (edge, best, pair.intermediate.name)
+    some = subset(evidence.images, chosen)
+    profile = msgspec.structs.replace(profile, pairs=(pair,))
+    edge, datacenter = stages_by_tier(profile)
+    datacenter = tuple(name for name in datacenter if name in (pair.best, pair.intermediate and pair.intermediate.name))
     predictions = run_stages(
-        manifest, stages, some, execution=ModelExecution(backend), cache=cache, corruption=mixed(), name=mixture_name()
+        clean.kind, manifest, some, edge=edge, datacenter=datacenter, shrink=profile.shrinks_images,
+        execution=ModelExecution(backend), cache=cache, corruption=mixed(), name=mixture_name(),
+    )  # fmt: skip
+    profile = msgspec.structs.replace(
+        profile, stages=tuple(stage for stage in profile.stages if stage.name in (*edge, *datacenter))
     )
-    shifted = LabelledPredictions({stage: _calibrated(profile, predictions, stage) for stage in stages}, some.labels)
+    shifted = labelled_predictions(profile, predictions, select(evidence.truths, chosen))
     return replay_drift(profile, pair, clean.sample(pair, chosen), shifted.sample(pair, np.arange(len(some))))
-
-
-def _calibrated(profile: Profile, predictions: CascadePredictions, name: str) -> StagePredictions:
-    """A stage as certified: intermediate stages at the manifest's temperature, others at the profile's."""
-    if any(pair.intermediate is not None and pair.intermediate.name == name for pair in profile.pairs):
-        return predictions.served(name)
-    stage = profile.stage(name)
-    return StagePredictions(name, softmax(predictions.logits(name), stage.temperature), stage.cost_ms)
 
 
 def _check_models(manifest: Manifest, profile: Profile) -> None:

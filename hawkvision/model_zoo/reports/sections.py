@@ -16,7 +16,7 @@ from hawkvision.model_zoo.reports.figures import (
     kept_figure,
     reliability_figure,
 )
-from hawkvision.model_zoo.reports.metrics import Drift, PairFindings, Reliability
+from hawkvision.model_zoo.reports.metrics import Drift, PairFindings, Reliability, StageMeasures
 from hawkvision.model_zoo.reports.number_format import count, number, percent, points
 
 WELL_CALIBRATED: Final = 0.03
@@ -115,6 +115,25 @@ def reliability_section(found: Sequence[Reliability]) -> str:
         f"<h2>{title}</h2>\n<p>Points on the dotted line are as sure as they are right; above it a stage is too "
         'modest, below it too sure. “Points off” is the expected calibration error.</p>\n<div class="grid small">'
         f"{figures}</div>"
+    )
+
+
+def measures_section(found: Sequence[StageMeasures]) -> str:
+    """The kind's own figures of each stage; nothing if it has none."""
+    names = list(dict.fromkeys(name for each in found for name in each.figures))
+    if not names:
+        return ""
+    heads = "".join(f"<th>{escape(name)}</th>" for name in names)
+    rows = "\n".join(
+        f"<tr><td class=words>{escape(each.stage)}</td>"
+        + "".join(f"<td>{each.figures[name]:.4f}</td>" if name in each.figures else "<td>–</td>" for name in names)
+        + "</tr>"
+        for each in found
+    )
+    table = f"<tr><th class=words>stage</th>{heads}</tr>\n{rows}"
+    return (
+        "<h2>Figures of this kind of task</h2>\n<p>Measured on the certification and held-out images, each stage as it "
+        f'is served.</p>\n<div class="scroll"><table>\n{table}\n</table></div>'
     )
 
 

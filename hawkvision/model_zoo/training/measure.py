@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import sched_getaffinity
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -20,18 +20,16 @@ from rich.progress import track
 
 from hawkvision.cascade.certification.predictions import Split, measure_accuracy
 from hawkvision.cascade.confidence.calibration import fit_temperature
-from hawkvision.core.types import LOGITS, Logits, Pixels
+from hawkvision.core.types import LOGITS, Logits, Pixels, Tier
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import emit_variant, precision_of
-from hawkvision.model_zoo.calibration.model_runner import (
-    CascadePredictions,
-    VariantInput,
-    VariantLogits,
-)
+from hawkvision.model_zoo.calibration.cascade_predictions import CascadePredictions, VariantInput, VariantViews
 from hawkvision.model_zoo.training.recipe import TrainingRecipe
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import FileSource, InputSpec, Manifest, MeasuredAccuracy, Training, Variant
 from hawkvision.system.files import sha256_of
+from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.registry import task_kind
 
 BATCH: Final = 64
 """Images per inference."""
@@ -92,7 +90,8 @@ def measured_cascade(
     )
     used = np.sort(np.concatenate([split.profile, split.certify, split.held_out]))
     place = Split(*(np.searchsorted(used, part) for part in (split.profile, split.certify, split.held_out)))
-    return _measured(manifest, graphs, inputs[used], _AccuracyMeter(images.labels[used], place, images.sha256))
+    kind = task_kind(manifest.kind, [str(index) for index in range(classes)], manifest.options)
+    return _measured(manifest, graphs, inputs[used], _AccuracyMeter(kind, images.labels[used], place, images.sha256))
 
 
 def training_of(recipe: TrainingRecipe, images: LabelledImages) -> Training:
@@ -128,6 +127,7 @@ def _variant(recipe: TrainingRecipe, name: str, content: bytes) -> Variant:
 class _AccuracyMeter:
     """Labels (n,) of the images that did not train, and which of them fit and which measure."""
 
+    kind: TaskKind[Any]
     labels: NDArray[np.int64]
     split: Split
     data_sha256: str
@@ -140,28 +140,32 @@ class _AccuracyMeter:
         profile, certify, held_out, both = (
             measure_accuracy(right[part], self.data_sha256) for part in (fit, split.certify, split.held_out, unseen)
         )
-        temperature = round(fit_temperature(logits[fit], self.labels[fit]), 4)
+        temperature = round(fit_temperature(self.kind, list(logits[fit]), self.labels[fit].tolist()), 4)
         return MeasuredStage(name, temperature, profile, certify, held_out, both)
 
 
 def _measured(manifest: Manifest, graphs: Mapping[str, bytes], batch: Pixels, judge: _AccuracyMeter) -> MeasuredCascade:
     """Variants first, because ensembles use their temperatures."""
     mirrored = {m for ensemble in manifest.ensembles if ensemble.horizontal_flip for m in ensemble.members}
-    views: dict[VariantInput, VariantLogits] = {}
+    views: dict[VariantInput, VariantViews] = {}
     stages: list[MeasuredStage] = []
     variants = []
     for variant in manifest.variants:
         graph = graphs[variant.name]
         upright = _infer(graph, variant, manifest.classes, batch)
         flipped = _infer(graph, variant, manifest.classes, batch[:, :, ::-1]) if variant.name in mirrored else None
-        views[variant.name, False] = VariantLogits(upright, flipped, 0.0)  # what a view costs is not asked here
+        # What a view costs is not asked here.
+        views[VariantInput(variant.name, False)] = VariantViews(
+            list(upright), None if flipped is None else list(flipped), 0.0
+        )
         stages.append(found := judge.measured(variant.name, upright))
         variants.append(msgspec.structs.replace(variant, temperature=found.temperature, accuracy=found.unseen))
     manifest = msgspec.structs.replace(manifest, variants=tuple(variants))
-    predictions = CascadePredictions(manifest, views, differs=False)
+    predictions = CascadePredictions(judge.kind, manifest, np.arange(len(batch)), views, reduced=False)
     ensembles = []
     for ensemble in manifest.ensembles:
-        stages.append(found := judge.measured(ensemble.name, predictions.logits(ensemble.name)))
+        combined = np.stack(list(predictions.raw(ensemble.name, Tier.DATACENTER).values()))
+        stages.append(found := judge.measured(ensemble.name, combined))
         ensembles.append(msgspec.structs.replace(ensemble, temperature=found.temperature, accuracy=found.unseen))
     return MeasuredCascade(msgspec.structs.replace(manifest, ensembles=tuple(ensembles)), tuple(stages))
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.tasks.boxes import overlaps
+from hawkvision.tasks.boxes.rows import overlaps
 
 
 class Candidates(NamedTuple):

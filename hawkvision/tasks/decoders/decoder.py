@@ -5,7 +5,7 @@
                             ──► labels by `class_map` ──► non-maximum suppression by class ──► best 100, padded
 
 The result is `boxes` (n, k, 4), `scores` (n, k) and `classes` (n, k), best first, where rows of score 0 are padding
-(`hawkvision.tasks.boxes`). Whatever the tensors hold, a decoder returns finite numbers or raises BackendError.
+(`hawkvision.tasks.boxes.rows`). Whatever the tensors hold, a decoder returns finite numbers or raises BackendError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import BackendError, ManifestError
 from hawkvision.core.types import Tensors
 from hawkvision.models.input_spec import InputSpec
-from hawkvision.tasks.boxes import BOXES, CLASSES, MOST, SCORES
+from hawkvision.tasks.boxes.rows import BOXES, CLASSES, MOST, SCORES
 from hawkvision.tasks.decoders.candidates import Candidates, suppressed
 
 Indices: TypeAlias = NDArray[np.intp]

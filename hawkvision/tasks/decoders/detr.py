@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from hawkvision.tasks.boxes import MOST
+from hawkvision.tasks.boxes.rows import MOST
 from hawkvision.tasks.decoders.candidates import Candidates, corners, surest
 from hawkvision.tasks.decoders.decoder import BoxDecoder, BoxOptions
 

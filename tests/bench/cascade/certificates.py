@@ -53,13 +53,14 @@ from scipy.stats import norm
 from hawkvision.cascade.certification.certificate import threshold_grid
 from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.core.errors import ConfigError, HawkVisionError
-from hawkvision.core.types import Logits, Score
-from hawkvision.model_zoo.calibration.model_runner import run_stages
+from hawkvision.core.types import Logits, Score, Tier
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.system.files import write_atomic
 from hawkvision.tasks.class_scores import Floats, score, softmax
+from hawkvision.tasks.registry import load_kind, task_kind
 from tests.bench.cascade.threshold_rules import OTHERS, OURS, Goal, Pool, perfect_escalation, sweep_grid
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -179,10 +180,19 @@ def make_pool(
 
     The edge's temperature is fitted on the `profile` images.
     """
-    probabilities = softmax(edge, fit_temperature(edge[profile], labels[profile]))
+    task = task_kind("classification", [str(label) for label in range(edge.shape[1])], {})
+    probabilities = softmax(edge, fit_temperature(task, list(edge[profile]), labels[profile].tolist()))
     said = probabilities.argmax(axis=1)
     scores = score(probabilities, kind).astype(np.float64)
     return Pool(name, scores[used], (said == labels)[used], (best == labels)[used], (said != best)[used])
+
+
+def logits_of(looks: CascadePredictions, stage: str, tier: Tier, n: int) -> Logits:
+    """A stage's logits (n, classes) of n images, some of which were run; those of others are 0."""
+    raw = looks.raw(stage, tier)
+    found = np.zeros((n, len(next(iter(raw.values())))), np.float32)
+    found[list(raw)] = list(raw.values())
+    return found
 
 
 def load_pools(pairs: Sequence[str], data: dict[str, Path], models: Path, cache: Path) -> list[Pool]:
@@ -203,12 +213,20 @@ def load_pools(pairs: Sequence[str], data: dict[str, Path], models: Path, cache:
         images = read_images(data[task], load_labels(manifest, models))
         split = split_images(manifest, images, SPLIT_SEED)
         used = np.concatenate([split.certify, split.held_out])
-        names = sorted({stage for pair in stages for stage in pair})
-        looks = run_stages(manifest, names, images, cache=cache, chosen=split.used())
+        edges, best_stages = ({pair[i] for pair in stages} for i in (0, 1))
+        looks = run_stages(
+            load_kind(manifest, models),
+            manifest,
+            images,
+            edge=sorted(edges),
+            datacenter=sorted(best_stages),
+            cache=cache,
+            chosen=split.used(),
+        )
         pools += [
             make_pool(
-                f"{task} {edge} → {best}", looks.logits(edge), looks.served(best).labels(), images.labels,
-                split.profile, used,
+                f"{task} {edge} → {best}", logits_of(looks, edge, Tier.EDGE, len(images)),
+                logits_of(looks, best, Tier.DATACENTER, len(images)).argmax(axis=1), images.labels, split.profile, used,
             )
             for edge, best in stages
         ]  # fmt: skip

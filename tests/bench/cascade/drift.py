@@ -30,7 +30,6 @@ from rich.progress import track
 from rich.table import Table
 
 from hawkvision.cascade.certification.certificate import Method
-from hawkvision.cascade.certification.predictions import StagePredictions
 from hawkvision.cascade.certification.profile import Pair, Profile, ProfileData
 from hawkvision.cascade.certification.profiling import (
     certify_condition,
@@ -43,7 +42,7 @@ from hawkvision.cascade.drift.online import DriftController
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.core.types import Quality
+from hawkvision.core.types import Quality, Tier
 from hawkvision.model_zoo.calibration.calibrate import intermediate_stage
 from hawkvision.model_zoo.calibration.corruption import SHIFT_SEVERITY, mixed, mixture_name
 from hawkvision.model_zoo.calibration.drift_replay import (
@@ -57,12 +56,13 @@ from hawkvision.model_zoo.calibration.drift_replay import (
     subset,
     summarise,
 )
-from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
+from hawkvision.model_zoo.calibration.model_runner import run_stages
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
+from hawkvision.model_zoo.reports.report import labelled_predictions
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.system.files import write_atomic
-from hawkvision.tasks.class_scores import softmax
+from hawkvision.tasks.registry import load_kind
 
 DELTA: Final = 0.05
 MOST_AUDITS: Final = 0.02
@@ -167,8 +167,9 @@ def main() -> int:
 
 def accuracies(pair: Pair, seen: LabelledPredictions) -> tuple[float, float]:
     """Of the edge stage and of the best."""
-    edge, best = (float((seen.stages[name].labels() == seen.labels).mean()) for name in (pair.edge, pair.best))
-    return edge, best
+    everything = np.arange(len(seen.truths))
+    sample = seen.sample(pair, everything)
+    return 1.0 - float(sample.edge.losses.mean()), 1.0 - float(sample.reference_losses.mean())
 
 
 def look_at(given: argparse.Namespace) -> Cascade:
@@ -179,32 +180,36 @@ def look_at(given: argparse.Namespace) -> Cascade:
     split = split_images(manifest, images, SPLIT_SEED)
     edge, best = given.edge or manifest.cascade.default_edge, given.best or manifest.best
     between = intermediate_stage(manifest, best, given.intermediate)
-    stages = tuple(stage for stage in (edge, best, between) if stage is not None)
-    clean = run_stages(manifest, stages, images, cache=cache, chosen=split.used())
+    kind, remote = load_kind(manifest, models), tuple(stage for stage in (best, between) if stage is not None)
+    clean = run_stages(kind, manifest, images, edge=(edge,), datacenter=remote, cache=cache, chosen=split.used())
     usable = np.sort(np.concatenate([split.certify, split.held_out]))
     usable = np.sort(np.random.default_rng(SPLIT_SEED).permutation(usable)[: given.images])
     corruption, name = mixed(given.severity), mixture_name(given.severity)
-    shifted = run_stages(manifest, stages, subset(images, usable), cache=cache, corruption=corruption, name=name)
+    shifted = run_stages(
+        kind,
+        manifest,
+        subset(images, usable),
+        edge=(edge,),
+        datacenter=remote,
+        cache=cache,
+        corruption=corruption,
+        name=name,
+    )
+    truths = images.labels.tolist()
     measured = [
-        profile_stage(stage, {}, manifest.fingerprint(stage), clean.logits(stage), images.labels, split,
-                     images.sha256, clean.cost_ms(stage))
-        for stage in stages
-    ]  # fmt: skip
-    # As served: the edge with the profile's temperature, the intermediate stage with the manifest's.
-    temperature = {stage.name: stage.temperature for stage, _ in measured}
-    if between is not None and manifest.ensemble(between) is None:
-        temperature[between] = manifest.variant(between).temperature
-
-    def seen(looks: CascadePredictions, chosen: NDArray[np.intp]) -> dict[str, StagePredictions]:
-        return {
-            stage: StagePredictions(
-                stage, softmax(looks.logits(stage)[chosen], temperature[stage]), clean.cost_ms(stage)
-            )
-            for stage in stages
-        }
-
-    everything = seen(clean, np.arange(len(images)))
-    intermediate = everything[between] if between else None
+        profile_stage(
+            kind,
+            stage,
+            {},
+            manifest.fingerprint(stage),
+            clean.raw(stage, tier),
+            truths,
+            split,
+            images.sha256,
+            clean.cost_ms(stage, tier),
+        )
+        for stage, tier in ((edge, Tier.EDGE), *((stage, Tier.DATACENTER) for stage in remote))
+    ]
     profile = Profile(
         format=3,
         task=given.task,
@@ -213,20 +218,24 @@ def look_at(given: argparse.Namespace) -> Cascade:
             certify=len(split.certify), held_out=len(split.held_out),
         ),
         stages=tuple(stage for stage, _ in measured),
-        pairs=(profile_pair(everything[edge], everything[best], images.labels, split, intermediate),),
+        pairs=(
+            profile_pair(
+                kind, measured[0][1], clean.served(best), truths, split, clean.served(between) if between else None
+            ),
+        ),
     )  # fmt: skip
-    labels = images.labels[usable]
+    of_usable = [truths[i] for i in usable]
     return Cascade(
         profile,
-        LabelledPredictions(seen(clean, usable), labels),
-        LabelledPredictions(seen(shifted, np.arange(len(usable))), labels),
+        labelled_predictions(profile, clean.part(usable), of_usable),
+        labelled_predictions(profile, shifted, of_usable),
     )
 
 
 def study(cascade: Cascade, drops: tuple[float, ...], certify: int, seeds: int) -> list[DriftCell]:
     """All targets under all controls; a seed's division, certificate and stream are the same for each control."""
     runs: dict[tuple[float, str], list[Replay]] = {(drop, name): [] for drop in drops for name in CONTROLS}
-    images = len(cascade.clean.labels)
+    images = len(cascade.clean.truths)
     if images < 2 * certify:
         certify = images // 2
     for seed in track(range(seeds), "replaying", transient=True):

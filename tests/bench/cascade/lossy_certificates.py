@@ -39,15 +39,17 @@ from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.core.types import AccuracyStatus, Logits, MaxAccuracyDrop, Quality, Received, Score, Target
+from hawkvision.core.types import AccuracyStatus, Logits, MaxAccuracyDrop, Quality, Received, Score, Target, Tier
 from hawkvision.model_zoo.calibration.loss_simulation import decoded, transcoded
 from hawkvision.model_zoo.calibration.model_runner import run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.tasks.class_scores import score, softmax
+from hawkvision.tasks.registry import load_kind
 from hawkvision.transport.coding.image_coding import Coded, Plan
 from hawkvision.transport.coding.rate_fec_control import FecLinkState, choose
+from tests.bench.cascade.certificates import logits_of
 
 RATES: Final = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 BURST: Final = 4.0
@@ -214,14 +216,25 @@ def measure(
     edge = edge or manifest.cascade.default_edge
     policy = Policy(profile, edge, manifest.best)
     held_out = split_images(manifest, images, profile.data.seed).held_out
-    before = run_stages(manifest, (manifest.best,), images, cache=cache, chosen=held_out)
-    reference = before.logits(manifest.best).argmax(axis=1) == images.labels
+    kind = load_kind(manifest, models)
+    before = run_stages(kind, manifest, images, datacenter=(manifest.best,), cache=cache, chosen=held_out)
+    reference = logits_of(before, manifest.best, Tier.DATACENTER, len(images)).argmax(axis=1) == images.labels
     cells: list[CertificateCell] = []
     for place, link in enumerate(links(spare)):
         there, received = over(link, images, held_out, place)
         numbers = np.array([*received], np.intp)
-        looks = run_stages(manifest, (edge, manifest.best), there, cache=cache, chosen=numbers, name=str(link))
-        logits, best = looks.logits(edge)[numbers], looks.logits(manifest.best)[numbers].argmax(axis=1)
+        looks = run_stages(
+            kind,
+            manifest,
+            there,
+            edge=(edge,),
+            datacenter=(manifest.best,),
+            cache=cache,
+            chosen=numbers,
+            name=str(link),
+        )
+        logits = logits_of(looks, edge, Tier.EDGE, len(images))[numbers]
+        best = logits_of(looks, manifest.best, Tier.DATACENTER, len(images))[numbers].argmax(axis=1)
         labels = images.labels[numbers]
         crossed = Crossed(
             link, len(numbers) / len(held_out), tuple(received.values()), logits, logits.argmax(axis=1) == labels,
@@ -283,9 +296,9 @@ def judged(policy: Policy, temperature: float, crossed: Crossed, target: Target)
     )
 
 
-def scored(logits: Logits, kind: Score, temperature: float) -> float:
+def scored(logits: Logits, kind: str, temperature: float) -> float:
     """The edge's score of one image (classes,), as a node computes it."""
-    return float(score(softmax(logits[np.newaxis], temperature), kind)[0])
+    return float(score(softmax(logits[np.newaxis], temperature), Score(kind))[0])
 
 
 def share(right: Flags, where: Flags) -> float:

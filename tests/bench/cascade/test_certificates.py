@@ -21,7 +21,6 @@ from hawkvision.cascade.certification.bounds import paired_exact_p
 from hawkvision.cascade.certification.certificate import (
     Method,
     Sample,
-    StageOutcomes,
     certify,
     sweep,
     threshold_grid,
@@ -37,7 +36,7 @@ from tests.bench.cascade.threshold_rules import (
     perfect_escalation,
     sweep_grid,
 )
-from tests.hawkvision.cascade.synthetic import make_logits
+from tests.hawkvision.cascade.synthetic import make_logits, outcomes
 
 DELTA = 0.05
 
@@ -57,7 +56,7 @@ def drawn(n: int, seed: int) -> Pool:
 
 
 def as_sample(some: Pool) -> Sample:
-    return Sample(StageOutcomes(some.scores, some.edge_right, some.differs), some.best_right)
+    return Sample(outcomes(some.scores, some.edge_right, some.differs), (~some.best_right).astype(np.float64))
 
 
 def test_one_pass_over_all_thresholds_counts_what_the_products_sweep_counts() -> None:

@@ -14,7 +14,7 @@ from hawkvision.cascade.certification.predictions import split_indices
 from hawkvision.cascade.certification.profiling import profile_stage
 from hawkvision.model_zoo.calibration.drift_replay import PHASES, LabelledPredictions, Replay, summarise
 from tests.bench.cascade.drift import CONTROLS, DECIDED, Cascade, DriftCell, certified_route, study, write
-from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
+from tests.hawkvision.cascade.synthetic import KIND, SHA, make_logits, make_profile
 
 
 @functools.cache
@@ -25,13 +25,13 @@ def cascade() -> Cascade:
     split = split_indices(np.full(len(labels), "a"), 0)
 
     def seen(small: float, large: float) -> LabelledPredictions:
-        return LabelledPredictions(
-            {
-                name: profile_stage(name, {}, SHA, make_logits(rng, labels, strength), labels, split, SHA, 1.0)[1]
-                for name, strength in (("small", small), ("large", large))
-            },
-            labels,
+        edge, best = (
+            profile_stage(
+                KIND, name, {}, SHA, list(make_logits(rng, labels, strength)), labels.tolist(), split, SHA, 1.0
+            )[1]
+            for name, strength in (("small", small), ("large", large))
         )
+        return LabelledPredictions(KIND, {"small": edge}, {"large": best}, labels.tolist())
 
     return Cascade(make_profile(), seen(3.0, 8.0), seen(1.5, 6.0))
 
@@ -42,7 +42,8 @@ def run_that_gives_up(share: float, audits: float) -> Replay:
     n = len(shifted)
     every = np.arange(n) % 1_000
     return Replay(
-        0, shifted, np.zeros(n, np.int8), every < 1_000 * audits, (shifted & (every < 1_000 * share)).astype(np.int8),
+        0, shifted, np.zeros(n, np.int8), every < 1_000 * audits,
+        (shifted & (every < 1_000 * share)).astype(np.float64),
         np.zeros(n, np.bool_), np.zeros(n),
     )  # fmt: skip
 

@@ -25,10 +25,13 @@ POLICY = Policy(make_received_profile(), "small", "large")
 
 def crossed(harm: float, received: Received, *, edge_is_right: bool = True) -> Crossed:
     looks = make_received_looks(harm, 1_000, seed=21)
-    right = looks.edge.argmax(axis=1) == looks.truth
+    truth = np.array(looks.truths)
+    edge, best, reference = (np.array(each) for each in (looks.edge, looks.best, looks.reference))
+    right = edge.argmax(axis=1) == truth
     return Crossed(
-        CertificateLink(0.1, 1.0, Plan(80, 0.2), planned=True), 1.0, (received,) * len(looks.truth), looks.edge,
-        right if edge_is_right else np.zeros_like(right), looks.best == looks.truth, looks.reference == looks.truth,
+        CertificateLink(0.1, 1.0, Plan(80, 0.2), planned=True), 1.0, (received,) * len(truth), edge,
+        right if edge_is_right else np.zeros_like(right), best.argmax(axis=1) == truth,
+        reference.argmax(axis=1) == truth,
     )  # fmt: skip
 
 

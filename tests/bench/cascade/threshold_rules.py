@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from scipy.stats import beta as beta_distribution
 
 from hawkvision.cascade.certification.bounds import agreement_p, nuisance_beta, paired_betting_p, paired_exact_p
-from hawkvision.cascade.certification.certificate import Flags
 from hawkvision.tasks.class_scores import Floats
 
 Counts = NDArray[np.int64]
+
+
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,20 +18,21 @@ from pathlib import Path
 from typing import Final
 
 import cv2
-import msgspec
 import numpy as np
 import simplejpeg
 from rich.console import Console
 from rich.table import Table
 
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.core.types import Logits
+from hawkvision.core.types import Logits, Tier
 from hawkvision.imaging.downscale import DETAIL, QUALITY, Reducer
 from hawkvision.imaging.preprocessing import decode, probe
 from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, run_stages
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import Manifest, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.tasks.class_scores import softmax
+from hawkvision.tasks.registry import load_kind
+from tests.bench.cascade.certificates import logits_of
 
 SETTINGS: Final = ((DETAIL, QUALITY), (2.0, 90), (1.5, 90), (1.0, 90), (1.0, 85))
 """Detail and quality."""
@@ -64,11 +65,9 @@ def drawn(images: LabelledImages, most: int, times: float) -> LabelledImages:
 
 def best_of(manifest: Manifest, images: LabelledImages) -> Logits:
     """What the reference stage says of the very images."""
-    # As if it ran at the edge: what runs in the datacenter is shown what is sent.
-    local = msgspec.structs.replace(manifest.cascade, dc=manifest.cascade.edge[:1])
-    return run_stages(
-        msgspec.structs.replace(manifest, cascade=local), [manifest.best], images, cache=cache_dir()
-    ).logits(manifest.best)
+    kind = load_kind(manifest, models_dir())
+    looks = run_stages(kind, manifest, images, datacenter=[manifest.best], shrink=False, cache=cache_dir())
+    return logits_of(looks, manifest.best, Tier.DATACENTER, len(images))
 
 
 def study(manifest: Manifest, images: LabelledImages, console: Console) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edge.servers import openapi
+from edge.servers import api_page, openapi
 from edge.servers.shared.request_fields import FIELDS
 from hawkvision.client.response import answer_from_json
 from hawkvision.system.child_server import ServerProcess
@@ -26,7 +26,7 @@ def part(name: str, content: bytes, filename: str | None = None) -> bytes:
 
 def test_an_answer_has_every_documented_field(caller: Caller) -> None:
     answer = caller.classify(encoded(), "quality=fast&top_k=3").json
-    schema = openapi.document()["components"]["schemas"]["Answer"]
+    schema = openapi.document()["components"]["schemas"]["ClassificationAnswer"]
     assert sorted(answer) == sorted(schema["properties"])
     assert len(answer["top_k"]) == 3
     assert (answer["tier"], answer["escalated"], answer["degraded"]) == ("edge", False, False)
@@ -176,9 +176,9 @@ def test_docs_show_values_defaults_an_answer_and_the_nodes_own_address(edge: Ser
     assert f"curl --data-binary @cat.jpg '{edge.url}/v1/classify?" in page
     assert f"Client('{edge.url}')" in page
     for field in FIELDS.values():
-        assert openapi.allowed(field.schema) in page
+        assert api_page.allowed(field.schema) in page
         assert str(field.schema.get("default", "")) in page
-    shown = re.search(r"<h2>Answer</h2><pre>(.*?)</pre>", page, re.DOTALL)
+    shown = re.search(r"<h3>classification</h3><pre>(.*?)</pre>", page, re.DOTALL)
     assert shown is not None
     answer = caller.classify(encoded(), "max_accuracy_drop=0.01").json
     assert json.loads(shown[1]).keys() == answer.keys()

@@ -29,9 +29,10 @@ from hawkvision.core.types import (
     Quality,
     Tier,
 )
-from hawkvision.tasks.classification import Classification
+from hawkvision.tasks.classification import Classification, ClassificationKind
 
 TASK = "imagenet"
+KIND = ClassificationKind([f"class {number}" for number in range(10)], {})
 IMAGES = (b"\xff\xd8one", b"", b"three")
 
 
@@ -68,21 +69,21 @@ def answer(
 
 @given(images=st.lists(st.binary(max_size=40), min_size=1, max_size=MAX_IMAGES))
 def test_images_come_out_of_a_binary_body_as_they_went_in(images: list[bytes]) -> None:
-    assert parse_infer(TASK, *binary(*images)).images == tuple(images)
+    assert parse_infer(TASK, ClassificationKind, *binary(*images)).images == tuple(images)
 
 
 @given(images=st.lists(st.binary(max_size=40), min_size=1, max_size=MAX_IMAGES))
 def test_images_come_out_of_a_json_body_as_they_went_in(images: list[bytes]) -> None:
-    assert parse_infer(TASK, in_json(*images), None).images == tuple(images)
+    assert parse_infer(TASK, ClassificationKind, in_json(*images), None).images == tuple(images)
 
 
 def test_a_batch_dimension_and_nested_data_are_read() -> None:
     nested = [[base64.b64encode(image).decode()] for image in IMAGES]
-    assert parse_infer(TASK, in_json(*IMAGES, shape=[3, 1], data=nested), None).images == IMAGES
+    assert parse_infer(TASK, ClassificationKind, in_json(*IMAGES, shape=[3, 1], data=nested), None).images == IMAGES
 
 
 def test_a_raw_body_is_one_image() -> None:
-    asked = parse_infer(TASK, b"\xff\xd8raw", "0", [("query", "quality", "best")])
+    asked = parse_infer(TASK, ClassificationKind, b"\xff\xd8raw", "0", [("query", "quality", "best")])
     assert (asked.images, asked.request.target) == ((b"\xff\xd8raw",), Quality.BEST)
 
 
@@ -99,7 +100,7 @@ def test_a_raw_body_is_one_image() -> None:
 def test_parameters_are_the_fields_of_classify_and_those_of_triton_s_client(
     parameters: dict[str, Any], target: object, deadline_ms: float | None, stream: str | None
 ) -> None:
-    request = parse_infer(TASK, *binary(b"x", parameters=parameters)).request
+    request = parse_infer(TASK, ClassificationKind, *binary(b"x", parameters=parameters)).request
     assert (request.task, request.target, request.deadline_ms, request.stream) == (TASK, target, deadline_ms, stream)
 
 
@@ -109,26 +110,26 @@ def test_unknown_parameters_are_ignored_and_named(value: object) -> None:
     tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "parameters": {**known, "of_input": value}}
     outputs = [{"name": "label", "parameters": {"of_output": value, "binary_data": False}}]
     more = {"parameters": {"max_acuracy_drop": value, "quality": "fast"}, "outputs": outputs}
-    asked = parse_infer(TASK, *binary(b"x", inputs=[tensor], **more))
+    asked = parse_infer(TASK, ClassificationKind, *binary(b"x", inputs=[tensor], **more))
     assert asked.images == (b"x",)
     assert asked.request.target == Quality.FAST
     names = ("max_acuracy_drop", "of_input", "of_output")
     assert asked.ignored == (() if value is None else names)
-    said = json.loads(encode_answers(asked, [answer()])[0])["parameters"]
+    said = json.loads(encode_answers(asked, KIND, [answer()])[0])["parameters"]
     assert said.get("ignored_parameters") == (None if value is None else ",".join(names))
 
 
 def test_optional_members_may_be_null() -> None:
     tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": ["eA=="], "parameters": None}
     head = {"id": None, "parameters": None, "outputs": None, "inputs": [tensor]}
-    asked = parse_infer(TASK, json.dumps(head).encode(), None)
+    asked = parse_infer(TASK, ClassificationKind, json.dumps(head).encode(), None)
     assert (asked.id, asked.images, len(asked.outputs)) == ("", (b"x",), 3)
     named = {
         **head,
         "outputs": [{"name": "label", "parameters": None}],
         "parameters": {"quality": None, "stream": None},
     }
-    assert parse_infer(TASK, json.dumps(named).encode(), None).request.target == Quality.BALANCED
+    assert parse_infer(TASK, ClassificationKind, json.dumps(named).encode(), None).request.target == Quality.BALANCED
 
 
 def _input(**changes: Any) -> Callable[[], tuple[bytes, str | None]]:
@@ -174,7 +175,7 @@ def _with(*images: bytes, cut: int | None = None, length: str | None = None, **c
         (_with(length="²"), "Inference-Header-Content-Length"),
         (_with(outputs=[{"name": "logits"}]), r"outputs\[0\].name"),
         (_with(outputs=[{"name": "label"}] * 2), r"outputs\[1\].name"),
-        (_with(outputs=[{"name": "label"}] * 4), "outputs: expected each"),
+        (_with(outputs=[{"name": "label"}] * 5), "outputs: expected each"),
         (_with(outputs=[{"name": "label", "parameters": {"binary_data": 1}}]), r"outputs\[0\].parameters.binary_data"),
         (
             _with(outputs=[{"name": "label", "parameters": {"classification": 3}}]),
@@ -203,7 +204,7 @@ def _with(*images: bytes, cut: int | None = None, length: str | None = None, **c
 )
 def test_malformed_parts_are_named(make: Callable[[], tuple[bytes, str | None]], says: str) -> None:
     with pytest.raises(BadField, match=says):
-        parse_infer(TASK, *make())
+        parse_infer(TASK, ClassificationKind, *make())
 
 
 @pytest.mark.parametrize(
@@ -219,13 +220,13 @@ def test_elements_must_fill_their_data(data: bytes, count: int, says: str) -> No
     tensor = {"name": "image", "shape": [count], "datatype": "BYTES", "parameters": {"binary_data_size": len(data)}}
     text = json.dumps({"inputs": [tensor]}).encode()
     with pytest.raises(BadField, match=says):
-        parse_infer(TASK, text + data, str(len(text)))
+        parse_infer(TASK, ClassificationKind, text + data, str(len(text)))
 
 
 def read_or_refuse(body: bytes, length: str | None) -> InferRequest | None:
     """The request, or None if it was refused as a bad field; any other error is a defect."""
     with contextlib.suppress(BadField):
-        return parse_infer(TASK, body, length)
+        return parse_infer(TASK, ClassificationKind, body, length)
     return None
 
 
@@ -277,8 +278,8 @@ def test_arbitrary_values_in_any_part_are_read_or_refused(part: str, value: obje
 
 
 def test_answers_are_written_in_json() -> None:
-    asked = parse_infer(TASK, in_json(*IMAGES[:2]).replace(b"{", b'{"id": "r7", ', 1), None)
-    body, json_bytes = encode_answers(asked, [answer(3), answer(4, 0.5)])
+    asked = parse_infer(TASK, ClassificationKind, in_json(*IMAGES[:2]).replace(b"{", b'{"id": "r7", ', 1), None)
+    body, json_bytes = encode_answers(asked, KIND, [answer(3), answer(4, 0.5)])
     said = json.loads(body)
     assert json_bytes is None
     assert (said["model_name"], said["model_version"], said["id"]) == (TASK, "1", "r7")
@@ -291,7 +292,9 @@ def test_answers_are_written_in_json() -> None:
 
 def test_only_requested_outputs_are_written_in_the_requested_format() -> None:
     wanted = [{"name": "confidence", "parameters": {"binary_data": True}}, {"name": "label"}]
-    body, json_bytes = encode_answers(parse_infer(TASK, *binary(b"x", outputs=wanted)), [answer()])
+    body, json_bytes = encode_answers(
+        parse_infer(TASK, ClassificationKind, *binary(b"x", outputs=wanted)), KIND, [answer()]
+    )
     assert json_bytes is not None
     outputs = json.loads(body[:json_bytes])["outputs"]
     assert [output["name"] for output in outputs] == ["confidence", "label"]
@@ -301,8 +304,8 @@ def test_only_requested_outputs_are_written_in_the_requested_format() -> None:
 
 def test_the_classification_extension_lists_classes() -> None:
     wanted = [{"name": "confidence", "parameters": {"classification": 2}}]
-    asked = parse_infer(TASK, *binary(b"x", outputs=wanted))
-    (output,) = json.loads(encode_answers(asked, [answer()])[0])["outputs"]
+    asked = parse_infer(TASK, ClassificationKind, *binary(b"x", outputs=wanted))
+    (output,) = json.loads(encode_answers(asked, KIND, [answer()])[0])["outputs"]
     assert asked.request.top_k == 2
     assert (output["datatype"], output["shape"]) == ("BYTES", [1, 2])
     assert output["data"] == ["0.750000:3:class 3", "0.125000:9:other"]
@@ -310,7 +313,9 @@ def test_the_classification_extension_lists_classes() -> None:
 
 def test_parameters_say_how_each_image_was_answered_and_the_worst_of_what_is_guaranteed() -> None:
     answers = [answer(), answer(status=AccuracyStatus.SUSPENDED, tier=Tier.DATACENTER, model="large", degraded=True)]
-    said = json.loads(encode_answers(parse_infer(TASK, *binary(b"x", b"y")), answers)[0])["parameters"]
+    said = json.loads(encode_answers(parse_infer(TASK, ClassificationKind, *binary(b"x", b"y")), KIND, answers)[0])[
+        "parameters"
+    ]
     assert (said["variant"], said["tier"]) == ("small,large", "edge,datacenter")
     assert (said["degraded"], said["status"], said["max_drop"]) == (True, "suspended", 0.02)
     assert said["target"] == "quality=fast"

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from hawkvision.cascade.certification.certificate import StageOutcomes
 from hawkvision.cascade.certification.predictions import StagePredictions, split_indices
 from hawkvision.cascade.certification.profile import Certificate, Profile, ProfileData, ReceivedCondition, StageProfile
 from hawkvision.cascade.certification.profiling import profile_pair, profile_stage
 from hawkvision.cascade.certification.profiling_received import ReceivedPredictions, profile_received
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
-from hawkvision.core.types import Logits, Score
+from hawkvision.core.types import Logits
 from hawkvision.models.manifest import MeasuredAccuracy
+from hawkvision.tasks.class_scores import softmax
+from hawkvision.tasks.registry import task_kind
 
 SHA = "a" * 64
+KIND = task_kind("classification", [str(label) for label in range(10)], {})
+
+
+def outcomes(scores: NDArray[Any], right: NDArray[Any], differs: NDArray[Any]) -> StageOutcomes:
+    """A stage's outcomes, from whether it was right and whether it differed from the reference stage."""
+    return StageOutcomes(scores, 1.0 - right, differs.astype(np.float64))
 
 
 def make_logits(rng: np.random.Generator, labels: np.ndarray, strength: float, classes: int = 10) -> Logits:
@@ -33,9 +44,8 @@ def make_profile(seed: int = 7, n: int = 3_000, intermediate: bool = False) -> P
     split = split_indices(np.where(np.arange(n) % 3 == 0, "a", "b"), seed)
 
     def stage(name: str, strength: float, cost_ms: float) -> tuple[StageProfile, StagePredictions]:
-        return profile_stage(
-            name, {name: SHA}, SHA, make_logits(rng, labels, strength), labels, split, SHA, cost_ms
-        )  # fmt: skip
+        logits = list(make_logits(rng, labels, strength))
+        return profile_stage(KIND, name, {name: SHA}, SHA, logits, labels.tolist(), split, SHA, cost_ms)
 
     small, edge = stage("small", 3.0, 1.0)
     large, best = stage("large", 8.0, 20.0)
@@ -52,7 +62,7 @@ def make_profile(seed: int = 7, n: int = 3_000, intermediate: bool = False) -> P
             held_out=len(split.held_out),
         ),
         stages=(small, medium, large) if intermediate else (small, large),
-        pairs=(profile_pair(edge, best, labels, split, between if intermediate else None),),
+        pairs=(profile_pair(KIND, edge, best, labels.tolist(), split, between if intermediate else None),),
     )
 
 
@@ -70,7 +80,8 @@ def make_received_looks(harm: float, n: int = 1_600, seed: int = 11) -> Received
     edge, best = make_logits(rng, labels, 3.0), make_logits(rng, labels, 8.0)
     noise = rng.normal(size=(2, *edge.shape)).astype(np.float32)
     heated = (edge + 3.0 * harm * noise[0]) * np.float32(1.0 + harm)
-    return ReceivedPredictions(heated, (best + 3.0 * harm * noise[1]).argmax(axis=1), best.argmax(axis=1), labels)
+    received = best + np.float32(3.0 * harm) * noise[1]
+    return ReceivedPredictions(KIND, list(heated), list(softmax(received)), list(softmax(best)), labels.tolist())
 
 
 @functools.cache
@@ -80,7 +91,7 @@ def make_condition(quality: int, fraction: float, harm: float, n: int = 1_600) -
     return profile_received(
         looks.part(np.arange(n // 4)),
         looks.part(np.arange(n // 4, n)),
-        kind=Score.TOP1,
+        score="top1",
         min_quality=quality,
         min_received_fraction=fraction,
         drops=RECEIVED_DROPS,

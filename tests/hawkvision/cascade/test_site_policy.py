@@ -93,7 +93,7 @@ def test_site_certificates_for_another_task_are_refused() -> None:
 
 def test_site_certificates_for_another_score_are_refused() -> None:
     site = site_of(PROFILE)
-    other = next(kind for kind in Score if kind is not PROFILE.pairs[0].score)
+    other = next(kind for kind in Score if kind != PROFILE.pairs[0].score)
     pairs = (msgspec.structs.replace(site.pairs[0], score=other),)
     with pytest.raises(ManifestError, match="hawkvision certify"):
         Policy(PROFILE, "small", "large", site=msgspec.structs.replace(site, pairs=pairs))

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from hawkvision.model_zoo.calibration.calibrate import calibrate
-from hawkvision.models.idx_reader import grey_png
+from hawkvision.models.image_sets.idx_reader import grey_png
 from hawkvision.models.manifest import artifact_path
 from hawkvision.system.files import sha256_of
 from tests.hawkvision.inference.graphs import model

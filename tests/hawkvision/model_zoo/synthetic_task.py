@@ -17,7 +17,7 @@ from hawkvision.model_zoo.training.measure import measured_cascade, training_of,
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
 from hawkvision.model_zoo.training.recipe import load_recipe
 from hawkvision.models.datasets import LabelledImages, read_images
-from hawkvision.models.idx_reader import grey_png
+from hawkvision.models.image_sets.idx_reader import grey_png
 from hawkvision.models.manifest import InputSpec, Manifest
 from hawkvision.system.files import write_atomic
 from tests.hawkvision.integer.quantised_nets import random_net

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.datasets import read_images
-from hawkvision.models.idx_reader import grey_png
+from hawkvision.models.image_sets.idx_reader import grey_png
 
 LABELS = tuple("0123456789")
 IMAGES = np.arange(5 * 6 * 7, dtype=np.uint8).reshape(5, 6, 7)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import BackendError, ManifestError
-from hawkvision.tasks.boxes import MEMBERS, SCORE, matches, tempered
+from hawkvision.tasks.boxes.fusion import fuse, weight_matrix
+from hawkvision.tasks.boxes.rows import MEMBERS, SCORE, matches, tempered
 from hawkvision.tasks.counting import CountingKind, number_distribution
 from hawkvision.tasks.detection import DetectionKind
-from hawkvision.tasks.fusion import fuse, weight_matrix
 from hawkvision.tasks.kind import Output, Tensors
 from hawkvision.tasks.multi_label import MultiLabelKind
 from hawkvision.tasks.registry import kind_class

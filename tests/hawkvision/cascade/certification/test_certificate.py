@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.bounds import agreement_p, paired_betting_p, paired_exact_p
 from hawkvision.cascade.certification.certificate import (
@@ -26,8 +25,7 @@ from hawkvision.cascade.certification.certificate import (
     threshold_grid,
     two_levels,
 )
-
-Labels = NDArray[np.int64]
+from tests.hawkvision.cascade.synthetic import outcomes
 
 
 def draw_sample(rng: np.random.Generator, n: int, *, intermediate: bool = False) -> Sample:
@@ -38,14 +36,14 @@ def draw_sample(rng: np.random.Generator, n: int, *, intermediate: bool = False)
         scores = rng.random(n)
         own = np.where(rng.random(n) < base + (1 - base) * scores, 0, rng.integers(1, 3, n))
         said = np.where(rng.random(n) < copies, best, own)
-        return StageOutcomes(scores, said == 0, said != best)
+        return outcomes(scores, said == 0, said != best)
 
-    return Sample(stage(0.5, 0.3), best == 0, stage(0.7, 0.5) if intermediate else None)
+    return Sample(stage(0.5, 0.3), (best != 0).astype(np.float64), stage(0.7, 0.5) if intermediate else None)
 
 
 def sample_of(scores: list[float], edge_right: list[int], best_right: list[int]) -> Sample:
     edge, best = np.array(edge_right, bool), np.array(best_right, bool)
-    return Sample(StageOutcomes(np.array(scores), edge, edge != best), best)
+    return Sample(outcomes(np.array(scores), edge, edge != best), 1.0 - best)
 
 
 def path_of_three(rng: np.random.Generator, steps: int) -> tuple[Thresholds, ...]:
@@ -71,18 +69,19 @@ def test_sweep_counts_what_going_through_the_images_one_by_one_counts(n: int, se
 def count_one_by_one(sample: Sample, thresholds: Thresholds) -> ThresholdStep:
     intermediate = sample.intermediate
     assert intermediate is not None
-    lost = gained = differing = edge_differing = at_edge = at_intermediate = 0
+    lost = gained = differing = edge_differing = 0.0
+    at_edge = at_intermediate = 0
     for i in range(len(sample)):
         if sample.edge.scores[i] >= thresholds.edge:
             stage, at_edge = sample.edge, at_edge + 1
-            edge_differing += int(stage.differs[i])
+            edge_differing += stage.disagreements[i]
         elif intermediate.scores[i] >= thresholds.intermediate:
             stage, at_intermediate = intermediate, at_intermediate + 1
         else:
             continue
-        lost += int(sample.best_right[i] and not stage.right[i])
-        gained += int(stage.right[i] and not sample.best_right[i])
-        differing += int(stage.differs[i])
+        more = stage.losses[i] - sample.reference_losses[i]
+        lost, gained = lost + max(more, 0.0), gained + max(-more, 0.0)
+        differing += stage.disagreements[i]
     n = len(sample)
     shares = (n - at_edge) / n, (n - at_edge - at_intermediate) / n, (lost - gained) / n
     return ThresholdStep(thresholds, *shares, lost, gained, differing, edge_differing)
@@ -139,11 +138,11 @@ def test_the_kept_step_is_the_last_before_the_first_failure(method: Method) -> N
     def p_value(step: ThresholdStep) -> float:
         match method:
             case Method.EXACT:
-                return paired_exact_p(step.lost, step.gained, 800, 0.05)
+                return paired_exact_p(int(step.lost), int(step.gained), 800, 0.05)
             case Method.BETTING:
                 return paired_betting_p(losses(sample, step.thresholds), 0.05)
             case Method.AGREEMENT:
-                return agreement_p(step.differing, 800, 0.05)
+                return agreement_p(int(step.differing), 800, 0.05)
 
     passed = [p_value(step) <= 0.05 for step in steps[1:]]
     assert 0 < passed.index(False) < len(passed) - 1
@@ -174,9 +173,9 @@ def test_the_cheapest_of_the_certified_steps_is_kept_and_none_beyond_them() -> N
 
 def test_betting_depends_on_the_order_of_the_images_and_the_exact_test_does_not() -> None:
     sample = draw_sample(np.random.default_rng(13), 500)
-    order = np.argsort(sample.edge.right, kind="stable")
-    edge = StageOutcomes(sample.edge.scores[order], sample.edge.right[order], sample.edge.differs[order])
-    turned = Sample(edge, sample.best_right[order])
+    order = np.argsort(-sample.edge.losses, kind="stable")
+    edge = StageOutcomes(sample.edge.scores[order], sample.edge.losses[order], sample.edge.disagreements[order])
+    turned = Sample(edge, sample.reference_losses[order])
     path = two_levels(threshold_grid(sample.edge.scores, 50))
     assert certify(turned, path, 0.06) == certify(sample, path, 0.06)
     kept = [certify(s, path, 0.06, method=Method.BETTING).thresholds for s in (sample, turned)]
@@ -185,8 +184,8 @@ def test_betting_depends_on_the_order_of_the_images_and_the_exact_test_does_not(
 
 def test_agreement_needs_no_labels() -> None:
     sample = draw_sample(np.random.default_rng(14), 1_000)
-    nothing = np.zeros(1_000, bool)
-    unlabelled = Sample(StageOutcomes(sample.edge.scores, nothing, sample.edge.differs), nothing)
+    nothing = np.zeros(1_000)
+    unlabelled = Sample(StageOutcomes(sample.edge.scores, nothing, sample.edge.disagreements), nothing)
     path = two_levels(threshold_grid(sample.edge.scores, 50))
     kept = certify(unlabelled, path, 0.1, method=Method.AGREEMENT)
     assert kept.thresholds == certify(sample, path, 0.1, method=Method.AGREEMENT).thresholds
@@ -246,7 +245,7 @@ def test_a_path_may_hold_one_threshold_while_the_other_descends() -> None:
 
 
 def test_misshapen_samples_are_refused() -> None:
-    three, four = np.zeros(3, bool), np.zeros(4, bool)
+    three, four = np.zeros(3), np.zeros(4)
     with pytest.raises(ValueError, match="same length"):
         Sample(StageOutcomes(np.zeros(3), three, three), four)
     with pytest.raises(ValueError, match="same length"):

@@ -12,17 +12,19 @@ from hypothesis import strategies as st
 
 from hawkvision.cascade.certification.equivalence import (
     CertificateInputs,
+    ComparisonResult,
     EquivalenceCheck,
     EquivalenceChecks,
     certificate_inputs,
-    compare,
     dump_equivalences,
     load_equivalences,
     passed,
 )
+from hawkvision.cascade.certification.equivalence import compare as compare_outputs
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Score
+from hawkvision.core.types import Score, Tier
 from hawkvision.tasks.class_scores import Probabilities, score
+from hawkvision.tasks.registry import task_kind
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 
 PROFILE = make_profile(intermediate=True)
@@ -37,7 +39,12 @@ def probabilities(rows: list[list[float]]) -> Probabilities:
 
 
 def judged(*thresholds: float, kind: Score | None = Score.MARGIN) -> CertificateInputs:
-    return CertificateInputs("small", SHA, 1.0, kind, thresholds, SHA)
+    return CertificateInputs("small", SHA, 1.0, kind, thresholds, SHA, Tier.EDGE)
+
+
+def compare(asked: CertificateInputs, certified: Probabilities, ways: list[Probabilities]) -> ComparisonResult:
+    kind = task_kind("classification", [str(label) for label in range(certified.shape[1])], {})
+    return compare_outputs(kind, asked, list(certified), [list(way) for way in ways])
 
 
 def test_the_same_answers_pass_even_where_a_score_lies_on_a_threshold() -> None:

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from hawkvision.cascade.certification.bounds import clopper_pearson, drop_upper_bound, paired_exact_p
 from hawkvision.cascade.certification.certificate import BEST_ONLY, Method, Sample, Thresholds, check_path, sweep
 from hawkvision.cascade.certification.certificate_rounding import written
-from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, measure_accuracy, split_indices
+from hawkvision.cascade.certification.predictions import (
+    Scored,
+    StagePredictions,
+    make_sample,
+    measure_accuracy,
+    split_indices,
+)
 from hawkvision.cascade.certification.profile import Condition, threshold_value
 from hawkvision.cascade.certification.profiling import (
     balanced_drop,
@@ -26,7 +32,7 @@ from hawkvision.cascade.certification.profiling import (
 from hawkvision.cascade.certification.threshold_order import Costs
 from hawkvision.core.types import Score
 from hawkvision.tasks.class_scores import score, softmax
-from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
+from tests.hawkvision.cascade.synthetic import KIND, SHA, make_logits, make_profile
 
 COSTS = Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0)
 BARS = st.one_of(st.floats(0.0, 1.0), st.sampled_from([math.inf, -math.inf]))
@@ -38,15 +44,15 @@ def looked_at(n: int = 2_000) -> tuple[np.ndarray, StagePredictions, StagePredic
     rng = np.random.default_rng(5)
     labels = rng.integers(0, 10, n)
     edge, intermediate, best = (
-        StagePredictions(str(s), softmax(make_logits(rng, labels, s)), s) for s in (3.0, 6.0, 9.0)
+        StagePredictions(str(s), list(softmax(make_logits(rng, labels, s))), s) for s in (3.0, 6.0, 9.0)
     )
     return labels, edge, intermediate, best
 
 
 def sample_at(n: int = 2_000, *, labelled: bool = True) -> Sample:
     labels, edge, intermediate, best = looked_at(n)
-    truth = labels if labelled else None
-    return make_sample(edge, Score.MARGIN, best, truth, np.arange(n), intermediate, Score.TOP1)
+    truth = labels.tolist() if labelled else None
+    return make_sample(KIND, Scored(edge, "margin"), best, truth, np.arange(n), Scored(intermediate, "top1"))
 
 
 TWO = tuple(Thresholds(t) for t in (math.inf, *np.linspace(0.99, 0.0, 60).tolist(), -math.inf))
@@ -94,10 +100,13 @@ def test_scores_that_are_certified_are_those_of_the_written_temperature(seed: in
     labels = rng.integers(0, 10, 500)
     logits = make_logits(rng, labels, 3.0)
     split = split_indices(labels.astype(str), seed=1)
-    stage, looked = profile_stage("small", {"small": SHA}, SHA, logits, labels, split, SHA, cost_ms=1.23456)
+    stage, looked = profile_stage(
+        KIND, "small", {"small": SHA}, SHA, list(logits), labels.tolist(), split, SHA, cost_ms=1.23456
+    )
     served = softmax(logits, stage.temperature)
-    np.testing.assert_array_equal(looked.probabilities, served)
-    np.testing.assert_array_equal(looked.scores(Score.MARGIN), score(served, Score.MARGIN).astype(np.float64))
+    outputs = looked.of(np.arange(500))
+    np.testing.assert_array_equal(outputs, served)
+    np.testing.assert_array_equal(KIND.score_all(outputs, "margin"), score(served, Score.MARGIN).astype(np.float64))
     assert stage.cost_ms == looked.cost_ms == 1.235
 
 
@@ -108,7 +117,7 @@ def test_accuracy_is_measured_on_the_certification_split_alone() -> None:
     split = split_indices(labels.astype(str), seed=1)
     logits[split.certify, :] = 0.0
     logits[split.certify, labels[split.certify]] = 9.0
-    stage, _ = profile_stage("small", {}, SHA, logits, labels, split, SHA, 1.0)
+    stage, _ = profile_stage(KIND, "small", {}, SHA, list(logits), labels.tolist(), split, SHA, 1.0)
     assert (stage.accuracy.value, stage.accuracy.n) == (1.0, len(split.certify))
 
 
@@ -153,17 +162,18 @@ def test_neighbouring_float32_scores_near_one_stay_apart() -> None:
 def test_a_sample_says_who_was_right_and_who_differed_from_the_best() -> None:
     labels, edge, intermediate, best = looked_at()
     sample = sample_at()
-    np.testing.assert_array_equal(sample.best_right, best.labels() == labels)
-    np.testing.assert_array_equal(sample.edge.differs, edge.labels() != best.labels())
+    said, of_edge = (np.array(each.outputs).argmax(axis=1) for each in (best, edge))
+    np.testing.assert_array_equal(sample.reference_losses, said != labels)
+    np.testing.assert_array_equal(sample.edge.disagreements, of_edge != said)
     assert sample.intermediate is not None
-    np.testing.assert_array_equal(sample.intermediate.scores, intermediate.scores(Score.TOP1))
+    np.testing.assert_array_equal(sample.intermediate.scores, np.array(intermediate.outputs).max(axis=1))
 
 
-def test_without_labels_nothing_counts_as_right() -> None:
+def test_without_labels_nothing_is_lost() -> None:
     sample = sample_at(labelled=False)
-    assert not sample.best_right.any()
-    assert not sample.edge.right.any()
-    np.testing.assert_array_equal(sample.edge.differs, sample_at().edge.differs)
+    assert not sample.reference_losses.any()
+    assert not sample.edge.losses.any()
+    np.testing.assert_array_equal(sample.edge.disagreements, sample_at().edge.disagreements)
 
 
 @pytest.mark.parametrize("method", list(Method))
@@ -204,8 +214,8 @@ def test_each_of_two_paths_is_tested_at_half_of_delta() -> None:
 
 def test_never_escalating_carries_the_upper_bound_of_its_drop() -> None:
     sample = sample_at()
-    lost = int((sample.best_right & ~sample.edge.right).sum())
-    gained = int((sample.edge.right & ~sample.best_right).sum())
+    more = sample.edge.losses - sample.reference_losses
+    lost, gained = int((more > 0).sum()), int((more < 0).sum())
     bound = drop_upper_bound(lost, gained, 2_000)
     assert condition().fast.threshold == "never"
     assert bound <= condition().fast.max_drop <= bound + 1e-4
@@ -224,10 +234,10 @@ def test_watches_bound_what_each_stage_was_seen_to_do() -> None:
         return clopper_pearson(count, n, 0.05)[1]
 
     assert c.edge_watch.disagreement == pytest.approx(
-        upper(int((accepted & sample.edge.differs).sum()), 2_000), abs=1e-6
+        upper(int(sample.edge.disagreements[accepted].sum()), 2_000), abs=1e-6
     )
     assert c.edge_watch.difficulty == pytest.approx(upper(escalated, 2_000), abs=1e-6)
-    differing = int((halfway & sample.intermediate.differs).sum())
+    differing = int(sample.intermediate.disagreements[halfway].sum())
     assert c.intermediate_watch.disagreement == pytest.approx(upper(differing, escalated), abs=1e-6)
     assert c.intermediate_watch.difficulty == pytest.approx(upper(escalated - int(halfway.sum()), escalated), abs=1e-6)
 

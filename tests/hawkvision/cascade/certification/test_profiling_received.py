@@ -10,7 +10,6 @@ import pytest
 from hawkvision.cascade.certification.bounds import drop_upper_bound, paired_exact_p
 from hawkvision.cascade.certification.profile import Certificate, threshold_value
 from hawkvision.cascade.certification.profiling_received import ReceivedPredictions
-from hawkvision.core.types import Score
 from tests.hawkvision.cascade.synthetic import make_condition, make_received_looks
 
 N = 1_600
@@ -19,11 +18,11 @@ CERTIFYING = np.arange(N // 4, N)
 
 def given_up(looks: ReceivedPredictions, temperature: float, certificate: Certificate) -> tuple[int, int]:
     """Losses and gains against the original if the certificate's threshold accepts and the rest is escalated."""
-    edge = looks.edge_stage(Score.TOP1, temperature)
+    edge = looks.edge_stage("top1", temperature)
     accepted = edge.scores >= threshold_value(certificate.threshold)
-    served = np.where(accepted, edge.right, looks.best == looks.truth)
-    reference = looks.reference == looks.truth
-    return int((reference & ~served).sum()), int((served & ~reference).sum())
+    served = np.where(accepted, edge.losses, looks.kind.losses(looks.best, looks.truths))
+    reference = looks.kind.losses(looks.reference, looks.truths)
+    return int((served > reference).sum()), int((served < reference).sum())
 
 
 @pytest.mark.parametrize("harm", [0.05, 0.4, 1.0])
@@ -38,8 +37,8 @@ def test_what_is_certified_counts_what_escalating_gives_up(harm: float) -> None:
 
 def test_no_drop_is_certified_that_escalating_everything_exceeds() -> None:
     looks, condition = make_received_looks(1.0, N).part(CERTIFYING), make_condition(80, 0.75, 1.0)
-    served, reference = looks.best == looks.truth, looks.reference == looks.truth
-    lost, gained = int((reference & ~served).sum()), int((served & ~reference).sum())
+    served, reference = (looks.kind.losses(each, looks.truths) for each in (looks.best, looks.reference))
+    lost, gained = int((served > reference).sum()), int((served < reference).sum())
     assert condition.best.max_drop == pytest.approx(drop_upper_bound(lost, gained, len(CERTIFYING)), abs=1e-4)
     assert min(c.max_drop for c in condition.certificates) > (lost - gained) / len(CERTIFYING)
 
@@ -47,11 +46,12 @@ def test_no_drop_is_certified_that_escalating_everything_exceeds() -> None:
 def test_accepting_is_weighed_against_the_best_stage_on_what_was_received() -> None:
     harm = 1.0
     condition, looks = make_condition(80, 0.75, harm), make_received_looks(harm, N).part(CERTIFYING)
-    edge, best = looks.edge_stage(Score.TOP1, condition.edge_temperature), looks.best == looks.truth
+    edge = looks.edge_stage("top1", condition.edge_temperature)
+    more = edge.losses - looks.kind.losses(looks.best, looks.truths)
     assert min(c.max_drop for c in condition.accept_certificates) < min(c.max_drop for c in condition.certificates)
     for certificate in condition.accept_certificates:
         accepted = edge.scores >= threshold_value(certificate.threshold)
-        lost, gained = int((accepted & best & ~edge.right).sum()), int((accepted & edge.right & ~best).sum())
+        lost, gained = int((more[accepted] > 0).sum()), int((more[accepted] < 0).sum())
         assert paired_exact_p(lost, gained, len(CERTIFYING), certificate.max_drop) <= certificate.delta
 
 

@@ -28,6 +28,7 @@ from hawkvision.cascade.certification.threshold_order import (
     smooth,
 )
 from hawkvision.tasks.class_scores import Floats
+from tests.hawkvision.cascade.synthetic import outcomes
 
 COSTS = Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0)
 VALUES = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([-1.0, 0.0, 1.0])), min_size=1, max_size=40)
@@ -43,10 +44,10 @@ def cascade(seed: int, n: int = 4_000, *, intermediate: float | None = None) -> 
         hardness = rng.random(n)
         agrees = hardness < agreeing
         scores = np.clip(1.0 - hardness + rng.normal(0, 0.1, n), 0.0, 1.0)
-        return StageOutcomes(scores, agrees & best_right, ~agrees)
+        return outcomes(scores, agrees & best_right, ~agrees)
 
     edge = stage(0.7)
-    return Sample(edge, best_right, None if intermediate is None else stage(intermediate))
+    return Sample(edge, (~best_right).astype(np.float64), None if intermediate is None else stage(intermediate))
 
 
 def least_squares_falling(scores: Floats, values: Floats) -> Floats:
@@ -91,7 +92,7 @@ def test_risk_is_a_probability_that_adds_up_to_what_differed_whatever_the_scores
     pairs: list[tuple[float, bool]],
 ) -> None:
     scores, differs = np.array([s for s, _ in pairs]), np.array([d for _, d in pairs])
-    risk = disagreement_risk(scores, differs)
+    risk = disagreement_risk(scores, differs.astype(np.float64))
     assert np.all((risk >= 0.0) & (risk <= 1.0))
     assert risk.sum() == pytest.approx(differs.sum(), abs=1e-2)
     by_score = risk[np.argsort(scores, kind="stable")]
@@ -100,7 +101,7 @@ def test_risk_is_a_probability_that_adds_up_to_what_differed_whatever_the_scores
 
 def test_where_neither_of_two_stages_differs_the_one_that_began_to_differ_lower_down_is_the_safer() -> None:
     scores = np.linspace(0.0, 1.0, 201)[1:-1]
-    bold, shy = (disagreement_risk(scores, scores < bar) for bar in (0.3, 0.6))
+    bold, shy = (disagreement_risk(scores, (scores < bar).astype(np.float64)) for bar in (0.3, 0.6))
     above = scores > 0.7
     assert np.all(np.diff(bold[above]) < 0), "and the surer of two images, the safer"
     assert np.all(bold[above] < shy[above])
@@ -115,7 +116,7 @@ def test_an_intermediate_stage_that_hardly_differs_has_taken_nearly_all_before_t
 
 def test_a_curve_has_its_knots_at_equal_shares_and_falls() -> None:
     sample = cascade(1)
-    curve = measure_curve(sample.edge, sample.best_right)
+    curve = measure_curve(sample.edge, sample.reference_losses)
     assert len(curve.scores) == CURVE_KNOTS
     np.testing.assert_allclose(curve.scores, np.quantile(sample.edge.scores, np.linspace(0, 1, CURVE_KNOTS)), atol=1e-3)
     assert np.all(np.diff(curve.disagreement) <= 0)

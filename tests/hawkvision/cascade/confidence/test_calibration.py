@@ -10,7 +10,7 @@ from hawkvision.cascade.certification.bounds import clopper_pearson
 from hawkvision.cascade.confidence.calibration import expected_calibration_error, fit_temperature
 from hawkvision.core.types import Score
 from hawkvision.tasks.class_scores import average, score, softmax, top_classes
-from tests.hawkvision.cascade.synthetic import make_logits
+from tests.hawkvision.cascade.synthetic import KIND, make_logits
 
 LOGITS = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(2, 12)), elements=st.floats(-50, 50, width=32))
 
@@ -21,7 +21,7 @@ def test_fit_finds_the_temperature_the_labels_were_drawn_with(temperature: float
     logits = make_logits(rng, rng.integers(0, 10, 20_000), 2.0)
     probabilities = softmax(logits, temperature).astype(np.float64)
     labels = (probabilities.cumsum(axis=1) > rng.random((len(logits), 1))).argmax(axis=1)
-    assert fit_temperature(logits, labels) == pytest.approx(temperature, rel=0.05)
+    assert fit_temperature(KIND, list(logits), labels.tolist()) == pytest.approx(temperature, rel=0.05)
 
 
 def test_fit_lowers_the_calibration_error_of_an_overconfident_model() -> None:
@@ -30,14 +30,14 @@ def test_fit_lowers_the_calibration_error_of_an_overconfident_model() -> None:
     logits = make_logits(rng, labels, 3.0) * 3
     right = logits.argmax(axis=1) == labels
     raw = expected_calibration_error(softmax(logits).max(axis=1).astype(float), right)
-    fitted = softmax(logits, fit_temperature(logits, labels)).max(axis=1).astype(float)
+    fitted = softmax(logits, fit_temperature(KIND, list(logits), labels.tolist())).max(axis=1).astype(float)
     assert expected_calibration_error(fitted, right) < raw / 2
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (4, 3)])
 def test_fit_refuses_shapes_that_do_not_fit(shape: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="expected logits"):
-        fit_temperature(np.zeros(shape, np.float32), np.zeros(0, np.int64))
+    with pytest.raises(ValueError, match="as many images as truths, at least 1"):
+        fit_temperature(KIND, list(np.zeros(shape, np.float32)), [])
 
 
 def test_calibration_error_of_a_perfectly_calibrated_and_a_lying_model() -> None:

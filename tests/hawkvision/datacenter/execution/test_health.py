@@ -22,6 +22,7 @@ from hawkvision.datacenter.stages.ensemble import Augmentation
 from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.models.fingerprints import VariantRun
 from hawkvision.models.manifest import InputSpec, Manifest
+from hawkvision.tasks.decoders.logits import Logits
 from hawkvision.tasks.serving.output_decoder import OutputDecoder
 from tests.hawkvision.tasks.classes import classes, classes_of
 
@@ -55,7 +56,7 @@ def loaded(backend: Breakable) -> Model:
     return Model(
         backend,
         None,
-        OutputDecoder("small", classes(3), 1.0),
+        OutputDecoder("small", Logits({}, SPEC, 3), classes(3), 1.0),
         threads,
         max_batch_size=2,
         batch_wait_s=0.0,

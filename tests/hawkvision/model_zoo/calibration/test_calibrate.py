@@ -26,6 +26,7 @@ from hawkvision.model_zoo.calibration.certification import DELTA
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.tasks.registry import load_kind
 from tests.images import DATA, encoded
 
 
@@ -128,7 +129,7 @@ def test_shipped_ensemble_votes_by_temperatures_of_the_profile_part() -> None:
     manifest = load_manifest("imagenet", models)
     images = read_images(path, load_labels(manifest, models))
     fitting = split_indices(images.sources, load_profile(models / "imagenet" / "profile.json").data.seed).profile
-    variant = manifest.variant(manifest.members(manifest.best)[0].name)
+    variant, kind = manifest.variant(manifest.members(manifest.best)[0].name), load_kind(manifest, models)
     try:
         model = load_variant(cache_dir(), "imagenet", variant)
     except ArtifactError as error:
@@ -136,7 +137,9 @@ def test_shipped_ensemble_votes_by_temperatures_of_the_profile_part() -> None:
     inputs = np.stack([load_input(images.bodies[i], variant.input, max_pixels=10**6)[0] for i in fitting])
     with closing(open_backend("onnxruntime", model, variant.input, manifest.classes, threads=1)) as backend:
         logits = np.concatenate([backend.infer(inputs[i : i + 8])[LOGITS] for i in range(0, len(inputs), 8)])
-    assert fit_temperature(logits, images.labels[fitting]) == pytest.approx(variant.temperature, abs=2e-4)
+    assert fit_temperature(kind, list(logits), images.labels[fitting].tolist()) == pytest.approx(
+        variant.temperature, abs=2e-4
+    )
 
 
 def test_shipped_profile_was_made_of_the_evaluation_images() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.cascade.certification.certificate import Sample, StageOutcomes
-from hawkvision.cascade.certification.predictions import StagePredictions, make_sample, split_indices
+from hawkvision.cascade.certification.predictions import Scored, make_sample, split_indices
 from hawkvision.cascade.certification.profiling import profile_stage
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route
@@ -29,7 +29,7 @@ from hawkvision.model_zoo.calibration.drift_replay import (
     summarise,
 )
 from hawkvision.models.datasets import LabelledImages
-from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
+from tests.hawkvision.cascade.synthetic import KIND, SHA, make_logits, make_profile
 
 PHASES = (Phase("clean", 3_000, False), Phase("shifted", 5_000, True), Phase("clean again", 1_000, False))
 TIERS = list(AnsweringStage)
@@ -61,12 +61,13 @@ def pools(intermediate: bool = False) -> tuple[Route, Sample, Sample]:
 
     def seen(strengths: tuple[float, float, float]) -> Sample:
         small, large, medium = (
-            profile_stage("r", {}, SHA, make_logits(rng, labels, strength), labels, split, SHA, 1.0)[1]
+            profile_stage(
+                KIND, "r", {}, SHA, list(make_logits(rng, labels, strength)), labels.tolist(), split, SHA, 1.0
+            )[1]
             for strength in strengths
         )
-        between: StagePredictions | None = medium if pair.intermediate else None
-        kind = pair.intermediate.score if pair.intermediate else None
-        return make_sample(small, pair.score, large, labels, everything, between, kind)
+        between = Scored(medium, pair.intermediate.score) if pair.intermediate else None
+        return make_sample(KIND, Scored(small, pair.score), large, labels.tolist(), everything, between)
 
     route = Policy(profile, "small", "large").route(MaxAccuracyDrop(0.05))
     assert not route.direct
@@ -174,7 +175,7 @@ def test_without_control_escalation_and_drop_are_those_of_the_threshold() -> Non
     assert run.alarm is None
     for part, sample in ((~run.shifted, clean), (run.shifted, shifted)):
         accepted = sample.edge.scores >= route.threshold
-        drop = np.where(accepted, sample.best_right.astype(int) - sample.edge.right, 0)
+        drop = np.where(accepted, sample.edge.losses - sample.reference_losses, 0.0)
         sigma = np.sqrt(0.25 / part.sum())
         assert run.escalated[part].mean() == pytest.approx(1 - accepted.mean(), abs=4 * sigma)
         assert run.loss[part].mean() == pytest.approx(drop.mean(), abs=4 * drop.std() / np.sqrt(part.sum()))
@@ -184,10 +185,9 @@ def test_without_control_escalation_and_drop_are_those_of_the_threshold() -> Non
 def test_losses_are_those_of_the_stages_that_answered(intermediate: bool) -> None:
     """With one image in the pool every request's loss follows from who answered it."""
     route, _, _ = pools(intermediate)
-    sure = StageOutcomes(np.array([0.99]), np.array([False]), np.array([True]))
-    unsure = StageOutcomes(np.array([0.0]), np.array([False]), np.array([True]))
-    right = np.array([True])
-    clean, shifted = (Sample(edge, right, sure if intermediate else None) for edge in (sure, unsure))
+    sure = StageOutcomes(np.array([0.99]), np.ones(1), np.ones(1))
+    unsure = StageOutcomes(np.array([0.0]), np.ones(1), np.ones(1))
+    clean, shifted = (Sample(edge, np.zeros(1), sure if intermediate else None) for edge in (sure, unsure))
     run = replay(clean, shifted, route, seed=2, phases=(Phase("a", 50, False), Phase("b", 50, True)), control=None)
     assert run.loss[:50].tolist() == [1] * 50
     assert run.tier[:50].tolist() == [TIERS.index(AnsweringStage.EDGE)] * 50
@@ -211,7 +211,7 @@ def test_in_harder_traffic_control_gives_up_less_than_the_fixed_threshold() -> N
 
 def test_a_best_stage_that_contradicts_every_answer_raises_the_alarm() -> None:
     route, clean, _ = pools()
-    wrong = replace(clean, edge=replace(clean.edge, differs=np.ones(len(clean), np.bool_)))
+    wrong = replace(clean, edge=replace(clean.edge, disagreements=np.ones(len(clean), np.bool_)))
     runs = [replay(clean, wrong, route, seed=s, phases=PHASES) for s in range(3)]
     assert all(delay is not None and 0 <= delay < 3_000 for delay in alarm_delays(runs))
 

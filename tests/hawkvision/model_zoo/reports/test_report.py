@@ -14,6 +14,7 @@ import html5lib
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.certificate import Thresholds
 from hawkvision.cascade.certification.predictions import Split
@@ -37,7 +38,7 @@ from hawkvision.model_zoo.reports.metrics import (
 from hawkvision.model_zoo.reports.page import Findings, render
 from hawkvision.model_zoo.reports.report import report_calibration
 from hawkvision.system.files import sha256_of
-from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
+from tests.hawkvision.cascade.synthetic import KIND, SHA, make_logits, make_profile
 from tests.hawkvision.model_zoo.band_task import BandTask, write_band_task
 from tests.images import encoded
 
@@ -81,28 +82,35 @@ def synthetic(intermediate: bool) -> tuple[Profile, LabelledPredictions, Split]:
     strengths = {"small": 3.0, "medium": 6.0, "large": 8.0}
     stages = {
         stage.name: profile_stage(
-            stage.name, {}, SHA, make_logits(rng, labels, strengths[stage.name]), labels, split, SHA, 1.0
+            KIND, stage.name, {}, SHA, list(make_logits(rng, labels, strengths[stage.name])), labels.tolist(), split,
+            SHA, 1.0,
         )[1]
         for stage in profile.stages
     }  # fmt: skip
-    return profile, LabelledPredictions(stages, labels), split
+    return profile, LabelledPredictions(KIND, {"small": stages.pop("small")}, stages, labels.tolist()), split
+
+
+def right(seen: LabelledPredictions, name: str) -> NDArray[np.bool_]:
+    """Whether a stage was right about each image."""
+    stage = seen.edge.get(name) or seen.datacenter[name]
+    return np.asarray(seen.kind.losses(stage.of(np.arange(len(seen.truths))), seen.truths) == 0.0)
 
 
 @functools.cache
 def findings(intermediate: bool) -> tuple[PairFindings, Reliability, Drift]:
     profile, seen, split = synthetic(intermediate)
     found = pair_findings(profile, profile.pairs[0], seen, split)
-    large = seen.stages["large"]
+    large = seen.datacenter["large"].of(np.arange(len(seen.truths)))
     sample = seen.sample(profile.pairs[0], split.held_out)
     drift = replay_drift(profile, profile.pairs[0], sample, sample, seeds=range(2), phases=PHASES)
     assert drift is not None
-    return found, reliability("large", 1.0, large, large, seen.labels), drift
+    return found, reliability("large", 1.0, KIND, large, large, seen.truths), drift
 
 
 def rendered(intermediate: bool) -> str:
     profile, _, _ = synthetic(intermediate)
     found, stage, drift = findings(intermediate)
-    return render(Findings(profile, TODAY, "synthetic", SHA, 3_000, False, (stage,), (found,), drift))
+    return render(Findings(profile, TODAY, "synthetic", SHA, 3_000, False, (stage,), (), (found,), drift))
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -167,11 +175,11 @@ def test_targets_are_measured_on_held_out_images_only() -> None:
     route = Policy(profile, "small", "large").route(MaxAccuracyDrop(0.05))
     kept = next(kept for kept in found.kept if kept.certificate.max_drop == 0.05)
     part = split.held_out
-    accepted = seen.stages["small"].scores(profile.pairs[0].score)[part] >= route.threshold
-    right = {name: seen.stages[name].labels()[part] == seen.labels[part] for name in ("small", "large")}
-    cascade = np.where(accepted, right["small"], right["large"])
+    accepted = seen.sample(profile.pairs[0], part).edge.scores >= route.threshold
+    small, large = (right(seen, name)[part] for name in ("small", "large"))
+    cascade = np.where(accepted, small, large)
     assert kept.measured.escalation == pytest.approx(1 - accepted.mean())
-    assert kept.measured.drop == pytest.approx(right["large"].mean() - cascade.mean())
+    assert kept.measured.drop == pytest.approx(large.mean() - cascade.mean())
     assert found.best_accuracy - found.edge_accuracy == pytest.approx(found.gap)
 
 
@@ -186,17 +194,16 @@ def test_plug_in_threshold_never_escalates_more_than_the_certified_one(report: F
 def test_perfect_knowledge_escalates_what_only_the_best_stage_gets_right() -> None:
     _, seen, split = synthetic(False)
     found, _, _ = findings(False)
-    right = {name: (seen.stages[name].labels() == seen.labels)[split.held_out] for name in ("small", "large")}
-    assert found.oracle_escalation == np.mean(right["large"] & ~right["small"])
+    small, large = (right(seen, name)[split.held_out] for name in ("small", "large"))
+    assert found.oracle_escalation == np.mean(large & ~small)
     assert found.oracle_escalation >= found.gap
 
 
 def test_bins_hold_every_image_once_and_add_up_to_the_accuracy() -> None:
     _, seen, _ = synthetic(False)
     _, stage, _ = findings(False)
-    assert stage.after.counts.sum() == stage.n == len(seen.labels)
-    right = (seen.stages["large"].labels() == seen.labels).mean()
-    assert (stage.after.accuracy * stage.after.counts).sum() / stage.n == pytest.approx(right)
+    assert stage.after.counts.sum() == stage.n == len(seen.truths)
+    assert (stage.after.accuracy * stage.after.counts).sum() / stage.n == pytest.approx(right(seen, "large").mean())
     assert np.all(stage.after.low <= stage.after.accuracy)
     assert np.all(stage.after.accuracy <= stage.after.high)
 
@@ -206,7 +213,7 @@ def test_interval_of_the_drop_covers_the_truth_as_often_as_it_says() -> None:
     profile, seen, split = synthetic(False)
     pair = profile.pairs[0]
     found, _, _ = findings(False)
-    thresholds = Thresholds(float(np.median(seen.stages["small"].scores(pair.score))))
+    thresholds = Thresholds(float(np.median(seen.sample(pair, np.arange(len(seen.truths))).edge.scores)))
     truth = measure(seen.sample(pair, split.held_out), thresholds).drop
     rng = np.random.default_rng(12)
     hits = []
@@ -230,7 +237,7 @@ def test_cascade_that_certifies_nothing_still_has_a_page() -> None:
     found = pair_findings(profile, profile.pairs[0], seen, few)
     none = PairFindings(found.pair, 40, 0.7, 0.9, 0.2, found.frontier, (), ())
     _, stage, _ = findings(False)
-    html = render(Findings(profile, TODAY, "few", SHA, 40, True, (stage,), (none,), None))
+    html = render(Findings(profile, TODAY, "few", SHA, 40, True, (stage,), (), (none,), None))
     assert "Too few images to certify anything" in html
     assert "nothing to control" in html
 
@@ -246,7 +253,7 @@ def reported(drops: dict[float, float], *, uncertified: float | None = None) -> 
         basis = "profile" if target == uncertified else one.certificate.basis
         kept.append(replace(one, measured=measured, certificate=msgspec.structs.replace(one.certificate, basis=basis)))
     changed = replace(found, kept=tuple(kept))
-    return render(Findings(profile, TODAY, "synthetic", SHA, 3_000, True, (stage,), (changed,), drift))
+    return render(Findings(profile, TODAY, "synthetic", SHA, 3_000, True, (stage,), (), (changed,), drift))
 
 
 def statuses(html: str) -> list[str]:
@@ -306,7 +313,7 @@ def test_page_says_so_where_the_held_out_images_served_the_design() -> None:
 
     def page_of(*uses: ImageUse) -> str:
         known = msgspec.structs.replace(profile, uses=uses)
-        return render(Findings(known, TODAY, "synthetic", SHA, 3_000, True, (stage,), (found,), drift))
+        return render(Findings(known, TODAY, "synthetic", SHA, 3_000, True, (stage,), (), (found,), drift))
 
     designed = ImageUse(purpose="design", name="synthetic", sha256=SHA, n=3_000)
     elsewhere = ImageUse(purpose="certify", name="others.npz", sha256="e" * 64, n=410, openings=1)

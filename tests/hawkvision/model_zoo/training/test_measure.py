@@ -23,6 +23,7 @@ from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import Manifest, load_labels, load_manifest, models_dir
 from hawkvision.system.files import sha256_of, write_atomic
+from hawkvision.tasks.registry import load_kind
 from tests.hawkvision.model_zoo.synthetic_task import images_of, inputs_of, write_cascade
 from tests.images import DATA
 
@@ -55,9 +56,9 @@ def test_temperatures_are_of_the_profile_part_and_accuracies_of_the_rest(
     split = split_images(manifest, images, SPLIT_SEED)
     variant = manifest.variant("tiny")
     logits = _logits(load_variant(tmp_path, "shapes", variant), manifest, images.bodies)
-    unseen = np.concatenate([split.certify, split.held_out])
+    unseen, kind = np.concatenate([split.certify, split.held_out]), load_kind(manifest, models)
     assert variant.temperature == pytest.approx(
-        fit_temperature(logits[split.profile], images.labels[split.profile]), abs=1e-3
+        fit_temperature(kind, list(logits[split.profile]), images.labels[split.profile].tolist()), abs=1e-3
     )
     assert variant.accuracy is not None
     assert variant.accuracy.value == pytest.approx((logits.argmax(axis=1) == images.labels)[unseen].mean(), abs=1e-6)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import BackendError, ManifestError
 from hawkvision.core.types import Tensors
-from hawkvision.tasks.boxes import MOST
+from hawkvision.tasks.boxes.rows import MOST
 from hawkvision.tasks.decoders.decoder import Decoder
 from hawkvision.tasks.decoders.registry import decoder_class, decoder_names
 from tests.hawkvision.tasks.decoders.raw import CLASSES, EXPORTS, SPEC, Objects, ends, yolov8

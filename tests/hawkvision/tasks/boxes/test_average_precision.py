@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from hawkvision.tasks.average_precision import detection_quality, overlaps
+from hawkvision.tasks.boxes.average_precision import detection_quality, overlaps
 
 CLASSES = 4
 Truth = tuple[NDArray[np.float64], NDArray[np.int64]]

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.tasks.boxes import overlaps as overlaps
+from hawkvision.tasks.boxes.rows import overlaps as overlaps
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
+from hawkvision.models.image_sets.folder_classes import directory_classes
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from loadgen.workload.dataset import read_labelled
-from loadgen.workload.folder_classes import directory_classes
 from tests.fuzz.examples import examples
 from tests.images import encoded
 

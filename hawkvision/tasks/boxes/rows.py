@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import BackendError
-from hawkvision.tasks.kind import Output, Tensors, ToImage
+from hawkvision.core.errors import BackendError, ConfigError
+from hawkvision.core.types import Output, Tensors, ToImage
+from hawkvision.models.image_sets.labelled_images import Annotation
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -42,6 +43,17 @@ class TrueBoxes(NamedTuple):
     """(m, 4) of x1, y1, x2, y2 in fractions of the upright image."""
     classes: NDArray[Any]
     """(m,) class indices."""
+
+
+def true_boxes(annotation: Annotation, kind: str) -> TrueBoxes:
+    """The label of one image, from what a data set says is in it.
+
+    Raises:
+        ConfigError: if it does not say where objects are.
+    """
+    if annotation.boxes is None:
+        raise ConfigError(f"kind {kind!r} needs boxes, got classes only; expected a COCO, YOLO or npz set with boxes")
+    return TrueBoxes(annotation.boxes, annotation.classes)
 
 
 def is_true_boxes(truth: Any) -> bool:

@@ -12,8 +12,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from hawkvision.tasks.boxes import MEMBERS, SCORE
-from hawkvision.tasks.kind import Output
+from hawkvision.core.types import Output
+from hawkvision.tasks.boxes.rows import MEMBERS, SCORE
 
 Statistic: TypeAlias = Callable[[Output, float], float]
 """Of the boxes of one image and the score from which on a box is part of the prediction."""

@@ -1,0 +1,106 @@
+"""Detection in the form of DeepStack: `POST /v1/vision/detection`, as Frigate's detector plug-in calls it.
+
+    multipart/form-data: image, min_confidence (default 0.4), api_key
+    200 {"success": true, "duration": 0.041, "predictions": [
+          {"label": "person", "confidence": 0.93, "x_min": 12, "y_min": 40, "x_max": 97, "y_max": 231}, …]}
+    4xx, 5xx {"success": false, "error": …, "code": …}
+
+Predictions are the surest objects from `min_confidence` on, the surest first, in pixels of the upright image. There
+are at most `MOST` of them, because Frigate has room for no more; `top_k` in the query allows more. Other fields of
+`/v1/infer` may be given in the query too. The key may be the header Authorization, or the field `api_key` of a form of
+at most `UNKEYED_BYTES`. `duration` is in seconds. Source of the form: DeepStack's documentation, object detection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from edge.servers.shared.request_fields import FIELDS, Source, parse_request
+from hawkvision.core.errors import BadField
+from hawkvision.core.types import Answer, ClassifyRequest
+from hawkvision.imaging.preprocessing import probe
+from hawkvision.servers.keys import Keys
+
+MOST: Final = 20
+MIN_CONFIDENCE: Final = 0.4
+UNKEYED_BYTES: Final = 1024 * 1024
+"""Longest form of a caller whose key is in it, and who is unknown until it has been read. Frigate sends some 30 kB."""
+_TURNED: Final = 5
+"""From this EXIF orientation on, width and height are exchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeepStackRequest:
+    """What a form asks for."""
+
+    request: ClassifyRequest
+    min_confidence: float
+    most: int
+    authorization: str | None
+    """The key in the form, as the value of the header Authorization."""
+
+
+def check_unkeyed(declared: str | None, keys: Keys) -> None:
+    """Refuse a long form of a caller without Authorization before it is read.
+
+    Args:
+        declared: the header Content-Length.
+        keys: of the node.
+
+    Raises:
+        Unauthorized: if it is longer than `UNKEYED_BYTES`, or does not say how long it is.
+    """
+    if declared is None or not declared.isdigit() or len(declared) > 10 or int(declared) > UNKEYED_BYTES:
+        raise keys.refused()
+
+
+def parse(query: Sequence[Source], fields: Sequence[Source]) -> DeepStackRequest:
+    """The request in a query and the fields of a form.
+
+    Raises:
+        BadField: for an unknown field, or a value out of range.
+    """
+    key, min_confidence = None, MIN_CONFIDENCE
+    for where, name, text in fields:
+        if name == "api_key":
+            key = text or None
+        elif name == "min_confidence":
+            min_confidence = FIELDS[name].read(f"{where}: {name}", text)
+        elif name != "admin_key":
+            raise BadField(f"{where}: unknown field {name[:40]!r}; known fields: image, min_confidence, api_key")
+    request = parse_request(query)
+    most = request.top_k if any(name == "top_k" for _, name, _ in query) else MOST
+    return DeepStackRequest(request, min_confidence, most, None if key is None else f"Bearer {key}")
+
+
+def reply(asked: DeepStackRequest, answer: Answer, image: bytes) -> dict[str, Any]:
+    """The body of an answer to `image`, which is of kind `detection`."""
+    header = probe(image)
+    width, height = header.width, header.height
+    if header.orientation >= _TURNED:
+        width, height = height, width
+    objects = [each for each in answer.to_json()["objects"] if each["confidence"] >= asked.min_confidence]
+    return {
+        "success": True,
+        "duration": round(answer.timing_ms.total * 1e-3, 6),
+        "predictions": [_prediction(each, width, height) for each in objects[: asked.most]],
+    }
+
+
+def _prediction(found: dict[str, Any], width: int, height: int) -> dict[str, Any]:
+    x1, y1, x2, y2 = found["box"]
+    return {
+        "label": found["label"],
+        "confidence": found["confidence"],
+        "x_min": round(x1 * width),
+        "y_min": round(y1 * height),
+        "x_max": round(x2 * width),
+        "y_max": round(y2 * height),
+    }
+
+
+def refused(body: dict[str, Any]) -> dict[str, Any]:
+    """The body of an error."""
+    return {"success": False, **body}

@@ -1,0 +1,166 @@
+"""What a cascade's stages answer for a data set, from the outputs of their models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.cascade.certification.predictions import StagePredictions
+from hawkvision.core.types import Tier
+from hawkvision.models.manifest import Ensemble, Manifest
+from hawkvision.tasks.kind import Output, TaskKind, Weights
+
+ALIKE: Final = (1.0,)
+
+
+@dataclass(frozen=True, slots=True)
+class VariantViews:
+    """One variant on the images that were run, in order: what `TaskKind.raw` gives, with places in the image."""
+
+    upright: Sequence[Output]
+    mirrored: Sequence[Output] | None
+    """On the mirror images, turned back; None where no ensemble needs them."""
+    cost_ms: float
+    """Processor time of one view of one image."""
+
+
+class VariantInput(NamedTuple):
+    """A variant, and whether its images were made smaller to be sent to the datacenter."""
+
+    variant: str
+    reduced: bool
+
+
+class CascadePredictions:
+    """Predictions of stages for the same images, by the tier that serves them."""
+
+    def __init__(
+        self,
+        kind: TaskKind[Any],
+        manifest: Manifest,
+        chosen: NDArray[np.intp],
+        views: Mapping[VariantInput, VariantViews],
+        *,
+        reduced: bool,
+    ) -> None:
+        """Hold what was run.
+
+        Args:
+            kind: of the task.
+            manifest: of the task.
+            chosen: indices of the images that were run, rising.
+            views: of every variant that a stage needs.
+            reduced: whether some of the images are made smaller to be sent.
+        """
+        self.kind = kind
+        self.chosen = chosen
+        self.reduced = reduced
+        self._manifest = manifest
+        self._views = views
+        self._raw: dict[tuple[str, Tier], Mapping[int, Output]] = {}
+
+    def part(self, chosen: NDArray[np.intp]) -> CascadePredictions:
+        """The predictions for images that were run, numbered from 0 in this order."""
+        place = {index: row for row, index in enumerate(self.chosen.tolist())}
+        rows = [place[index] for index in chosen.tolist()]
+
+        def some(view: VariantViews) -> VariantViews:
+            mirrored = None if view.mirrored is None else [view.mirrored[row] for row in rows]
+            return VariantViews([view.upright[row] for row in rows], mirrored, view.cost_ms)
+
+        views = {key: some(view) for key, view in self._views.items()}
+        return CascadePredictions(self.kind, self._manifest, np.arange(len(rows)), views, reduced=self.reduced)
+
+    def raw(self, stage: str, tier: Tier) -> Mapping[int, Output]:
+        """What a stage's temperature acts on (`TaskKind.raw`), by the index of the image.
+
+        Where the first member of a conditional ensemble answers alone, it is that member's at its temperature.
+        """
+        if (stage, tier) not in self._raw:
+            self._raw[stage, tier] = self._by_index(self._combined(stage, tier))
+        return self._raw[stage, tier]
+
+    def _combined(self, stage: str, tier: Tier) -> Sequence[Output]:
+        kind, ensemble = self.kind, self._manifest.ensemble(stage)
+        if ensemble is None:
+            return self._view(stage, tier).upright
+        views = list(self._ensemble_views(ensemble, tier))
+        weights = self._weights(ensemble)
+        together = [kind.combine(members, weights, ensemble.temperature) for members in zip(*views, strict=True)]
+        combined = kind.raw_of(together)
+        if ensemble.accept_confidence is None:
+            return combined
+        first = self._manifest.variant(ensemble.members[0])
+        alone = kind.tempered(self._view(first.name, tier).upright, first.temperature)
+        unsure = self._unsure(views[0], ensemble.accept_confidence)
+        return [combined[i] if unsure[i] else alone[i] for i in range(len(alone))]
+
+    def outputs(self, stage: str, tier: Tier, temperature: float) -> Mapping[int, Output]:
+        """A stage's outputs at a temperature of its own, by the index of the image."""
+        raw = self.raw(stage, tier)
+        return dict(zip(raw, self.kind.calibrated(list(raw.values()), temperature), strict=True))
+
+    def served(self, stage: str) -> StagePredictions:
+        """A stage as the datacenter serves it, with the manifest's temperature."""
+        temperature = 1.0 if self._manifest.ensemble(stage) else self._manifest.variant(stage).temperature
+        cost_ms = round(self.cost_ms(stage, Tier.DATACENTER), 3)
+        return StagePredictions(stage, self.outputs(stage, Tier.DATACENTER, temperature), cost_ms)
+
+    def cost_ms(self, stage: str, tier: Tier) -> float:
+        """Mean processor time of one image: all members, and both views if the ensemble mirrors.
+
+        The other members of a conditional ensemble count as often as they run.
+        """
+        first, *others = (self._view(v.name, tier).cost_ms for v in self._manifest.members(stage))
+        return self._views_of(stage) * (first + self._asked(stage, tier) * sum(others))
+
+    def reused_ms(self, first: str, second: str) -> float:
+        """The part of the second datacenter stage's cost that the first has already paid
+        (`datacenter.stages.cascade_executor`).
+        """
+        if self._views_of(first) > self._views_of(second):
+            return 0.0  # the average of both views does not give the upright image's alone
+        members = {variant.name for variant in self._manifest.members(second)}
+        shared = [variant.name for variant in self._manifest.members(first) if variant.name in members]
+        return round(self._views_of(first) * sum(self._view(name, Tier.DATACENTER).cost_ms for name in shared), 3)
+
+    def _by_index(self, values: Sequence[Output]) -> dict[int, Output]:
+        return dict(zip(self.chosen.tolist(), values, strict=True))
+
+    def _asked(self, stage: str, tier: Tier) -> float:
+        """The share of the images that a stage's other members run on, 0..1."""
+        ensemble = self._manifest.ensemble(stage)
+        if ensemble is None or ensemble.accept_confidence is None:
+            return 1.0
+        first = next(self._ensemble_views(ensemble, tier))
+        return float(self._unsure(first, ensemble.accept_confidence).mean())
+
+    def _unsure(self, first: Sequence[Output], accept_confidence: float) -> NDArray[np.bool_]:
+        """Whether the first member of a conditional ensemble is too unsure of an image to answer alone."""
+        scores = self.kind.score_all(first, self.kind.scores[0])
+        return np.asarray(scores < float(np.float32(accept_confidence)))
+
+    def _views_of(self, stage: str) -> int:
+        ensemble = self._manifest.ensemble(stage)
+        return 2 if ensemble is not None and ensemble.horizontal_flip else 1
+
+    def _view(self, member: str, tier: Tier) -> VariantViews:
+        return self._views[VariantInput(member, self.reduced and tier is Tier.DATACENTER)]
+
+    def _ensemble_views(self, ensemble: Ensemble, tier: Tier) -> Iterator[list[Output]]:
+        for member in ensemble.members:
+            temperature = self._manifest.variant(member).temperature
+            view = self._view(member, tier)
+            yield self.kind.calibrated(view.upright, temperature)
+            if ensemble.horizontal_flip and view.mirrored is not None:
+                yield self.kind.calibrated(view.mirrored, temperature)
+
+    @staticmethod
+    def _weights(ensemble: Ensemble) -> Weights:
+        """Of each view of each member."""
+        weights = ensemble.weights or ALIKE * len(ensemble.members)
+        return tuple(weight for weight in weights for _ in range(2 if ensemble.horizontal_flip else 1))

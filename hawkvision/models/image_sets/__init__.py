@@ -1,0 +1,1 @@
+"""Readers of labelled images, one module per form."""

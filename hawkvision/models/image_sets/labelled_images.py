@@ -1,0 +1,106 @@
+"""Sets of images as values, and what their readers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.core.errors import ConfigError
+
+SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
+MAX_FOLDER_BYTES: Final = 4 << 30
+"""All bodies are in memory; 4 GiB are 40,000 photographs of 100 kB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """The classes in one image, and where they are if that is known."""
+
+    classes: NDArray[np.int64]
+    """(m,), indices of the task's labels. Without boxes each occurs once."""
+    boxes: NDArray[np.float32] | None = None
+    """(m, 4): x1, y1, x2, y2 of each as fractions of the image's width and height; None where only classes are known.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledImages:
+    """Encoded images with their labels; `sources` groups images of the same origin.
+
+    `is_test` marks those that a data set's makers set aside for testing; all False where nothing says so.
+    """
+
+    name: str
+    sha256: str
+    bodies: Sequence[bytes]
+    labels: NDArray[np.int64]
+    """The class of each image; -1 where there are `annotations`."""
+    sources: NDArray[np.str_]
+    is_test: NDArray[np.bool_]
+    annotations: tuple[Annotation, ...] | None = None
+    """What is in each image, if that is not one class."""
+    trained: NDArray[np.bool_] | None = None
+    """Which images a model was trained on, as far as the data set says; None where it says nothing."""
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def annotated(self) -> Iterable[Annotation]:
+        """What is in each image, in order."""
+        if self.annotations is not None:
+            return self.annotations
+        return (Annotation(self.labels[i : i + 1]) for i in range(len(self)))
+
+    def part(self, chosen: NDArray[np.intp], sha256: str) -> LabelledImages:
+        """The images of those indices, under the hash that names them."""
+        return LabelledImages(
+            self.name,
+            sha256,
+            [self.bodies[i] for i in chosen],
+            self.labels[chosen],
+            self.sources[chosen],
+            self.is_test[chosen],
+            None if self.annotations is None else tuple(self.annotations[i] for i in chosen),
+            None if self.trained is None else self.trained[chosen],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UnlabelledImages:
+    """Encoded images without labels; `sha256` is over their contents in the order of their names."""
+
+    name: str
+    sha256: str
+    bodies: Sequence[bytes]
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The images directly in a folder, sorted by name."""
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+
+
+def read_files(root: Path, paths: Sequence[Path]) -> list[bytes]:
+    """The files' contents.
+
+    Raises:
+        ConfigError: if one cannot be read, or all together exceed `MAX_FOLDER_BYTES`.
+    """
+    bodies: list[bytes] = []
+    left = MAX_FOLDER_BYTES
+    for path in paths:
+        try:
+            left -= path.stat().st_size
+            if left < 0:
+                raise ConfigError(f"{root}: the images exceed {MAX_FOLDER_BYTES} bytes together; take a sample")
+            bodies.append(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot read the image: {error.strerror}") from None
+    return bodies

@@ -1,0 +1,1 @@
+"""Detected boxes: as rows of an array, fused, and compared with true ones."""

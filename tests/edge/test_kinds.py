@@ -1,0 +1,303 @@
+"""One handler for tasks of every kind: typed forms, DeepStack's form, and the Open Inference Protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import pytest
+
+from edge.run import _listen, _uvicorn_server
+from edge.servers.deepstack import MOST, UNKEYED_BYTES
+from edge.servers.http import HttpApp
+from edge.servers.shared.frontend import Frontend
+from edge.serving.tasks import ServedTasks, TaskFailure
+from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.servers.connections import Limits
+from hawkvision.servers.keys import Keys
+from hawkvision.tasks.registry import task_kind
+from tests.edge.bench import SURE, bench
+from tests.images import encoded
+
+T = TypeVar("T")
+HEIGHT, WIDTH = 96, 128
+LEFT = (WIDTH - HEIGHT) // 2
+"""Of the square that the model is given."""
+IMAGE = encoded(height=HEIGHT, width=WIDTH)
+KEY = "a-key-of-some-length"
+ANIMALS = task_kind("detection", ["cat", "dog"], {"threshold": 0.3})
+BOXES = {
+    "boxes": np.array([[[0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.5, 0.25], [0.1, 0.1, 0.2, 0.2]]], np.float32),
+    "scores": np.array([[0.9, 0.5, 0.35]], np.float32),
+    "classes": np.array([[1.0, 0.0, 0.0]], np.float32),
+}
+CROWD = {
+    "boxes": np.tile(np.array([0.1, 0.1, 0.9, 0.9], np.float32), (1, 30, 1)),
+    "scores": np.linspace(0.99, 0.5, 30, dtype=np.float32)[np.newaxis],
+    "classes": np.zeros((1, 30), np.float32),
+}
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def post(port: int, path: str, body: bytes = IMAGE, headers: dict[str, str] | None = None) -> Reply:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("POST", path, body, headers or {})
+        reply = connection.getresponse()
+        return Reply(reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read())
+
+
+@asynccontextmanager
+async def served(boxes: dict[str, Any], key: str | None = None) -> AsyncIterator[int]:
+    """The port of a node with a task of classification, one of detection, and one that could not be loaded."""
+    async with (
+        bench(None, SURE) as digits,
+        bench(None, SURE, task="animals", kind=ANIMALS, tensors=boxes) as animals,
+    ):
+        frontend = Frontend(EdgeMetrics(), digits.clock, Keys(key), 2 * UNKEYED_BYTES)
+        failed = TaskFailure("crowds", "no profile", "counting")
+        frontend.mark_ready(ServedTasks([digits.node, animals.node, failed]))
+        listener = _listen("127.0.0.1", 0)
+        server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await serving
+
+
+def with_node(calls: Callable[[int], T], boxes: dict[str, Any] = BOXES, key: str | None = None) -> T:
+    """What calls to the port of such a node give."""
+
+    async def scenario() -> T:
+        async with served(boxes, key) as port:
+            return await asyncio.to_thread(calls, port)
+
+    return asyncio.run(scenario())
+
+
+def test_a_typed_form_is_answered_by_the_first_task_of_its_kind() -> None:
+    def calls(port: int) -> list[Reply]:
+        return [post(port, path) for path in ("/v1/infer", "/v1/classify", "/v1/detect", "/v1/infer?task=animals")]
+
+    infer, classify, detect, named = with_node(calls)
+    assert [reply.status for reply in (infer, classify, detect, named)] == [200] * 4
+    assert (infer.json["task"], classify.json["task"], detect.json["task"]) == ("digits", "digits", "animals")
+    assert classify.json["label"] == "3"
+    objects = detect.json["objects"]
+    assert [(each["label"], each["index"]) for each in objects] == [("dog", 1), ("cat", 0), ("cat", 0)]
+    assert named.json["objects"] == objects
+    assert detect.json["confidence"] == pytest.approx(0.5, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/v1/detect?task=digits", 400, "'digits' is of kind 'classification', and this path answers 'detection'"),
+        ("/v1/classify?task=animals", 400, "'animals' is of kind 'detection'"),
+        ("/v1/classify?task=crowds", 400, "'crowds' is of kind 'counting'"),
+        ("/v1/infer?task=crowds", 503, "'crowds' cannot be served: no profile"),
+        ("/v1/detect?task=cats", 404, "'digits' (classification), 'animals' (detection), 'crowds' (counting)"),
+    ],
+)  # fmt: skip
+def test_a_typed_form_refuses_tasks_of_another_kind(path: str, status: int, says: str) -> None:
+    def calls(port: int) -> list[Reply]:
+        version_10 = post(port, path, headers={"Expect": "100-continue"})  # goes uvicorn's way
+        return [post(port, path), version_10]
+
+    for reply in with_node(calls):
+        assert (reply.status, reply.json["code"]) == (
+            status,
+            {400: "bad_field", 404: "not_found", 503: "not_ready"}[status],
+        )
+        assert says in reply.json["error"]
+
+
+def test_without_a_task_of_its_kind_a_typed_form_is_not_found() -> None:
+    async def scenario() -> Reply:
+        async with bench(None, SURE) as digits:
+            frontend = Frontend(EdgeMetrics(), digits.clock, Keys(), 100_000)
+            frontend.mark_ready(ServedTasks([digits.node]))
+            listener = _listen("127.0.0.1", 0)
+            server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                return await asyncio.to_thread(post, listener.getsockname()[1], "/v1/detect")
+            finally:
+                server.should_exit = True
+                await serving
+
+    reply = asyncio.run(scenario())
+    assert reply.status == 404
+    assert (
+        "no task of kind 'detection' is served here; this node serves 'digits' (classification)" in reply.json["error"]
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ DeepStack
+
+
+def as_frigate(port: int, image: bytes, api_key: str = "", path: str = "/v1/vision/detection") -> bytes:
+    """The bytes that Frigate's detector `deepstack` sends.
+
+    It calls `requests.post(url, data={"api_key": …}, files={"image": …}, timeout=…)`.
+    """
+    boundary = b"0f1e2d3c4b5a69788796a5b4c3d2e1f0"
+    body = (
+        b"--" + boundary + b'\r\nContent-Disposition: form-data; name="api_key"\r\n\r\n' + api_key.encode() + b"\r\n"
+        b"--" + boundary + b'\r\nContent-Disposition: form-data; name="image"; filename="image"\r\n\r\n' + image
+        + b"\r\n--" + boundary + b"--\r\n"
+    )  # fmt: skip
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUser-Agent: python-requests/2.32.5\r\n"
+        "Accept-Encoding: gzip, deflate\r\nAccept: */*\r\nConnection: keep-alive\r\n"
+        f"Content-Length: {len(body)}\r\nContent-Type: multipart/form-data; boundary={boundary.decode()}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def exchange(port: int, request: bytes) -> Reply:
+    """The reply to bytes that are written as they are."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.connect()
+        connection.send(request)
+        reply = http.client.HTTPResponse(connection.sock, method="POST")
+        reply.begin()
+        return Reply(reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read())
+
+
+def test_frigates_detector_gets_objects_in_pixels() -> None:
+    reply = with_node(lambda port: exchange(port, as_frigate(port, IMAGE)))
+    assert reply.status == 200, reply.body
+    assert reply.json["success"] is True
+    assert reply.json["duration"] > 0
+    dog, cat = reply.json["predictions"]  # the third is less confident than 0.4
+    assert dog == {
+        "label": "dog", "confidence": pytest.approx(0.9), "x_min": LEFT + HEIGHT // 4, "y_min": HEIGHT // 2,
+        "x_max": LEFT + HEIGHT * 3 // 4, "y_max": HEIGHT,
+    }  # fmt: skip
+    assert (cat["label"], cat["x_min"], cat["y_max"]) == ("cat", LEFT, HEIGHT // 4)
+    assert type(cat["x_min"]) is int
+
+
+def test_the_bytes_are_those_of_the_package_that_frigate_uses() -> None:
+    requests = pytest.importorskip("requests")
+    request = requests.Request(
+        "POST", "http://127.0.0.1:80/v1/vision/detection", data={"api_key": "k"}, files={"image": IMAGE}
+    )
+    prepared = requests.Session().prepare_request(request)
+    head, _, body = as_frigate(80, IMAGE, "k").partition(b"\r\n\r\n")
+    names = [line.partition(b":")[0].decode() for line in head.split(b"\r\n")[1:]]
+    boundary = prepared.headers["Content-Type"].partition("boundary=")[2].encode()
+    assert body.replace(b"0f1e2d3c4b5a69788796a5b4c3d2e1f0", boundary) == prepared.body
+    assert [name for name in names if name != "Host"] == list(prepared.headers)
+
+
+def test_there_are_as_many_predictions_as_frigate_has_room_for_unless_more_are_asked_for() -> None:
+    def calls(port: int) -> list[int]:
+        paths = ("/v1/vision/detection", "/v1/vision/detection?top_k=25")
+        return [len(exchange(port, as_frigate(port, IMAGE, path=path)).json["predictions"]) for path in paths]
+
+    assert with_node(calls, CROWD) == [MOST, 25]
+
+
+def test_the_form_of_deepstack_filters_by_confidence_and_refuses_what_it_does_not_know() -> None:
+    def form(**fields: str) -> tuple[bytes, dict[str, str]]:
+        parts = [f'--b\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields.items()]
+        image = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n' + IMAGE + b"\r\n"
+        return "".join(parts).encode() + image + b"--b--\r\n", {"Content-Type": "multipart/form-data; boundary=b"}
+
+    def calls(port: int) -> list[Reply]:
+        given = [{"min_confidence": "0.6"}, {"min_confidence": "0"}, {"min_confidence": "2"}, {"max": "1"}]
+        return [post(port, "/v1/vision/detection", *form(**fields)) for fields in given]
+
+    few, all_of_them, out_of_range, unknown = with_node(calls)
+    assert (len(few.json["predictions"]), len(all_of_them.json["predictions"])) == (1, 3)
+    for reply, says in ((out_of_range, "min_confidence"), (unknown, "'max'")):
+        assert (reply.status, reply.json["success"], reply.json["code"]) == (400, False, "bad_field")
+        assert says in reply.json["error"]
+
+
+def test_the_key_may_be_in_the_form_and_a_stranger_is_read_no_long_form() -> None:
+    def calls(port: int) -> list[int]:
+        long = b"x" * (UNKEYED_BYTES + 1)
+        given = [(IMAGE, ""), (IMAGE, "wrong-key-of-some-length"), (IMAGE, KEY), (long, KEY)]
+        return [exchange(port, as_frigate(port, image, key)).status for image, key in given]
+
+    assert with_node(calls, key=KEY) == [401, 401, 200, 401]
+
+
+# ------------------------------------------------------------------------------------- Open Inference Protocol
+
+
+def oip(
+    *images: bytes, outputs: list[dict[str, Any]] | None = None, binary: bool = False
+) -> tuple[bytes, dict[str, str]]:
+    data = b"".join(struct.pack("<I", len(image)) + image for image in images)
+    tensor = {
+        "name": "image", "shape": [len(images)], "datatype": "BYTES", "parameters": {"binary_data_size": len(data)},
+    }  # fmt: skip
+    head: dict[str, Any] = {"inputs": [tensor], "parameters": {"binary_data_output": binary}}
+    if outputs is not None:
+        head["outputs"] = outputs
+    text = json.dumps(head).encode()
+    return text + data, {"Inference-Header-Content-Length": str(len(text))}
+
+
+def test_outputs_of_detection_are_boxes_scores_labels_and_counts() -> None:
+    def calls(port: int) -> list[Reply]:
+        return [
+            post(port, "/v2/models/animals/infer", *oip(IMAGE, IMAGE)),
+            post(port, "/v2/models/animals/infer", *oip(IMAGE, outputs=[{"name": "boxes"}], binary=True)),
+            post(port, "/v2/models/animals/infer", *oip(IMAGE, outputs=[{"name": "prediction"}])),
+            post(port, "/v2/models/animals/infer", *oip(IMAGE, outputs=[{"name": "index"}])),
+            post(port, "/v1/detect"),
+        ]
+
+    listed, binary, as_json, wrong, typed = with_node(calls)
+    tensors = {each["name"]: each for each in listed.json["outputs"]}
+    assert {name: (each["datatype"], each["shape"]) for name, each in tensors.items()} == {
+        "boxes": ("FP32", [2, 3, 4]), "scores": ("FP32", [2, 3]), "classes": ("INT64", [2, 3]),
+        "labels": ("BYTES", [2, 3]), "counts": ("INT64", [2]), "confidence": ("FP32", [2]),
+    }  # fmt: skip
+    assert tensors["labels"]["data"] == ["dog", "cat", "cat"] * 2
+    assert tensors["counts"]["data"] == [3, 3]
+    json_bytes = int(binary.headers["inference-header-content-length"])
+    boxes = np.frombuffer(binary.body[json_bytes:], "<f4").reshape(3, 4)
+    assert boxes == pytest.approx(np.array([each["box"] for each in typed.json["objects"]]), abs=1e-6)
+    (text,) = as_json.json["outputs"][0]["data"]
+    assert json.loads(text)["objects"] == typed.json["objects"]
+    assert (wrong.status, wrong.json["error"][:60]) == (
+        400,
+        "outputs[0].name: expected each of boxes, scores, classes, lab"[:60],
+    )
+
+
+def test_the_metadata_of_a_model_are_those_of_its_kind() -> None:
+    def calls(port: int) -> list[Any]:
+        found = []
+        for path in ("/v2/models/animals", "/v2/models/digits/config"):
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+                connection.request("GET", path)
+                found.append(json.loads(connection.getresponse().read()))
+        return found
+
+    animals, digits = with_node(calls)
+    assert animals["outputs"][0] == {"name": "boxes", "datatype": "FP32", "shape": [-1, -1, 4]}
+    assert [each["name"] for each in digits["output"]] == ["label", "index", "confidence", "prediction"]
