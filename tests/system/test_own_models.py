@@ -136,14 +136,14 @@ def node_url(prepared: Owner) -> Iterator[str]:
     command = [sys.executable, "-m", "hawkvision.cli", "up", "--port", "0", "--dc-port", "0"]
     environment = prepared.environment | several
     with subprocess.Popen(
-        command, env=environment, cwd=prepared.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, env=environment, cwd=prepared.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as up:
         try:
             assert up.stdout is not None
             printed = ""
             for line in up.stdout:
-                printed += line
-                if line.strip() == READY:
+                printed += line.decode()
+                if line.decode().strip() == READY:
                     break
             found = re.search(r"^edge node +(http://127.0.0.1:\d+)", printed, re.MULTILINE)
             assert found is not None, printed

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.model_zoo.building.build import emit_variant
+from hawkvision.model_zoo.calibration.evidence import LabelReading, TrainedImages, read_evidence
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.model_zoo.own.integer_chain import FloatChain, float_chain
 from hawkvision.model_zoo.own.integer_quantisation import quantised_net
@@ -26,7 +27,7 @@ from hawkvision.model_zoo.own.task_folder import store
 from hawkvision.model_zoo.own.tiers import TierName
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
 from hawkvision.models.artifacts import load_variant
-from hawkvision.models.datasets import read_images, read_unlabelled
+from hawkvision.models.datasets import read_unlabelled
 from hawkvision.models.manifest import (
     FLOAT_OR_INT8,
     FileSource,
@@ -38,7 +39,7 @@ from hawkvision.models.manifest import (
     shipped_models_dir,
 )
 from hawkvision.system.files import sha256_of
-from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.kind import TaskKind, Truth
 from hawkvision.tasks.registry import load_kind
 
 FEWEST: Final = 40
@@ -98,7 +99,7 @@ def quantise(order: QuantiseOrder, models: Path, cache: Path) -> Quantised:
         raise ConfigError(f"--keep-float applies to int8; a network of {order.precision} has integers only")
     content = load_variant(cache, order.task, variant)
     chain = None if order.precision == "int8" else _chain(content, order.stage)
-    parts = _parts(order, manifest, kind)
+    parts = _parts(order, manifest, kind, models)
     weights, kept = _weights(order, variant, content, chain, kind, parts.quantise)
     made = _variant(order, variant, weights)
     built = emit_variant(order.task, made, models, weights)
@@ -128,17 +129,18 @@ class _Parts:
     """Of the images to measure; None without labels."""
 
 
-def _parts(order: QuantiseOrder, manifest: Manifest, kind: TaskKind[Any]) -> _Parts:
+def _parts(order: QuantiseOrder, manifest: Manifest, kind: TaskKind[Any], models: Path) -> _Parts:
     """The images of both uses, drawn by seed.
 
     Raises:
         ConfigError: if there are too few.
     """
     if order.labelled:
-        images = read_images(order.data, kind.labels)
-        usable = split_images(manifest, images, SPLIT_SEED).profile
-        truths: NDArray[Any] | None = images.labels
-        bodies = images.bodies
+        reading = LabelReading(trained=TrainedImages.LEAVE_OUT)
+        evidence = read_evidence(order.data, kind, manifest, models, reading)
+        usable = split_images(manifest, evidence.images, SPLIT_SEED).profile
+        truths: list[Truth] | None = evidence.truths
+        bodies = evidence.images.bodies
     else:
         flat = read_unlabelled(order.data)
         usable, truths, bodies = np.arange(len(flat)), None, flat.bodies
@@ -152,7 +154,7 @@ def _parts(order: QuantiseOrder, manifest: Manifest, kind: TaskKind[Any]) -> _Pa
     def named(chosen: NDArray[Any]) -> list[tuple[str, bytes]]:
         return [(f"{order.data}: image {at}", bodies[at]) for at in chosen]
 
-    return _Parts(named(first), named(second), None if truths is None else list(truths[second]))
+    return _Parts(named(first), named(second), None if truths is None else [truths[at] for at in second])
 
 
 def _chain(content: bytes, where: str) -> FloatChain:

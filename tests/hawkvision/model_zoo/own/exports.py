@@ -27,7 +27,9 @@ def as_keras_takes(pixels: Pixels) -> Array:
     return pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
 
 
-class _Graph:
+class Graph:
+    """Collects nodes and constants."""
+
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
@@ -61,7 +63,7 @@ class _Graph:
 
 def save_torch_style(net: SmallCnn, path: Any, side: int, batch: int | str = "batch") -> None:
     """NCHW, logits."""
-    graph = _Graph()
+    graph = Graph()
     x = graph.node("Flatten", [graph.layers("input", net)], "flatten", axis=1)
     constants = [graph.constant("fc.weight", net.weight), graph.constant("fc.bias", net.bias)]
     graph.node("Gemm", [x, *constants], "output", transB=1, alpha=1.0, beta=1.0)
@@ -70,7 +72,7 @@ def save_torch_style(net: SmallCnn, path: Any, side: int, batch: int | str = "ba
 
 def save_keras_style(net: SmallCnn, path: Any, side: int) -> None:
     """NHWC, probabilities, features in the order rows, columns, channels."""
-    graph = _Graph()
+    graph = Graph()
     x = graph.node("Transpose", ["input_1"], "model/conv2d/transpose", perm=[0, 3, 1, 2])
     x = graph.layers(x, net)
     x = graph.node("Transpose", [x], "model/pool/transpose", perm=[0, 2, 3, 1])

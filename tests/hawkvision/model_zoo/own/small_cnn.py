@@ -5,8 +5,9 @@ planes ─► [convolution 3x3, padding 1 ─► ReLU ─► maximum of 2x2] ...
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -74,8 +75,17 @@ class SmallCnn:
         """(n, classes)"""
         return self._forward(x)[0]
 
-    def train(self, x: Array, labels: NDArray[np.int64], epochs: int, batch: int = 50, rate: float = 5e-3) -> None:
-        """Cross entropy by Adam."""
+    def train(
+        self,
+        x: Array,
+        targets: NDArray[Any],
+        epochs: int,
+        *,
+        error: Callable[[Array, NDArray[Any]], Array] | None = None,
+        batch: int = 50,
+        rate: float = 5e-3,
+    ) -> None:
+        """By Adam; `error` is the gradient of the loss of some images by what the network gives for them."""
         parameters = [*self.kernels, *self.biases, self.weight, self.bias]
         moments = [(np.zeros_like(p), np.zeros_like(p)) for p in parameters]
         rng, step = np.random.default_rng(1), 0
@@ -83,7 +93,7 @@ class SmallCnn:
             order = rng.permutation(len(x))
             for start in range(0, len(x), batch):
                 chosen, step = order[start : start + batch], step + 1
-                gradients = self._gradients(x[chosen], labels[chosen])
+                gradients = self._gradients(x[chosen], targets[chosen], error or _of_cross_entropy)
                 for parameter, gradient, (first, second) in zip(parameters, gradients, moments, strict=True):
                     first += 0.1 * (gradient - first)
                     second += 0.001 * (gradient**2 - second)
@@ -103,15 +113,14 @@ class SmallCnn:
         features = np.ascontiguousarray(x).reshape(len(x), -1)
         return features @ self.weight.T + self.bias, kept, features
 
-    def _gradients(self, x: Array, labels: NDArray[np.int64]) -> list[Array]:
+    def _gradients(
+        self, x: Array, targets: NDArray[Any], error_of: Callable[[Array, NDArray[Any]], Array]
+    ) -> list[Array]:
         logits, kept, features = self._forward(x)
-        error = np.exp(logits - logits.max(axis=1, keepdims=True))
-        error /= error.sum(axis=1, keepdims=True)
-        error[np.arange(len(x)), labels] -= 1
-        error /= len(x)
+        error = error_of(logits, targets) / np.float32(len(x))
         weight, bias = error.T @ features, error.sum(axis=0)
         n, half, _, out = kept[-1][2].shape
-        below = (error @ self.weight).reshape(n, out, half, half).transpose(0, 2, 3, 1)
+        below: NDArray[Any] = (error @ self.weight).reshape(n, out, half, half).transpose(0, 2, 3, 1)
         kernels: list[Array] = []
         biases: list[Array] = []
         for (columns, active, pooled), kernel in zip(reversed(kept), reversed(self.kernels), strict=True):
@@ -124,6 +133,13 @@ class SmallCnn:
             turned = kernel[:, :, ::-1, ::-1].transpose(1, 0, 2, 3)
             below = _columns(made.transpose(0, 3, 1, 2)) @ turned.reshape(len(turned), -1).T
         return [*reversed(kernels), *reversed(biases), weight, bias]
+
+
+def _of_cross_entropy(logits: Array, labels: NDArray[Any]) -> Array:
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    error: Array = shifted / shifted.sum(axis=1, keepdims=True)
+    error[np.arange(len(logits)), labels] -= 1
+    return error
 
 
 def _columns(x: Array) -> Array:

@@ -23,6 +23,7 @@ from hawkvision.model_zoo.own.owner_facts import OwnerFacts
 from hawkvision.models.manifest import artifact_path, load_labels, load_manifest
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
+from tests.hawkvision.model_zoo.own import small_detector
 from tests.hawkvision.model_zoo.own.exports import (
     MEAN,
     STD,
@@ -32,6 +33,7 @@ from tests.hawkvision.model_zoo.own.exports import (
     save_torch_style,
 )
 from tests.hawkvision.model_zoo.own.small_cnn import LABELS, SIDE, Array, SmallCnn, shape_images
+from tests.hawkvision.model_zoo.own.small_detector import save_yolo_style
 
 TORCH = OwnerFacts(
     scale=1 / 255, mean=MEAN, std=STD, channel_order="rgb", fit="crop", resize=SIDE, interpolation="bilinear"
@@ -208,6 +210,32 @@ def test_an_output_that_may_be_probabilities_is_asked_about(desk: Desk, net: Sma
     with pytest.raises(ConfigError, match="--output-meaning"):
         desk.add(desk.root / "n.onnx")
     assert desk.add(desk.root / "n.onnx", dataclasses.replace(TORCH, output_meaning="logits")).worst < 1e-4
+
+
+def test_a_detector_is_read_by_its_decoder(tmp_path: Path) -> None:
+    net = SmallCnn((4, 6), small_detector.ROWS * small_detector.CELLS**2, small_detector.SIDE)
+    save_yolo_style(net, tmp_path / "d.onnx")
+    (tmp_path / "labels.txt").write_text("\n".join(small_detector.LABELS))
+    facts = OwnerFacts(scale=1 / 255, mean=[0], std=[1], channel_order="rgb", fit="letterbox", interpolation="bilinear")
+
+    def add(**changed: Any) -> Added:
+        order = AddOrder(
+            path=tmp_path / "d.onnx",
+            task="yard",
+            labels=tmp_path / "labels.txt",
+            kind="detection",
+            facts=dataclasses.replace(facts, **changed),
+        )
+        return add_model(order, tmp_path / "models", tmp_path / "cache")
+
+    with pytest.raises(ConfigError, match=r"--decoder +how boxes are read from the outputs: .*yolov8"):
+        add()
+    with pytest.raises(ConfigError, match=r"--decoder yolov5: .*the model gave rows of shape"):
+        add(decoder="yolov5")
+    added = add(decoder="yolov8", decoder_options={"iou": 0.5})
+    assert (added.manifest.kind, added.variant.decoder) == ("detection", "yolov8")
+    assert load_manifest("yard", tmp_path / "models") == added.manifest
+    assert added.worst < 1e-4
 
 
 def test_models_of_a_task_make_a_cascade_by_their_cost(desk: Desk, net: SmallCnn) -> None:
