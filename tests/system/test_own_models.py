@@ -5,12 +5,14 @@ The networks are trained here, on generated images of shapes; the owner's own pr
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +25,12 @@ from hawkvision.client.blocking import Client
 from hawkvision.core.types import Pixels
 from hawkvision.integer import reference
 from hawkvision.integer.artifact import graph_of
+from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.system.child_server import ended, running
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
+from hawkvision.tasks.registry import task_kind
+from tests.hawkvision.model_zoo.own import small_detector
 from tests.hawkvision.model_zoo.own.exports import as_keras_takes, as_torch_takes, save_keras_style, save_torch_style
 from tests.hawkvision.model_zoo.own.small_cnn import LABELS, SIDE, Array, SmallCnn, shape_images, write_folder
 from tests.system import pages
@@ -34,6 +39,8 @@ pytestmark = pytest.mark.slow
 
 PAGE = pages.ROOT / "docs" / "own-models.md"
 HEIGHT, WIDTH = 20, 28
+YARD = 20
+"""Sides of the detector's images."""
 READY = "ready; Ctrl-C stops both"
 
 
@@ -89,6 +96,22 @@ class Owner:
             rows.append(f"{index}.png,{LABELS[row.argmax()]},{row.max():.6f}")
         (self.folder / "predictions.csv").write_text("\n".join(rows) + "\n")
 
+    def detect(self, images: Pixels) -> None:
+        """The owner's own detections, by the exported file; each cell holds one object at most."""
+        session = ort.InferenceSession(str(self.folder / "detector.onnx"))
+        inputs = np.stack([cv2.resize(each, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR) for each in images])
+        (rows,) = session.run(None, {"images": small_detector.as_taken(inputs)})
+        lines = []
+        for index, (image, found) in enumerate(zip(images, rows, strict=True)):
+            assert cv2.imwrite(str(self.folder / f"yard{index}.png"), image[..., ::-1])
+            objects = []
+            for x, y, w, h, *classes in found.T.astype(float) / ([SIDE] * 4 + [1, 1]):
+                box = [min(max(each, 0.0), 1.0) for each in (x - w / 2, y - h / 2, x + w / 2, y + h / 2)]
+                label = small_detector.LABELS[int(np.argmax(classes))]
+                objects += [{"label": label, "confidence": max(classes), "box": box}] if max(classes) >= 0.5 else []
+            lines.append(json.dumps({"file": f"yard{index}.png", "objects": objects}))
+        (self.folder / "predictions.jsonl").write_text("\n".join(lines))
+
 
 @pytest.fixture(scope="module")
 def owner(tmp_path_factory: pytest.TempPathFactory) -> Owner:
@@ -106,6 +129,9 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Owner:
     save_keras_style(keras, found.folder / "flowers.onnx", SIDE)
     write_folder(found.folder / "images", *shape_images(700, 1, HEIGHT, WIDTH))
     (found.folder / "labels.txt").write_text("\n".join(LABELS) + "\n")
+    detector = small_detector.trained_detector(*small_detector.object_images(900, 0), epochs=8)
+    small_detector.save_yolo_style(detector, found.folder / "detector.onnx")
+    small_detector.write_annotated(found.folder / "annotated", *small_detector.object_images(700, 1, YARD, YARD))
     return found
 
 
@@ -119,6 +145,10 @@ def prepared(owner: Owner) -> Owner:
     assert "edge pets; datacenter pets_large" in owner.run(second)
     owner.predict("flowers.onnx", shown, as_keras_takes(stretched(shown)))
     (block,) = commands("Keras")
+    assert "worst difference 0.0" in owner.run(block)
+    owner.detect(small_detector.object_images(25, 2, YARD, YARD)[0])
+    (owner.folder / "labels.txt").write_text("\n".join(small_detector.LABELS) + "\n")
+    (block,) = commands("A detector")
     assert "worst difference 0.0" in owner.run(block)
     return owner
 
@@ -163,6 +193,22 @@ def test_an_own_classifier_gives_certified_answers(task: str, node_url: str) -> 
             assert answer.accuracy.status == "certified", answer
             right += answer.label == LABELS[label]
     assert right >= 32
+
+
+def test_an_own_detector_gives_certified_answers(node_url: str) -> None:
+    images, boxes = small_detector.object_images(25, 3, YARD, YARD)
+    kind = task_kind("detection", small_detector.LABELS, {})
+    losses = []
+    for image, found in zip(images, boxes, strict=True):
+        body = cv2.imencode(".png", image[..., ::-1])[1].tobytes()
+        request = urllib.request.Request(f"{node_url}/v1/detect?task=yard&max_accuracy_drop=0.1", body, method="POST")
+        with urllib.request.urlopen(request) as response:
+            answer = json.load(response)
+        assert answer["accuracy"]["status"] == "certified", answer
+        answer["objects"] = [{"index": small_detector.LABELS.index(o["label"]), **o} for o in answer["objects"]]
+        truth = Annotation(np.array([label for label, *_ in found]), np.array([box for _, *box in found], np.float32))
+        losses.append(kind.loss(kind.decode_reply(json.dumps(answer).encode()), *kind.truths([truth])))
+    assert np.mean(losses) < 0.3
 
 
 def test_an_own_network_takes_the_whole_fpga_way(prepared: Owner) -> None:

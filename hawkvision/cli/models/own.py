@@ -179,7 +179,8 @@ def _report_added(task: str, added: Any) -> None:
     typer.echo(f"  costs   {added.cpu_ms:.2g} ms of one core per image, {(variant.bytes or 0) / 1e6:.2g} MB")
     typer.echo(f"  exact   differs from your graph by at most {added.worst:.1g} of the largest number")
     typer.echo(f"  cascade edge {', '.join(cascade.edge)}; datacenter {', '.join(cascade.dc)}")
-    check = advise("models check", "--task", task, "--reference", "PREDICTIONS.csv")
+    predictions = "PREDICTIONS.jsonl" if added.located else "PREDICTIONS.csv"
+    check = advise("models check", "--task", task, "--reference", predictions)
     typer.echo(f"next: `{check}` compares it with predictions of yours, then")
     typer.echo(f"      `{advise('calibrate', '--task', task, '--data', 'IMAGES')}`")
 
@@ -276,7 +277,7 @@ def models_quantize(
     """Make a stage in fewer bits from a float one with your images, and say what that costs."""
     from hawkvision.core.advice import advise
     from hawkvision.model_zoo.own.owner_facts import one_of
-    from hawkvision.model_zoo.own.quantising import QuantiseOrder, quantise
+    from hawkvision.model_zoo.own.quantisation.quantising import QuantiseOrder, quantise
     from hawkvision.models import manifest
 
     wanted = one_of("--precision", precision, manifest.Precision)

@@ -83,6 +83,8 @@ class Added:
     batch: int | None
     """The number of images that the graph takes; None for any."""
     replaced: bool
+    located: bool
+    """Whether predictions name places, so that a CSV file cannot hold them."""
 
 
 def add_model(order: AddOrder, models: Path | None, cache: Path) -> Added:
@@ -122,7 +124,8 @@ def add_model(order: AddOrder, models: Path | None, cache: Path) -> Added:
     changed = store(manifest, fresh, built, built, order.tier, folder, cache)
     replaced = manifest is not None and any(each.name == variant.name for each in manifest.variants)
     return Added(
-        changed, variant, folder / order.task, worst, parity.cpu_ms(built, variant.name), batch, replaced
+        changed, variant, folder / order.task, worst, parity.cpu_ms(built, variant.name), batch, replaced,
+        kind_class(kind).located,
     )  # fmt: skip
 
 

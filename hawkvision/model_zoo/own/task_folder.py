@@ -12,8 +12,8 @@ import numpy as np
 from hawkvision.core.errors import ArtifactError, ConfigError
 from hawkvision.core.text_files import read_text
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
-from hawkvision.model_zoo.own.parity import cpu_ms
 from hawkvision.model_zoo.own.tiers import TierName, entered, only_stage
+from hawkvision.model_zoo.own.work import multiplications
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import (
     MANIFEST,
@@ -146,21 +146,21 @@ def store(
         changed = fresh
     else:
         costs = costs_of(manifest, cache)
-        costs[variant.name] = cpu_ms(built, variant.name)
+        costs[variant.name] = multiplications(built)
         if of is not None:
-            costs[variant.name] = min(costs[variant.name], np.nextafter(costs.get(of, np.inf), 0))
+            costs[variant.name] = min(costs[variant.name], costs.get(of, np.inf)) - 0.5
         changed = entered(manifest, variant, tier, costs)
     write_atomic(models / fresh.task / MANIFEST, format_manifest(changed, HEADER).encode())
     return changed
 
 
 def costs_of(manifest: Manifest, cache: Path) -> dict[str, float]:
-    """Processor time of each single variant of the cascade that is built."""
+    """Multiplications of each single variant of the cascade that is built."""
     costs: dict[str, float] = {}
     for stage in dict.fromkeys((*manifest.cascade.edge, *manifest.cascade.dc)):
         if manifest.ensemble(stage) is None:
             try:
-                costs[stage] = cpu_ms(load_variant(cache, manifest.task, manifest.variant(stage)), stage)
+                costs[stage] = multiplications(load_variant(cache, manifest.task, manifest.variant(stage)))
             except ArtifactError:
                 continue
     return costs

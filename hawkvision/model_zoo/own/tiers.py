@@ -20,7 +20,7 @@ def entered(manifest: Manifest, variant: Variant, tier: TierName | None, costs: 
         manifest: of the task.
         variant: the new stage.
         tier: where it runs; None lets costs decide: a stage cheaper than all others runs on the edge.
-        costs: processor time of the new stage and of the cascade's single variants, by name.
+        costs: multiplications of the new stage and of the cascade's single variants, by name.
 
     Raises:
         ManifestError: if its name is that of an ensemble.

@@ -13,7 +13,7 @@ from hawkvision.core.errors import CompileError
 from hawkvision.integer.reference import LUMINANCE
 from hawkvision.model_zoo.own.conversion import IMAGE
 from hawkvision.model_zoo.own.graph_facts import attributes_of
-from hawkvision.model_zoo.own.integer_fit import PASSIVE, GraphView, limits_of, misfits, padding
+from hawkvision.model_zoo.own.quantisation.integer_fit import PASSIVE, GraphView, limits_of, misfits, padding
 
 Reals = NDArray[np.float64]
 _NCHW: Final = [0, 3, 1, 2]

@@ -19,10 +19,10 @@ from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.model_zoo.building.build import emit_variant
 from hawkvision.model_zoo.calibration.evidence import LabelReading, TrainedImages, read_evidence
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
-from hawkvision.model_zoo.own.integer_chain import FloatChain, float_chain
-from hawkvision.model_zoo.own.integer_quantisation import quantised_net
+from hawkvision.model_zoo.own.quantisation.integer_chain import FloatChain, float_chain
+from hawkvision.model_zoo.own.quantisation.integer_rounding import quantised_net
+from hawkvision.model_zoo.own.quantisation.static_int8 import int8_model
 from hawkvision.model_zoo.own.served import Bodies, Served, ServedStage, inputs_of
-from hawkvision.model_zoo.own.static_quantisation import int8_model
 from hawkvision.model_zoo.own.task_folder import store
 from hawkvision.model_zoo.own.tiers import TierName
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
