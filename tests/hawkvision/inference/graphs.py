@@ -73,9 +73,9 @@ def tiny_detector(height: int = 16, width: int = 12, classes: int = 3, batch: in
     rng = np.random.default_rng(seed)
     cell = [height // 2, width // 2]
     constants: dict[str, Array] = {
-        "w_boxes": rng.normal(0, 1 / (255 * cell[0]), (4, 3, *cell)).astype(np.float32),
-        "b_boxes": np.full(4, 0.5, np.float32),
-        "w_scores": rng.normal(0, 1 / (255 * cell[0]), (classes, 3, *cell)).astype(np.float32),
+        "w_boxes": rng.normal(0, 1 / (1000 * cell[0]), (4, 3, *cell)).astype(np.float32),
+        "b_boxes": np.array([0.2, 0.15, 0.7, 0.8], np.float32),
+        "w_scores": rng.normal(0, 1 / (500 * cell[0]), (classes, 3, *cell)).astype(np.float32),
         "b_scores": np.full(classes, 0.5, np.float32),
         "boxes_shape": np.array([-1, 4, 4], np.int64),
         "scores_shape": np.array([-1, classes, 4], np.int64),
