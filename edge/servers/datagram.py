@@ -125,7 +125,7 @@ class DatagramServer:
             caller = front.admit(incoming.caller, incoming.network)
             tasks = front.ready_tasks()
             request = _request(incoming)
-            node = tasks.node(request.task)
+            node = tasks.node(request.task, request.kind)
             task, bodies = node.task, front.bodies_of(node.task)
             arrived = incoming.arrived
             assert not isinstance(arrived, Expired), "the transport answers expired images"

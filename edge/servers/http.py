@@ -211,14 +211,14 @@ class HttpApp:
             data = await body.read(declared)
             image, fields = await read_form(header(raw_headers, b"content-type") or "", data)
             request = parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields)
-            return self._chosen(tasks, request.task, kind, scope, body), image, request, None
+            return self._chosen(tasks, request.task, kind or request.kind, scope, body), image, request, None
         if content_type.startswith(_NOT_IMAGES):
             raise UnsupportedMedia(
                 f"Content-Type {content_type[:60]!r}: send the image itself (JPEG, PNG or WebP) as the body, "
                 "or a multipart form with the image in 'image'"
             )
         request = read_request(scope["query_string"], ours)
-        node = self._chosen(tasks, request.task, kind, scope, body)
+        node = self._chosen(tasks, request.task, kind or request.kind, scope, body)
         image_header = probe_begun(body.begun())
         return node, await body.read(declared), request, image_header
 

@@ -26,7 +26,7 @@ from edge.serving.request_handler import RequestHandler
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.clock import Deadline
-from hawkvision.core.errors import DeadlineMissed, NotFound
+from hawkvision.core.errors import BadField, DeadlineMissed, NotFound
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import (
     WHOLE,
@@ -198,6 +198,8 @@ class EdgeNode:
         """
         if request.task is not None and request.task != self.task:
             raise NotFound(f"task {request.task!r} is not served here; this node serves {self.task!r}")
+        if request.kind is not None and request.kind != self.kind.name:
+            raise BadField(f"kind: task {self.task!r} is of kind {self.kind.name!r}, not {request.kind[:40]!r}")
         guarantees = self.guarantees
         route = guarantees.policy.route(request.target, received)
         header = header or probe(body)

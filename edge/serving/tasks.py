@@ -80,8 +80,8 @@ class ServedTasks:
             raise NotFound(self._not_served(task, kind))
         if kind is not None and kind_of(found) not in (None, kind):
             raise BadField(
-                f"task: {found.task!r} is of kind {kind_of(found)!r}, and this path answers {kind!r}; {INFER_PATH} "
-                "answers every kind"
+                f"task: {found.task!r} is of kind {kind_of(found)!r}, and {kind!r} is asked for; {INFER_PATH} answers "
+                "every kind"
             )
         assert isinstance(found, TaskFailure), "a node of the right kind was returned"
         if not with_reason:

@@ -1,8 +1,9 @@
-"""Answers as a table for a terminal, and as rows of a CSV file."""
+"""Answers of any kind as a table for a terminal, and as rows of a CSV file."""
 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +19,12 @@ from hawkvision.core.types import Answer, target_fields
 
 WIDE: Final = 120
 """Terminal width from which on the model has its own column."""
-LEAST_WIDTHS: Final = {"image": 10, "guarantee": 9, "model": 8, "target": 8, "label": 10}
+LEAST_WIDTHS: Final = {"image": 10, "guarantee": 9, "model": 8, "target": 8, "label": 10, "answer": 10}
 """Columns that are shortened on narrow terminals, in this order, and their shortest widths."""
 MOST_ROWS: Final = 200
 """Rows shown on a terminal; other outputs get all rows."""
+BOX_COLUMNS: Final = ("x1", "y1", "x2", "y2")
+"""Of an object: fractions of the width and height of the upright image."""
 CSV_COLUMNS: Final = (
     "image",
     "label",
@@ -83,14 +86,12 @@ class CsvRows:
         self._writer = writer
 
     def answer(self, image: Path, answer: Answer) -> None:
-        """Write a row for an answer."""
+        """Write a row for an answer, or one for each of its objects."""
         guaranteed = answer.accuracy
-        self._writer.writerow(
+        self._writer.writerows(
             {
                 "image": image,
-                "label": answer.label,
-                "index": answer.top_k[0].index,
-                "confidence": round(answer.confidence, 6),
+                **found,
                 "tier": answer.tier.value,
                 "model": answer.model,
                 "degraded": str(answer.degraded).lower(),
@@ -100,6 +101,7 @@ class CsvRows:
                 "deadline_met": "" if answer.deadline_met is None else str(answer.deadline_met).lower(),
                 "total_ms": round(answer.timing_ms.total, 3),
             }
+            for found in _found(answer)
         )
 
     def failure(self, image: Path, error: Exception) -> None:
@@ -108,8 +110,8 @@ class CsvRows:
 
 
 @contextmanager
-def csv_rows(path: Path) -> Iterator[CsvRows]:
-    """A CSV file (RFC 4180, UTF-8) with the columns `CSV_COLUMNS`.
+def csv_rows(path: Path, *, boxes: bool = False) -> Iterator[CsvRows]:
+    """A CSV file (RFC 4180, UTF-8) with the columns `CSV_COLUMNS`, and with `boxes` also `BOX_COLUMNS`.
 
     Raises:
         ConfigError: if it cannot be written.
@@ -119,9 +121,27 @@ def csv_rows(path: Path) -> Iterator[CsvRows]:
     except OSError as error:
         raise ConfigError(f"--out: {path}: cannot write: {error.strerror}") from None
     with opened as file:
-        writer = csv.DictWriter(file, CSV_COLUMNS)
+        writer = csv.DictWriter(file, (*CSV_COLUMNS, *BOX_COLUMNS) if boxes else CSV_COLUMNS)
         writer.writeheader()
         yield CsvRows(writer)
+
+
+def _confidence(answer: Answer) -> float:
+    """The probability that an answer is right, or how right it is expected to be; NaN if its kind states neither."""
+    return float(getattr(answer.prediction, "confidence", math.nan))
+
+
+def _found(answer: Answer) -> list[dict[str, object]]:
+    """The rows of an answer: one per object, or one of the whole."""
+    objects = answer.prediction.to_json().get("objects")
+    if objects is None:
+        index = getattr(answer.prediction, "index", "")
+        return [{"label": answer.prediction.summary(), "index": index, "confidence": round(_confidence(answer), 6)}]
+    return [
+        {"label": each["label"], "index": each["index"], "confidence": each["confidence"]}
+        | dict(zip(BOX_COLUMNS, each["box"], strict=True))
+        for each in objects
+    ] or [{}]
 
 
 def _target(answer: Answer) -> str:
@@ -138,8 +158,8 @@ def _cells(name: str, answer: Answer) -> dict[str, str]:
     return {
         "image": name,
         "target": _target(answer),
-        "label": answer.label,
-        "confidence": f"{answer.confidence:.1%}",
+        "label" if hasattr(answer.prediction, "label") else "answer": answer.prediction.summary(),
+        "confidence": f"{_confidence(answer):.1%}",
         "tier": answer.tier.value,
         "model": answer.model,
         "ms": f"{answer.timing_ms.total:.1f}",

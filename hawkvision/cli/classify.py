@@ -1,26 +1,55 @@
-"""The command that asks an edge node what images show."""
+"""The commands that ask an edge node what images show."""
 
 from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Unpack
 
 import typer
 
 from hawkvision.cli import options
-from hawkvision.core.errors import ConfigError
+from hawkvision.core.errors import ConfigError, HawkVisionError
 
 if TYPE_CHECKING:
     from hawkvision.cli.answer_table import AnswerTable, CsvRows
     from hawkvision.client.batch import Outcome
+    from hawkvision.client.request import ClassifyFields
+
+
+Images = Annotated[list[str], typer.Argument(help="Images, folders of them, or patterns such as 'shots/**/*.jpg'.")]
+Draw = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH",
+        help="Write the images with boxes into this folder; of one image, into this file.",
+        rich_help_panel="Output",
+    ),
+]
+
+
+class AskOptions(NamedTuple):
+    """The options of the commands that ask, except for the fields of the request."""
+
+    images: list[str]
+    url: str
+    wait: float
+    api_key: str | None
+    ca: Path | None
+    certificate: Path | None
+    certificate_key: Path | None
+    datagram: bool
+    concurrency: int
+    out: Path | None
+    as_json: bool
+    draw: Path | None = None
 
 
 def classify(
-    images: Annotated[list[str], typer.Argument(help="Images, folders of them, or patterns such as 'shots/**/*.jpg'.")],
+    images: Images,
     min_accuracy: options.MinAccuracy = None,
     max_accuracy_drop: options.MaxAccuracyDrop = None,
     quality: options.Quality = None,
@@ -42,33 +71,143 @@ def classify(
     as_json: options.AsJson = False,
 ) -> None:
     """Classify images with an edge node."""
+    given = AskOptions(
+        images, url, wait, api_key, ca, certificate, certificate_key, datagram, concurrency, out, as_json
+    )
+    _ask(
+        given, "classify_batch", min_accuracy=min_accuracy, max_accuracy_drop=max_accuracy_drop, quality=quality,
+        min_confidence=min_confidence, deadline_ms=deadline_ms, on_miss=on_miss, stream=stream, top_k=top_k, task=task,
+    )  # fmt: skip
+
+
+def detect(
+    images: Images,
+    min_accuracy: options.MinAccuracy = None,
+    max_accuracy_drop: options.MaxAccuracyDrop = None,
+    quality: options.Quality = None,
+    min_confidence: options.MinConfidence = None,
+    deadline_ms: options.DeadlineMs = None,
+    on_miss: options.OnMiss = None,
+    stream: options.Stream = None,
+    task: options.AskedTask = None,
+    url: options.NodeUrl = "http://127.0.0.1:8080",
+    wait: options.WaitSeconds = 0.0,
+    api_key: options.ApiKey = None,
+    ca: options.Ca = None,
+    certificate: options.Certificate = None,
+    certificate_key: options.CertificateKey = None,
+    datagram: options.Datagram = False,
+    concurrency: options.Concurrency = 4,
+    out: options.CsvFile = None,
+    as_json: options.AsJson = False,
+    draw: Draw = None,
+) -> None:
+    """Find objects in images with an edge node, and draw their boxes."""
+    given = AskOptions(
+        images, url, wait, api_key, ca, certificate, certificate_key, datagram, concurrency, out, as_json, draw
+    )
+    _ask(
+        given, "detect_batch", min_accuracy=min_accuracy, max_accuracy_drop=max_accuracy_drop, quality=quality,
+        min_confidence=min_confidence, deadline_ms=deadline_ms, on_miss=on_miss, stream=stream, task=task,
+    )  # fmt: skip
+
+
+def infer(
+    images: Images,
+    min_accuracy: options.MinAccuracy = None,
+    max_accuracy_drop: options.MaxAccuracyDrop = None,
+    quality: options.Quality = None,
+    min_confidence: options.MinConfidence = None,
+    deadline_ms: options.DeadlineMs = None,
+    on_miss: options.OnMiss = None,
+    stream: options.Stream = None,
+    task: options.AskedTask = None,
+    url: options.NodeUrl = "http://127.0.0.1:8080",
+    wait: options.WaitSeconds = 0.0,
+    api_key: options.ApiKey = None,
+    ca: options.Ca = None,
+    certificate: options.Certificate = None,
+    certificate_key: options.CertificateKey = None,
+    datagram: options.Datagram = False,
+    concurrency: options.Concurrency = 4,
+    out: options.CsvFile = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Ask an edge node about images, with a task of any kind."""
+    given = AskOptions(
+        images, url, wait, api_key, ca, certificate, certificate_key, datagram, concurrency, out, as_json
+    )
+    _ask(
+        given, "infer_batch", min_accuracy=min_accuracy, max_accuracy_drop=max_accuracy_drop, quality=quality,
+        min_confidence=min_confidence, deadline_ms=deadline_ms, on_miss=on_miss, stream=stream, task=task,
+    )  # fmt: skip
+
+
+def _ask(
+    given: AskOptions,
+    call: Literal["classify_batch", "detect_batch", "infer_batch"],
+    **fields: Unpack[ClassifyFields],
+) -> None:
+    """Ask about all images, and print, write and draw what comes."""
     from hawkvision.cli.answer_table import AnswerTable, csv_rows
     from hawkvision.client.blocking import Client
     from hawkvision.models.datasets import image_files
 
-    files, table = image_files(expanded(images)), AnswerTable()
+    files, table = image_files(expanded(given.images)), AnswerTable()
+    drawn = None if given.draw is None else _targets(given.draw, files)
     with ExitStack() as stack:
-        rows = None if out is None else stack.enter_context(csv_rows(out))
+        rows = None if given.out is None else stack.enter_context(csv_rows(given.out, boxes=call != "classify_batch"))
         client = stack.enter_context(
             Client(
-                url, api_key=api_key, transport="datagram" if datagram else "http", ca=ca, certificate=certificate,
-                certificate_key=certificate_key,
+                given.url, api_key=given.api_key, transport="datagram" if given.datagram else "http", ca=given.ca,
+                certificate=given.certificate, certificate_key=given.certificate_key,
             )
         )  # fmt: skip
-        if wait:
-            client.wait_ready(wait)
-        outcomes = client.classify_batch(
-            files, concurrency=concurrency, min_accuracy=min_accuracy, max_accuracy_drop=max_accuracy_drop,
-            quality=quality, min_confidence=min_confidence, deadline_ms=deadline_ms, on_miss=on_miss, stream=stream,
-            top_k=top_k, task=task,
-        )  # fmt: skip
-        failures = report(_with_progress(files, outcomes), table, rows, as_json=as_json)
-    if not as_json and out is None and table.rows:
+        if given.wait:
+            client.wait_ready(given.wait)
+        outcomes = _with_progress(files, getattr(client, call)(files, concurrency=given.concurrency, **fields))
+        failures = report(_drawing(outcomes, drawn), table, rows, as_json=given.as_json)
+    if not given.as_json and given.out is None and table.rows:
         table.show()
-    if out is not None:
-        typer.echo(f"{len(files) - failures} answers and {failures} errors written to {out}")
+    if given.out is not None:
+        typer.echo(f"{len(files) - failures} answers and {failures} errors written to {given.out}")
     if failures:
         raise typer.Exit(1)
+
+
+def _targets(draw: Path, files: Sequence[Path]) -> list[Path]:
+    """Where each image is drawn; makes the folder.
+
+    Raises:
+        ConfigError: if there can be no such folder, or two images have one name.
+    """
+    if len(files) == 1 and draw.suffix and not draw.is_dir():
+        return [draw]
+    if len({file.name for file in files}) < len(files):
+        raise ConfigError("--draw: expected images of different names, because one folder takes all of them")
+    try:
+        draw.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--draw: {draw}: {error.strerror}") from None
+    return [draw / file.name for file in files]
+
+
+def _drawing(outcomes: Iterable[tuple[Path, Outcome]], drawn: Sequence[Path] | None) -> Iterator[tuple[Path, Outcome]]:
+    """The outcomes; each answer is drawn, and is an error if that fails."""
+    for number, (file, outcome) in enumerate(outcomes):
+        if drawn is None or isinstance(outcome, Exception):
+            yield file, outcome
+            continue
+        from hawkvision.imaging.drawing import LabelledBox, draw_boxes
+
+        objects = outcome.to_json()["objects"]
+        boxes = [LabelledBox(f"{o['label']} {o['confidence']:.2f}", o["index"], o["box"]) for o in objects]
+        try:
+            draw_boxes(file, boxes, drawn[number])
+        except (HawkVisionError, OSError) as error:
+            yield file, error
+        else:
+            yield file, outcome
 
 
 def _with_progress(files: Sequence[Path], outcomes: Iterable[Outcome]) -> Iterable[tuple[Path, Outcome]]:
@@ -78,7 +217,7 @@ def _with_progress(files: Sequence[Path], outcomes: Iterable[Outcome]) -> Iterab
 
     on_stderr = Console(stderr=True)
     hidden = len(files) == 1 or not on_stderr.is_terminal
-    shown = track(outcomes, "classifying", len(files), console=on_stderr, transient=True, disable=hidden)
+    shown = track(outcomes, "asking", len(files), console=on_stderr, transient=True, disable=hidden)
     return zip(files, shown, strict=True)
 
 

@@ -101,7 +101,9 @@ Concurrency = Annotated[int, typer.Option(min=1, max=256, help="Images in flight
 
 CsvFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write a CSV file with one row per image.", rich_help_panel=_OUTPUT),
+    typer.Option(
+        metavar="FILE", help="Write a CSV file with one row per image, or per object.", rich_help_panel=_OUTPUT
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON answer per line.", rich_help_panel=_OUTPUT)]
 

@@ -2,6 +2,7 @@
 
     with Client("http://127.0.0.1:8080") as client:
         answer = client.classify("cat.jpg", max_accuracy_drop=0.01, deadline_ms=80)
+        found = client.detect("street.jpg").prediction.objects
 
 `AsyncClient` is the implementation. `Client` runs one on its own event loop, so both behave alike. Images are sent
 unchanged as the body, fields as query parameters. An error of the node is raised as the same class of
@@ -23,9 +24,20 @@ arrives in time, or no answer comes back, the call raises `DeadlineMissed`, exce
 
 from __future__ import annotations
 
-from hawkvision.client.asynchronous import CLASSIFY_PATH, AsyncClient, Health, Transport
+from hawkvision.client.asynchronous import AsyncClient, Health, Transport
 from hawkvision.client.blocking import Client
 from hawkvision.client.request import Image
-from hawkvision.client.response import BadReply, Unreachable
+from hawkvision.client.response import BadReply, OtherPrediction, Unreachable
+from hawkvision.tasks.registry import CLASSIFY_PATH
 
-__all__ = ["CLASSIFY_PATH", "AsyncClient", "BadReply", "Client", "Health", "Image", "Transport", "Unreachable"]
+__all__ = [
+    "CLASSIFY_PATH",
+    "AsyncClient",
+    "BadReply",
+    "Client",
+    "Health",
+    "Image",
+    "OtherPrediction",
+    "Transport",
+    "Unreachable",
+]

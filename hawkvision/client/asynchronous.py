@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from hawkvision.client.batch import Outcome, in_order
+from hawkvision.client.calls import ImageCalls
 from hawkvision.client.http import HttpConnections
 from hawkvision.client.request import (
     ClassifyFields,
-    Color,
-    Encoding,
     Image,
     PixelFormat,
     TimeLimit,
@@ -29,7 +27,6 @@ from hawkvision.client.response import (
     Exchange,
     Reply,
     Unreachable,
-    answer_from_json,
     error_from_reply,
     object_of,
 )
@@ -37,14 +34,14 @@ from hawkvision.core.errors import ConfigError, NotReady
 from hawkvision.core.escalation_api import TRANSPORT_PATH
 from hawkvision.core.key_text import clean_key
 from hawkvision.core.server_url import check_server_url
-from hawkvision.core.types import Answer, Pixels
+from hawkvision.core.types import Pixels
+from hawkvision.tasks.registry import KIND_OF_FORM
 
 if TYPE_CHECKING:
     from hawkvision.client.datagram import DatagramConnection
 
 Transport: TypeAlias = Literal["http", "datagram"]
 
-CLASSIFY_PATH: Final = "/v1/classify"
 MAX_ATTEMPTS: Final = 10
 """Attempts of one call at most, whatever its retry budget."""
 LATE_S: Final = 1.0
@@ -68,7 +65,7 @@ _INHERITED: Final[list[object]] = []
 """Connections of the parent process. They are kept, because collecting one would close what the parent still uses."""
 
 
-class AsyncClient:
+class AsyncClient(ImageCalls):
     """Client of one node. Use it on one event loop; close it, or use it as a context manager."""
 
     def __init__(
@@ -136,33 +133,13 @@ class AsyncClient:
         """The process and the loop that own the connections."""
         self._closed = False
 
-    async def classify(
-        self,
-        image: Image,
-        *,
-        encoding: Encoding | None = None,
-        color: Color | None = None,
-        **fields: Unpack[ClassifyFields],
-    ) -> Answer:
-        """Classify one image.
-
-        Args:
-            image: an encoded image or its path, sent byte for byte; or uint8 pixels.
-            encoding: how to encode pixels: `png` is lossless and the default over HTTP; `jpeg` takes a tenth of the
-                bytes. The datagram transport encodes pixels as the link allows, unless an encoding is given.
-            color: channel order of pixels: `rgb`, the default, or `bgr`, as in OpenCV.
-            fields: the target and further fields of the request.
+    async def send(self, path: str, image: Image, form: PixelFormat, fields: ClassifyFields) -> dict[str, Any]:
+        """The JSON of the answer to one image, which the calls of `ImageCalls` read.
 
         Raises:
-            BadField: for contradictory fields, before anything is sent.
-            RequestError, ServiceError: as the node reports; see `hawkvision.client` for those that arise here. The
-                datagram transport refuses a broken image before it is sent.
-            DeadlineMissed: if no answer arrived `late_s` after the deadline.
-            OSError: if the path cannot be read.
+            HawkVisionError, OSError: as `infer`.
         """
         query = query_fields(**fields)
-        form = PixelFormat(encoding, color)
-        form.check(image)
         deadline_ms = None if waits_beyond_deadline(fields) else fields.get("deadline_ms")
         budget_s = self._retry_budget_s if deadline_ms is None else min(self._retry_budget_s, deadline_ms / 1e3)
         async with self._place():
@@ -170,50 +147,32 @@ class AsyncClient:
             body = await form.sendable(image, pixels=self._datagram)
             exchange: Exchange
             if self._datagram:
-                exchange = partial(self._exchange_datagram, body, query)
+                kind = KIND_OF_FORM.get(path)
+                exchange = partial(self._exchange_datagram, body, query if kind is None else {**query, "kind": kind})
             else:
                 assert isinstance(body, bytes)
-                exchange = partial(self._http.exchange, "POST", CLASSIFY_PATH, query, body)
-            where = f"{self.url}{CLASSIFY_PATH}"
-            return answer_from_json(await self._retried(exchange, where, budget_s, deadline_ms))
+                exchange = partial(self._http.exchange, "POST", path, query, body)
+            return await self._retried(exchange, f"{self.url}{path}", budget_s, deadline_ms)
 
-    async def classify_batch(
-        self,
-        images: Iterable[Image],
-        *,
-        concurrency: int = 8,
-        encoding: Encoding | None = None,
-        color: Color | None = None,
-        **fields: Unpack[ClassifyFields],
-    ) -> AsyncGenerator[Outcome]:
-        """Classify any number of images, and yield the outcomes in their order.
-
-        An error of one image is its outcome; the other images are classified all the same.
-
-        Args:
-            images: each as `classify` takes it; read from the iterable when there is room.
-            concurrency: images in flight at once. Up to `AHEAD` (`hawkvision.client.batch`) times as many finished
-                ones wait for an earlier one.
-            encoding: see `classify`.
-            color: see `classify`.
-            fields: see `classify`; the same for all images.
-
-        Raises:
-            BadField: for contradictory fields, before anything is sent.
-        """
-        query_fields(**fields)
-        call = partial(self.classify, encoding=encoding, color=color, **fields)
-        async with aclosing(in_order(images, call, concurrency)) as outcomes:
-            async for outcome in outcomes:
-                yield outcome
-
-    async def targets(self) -> dict[str, Any]:
-        """The reply to `GET /v1/targets`: attainable targets with guarantee, expected escalation rate and latency.
+    async def tasks(self) -> dict[str, Any]:
+        """The reply to `GET /v1/tasks`: the tasks that the node serves, with their kinds, the default first.
 
         Raises:
             ServiceError: if the node does not reply, or is not ready.
         """
-        return await self._get("/v1/targets", self._retry_budget_s)
+        return await self._get("/v1/tasks", self._retry_budget_s)
+
+    async def targets(self, task: str | None = None) -> dict[str, Any]:
+        """The reply to `GET /v1/targets`: attainable targets with guarantee, expected escalation rate and latency.
+
+        Args:
+            task: of the node's tasks; None is the first one.
+
+        Raises:
+            NotFound: if the node does not serve the task.
+            ServiceError: if the node does not reply, or is not ready.
+        """
+        return await self._get("/v1/targets", self._retry_budget_s, {} if task is None else {"task": task})
 
     async def health(self) -> Health:
         """Whether the node is ready, and what it serves.
@@ -282,9 +241,9 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _get(self, path: str, budget_s: float) -> dict[str, Any]:
+    async def _get(self, path: str, budget_s: float, query: dict[str, str] | None = None) -> dict[str, Any]:
         async with self._place():
-            exchange = partial(self._http.exchange, "GET", path, {}, None)
+            exchange = partial(self._http.exchange, "GET", path, query or {}, None)
             return await self._retried(exchange, f"{self.url}{path}", budget_s)
 
     async def _retried(

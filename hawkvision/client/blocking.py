@@ -48,6 +48,17 @@ class Client:
         self.url = self._async.url
         self._loop = BackgroundLoop(f"the client of {self.url}")
 
+    def infer(
+        self,
+        image: Image,
+        *,
+        encoding: Encoding | None = None,
+        color: Color | None = None,
+        **fields: Unpack[ClassifyFields],
+    ) -> Answer:
+        """See `AsyncClient.infer`."""
+        return self._loop.run(self._async.infer(image, encoding=encoding, color=color, **fields))
+
     def classify(
         self,
         image: Image,
@@ -58,6 +69,30 @@ class Client:
     ) -> Answer:
         """See `AsyncClient.classify`."""
         return self._loop.run(self._async.classify(image, encoding=encoding, color=color, **fields))
+
+    def detect(
+        self,
+        image: Image,
+        *,
+        encoding: Encoding | None = None,
+        color: Color | None = None,
+        **fields: Unpack[ClassifyFields],
+    ) -> Answer:
+        """See `AsyncClient.detect`."""
+        return self._loop.run(self._async.detect(image, encoding=encoding, color=color, **fields))
+
+    def infer_batch(
+        self,
+        images: Iterable[Image],
+        *,
+        concurrency: int = 8,
+        encoding: Encoding | None = None,
+        color: Color | None = None,
+        **fields: Unpack[ClassifyFields],
+    ) -> Generator[Outcome]:
+        """See `AsyncClient.infer_batch`. The iterable is read on the client's own thread."""
+        outcomes = self._async.infer_batch(images, concurrency=concurrency, encoding=encoding, color=color, **fields)
+        return self._loop.iterate(outcomes)
 
     def classify_batch(
         self,
@@ -72,9 +107,26 @@ class Client:
         outcomes = self._async.classify_batch(images, concurrency=concurrency, encoding=encoding, color=color, **fields)
         return self._loop.iterate(outcomes)
 
-    def targets(self) -> dict[str, Any]:
+    def detect_batch(
+        self,
+        images: Iterable[Image],
+        *,
+        concurrency: int = 8,
+        encoding: Encoding | None = None,
+        color: Color | None = None,
+        **fields: Unpack[ClassifyFields],
+    ) -> Generator[Outcome]:
+        """See `AsyncClient.detect_batch`. The iterable is read on the client's own thread."""
+        outcomes = self._async.detect_batch(images, concurrency=concurrency, encoding=encoding, color=color, **fields)
+        return self._loop.iterate(outcomes)
+
+    def tasks(self) -> dict[str, Any]:
+        """See `AsyncClient.tasks`."""
+        return self._loop.run(self._async.tasks())
+
+    def targets(self, task: str | None = None) -> dict[str, Any]:
         """See `AsyncClient.targets`."""
-        return self._loop.run(self._async.targets())
+        return self._loop.run(self._async.targets(task))
 
     def health(self) -> Health:
         """See `AsyncClient.health`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -18,13 +18,13 @@ from hawkvision.core.types import (
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
+    Prediction,
     Quality,
     Reason,
     Target,
     Tier,
     Timing,
 )
-from hawkvision.tasks.classification import Classification
 
 Reply: TypeAlias = tuple[int, float | None, bytes]
 """Status, Retry-After in seconds, body."""
@@ -42,6 +42,17 @@ class BadReply(ServiceError):
     """The reply is not from a HawkVision node, or from one of another version."""
 
     code = "bad_reply"
+
+
+class OtherPrediction(Prediction, frozen=True):
+    """A prediction of a kind that is not installed here, or of a task that the node does not list."""
+
+    fields: dict[str, Any]
+    """As the node wrote them."""
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Prediction.to_json`."""
+        return self.fields
 
 
 class _Target(msgspec.Struct, frozen=True):
@@ -76,18 +87,27 @@ class _Reply(msgspec.Struct, frozen=True):
     timing_ms: Timing
 
 
-def answer_from_json(value: dict[str, Any]) -> Answer:
+_COMMON: Final = frozenset(_Reply.__struct_fields__)
+
+
+def answer_from_json(value: dict[str, Any], kind: type[Prediction] | None) -> Answer:
     """Read the answer that `Answer.to_json` wrote; confidences and times are rounded.
+
+    Args:
+        value: the JSON object.
+        kind: the type of the prediction; None makes an `OtherPrediction` of the fields that not every answer has.
 
     Raises:
         BadReply: naming the key that is missing or malformed.
     """
     try:
-        reply, prediction = msgspec.convert(value, _Reply), msgspec.convert(value, Classification)
+        reply = msgspec.convert(value, _Reply)
+        if kind is None:
+            prediction: Prediction = OtherPrediction({k: v for k, v in value.items() if k not in _COMMON})
+        else:
+            prediction = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise BadReply(f"answer: {error}") from None
-    if not prediction.top_k:
-        raise BadReply("answer: top_k: expected at least one class, got none")
     guarantee = reply.accuracy
     return Answer(
         id=reply.id,

@@ -138,7 +138,7 @@ def target_fields(target: Target) -> dict[str, float | str]:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyRequest:
-    """A request to classify one image, without the image."""
+    """A request about one image, without the image."""
 
     task: str | None = None
     target: Target = Quality.BALANCED
@@ -146,6 +146,8 @@ class ClassifyRequest:
     on_miss: OnMiss = OnMiss.DEGRADE
     stream: str | None = None
     top_k: int = 5
+    kind: str | None = None
+    """The kind that the task must have; without a task, the first of this kind answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,10 @@ class Prediction(msgspec.Struct, frozen=True):
         """The fields that an answer gets, as JSON values in their order; the prediction's type reads them."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
+
+    def summary(self) -> str:
+        """The prediction for people, in a few words."""
+        return msgspec.json.encode(self.to_json()).decode()
 
     @classmethod
     def json_type(cls) -> type[msgspec.Struct]:

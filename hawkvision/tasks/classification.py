@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import BackendError, ConfigError, ManifestError
@@ -71,8 +72,11 @@ class ClassificationFields(msgspec.Struct, frozen=True):
 class Classification(Prediction, frozen=True):
     """The most probable classes, in order."""
 
-    top_k: tuple[LabelledClass, ...]
-    """At least one."""
+    top_k: Annotated[tuple[LabelledClass, ...], Meta(min_length=1)]
+
+    def summary(self) -> str:
+        """See `Prediction.summary`: the most probable class."""
+        return self.label
 
     @classmethod
     def json_type(cls) -> type[msgspec.Struct]:

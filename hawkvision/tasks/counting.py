@@ -36,6 +36,11 @@ class Counts(Prediction, frozen=True):
     confidence: Probability
     """1 − the expected loss, by the calibrated probabilities of all boxes."""
 
+    def summary(self) -> str:
+        """See `Prediction.summary`: the counts of each region."""
+        regions = {name: ", ".join(f"{n} {group}" for group, n in found.items()) for name, found in self.counts.items()}
+        return "; ".join(regions.values() if len(regions) == 1 else (f"{name}: {n}" for name, n in regions.items()))
+
     @classmethod
     def example(cls) -> Self:
         """See `Prediction.example`."""

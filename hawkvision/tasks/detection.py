@@ -7,6 +7,7 @@ does not bound an accuracy drop, because F1 does not obey the triangle inequalit
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
@@ -43,6 +44,11 @@ class Detection(Prediction, frozen=True):
     """At most `MOST`."""
     confidence: float
     """The expected F1 of the objects, by the calibrated probabilities of all boxes."""
+
+    def summary(self) -> str:
+        """See `Prediction.summary`: how many objects of each class."""
+        counts = Counter(found.label for found in self.objects)
+        return ", ".join(f"{number} {label}" for label, number in counts.items()) or "nothing"
 
     @classmethod
     def example(cls) -> Self:

@@ -33,6 +33,10 @@ class LabelSet(Prediction, frozen=True):
     confidence: float
     """The expected Jaccard index of the labels, by the calibrated probabilities of all."""
 
+    def summary(self) -> str:
+        """See `Prediction.summary`: the labels."""
+        return ", ".join(found.label for found in self.labels) or "none"
+
     @classmethod
     def example(cls) -> Self:
         """See `Prediction.example`."""

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from hawkvision.client.asynchronous import CLASSIFY_PATH
 from hawkvision.core.types import AccuracyStatus
+from hawkvision.tasks.registry import CLASSIFY_PATH
 from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionBroken, ConnectionPool, HttpReply
 from loadgen.workload.record import UNANSWERED

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 import uvloop
 
-from hawkvision.client.asynchronous import CLASSIFY_PATH
 from hawkvision.core.escalation_api import TRANSPORT_PATH, DatagramEndpoint, Transports
 from hawkvision.system.child_server import running
+from hawkvision.tasks.registry import CLASSIFY_PATH
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.server_certificate import own_identity
 from hawkvision.transport.protocol.status import Status

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
-from hawkvision.client.asynchronous import CLASSIFY_PATH
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import OnMiss
 from hawkvision.core.version import __version__
 from hawkvision.models.manifest import models_dir
+from hawkvision.tasks.registry import CLASSIFY_PATH
 from loadgen.clients.connections import check_server
 from loadgen.clients.engine import LoadJob, Protocol, ServerAddress
 from loadgen.commands import command_line

@@ -109,7 +109,7 @@ def test_a_typed_form_is_answered_by_the_first_task_of_its_kind() -> None:
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [
-        ("/v1/detect?task=digits", 400, "'digits' is of kind 'classification', and this path answers 'detection'"),
+        ("/v1/detect?task=digits", 400, "'digits' is of kind 'classification', and 'detection' is asked for"),
         ("/v1/classify?task=animals", 400, "'animals' is of kind 'detection'"),
         ("/v1/classify?task=crowds", 400, "'crowds' is of kind 'counting'"),
         ("/v1/infer?task=crowds", 503, "'crowds' cannot be served: no profile"),

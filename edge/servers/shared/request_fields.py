@@ -26,7 +26,7 @@ from hawkvision.core.types import (
 
 HEADER_PREFIX: Final = "x-hawkvision-"
 MAX_FIELDS: Final = 32
-"""Fields in one query string; nine are defined."""
+"""Fields in one query string; ten are defined."""
 MAX_STREAM_LENGTH: Final = 128
 MAX_TOP_K: Final = 100
 MAX_NUMBER_LENGTH: Final = 32
@@ -101,7 +101,8 @@ _FRACTION_SCHEMA = {"type": "number", "minimum": 0, "maximum": 1}
 FIELDS: Final = {
     field.name: field
     for field in (
-        Field("task", _name, {"type": "string"}, "The task to answer; default: the node's task."),
+        Field("task", _name, {"type": "string"}, "The task to answer; default: the node's first."),
+        Field("kind", _name, {"type": "string"}, "The kind of task to answer; typed forms imply it."),
         Field(
             "min_accuracy",
             _fraction,

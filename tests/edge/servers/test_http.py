@@ -12,6 +12,7 @@ from edge.servers import api_page, openapi
 from edge.servers.shared.request_fields import FIELDS
 from hawkvision.client.response import answer_from_json
 from hawkvision.system.child_server import ServerProcess
+from hawkvision.tasks.classification import Classification
 from tests.edge.conftest import Caller
 from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.images import encoded
@@ -182,7 +183,7 @@ def test_docs_show_values_defaults_an_answer_and_the_nodes_own_address(edge: Ser
     assert shown is not None
     answer = caller.classify(encoded(), "max_accuracy_drop=0.01").json
     assert json.loads(shown[1]).keys() == answer.keys()
-    assert answer_from_json(json.loads(shown[1])).label == "Egyptian cat"
+    assert answer_from_json(json.loads(shown[1]), Classification).label == "Egyptian cat"
 
 
 def test_the_form_of_the_docs_works_as_a_browser_sends_it(caller: Caller) -> None:

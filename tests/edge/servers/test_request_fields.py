@@ -52,7 +52,7 @@ def test_all_fields_together() -> None:
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        (b"accuracy=0.8", "unknown field 'accuracy'; known fields: task, min_accuracy"),
+        (b"accuracy=0.8", "unknown field 'accuracy'; known fields: task, kind, min_accuracy"),
         (b"min_accuracy=1.5", "min_accuracy: expected a fraction from 0 to 1, got '1.5'"),
         (b"min_accuracy=nan", "expected a number"),
         (b"min_accuracy=0_1", "expected a number"),

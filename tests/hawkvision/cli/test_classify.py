@@ -1,21 +1,39 @@
-"""`hawkvision classify`: files and folders, concurrently, in order."""
+"""`hawkvision classify` and `detect`: files and folders, concurrently, in order."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from typer.testing import CliRunner, Result
 
 from hawkvision.cli import app
 from hawkvision.core.errors import BadImage, NotReady
-from tests.hawkvision.client.client_node import Reply, Start, ok, refusal
+from hawkvision.tasks.detection import DetectedObject, Detection
+from tests.hawkvision.client.client_node import ANSWER, Reply, Start, ok, refusal
+from tests.images import encoded
 
 
 def classify(*words: str) -> Result:
     return CliRunner().invoke(app, ["classify", *words])
+
+
+FOUND = dataclasses.replace(
+    ANSWER,
+    prediction=Detection(
+        (DetectedObject("dog", 1, 0.9, (0.1, 0.2, 0.5, 0.9)), DetectedObject("dog", 1, 0.6, (0.5, 0.5, 1.0, 1.0))), 0.8
+    ),
+)
+
+
+def detect(*words: str) -> Result:
+    return CliRunner().invoke(app, ["detect", *words])
 
 
 @pytest.fixture
@@ -90,3 +108,62 @@ def test_it_waits_for_a_node_that_is_starting(start: Start, folder: Path) -> Non
     result = classify(str(folder / "b.jpg"), "--url", node.url, "--wait", "60")
     assert result.exit_code == 0, result.output
     assert "tabby" in result.stdout
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name in ("a.jpg", "b.png"):
+        (folder / name).write_bytes(encoded(Path(name).suffix, height=60, width=100))
+    return folder
+
+
+def pixels(path: Path) -> NDArray[np.int64]:
+    found = cv2.imread(str(path))
+    assert found is not None
+    return np.asarray(found, np.int64)
+
+
+def test_objects_are_listed_and_drawn_where_they_are(start: Start, photos: Path, tmp_path: Path) -> None:
+    node = start((200, {}, json.dumps(FOUND.to_json()).encode()))
+    drawn = tmp_path / "drawn"
+    result = detect(str(photos), "--url", node.url, "--draw", str(drawn))
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("2 dog") == 2
+    assert sorted(path.name for path in drawn.iterdir()) == ["a.jpg", "b.png"]
+    changed = np.abs(pixels(drawn / "b.png") - pixels(photos / "b.png")).max(axis=2) > 0
+    assert changed[54, 12:50].all(), "the lower edge of the first box"
+    assert not changed[56:, :45].any(), "outside of both"
+
+
+def test_one_image_is_drawn_into_a_file_and_one_that_cannot_be_drawn_is_an_error(
+    start: Start, photos: Path, tmp_path: Path
+) -> None:
+    node = start((200, {}, json.dumps(FOUND.to_json()).encode()))
+    assert detect(str(photos / "a.jpg"), "--url", node.url, "--draw", str(tmp_path / "out.png")).exit_code == 0
+    assert pixels(tmp_path / "out.png").shape == (60, 100, 3)
+    (photos / "a.jpg").write_bytes(b"no image")
+    broken = detect(str(photos), "--url", node.url, "--draw", str(tmp_path / "drawn"))
+    assert broken.exit_code == 1
+    assert "boxes are drawn into JPEG, PNG and WebP images" in broken.stderr
+    assert (tmp_path / "drawn" / "b.png").exists()
+
+
+def test_each_object_is_a_row_of_a_csv_file(start: Start, photos: Path, tmp_path: Path) -> None:
+    node, out = start((200, {}, json.dumps(FOUND.to_json()).encode())), tmp_path / "objects.csv"
+    result = detect(str(photos / "a.jpg"), "--url", node.url, "--out", str(out))
+    assert result.exit_code == 0, result.output
+    with out.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["label"], row["confidence"], row["x1"], row["y2"]) for row in rows] == [
+        ("dog", "0.9", "0.1", "0.9"), ("dog", "0.6", "0.5", "1.0"),
+    ]  # fmt: skip
+
+
+def test_a_task_of_any_kind_is_asked_with_infer(start: Start, photos: Path) -> None:
+    listed = {"tasks": [{"task": "imagenet", "kind": "detection", "status": "ready"}]}
+    node = start((200, {}, json.dumps({**FOUND.to_json(), **listed}).encode()))  # to either request
+    result = CliRunner().invoke(app, ["infer", str(photos / "a.jpg"), "--url", node.url])
+    assert result.exit_code == 0, result.output
+    assert "2 dog" in result.stdout

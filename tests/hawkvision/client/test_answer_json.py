@@ -82,7 +82,7 @@ def rounded(answer: Answer) -> Answer:
 
 @given(answers)
 def test_answer_survives_the_wire_but_for_rounding(answer: Answer) -> None:
-    assert answer_from_json(json.loads(json.dumps(answer.to_json()))) == rounded(answer)
+    assert answer_from_json(json.loads(json.dumps(answer.to_json())), Classification) == rounded(answer)
 
 
 @given(answers, st.data())
@@ -91,7 +91,7 @@ def test_answer_with_a_part_missing_is_refused_by_its_name(answer: Answer, data:
     key = data.draw(st.sampled_from(["id", "task", "top_k", "model", "tier", "accuracy", "timing_ms"]))
     del value[key]
     with pytest.raises(BadReply, match=key):
-        answer_from_json(value)
+        answer_from_json(value, Classification)
 
 
 json_values = st.recursive(
@@ -104,4 +104,4 @@ json_values = st.recursive(
 @given(st.sampled_from(sorted(ANSWER.to_json())), json_values)
 def test_no_value_of_any_field_raises_anything_but_bad_reply(key: str, value: object) -> None:
     with suppress(BadReply):
-        assert isinstance(answer_from_json(ANSWER.to_json() | {key: value}), Answer)
+        assert isinstance(answer_from_json(ANSWER.to_json() | {key: value}, Classification), Answer)
