@@ -24,6 +24,7 @@ from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
 from hawkvision.models.sample_images import sample_image
 from hawkvision.system.child_server import ServerProcess, running
+from hawkvision.tasks.registry import INFER_PATH, KIND_OF_FORM
 
 WHOLE_S: Final = 60.0
 """Time for the first answer that is not degraded, once both tiers are ready."""
@@ -93,10 +94,11 @@ def run(options: UpOptions, environ: Mapping[str, str], say: Callable[[str], Non
             authority = edge_config.tls_certificate
             with Client(url, api_key=key, timeout_s=REQUEST_S, ca=authority) as client:
                 first_whole_answer(client, image, (datacenter, edge))
-            said = _asked(f"{url}/v1/classify?{TARGET}", image, key, authority)
+            path = request_path(edge_config)
+            said = _asked(f"{url}{path}?{TARGET}", image, key, authority)
             say(f"\nedge node    {edge.url}  ({url}/docs describes its API)")
             say(f"datacenter   {datacenter.url}\n")
-            say(f"$ {curl_line(url, image, authority, environ, keyed=key is not None)}")
+            say(f"$ {curl_line(url + path, image, authority, environ, keyed=key is not None)}")
             say(said)
             say("\nready; Ctrl-C stops both")
             watch((datacenter, edge))
@@ -185,6 +187,13 @@ def both_tiers(
             yield datacenter, edge
 
 
+def request_path(edge: EdgeConfig) -> str:
+    """The path of requests about the node's first task: the typed form of its kind, if there is one."""
+    first = next(iter(settings_of_tasks(edge).values()))
+    kind = load_manifest(first.task, models_dir(first.models_dir, first.task)).kind
+    return next((path for path, of in KIND_OF_FORM.items() if of == kind), INFER_PATH)
+
+
 def first_whole_answer(client: Client, image: Path, tiers: tuple[ServerProcess, ...]) -> Answer:
     """Wait for an answer of the best quality that is not degraded, which shows that both tiers work together.
 
@@ -194,7 +203,7 @@ def first_whole_answer(client: Client, image: Path, tiers: tuple[ServerProcess, 
     """
     until = time.monotonic() + WHOLE_S
     while True:
-        answer = client.classify(image, quality="best")
+        answer = client.infer(image, quality="best")
         if answer.tier is Tier.DATACENTER and not answer.degraded:
             return answer
         check_running(tiers)
@@ -238,7 +247,7 @@ def prefixed(name: str) -> Callable[[str], None]:
 
 def curl_line(url: str, image: Path, authority: Path | None, environ: Mapping[str, str], *, keyed: bool) -> str:
     """A request as a shell command."""
-    words = ["curl", "--silent", "--data-binary", f"@{image}", f"{url}/v1/classify?{TARGET}"]
+    words = ["curl", "--silent", "--data-binary", f"@{image}", f"{url}?{TARGET}"]
     if authority is not None:
         words[1:1] = ["--cacert", str(authority)]
     written = shlex.join(words)

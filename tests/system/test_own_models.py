@@ -12,7 +12,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,6 +174,7 @@ def node_url(prepared: Owner) -> Iterator[str]:
                 printed += line.decode()
                 if line.decode().strip() == READY:
                     break
+            print(printed)
             found = re.search(r"^edge node +(http://127.0.0.1:\d+)", printed, re.MULTILINE)
             assert found is not None, printed
             yield found.group(1)
@@ -199,15 +199,13 @@ def test_an_own_detector_gives_certified_answers(node_url: str) -> None:
     images, boxes = small_detector.object_images(25, 3, YARD, YARD)
     kind = task_kind("detection", small_detector.LABELS, {})
     losses = []
-    for image, found in zip(images, boxes, strict=True):
-        body = cv2.imencode(".png", image[..., ::-1])[1].tobytes()
-        request = urllib.request.Request(f"{node_url}/v1/detect?task=yard&max_accuracy_drop=0.1", body, method="POST")
-        with urllib.request.urlopen(request) as response:
-            answer = json.load(response)
-        assert answer["accuracy"]["status"] == "certified", answer
-        answer["objects"] = [{"index": small_detector.LABELS.index(o["label"]), **o} for o in answer["objects"]]
-        truth = Annotation(np.array([label for label, *_ in found]), np.array([box for _, *box in found], np.float32))
-        losses.append(kind.loss(kind.decode_reply(json.dumps(answer).encode()), *kind.truths([truth])))
+    with Client(node_url) as client:
+        for image, found in zip(images, boxes, strict=True):
+            answer = client.detect(image, task="yard", max_accuracy_drop=0.1)
+            assert answer.accuracy.status == "certified", answer
+            places = np.array([box for _, *box in found], np.float32)
+            (truth,) = kind.truths([Annotation(np.array([label for label, *_ in found]), places)])
+            losses.append(kind.loss(answer.prediction, truth))
     assert np.mean(losses) < 0.3
 
 
