@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hawkvision.cli.options import CacheDir, ModelsDir, Profile, Task
-
-if TYPE_CHECKING:
-    from hawkvision.model_zoo.building.build import Artifact
 
 models_app = typer.Typer(no_args_is_help=True, help="Build, bring, train, check and list models.")
 
@@ -19,30 +16,19 @@ models_app = typer.Typer(no_args_is_help=True, help="Build, bring, train, check 
 def models_build(
     names: Annotated[list[str] | None, typer.Argument(help="Variants; default: all of the cascade.")] = None,
     task: Task = "imagenet",
-    from_: Annotated[str | None, typer.Option("--from", help="torchvision:NAME, to export another model.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="With --from: a local state-dict file.")] = None,
     wheels: Annotated[Path | None, typer.Option(help="Directory of downloaded packages, to work offline.")] = None,
     from_file: Annotated[list[str] | None, typer.Option(help="VARIANT=FILE: take its weights from a file.")] = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """Fetch and check weights, build the cascade's ONNX files, and compile the kernels that run the quantised ones."""
+    from hawkvision.model_zoo.building.build import build
     from hawkvision.models import manifest
     from hawkvision.native.library import unavailable_reason
 
     models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
-    if from_ is not None:
-        library, _, name = from_.partition(":")
-        if library != "torchvision" or not name:
-            raise typer.BadParameter(f"expected torchvision:NAME, such as torchvision:resnet50, got {from_!r}")
-        from hawkvision.model_zoo.building.torchvision_export import export_torchvision
-
-        built: tuple[Artifact, ...] = (export_torchvision(name, task, models, cache, weights),)
-    else:
-        from hawkvision.model_zoo.building.build import build
-
-        files = {name: Path(path) for name, _, path in (word.partition("=") for word in from_file or ())}
-        built = build(task, names or (), models=models, cache=cache, wheels=wheels, files=files)
+    files = {name: Path(path) for name, _, path in (word.partition("=") for word in from_file or ())}
+    built = build(task, names or (), models=models, cache=cache, wheels=wheels, files=files)
     typer.echo(f"ready: {', '.join(artifact.variant for artifact in built)}")
     reason = unavailable_reason()
     if reason is not None:

@@ -18,8 +18,13 @@ OwnTask = Annotated[str, typer.Option(help="Your task: a new name, or one that y
 
 
 def models_add(
-    model: Annotated[Path, typer.Argument(help="An ONNX file that takes images.")],
     task: OwnTask,
+    model: Annotated[
+        Path | None, typer.Argument(help="An ONNX file that takes images; with --from a state dict (.pth), or none.")
+    ] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", help="torchvision:NAME, which also says how images are prepared.")
+    ] = None,
     labels: Annotated[
         Path | None,
         typer.Option(
@@ -141,15 +146,18 @@ def models_add(
         decoder_options=facts.option_values("--decoder-option", decoder_option or ()),
     )
     given = {
-        "task": task, "labels": labels, "name": name, "tier": tier, "scale": scale, "mean": mean, "std": std,
+        "task": task, "from": from_, "labels": labels, "name": name, "tier": tier, "scale": scale, "mean": mean,
+        "std": std,
         "channel_order": channel_order, "layout": layout, "size": size, "fit": fit, "resize": resize,
         "crop_fraction": crop_fraction, "interpolation": interpolation, "pad_value": pad_value,
         "pad_position": pad_position, "like": like, "set": set_, "kind": kind, "option": option, "outputs": outputs,
         "output_meaning": output_meaning, "decoder": decoder, "decoder_option": decoder_option,
         "models_dir": models_dir, "cache_dir": cache_dir,
     }  # fmt: skip
+    if model is None and from_ is None:
+        raise typer.BadParameter("expected an ONNX file, or --from torchvision:NAME")
     order = AddOrder(
-        path=model,
+        path=model or Path(),
         task=task,
         name=name,
         labels=labels,
@@ -160,9 +168,16 @@ def models_add(
         fixed={key: facts.numbers("--set", str(value)) for key, value in _assignments("--set", set_ or ())},
         tier=tier,
         license=license_,
-        given=(str(model), *_words(given)),
+        given=(*([] if model is None else [str(model)]), *_words(given)),
     )
-    _report_added(order.task, add_model(order, models_dir, manifest.cache_dir(cache_dir)))
+    cache = manifest.cache_dir(cache_dir)
+    if from_ is None:
+        added = add_model(order, models_dir, cache)
+    else:
+        from hawkvision.model_zoo.own.from_torchvision import add_torchvision
+
+        added = add_torchvision(_torchvision_name(from_), model, order, models_dir, cache)
+    _report_added(order.task, added)
 
 
 def _report_added(task: str, added: Any) -> None:
@@ -183,6 +198,13 @@ def _report_added(task: str, added: Any) -> None:
     check = advise("models check", "--task", task, "--reference", predictions)
     typer.echo(f"next: `{check}` compares it with predictions of yours, then")
     typer.echo(f"      `{advise('calibrate', '--task', task, '--data', 'IMAGES')}`")
+
+
+def _torchvision_name(text: str) -> str:
+    library, _, name = text.partition(":")
+    if library != "torchvision" or not name:
+        raise typer.BadParameter(f"--from: expected torchvision:NAME, such as torchvision:resnet50, got {text!r}")
+    return name
 
 
 def _assignments(option: str, words: list[str] | tuple[str, ...]) -> list[tuple[str, str]]:
