@@ -157,7 +157,7 @@ def node_url(prepared: Owner) -> Iterator[str]:
     """Where both tiers answer for all tasks: the `up` of each section, as one."""
     tasks = [
         word[-1]
-        for heading in ("PyTorch", "Keras")
+        for heading in ("PyTorch", "Keras", "A detector")
         for word in map(shlex.split, commands(heading)[0])
         if word[1] == "up"
     ]

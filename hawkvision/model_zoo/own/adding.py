@@ -25,8 +25,9 @@ from hawkvision.model_zoo.own.owner_facts import (
     refusal,
     resolve,
 )
-from hawkvision.model_zoo.own.served import ServedStage
+from hawkvision.model_zoo.own.served import StageRun
 from hawkvision.model_zoo.own.task_folder import (
+    DEFAULT_KIND,
     existing,
     folder_for,
     label_text,
@@ -56,7 +57,7 @@ class AddOrder:
     name: str | None = None
     labels: Path | None = None
     kind: str | None = None
-    """None takes the task's, or classification for a new task."""
+    """None takes the task's, and for a new task the default of manifests."""
     kind_options: dict[str, Any] = field(default_factory=dict)
     facts: OwnerFacts = field(default_factory=OwnerFacts)
     same_as: str | None = None
@@ -176,7 +177,7 @@ def _is_ambiguous(facts: OwnerFacts, graph: GraphFacts, model: onnx.ModelProto, 
 
 def _kind(order: AddOrder, manifest: Manifest | None) -> str:
     if manifest is None:
-        return order.kind or "classification"
+        return order.kind or DEFAULT_KIND
     if order.kind not in (None, manifest.kind):
         raise ConfigError(f"--kind: task {order.task!r} is of kind {manifest.kind!r}, got {order.kind!r}")
     return manifest.kind
@@ -259,7 +260,7 @@ def _check_predictions(kind: TaskKind[Any], variant: Variant, built: bytes, pixe
         ManifestError: if the decoder is not installed, or refuses an option.
     """
     try:
-        ServedStage(kind, variant, built).on_inputs(pixels)
+        StageRun(kind, variant, built).on_inputs(pixels)
     except BackendError as error:
         raise ConfigError(f"--decoder {variant.decoder}: {error.message}") from None
 

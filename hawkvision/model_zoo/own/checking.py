@@ -15,7 +15,7 @@ import numpy as np
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.model_zoo.own.reference_predictions import Reference, read_reference, summary
-from hawkvision.model_zoo.own.served import Bodies, ServedStage
+from hawkvision.model_zoo.own.served import Bodies, StageRun
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.input_spec import InputSpec
 from hawkvision.models.manifest import Manifest, Variant, load_manifest
@@ -85,12 +85,14 @@ def check(
     kind, variant = load_kind(manifest, models), _variant(manifest, stage)
     known = read_reference(reference, kind)
     images = read_named([each.file for each in known], data or reference.parent)
-    served = ServedStage(kind, variant, load_variant(cache, task, variant))
+    served = StageRun(kind, variant, load_variant(cache, task, variant))
     outputs = served.over(images).outputs
     found = _differences(kind, known, outputs)
     order = np.argsort(-found, kind="stable")
     compared = tuple(
-        ImageDifference(known[at].file, known[at].told(kind), summary(_predicted(kind, outputs[at])), float(found[at]))
+        ImageDifference(
+            known[at].file, known[at].described(kind), summary(_predicted(kind, outputs[at])), float(found[at])
+        )
         for at in order
     )
     better, better_mean = None, float("nan")
@@ -134,7 +136,7 @@ def _differences(kind: TaskKind[Any], known: Sequence[Reference], outputs: Seque
 
 def _better(
     kind: TaskKind[Any],
-    served: ServedStage,
+    served: StageRun,
     spec: InputSpec,
     known: Sequence[Reference],
     images: Bodies,

@@ -43,7 +43,7 @@ class LabelReference:
             return float(not served or max(served, key=lambda index: served[index]) != self.index)
         return abs(served.get(self.index, 0.0) - self.probability)
 
-    def told(self, kind: TaskKind[Any]) -> str:
+    def described(self, kind: TaskKind[Any]) -> str:
         """The owner's prediction, for people."""
         probability = "" if self.probability is None else f" {self.probability:.3f}"
         return f"{kind.labels[self.index]}{probability}"
@@ -60,7 +60,7 @@ class WholeReference:
         """The task kind's disagreement of both."""
         return float(kind.disagreement(prediction, self.prediction))
 
-    def told(self, kind: TaskKind[Any]) -> str:  # noqa: ARG002 - it has its labels
+    def described(self, kind: TaskKind[Any]) -> str:  # noqa: ARG002 - it has its labels
         """The owner's prediction, for people."""
         return summary(self.prediction)
 

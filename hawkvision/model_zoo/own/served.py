@@ -35,7 +35,7 @@ class Served:
     cpu_ms: float
 
 
-class ServedStage:
+class StageRun:
     """One variant, with the file that runs it."""
 
     def __init__(self, kind: TaskKind[Any], variant: Variant, model: bytes) -> None:

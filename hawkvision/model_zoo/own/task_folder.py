@@ -28,6 +28,7 @@ from hawkvision.models.manifest import (
 from hawkvision.system.files import sha256_of, write_atomic
 
 LABELS: Final = "labels.txt"
+DEFAULT_KIND: Final[str] = next(each.default for each in msgspec.structs.fields(Manifest) if each.name == "kind")
 HEADER: Final = "Written by `hawkvision models add` and `quantize`, which keep what you change here, except comments."
 
 

@@ -22,7 +22,7 @@ from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.model_zoo.own.quantisation.integer_chain import FloatChain, float_chain
 from hawkvision.model_zoo.own.quantisation.integer_rounding import quantised_net
 from hawkvision.model_zoo.own.quantisation.static_int8 import int8_model
-from hawkvision.model_zoo.own.served import Bodies, Served, ServedStage, inputs_of
+from hawkvision.model_zoo.own.served import Bodies, Served, StageRun, inputs_of
 from hawkvision.model_zoo.own.task_folder import store
 from hawkvision.model_zoo.own.tiers import TierName
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
@@ -104,8 +104,8 @@ def quantise(order: QuantiseOrder, models: Path, cache: Path) -> Quantised:
     made = _variant(order, variant, weights)
     built = emit_variant(order.task, made, models, weights)
     made = msgspec.structs.replace(made, sha256=sha256_of(built), bytes=len(built))
-    before = ServedStage(kind, variant, content).over(parts.measure)
-    after = ServedStage(kind, made, built).over(parts.measure)
+    before = StageRun(kind, variant, content).over(parts.measure)
+    after = StageRun(kind, made, built).over(parts.measure)
     fresh = msgspec.structs.replace(manifest, variants=(made,), ensembles=())
     changed = store(manifest, fresh, weights, built, _tier(order, manifest), models, cache, of=order.stage)
     return Quantised(
@@ -178,11 +178,11 @@ def _weights(
     inputs = list(inputs_of(images, variant.input))
     if chain is not None:
         return write_qonnx(quantised_net(chain, np.stack(inputs), int(order.precision[1])), order.stage), []
-    float_outputs = ServedStage(kind, variant, content).over(images).outputs
+    float_outputs = StageRun(kind, variant, content).over(images).outputs
     found: list[tuple[float, bytes, list[str]]] = []
     for averaged in (False, True):
         made, kept = int8_model(content, inputs, order.keep_float, order.stage, averaged=averaged)
-        outputs = ServedStage(kind, variant, made).over(images).outputs
+        outputs = StageRun(kind, variant, made).over(images).outputs
         found.append((float(kind.disagreements(outputs, float_outputs).mean()), made, kept))
     _, best, kept = min(found, key=lambda each: each[0])
     return best, kept

@@ -14,12 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.own.conversion import IMAGE
-from hawkvision.system.onnx_runtime import ort
+from hawkvision.system.onnx_runtime import ort, quantiser
 
 LEAST_OPSET: Final = 13
 """The first with one scale per channel."""
@@ -30,7 +29,9 @@ OPERATORS: Final = (
 """Operators that are quantised. The arithmetic that decodes boxes, and what forms probabilities, stay float."""
 
 
-class _Inputs(CalibrationDataReader):  # type: ignore[misc]  # the runtime has no types
+class _Inputs:
+    """Images one by one, as the quantiser reads them."""
+
     def __init__(self, images: Iterable[Pixels]) -> None:
         self._images: Iterator[Pixels] = iter(images)
 
@@ -56,6 +57,7 @@ def int8_model(
     Raises:
         ArtifactError: if a pattern fits no node, nothing is left to quantise, or the runtime cannot quantise the model.
     """
+    tool = quantiser()
     with tempfile.TemporaryDirectory(prefix="hawkvision-") as folder:
         folded = Path(folder) / "folded.onnx"
         _fold(_modern(model, where), folded, where)
@@ -67,16 +69,16 @@ def int8_model(
             )
         made = Path(folder) / "int8.onnx"
         try:
-            quantize_static(
+            tool.quantize_static(
                 str(folded),
                 str(made),
                 _Inputs(images),
-                quant_format=QuantFormat.QDQ,
+                quant_format=tool.QuantFormat.QDQ,
                 op_types_to_quantize=list(OPERATORS),
                 per_channel=True,
                 reduce_range=True,
-                activation_type=QuantType.QUInt8,
-                weight_type=QuantType.QInt8,
+                activation_type=tool.QuantType.QUInt8,
+                weight_type=tool.QuantType.QInt8,
                 nodes_to_exclude=kept,
                 extra_options={"CalibMovingAverage": averaged},
             )
