@@ -111,7 +111,8 @@ def load_components(config: EdgeConfig, given_up: Future[None] | None = None) ->
     stages = [name, manifest.best] if intermediate is None else [name, manifest.best, intermediate.name]
     inputs = [member.input for each in stages for member in manifest.members(each)]
     useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
-    reducer = Reducer(manifest.datacenter_inputs, config.max_pixels, whole=kind.located)
+    shrinks = found.profile.shrinks_images
+    reducer = Reducer(manifest.datacenter_inputs, config.max_pixels, whole=kind.located, shrinks=shrinks)
     edge_inputs = None if baseline is None else baseline.inputs
     if edge_inputs is None:
         edge_inputs = tuple(member.input for member in manifest.members(name))

@@ -60,7 +60,16 @@ def _answer(prediction: dict[str, Any]) -> dict[str, Any]:
     accuracy = {
         "target": {"type": "object", "description": "The target, as the field that stated it."},
         "max_drop": nullable(FRACTION | {"description": "Accuracy below the reference stage's, at most."}),
-        "status": {"type": "string", "enum": STATUSES, "description": "Whether `max_drop` is certified."},
+        "max_disagreement": FRACTION
+        | {
+            "description": "Mean disagreement with the reference stage, at most. In place of `max_drop` where "
+            "certificates were made without labels and agreement bounds no accuracy drop; else absent."
+        },
+        "status": {
+            "type": "string",
+            "enum": STATUSES,
+            "description": "Whether `max_drop` is certified, or for a `quality` `max_disagreement`.",
+        },
         "basis": {"type": "string", "enum": BASES, "description": "What the status rests on."},
         "delta": nullable(FRACTION | {"description": "Probability that the certificate is wrong, at most."}),
         "n": nullable({"type": "integer", "description": "Images that the certificate was tested on."}),
@@ -77,7 +86,7 @@ def _answer(prediction: dict[str, Any]) -> dict[str, Any]:
             "reason": nullable({"type": "string", "enum": ["low_confidence", "target", "edge_busy"]}),
             "degraded": {"type": "boolean"},
             "received_fraction": FRACTION,
-            "accuracy": json_object(accuracy),
+            "accuracy": json_object(accuracy, ("max_disagreement",)),
             "deadline_met": nullable({"type": "boolean"}),
             "timing_ms": json_object(dict.fromkeys(("decode", "queue", "infer", "uplink", "dc", "total"), MILLIS)),
         }

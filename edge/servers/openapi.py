@@ -93,6 +93,7 @@ def _targets() -> dict[str, Any]:
     target = {
         "target": {"type": "object", "description": "The fields that ask for it."},
         "max_drop": nullable(FRACTION),
+        "max_disagreement": FRACTION,
         "min_accuracy": nullable(FRACTION),
         "status": {"type": "string", "enum": STATUSES},
         "suspended": flag | {"description": "In the node's own stream; other streams have their own."},
@@ -127,7 +128,7 @@ def _targets() -> dict[str, Any]:
             "certificates_valid": flag,
             "certificates": json_object(certificates),
             "maximum_min_accuracy": FRACTION,
-            "targets": {"type": "array", "items": json_object(target)},
+            "targets": {"type": "array", "items": json_object(target, ("max_disagreement",))},
         }
     )
 

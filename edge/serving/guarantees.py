@@ -55,9 +55,15 @@ class Guarantees:
         """Put other certificates in force. Requests under way will claim nothing.
 
         Raises:
-            ManifestError: if they are about other models of the edge stage than those that are loaded.
+            ManifestError: if they are about other models of the edge stage than those that are loaded, or about images
+                that are sent in another way.
         """
         stage = self.stage
+        if found.policy.shrinks_images != self.policy.shrinks_images:
+            raise ManifestError(
+                "the profile is about images that are made smaller before they are sent, or was so before, and now is "
+                "not: restart the node to send them in the other way"
+            )
         for name, fingerprint in ((stage.name, stage.fingerprint), (stage.first.name, stage.first_fingerprint)):
             certified = found.versions.stages.get(name)
             if fingerprint is not None and certified is not None and certified != parts_of(fingerprint)[0]:
@@ -119,7 +125,8 @@ class Guarantees:
             version: whether certified versions computed it (`as_certified`).
         """
         guarantee = route.guarantee
-        if guarantee.max_drop is None and guarantee.status is not AccuracyStatus.CERTIFIED:
+        certified = guarantee.status is AccuracyStatus.CERTIFIED
+        if guarantee.max_drop is None and guarantee.max_disagreement is None and not certified:
             return without_guarantee(guarantee) if degraded else guarantee  # nothing certified is claimed
         if controllers.suspended:
             return replace(without_guarantee(guarantee), status=AccuracyStatus.SUSPENDED)

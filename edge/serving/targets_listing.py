@@ -52,7 +52,7 @@ def _certificates(node: EdgeNode) -> dict[str, Any]:
     """The images that the guarantees rest on: those of the profile, or the site's own."""
     certificate, source = node.policy.certificate, node.guarantees.source
     return {
-        "basis": certificate.basis,
+        "basis": "agreement" if certificate.basis == "disagreement" else certificate.basis,
         "n": certificate.n,
         "as_of": None if source is None else source.as_of,
         "data": None if source is None else {"name": source.name, "sha256": source.sha256},
@@ -73,6 +73,7 @@ def _target(node: EdgeNode, target: Target, caller: str) -> dict[str, Any]:
     return {
         "target": target_fields(target),
         "max_drop": guarantee.max_drop,
+        **({} if guarantee.max_disagreement is None else {"max_disagreement": guarantee.max_disagreement}),
         "min_accuracy": _min_accuracy(node, guarantee.max_drop),
         "status": guarantee.status.value,
         "suspended": guarantee.status is AccuracyStatus.SUSPENDED,

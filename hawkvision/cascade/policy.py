@@ -74,6 +74,8 @@ class Policy:
                 or another kind of score.
         """
         self.alone = alone
+        self.shrinks_images = profile.shrinks_images
+        """Whether the certificates were made with images that are made smaller before they are sent."""
         self.pair: Pair = profile.pair(edge, best)
         self.edge_accuracy = profile.stage(edge).accuracy
         self.best_accuracy = profile.stage(best).datacenter_accuracy

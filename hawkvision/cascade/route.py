@@ -13,7 +13,7 @@ from hawkvision.cascade.certification.file_keys import in_first_words
 from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Watch
 from hawkvision.cascade.drift.monitor import Claims
 from hawkvision.cascade.drift.online import ControllerSpec
-from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Target
+from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Quality, Target
 
 INTERVAL_DELTA: Final = 0.025
 """Probability that an accuracy lies below the lower end of its 95 % interval."""
@@ -91,9 +91,21 @@ def uncertified(guarantee: AccuracyGuarantee) -> AccuracyGuarantee:
 
 
 def guaranteed(target: Target, certificate: Certificate) -> AccuracyGuarantee:
-    """The guarantee of a certificate; best effort if its basis is the profile alone."""
+    """The guarantee of a certificate; best effort if its basis is the profile alone.
+
+    A certificate of disagreement says nothing about accuracies, and certifies no target that names one.
+    """
     if certificate.basis == "profile":
         return AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE, n=certificate.n)
+    if certificate.basis == "disagreement":
+        return AccuracyGuarantee(
+            target,
+            AccuracyStatus.CERTIFIED if isinstance(target, Quality) else AccuracyStatus.BEST_EFFORT,
+            Basis.AGREEMENT,
+            delta=certificate.delta,
+            n=certificate.n,
+            max_disagreement=certificate.max_drop,
+        )
     return AccuracyGuarantee(
         target,
         AccuracyStatus.CERTIFIED,

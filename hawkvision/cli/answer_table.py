@@ -153,6 +153,8 @@ def _cells(name: str, answer: Answer) -> dict[str, str]:
     guarantee = answer.accuracy.status.value
     if answer.accuracy.max_drop is not None:
         guarantee += f", drop ≤ {answer.accuracy.max_drop:.3g}"
+    if answer.accuracy.max_disagreement is not None:
+        guarantee += f", disagreement ≤ {answer.accuracy.max_disagreement:.3g}"
     if answer.degraded:
         guarantee += ", degraded"
     return {

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hawkvision.cli.options import CacheDir, ModelsDir, Profile, Task
+from hawkvision.cli.options import CacheDir, ClassMap, CleanIds, ModelsDir, Profile, Task, TrainedImages
+
+if TYPE_CHECKING:
+    from hawkvision.cascade.certification.profile import Profile as CalibratedProfile
 
 report_app = typer.Typer(no_args_is_help=True, help="Pages that show what was measured.")
 
 
 def calibrate(
     data: Annotated[
-        Path | None, typer.Option(help="Labelled images: a directory per class, or an npz file; or --design.")
+        Path | None,
+        typer.Option(help="Labelled images: a directory per class, npz, COCO json or YOLO folders; or --design."),
     ] = None,
     task: Task = "imagenet",
     edge: Annotated[list[str] | None, typer.Option(help="Edge stages to certify; default: the cascade's.")] = None,
@@ -42,6 +46,9 @@ def calibrate(
     compared: Annotated[
         int, typer.Option(min=1, help="Configurations ever compared on the certifying images: divides delta.")
     ] = 1,
+    class_map: ClassMap = None,
+    clean_ids: CleanIds = None,
+    trained_images: TrainedImages = "refuse",
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
@@ -49,38 +56,64 @@ def calibrate(
     from hawkvision.core.errors import ConfigError
     from hawkvision.model_zoo.calibration.calibrate import calibrate as run
     from hawkvision.model_zoo.calibration.certification import certify_design
+    from hawkvision.model_zoo.calibration.evidence import LabelReading
+    from hawkvision.model_zoo.calibration.evidence import TrainedImages as Trained
     from hawkvision.models import manifest
 
+    models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
+    path = out or manifest.default_profile(models_dir, task)
+    reading = LabelReading(class_map, clean_ids, Trained(trained_images))
     if design is not None:
         if data is not None or certify_data is None or edge or best or intermediate:
             raise ConfigError("--design takes --certify-data and neither --data nor other stages than the design's")
-        certify_design(
-            task,
-            design,
-            certify_data,
-            out or manifest.default_profile(models_dir, task),
-            compared=compared,
-            datagram=datagram,
-            models=manifest.models_dir(models_dir, task),
-            cache=manifest.cache_dir(cache_dir),
-        )
-        return
-    if data is None:
+        profile = certify_design(
+            task, design, certify_data, path, compared=compared, datagram=datagram, reading=reading, models=models,
+            cache=cache,
+        )  # fmt: skip
+    elif data is None:
         raise ConfigError("expected --data, or --design with --certify-data")
-    run(
-        task,
-        data,
-        out or manifest.default_profile(models_dir, task),
-        edges=tuple(edge or ()),
-        best=best,
-        intermediate=intermediate,
-        seed=seed,
-        datagram=datagram,
-        certify_data=certify_data,
-        compared=compared,
-        models=manifest.models_dir(models_dir, task),
-        cache=manifest.cache_dir(cache_dir),
-    )
+    else:
+        profile = run(
+            task,
+            data,
+            path,
+            edges=tuple(edge or ()),
+            best=best,
+            intermediate=intermediate,
+            seed=seed,
+            datagram=datagram,
+            certify_data=certify_data,
+            compared=compared,
+            reading=reading,
+            models=models,
+            cache=cache,
+        )
+    _print_summary(profile, path, models)
+
+
+def _print_summary(profile: CalibratedProfile, path: Path, models: Path) -> None:
+    """What was measured and certified, and the next command."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hawkvision.model_zoo.calibration import summary
+    from hawkvision.models import manifest
+    from hawkvision.tasks.registry import load_kind
+
+    console = Console(highlight=False)
+    kind = load_kind(manifest.load_manifest(profile.task, models), models)
+    for found in (summary.accuracies_table(profile), *(summary.targets_table(profile, p) for p in profile.pairs)):
+        if found.rows:
+            table = Table(*found.columns, box=None, pad_edge=False, header_style="bold", title=found.title)
+            table.title_justify = "left"
+            for row in found.rows:
+                table.add_row(*row)
+            console.print(table)
+            console.print()
+    for note in summary.notes(profile, kind):
+        console.print(note, soft_wrap=True)
+    own = path.resolve() != (models / profile.task / "profile.json").resolve()
+    console.print(f"written to {path}; next: {summary.next_command(profile, path, own=own)}", soft_wrap=True)
 
 
 def certify(
@@ -92,6 +125,9 @@ def certify(
     compared: Annotated[
         int, typer.Option(min=1, help="Configurations ever compared on these very images: divides delta.")
     ] = 1,
+    class_map: ClassMap = None,
+    clean_ids: CleanIds = None,
+    trained_images: TrainedImages = "refuse",
     betting: Annotated[bool, typer.Option("--betting", help="By betting: a second opinion, somewhat weaker.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where they go; default: ./certificates.json.")] = None,
     profile: Profile = None,
@@ -103,6 +139,8 @@ def certify(
     from rich.table import Table
 
     from hawkvision.model_zoo.calibration.certify import certify_site
+    from hawkvision.model_zoo.calibration.evidence import LabelReading
+    from hawkvision.model_zoo.calibration.evidence import TrainedImages as Trained
     from hawkvision.models import manifest
 
     path = out or Path("certificates.json")
@@ -116,11 +154,14 @@ def certify(
         betting=betting,
         compared=compared,
         profile=profile,
+        reading=LabelReading(class_map, clean_ids, Trained(trained_images)),
         models=manifest.models_dir(models_dir, task),
         cache=manifest.cache_dir(cache_dir),
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("edge stage", "drop at most", "escalated", "by the reference stage", "accept from"):
+    bounded = {pair.conditions[0].fast.basis for pair in site.pairs} == {"disagreement"}
+    limit = "disagreement at most" if bounded else "drop at most"
+    for title in ("edge stage", limit, "escalated", "by the reference stage", "accept from"):
         table.add_column(title)
     for pair in site.pairs:
         for certificate in pair.conditions[0].certificates:
@@ -133,6 +174,8 @@ def certify(
             )
     console = Console()
     console.print(table)
+    if bounded:
+        console.print("Without labels only the agreement with the reference stage is certified, no accuracy drop.")
     console.print(f"certified on {site.data.n} images; written to {path}; `hawkvision edge up --certificates {path}`")
 
 

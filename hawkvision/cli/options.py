@@ -34,6 +34,18 @@ CacheDir = Annotated[
 ]
 Profile = Annotated[Path | None, typer.Option(help="The profile; default: the task's own.", callback=remembered)]
 
+ClassMap = Annotated[
+    Path | None, typer.Option(help="File with the label or index of each class directory: DIRECTORY,LABEL a line.")
+]
+CleanIds = Annotated[
+    Path | None,
+    typer.Option(help="File with the ids of the images that no model was trained on; all others were."),
+]
+TrainedImages = Annotated[
+    Literal["refuse", "leave-out", "fit"],
+    typer.Option(help="Images that a model was trained on: refuse them, leave them out, or only fit on them."),
+]
+
 _ASK: Final = "What to ask"
 _NODE: Final = "The node"
 _OUTPUT: Final = "Output"

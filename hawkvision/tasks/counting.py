@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,34 +17,15 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Prediction
 from hawkvision.tasks.box_kind import BoxKind
-from hawkvision.tasks.boxes.rows import CLASS, MEMBERS, MOST, SCORE, is_true_boxes
+from hawkvision.tasks.boxes.rows import CLASS, MEMBERS, SCORE, is_true_boxes
 from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
+from hawkvision.tasks.predictions.counts import Counts as Counts
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
 
 WHOLE: Final[Mapping[str, tuple[float, float, float, float]]] = {"image": (0.0, 0.0, 1.0, 1.0)}
 """The region of tasks that name none."""
-
-
-class Counts(Prediction, frozen=True):
-    """Of each region, the number of objects of each group."""
-
-    counts: dict[str, dict[str, Count]]
-    confidence: Probability
-    """1 − the expected loss, by the calibrated probabilities of all boxes."""
-
-    def summary(self) -> str:
-        """See `Prediction.summary`: the counts of each region."""
-        regions = {name: ", ".join(f"{n} {group}" for group, n in found.items()) for name, found in self.counts.items()}
-        return "; ".join(regions.values() if len(regions) == 1 else (f"{name}: {n}" for name, n in regions.items()))
-
-    @classmethod
-    def example(cls) -> Self:
-        """See `Prediction.example`."""
-        return cls({"image": {"person": 3, "vehicle": 1}}, 0.88)
 
 
 class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +56,7 @@ class CountingKind(BoxKind[Counts]):
         super().__init__(labels, options)
         self._options = read = self.options_as(_Options)
         self._members = {
-            group: np.array([self._index(label, group) for label in names], np.intp)
+            group: np.isin(np.arange(len(self.labels)), [self._index(label, group) for label in names])
             for group, names in read.groups.items()
         }
         self._regions = read.regions or WHOLE
@@ -92,25 +73,26 @@ class CountingKind(BoxKind[Counts]):
     def score(self, output: Output, kind: str) -> float:
         """How sure the counts are.
 
-        `agreement`: 1 − the loss of one member's counts against another's, mean over pairs; with a single model the
-        same as `spread`. `spread`: 1 − the expected loss.
+        `spread`: 1 − the expected loss. `agreement`: the mean of that and of the members' agreement, which is 1 − the
+        loss of one's counts against another's, mean over pairs; with a single model the same as `spread`. Members that
+        count the same are common, and the expected loss ranks the images for which they do.
         """
-        members = output.shape[1] - MEMBERS
-        if kind == "spread" or members < 2:
-            found = self._expected(output)
-        else:
+        found, members = self._expected(output), output.shape[1] - MEMBERS
+        if kind == "agreement" and members > 1:
             counts = [self._counts(output, MEMBERS + member) for member in range(members)]
             pairs = [(a, b) for at, a in enumerate(counts) for b in counts[:at]]
-            found = 1.0 - math.fsum(self._distance(a, b) for a, b in pairs) / len(pairs)
+            found = (found + 1.0 - math.fsum(self._distance(a, b) for a, b in pairs) / len(pairs)) / 2.0
         return float(np.float32(found))
 
     def _places(self, output: Output) -> Iterator[tuple[str, str, Output]]:
         """Of each region and group, its boxes."""
         x, y = (output[:, 0] + output[:, 2]) / 2, (output[:, 1] + output[:, 3]) / 2
+        labels = output[:, CLASS].astype(np.intp)
+        of_groups = {group: member[labels] for group, member in self._members.items()}
         for region, (x1, y1, x2, y2) in self._regions.items():
             inside = (x >= x1) & (x <= x2) & (y >= y1) & (y <= y2)
-            for group, classes in self._members.items():
-                yield region, group, output[inside & np.isin(output[:, CLASS].astype(np.intp), classes)]
+            for group, of_group in of_groups.items():
+                yield region, group, output[inside & of_group]
 
     def _counts(self, output: Output, column: int = SCORE) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {region: {} for region in self._regions}

@@ -7,79 +7,27 @@ does not bound an accuracy drop, because F1 does not obey the triangle inequalit
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Prediction
 from hawkvision.tasks.box_kind import BoxKind
-from hawkvision.tasks.boxes import confidence
 from hawkvision.tasks.boxes.average_precision import detection_quality
-from hawkvision.tasks.boxes.rows import CLASS, MOST, SCORE, matches, rounded_corners
+from hawkvision.tasks.boxes.confidence import expected_f1
+from hawkvision.tasks.boxes.rows import CLASS, SCORE, matches, rounded_corners
 from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
-
-Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
-
-
-class DetectedObject(msgspec.Struct, frozen=True):
-    """One object, with the calibrated probability that its class and its box are right."""
-
-    label: str
-    index: int
-    confidence: float
-    box: tuple[float, float, float, float]
-    """x1, y1, x2, y2: fractions of the width and height of the upright image."""
-
-
-class Detection(Prediction, frozen=True):
-    """The objects of an image, surest first."""
-
-    objects: tuple[DetectedObject, ...]
-    """At most `MOST`."""
-    confidence: float
-    """The expected F1 of the objects, by the calibrated probabilities of all boxes."""
-
-    def summary(self) -> str:
-        """See `Prediction.summary`: how many objects of each class."""
-        counts = Counter(found.label for found in self.objects)
-        return ", ".join(f"{number} {label}" for label, number in counts.items()) or "nothing"
-
-    @classmethod
-    def example(cls) -> Self:
-        """See `Prediction.example`."""
-        person = DetectedObject("person", 0, 0.93, (0.104, 0.211, 0.402, 0.968))
-        return cls((person, DetectedObject("dog", 16, 0.71, (0.55, 0.61, 0.83, 0.95))), 0.84)
-
-
-class _Found(msgspec.Struct, frozen=True):
-    """An object as the tiers send it to each other, who know the labels."""
-
-    index: Annotated[int, Meta(ge=0)]
-    confidence: Probability
-    box: tuple[Probability, Probability, Probability, Probability]
-
-
-class _Reply(msgspec.Struct, frozen=True):
-    objects: Annotated[tuple[_Found, ...], Meta(max_length=MOST)]
-    confidence: Probability
-
-
-class _Regression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    coefficients: dict[str, float]
-    intercept: float = 0.0
+from hawkvision.tasks.predictions import objects
+from hawkvision.tasks.predictions.objects import DetectedObject as DetectedObject
+from hawkvision.tasks.predictions.objects import Detection as Detection
 
 
 class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threshold: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
     """The score from which on a box is part of the prediction."""
-    regression: _Regression | None = None
-    """Fitted coefficients of `boxes.confidence.STATISTICS`; they add the score `regression`."""
 
 
 class DetectionKind(BoxKind[Detection]):
@@ -87,38 +35,18 @@ class DetectionKind(BoxKind[Detection]):
 
     name: ClassVar[str] = "detection"
     prediction = Detection
-    scores: tuple[str, ...] = tuple(confidence.SCORES)
+    scores: tuple[str, ...] = ("expected_f1",)
     agreement_bounds_drop: ClassVar[bool] = False
-    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = {
-        "boxes": TensorSpec("FP32", (-1, -1, 4)),
-        "scores": TensorSpec("FP32", (-1, -1)),
-        "classes": TensorSpec("INT64", (-1, -1)),
-        "labels": TensorSpec("BYTES", (-1, -1)),
-        "counts": TensorSpec("INT64", (-1,)),
-        "confidence": TensorSpec("FP32", (-1,)),
-    }
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = objects.TENSORS
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """See `TaskKind`; the options are those of `_Options`."""
         super().__init__(labels, options)
         self._options = self.options_as(_Options)
-        regression = self._options.regression
-        if regression is not None:
-            unknown = sorted(regression.coefficients.keys() - confidence.STATISTICS.keys())
-            if unknown:
-                known = ", ".join(confidence.STATISTICS)
-                raise ManifestError(f"options of kind 'detection': regression of {unknown[0]!r}; expected {known}")
-            self.scores = (*self.scores, confidence.REGRESSION)
 
-    def score(self, output: Output, kind: str) -> float:
-        """One of `boxes.confidence.SCORES`, or the regression's."""
-        options = self._options
-        if kind == confidence.REGRESSION and options.regression is not None:
-            fitted = options.regression
-            found = confidence.regression(output, options.threshold, fitted.coefficients, fitted.intercept)
-        else:
-            found = confidence.SCORES[kind](output, options.threshold)
-        return float(np.float32(found))
+    def score(self, output: Output, kind: str) -> float:  # noqa: ARG002 - there is one
+        """The expected F1."""
+        return float(np.float32(expected_f1(output, self._options.threshold)))
 
     def predict(self, output: Output, limit: int) -> Detection:  # noqa: ARG002 - there are no alternatives
         """The boxes from the threshold on; numbers to six digits."""
@@ -128,7 +56,7 @@ class DetectionKind(BoxKind[Detection]):
                 for row in output[output[:, SCORE] >= self._options.threshold]
                 if (corners := rounded_corners(row))
             ),
-            round(confidence.expected_f1(output, self._options.threshold), 6),
+            round(expected_f1(output, self._options.threshold), 6),
         )
 
     def loss(self, prediction: Detection, truth: Truth) -> float:
@@ -145,11 +73,6 @@ class DetectionKind(BoxKind[Detection]):
         """The expected F1."""
         return prediction.confidence
 
-    def encode_reply(self, prediction: Detection) -> dict[str, Any]:
-        """The objects without labels."""
-        objects = [{"index": o.index, "confidence": o.confidence, "box": o.box} for o in prediction.objects]
-        return {"objects": objects, "confidence": prediction.confidence}
-
     def measures(self, outputs: Sequence[Output], truths: Sequence[Truth]) -> dict[str, float]:
         """COCO's average precision over the images, and precision, recall and F1 of all boxes from the threshold on."""
         found = detection_quality(outputs, truths, self._options.threshold)
@@ -161,29 +84,17 @@ class DetectionKind(BoxKind[Detection]):
             "F1": found.f1,
         }
 
+    def encode_reply(self, prediction: Detection) -> dict[str, Any]:
+        """See `TaskKind.encode_reply`."""
+        return objects.to_reply(prediction)
+
     def decode_reply(self, reply: bytes) -> Detection:
         """See `TaskKind.decode_reply`."""
-        read = msgspec.json.decode(reply, type=_Reply)
-        if any(each.index >= len(self.labels) for each in read.objects):
-            raise ValueError(f"objects: expected an index from 0 to {len(self.labels) - 1}")
-        objects = (DetectedObject(self.labels[o.index], o.index, o.confidence, o.box) for o in read.objects)
-        return Detection(tuple(objects), read.confidence)
+        return objects.from_reply(reply, self.labels)
 
     def tensors(self, predictions: Sequence[Detection], ranked: int | None = None) -> Mapping[str, WireTensor]:  # noqa: ARG002
-        """See `TaskKind.tensors`: k objects of each image, and padding behind its `counts` (score 0, class -1)."""
-        n, k = len(predictions), max(len(each.objects) for each in predictions)
-        rows = [(each.objects[at] if at < len(each.objects) else _PADDING) for each in predictions for at in range(k)]
-        return {
-            "boxes": WireTensor((n, k, 4), [corner for found in rows for corner in found.box]),
-            "scores": WireTensor((n, k), [found.confidence for found in rows]),
-            "classes": WireTensor((n, k), [found.index for found in rows]),
-            "labels": WireTensor((n, k), [found.label for found in rows]),
-            "counts": WireTensor((n,), [len(each.objects) for each in predictions]),
-            "confidence": WireTensor((n,), [each.confidence for each in predictions]),
-        }
-
-
-_PADDING: Final = DetectedObject("", -1, 0.0, (0.0, 0.0, 0.0, 0.0))
+        """See `TaskKind.tensors`."""
+        return objects.to_tensors(predictions)
 
 
 def _arrays(prediction: Detection) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -14,7 +14,6 @@ OWNERS: Final = (PACKAGE,)
 
 ALLOWED: Final[dict[str, str]] = {
     "hawkvision.models.input_spec": "manifests: the kind of those that name none",
-    "hawkvision.client.response": "the typed form of answers of /v1/classify",
     "edge.servers.oip.decoding": "a parameter of the protocol has this name",
     "edge.servers.oip.encoding": "a parameter of the protocol has this name",
 }

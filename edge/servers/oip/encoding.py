@@ -101,6 +101,9 @@ def describe(answers: Sequence[Answer]) -> dict[str, Value]:
         described["reason"] = _each(reasons)
     if all(guarantee.max_drop is not None for guarantee in guarantees):
         described["max_drop"] = max(guarantee.max_drop or 0.0 for guarantee in guarantees)
+    disagreements = [each.max_disagreement for each in guarantees if each.max_disagreement is not None]
+    if len(disagreements) == len(guarantees):
+        described["max_disagreement"] = max(disagreements)
     if weakest.delta is not None and weakest.n is not None:
         described["delta"], described["n"] = weakest.delta, weakest.n
     if answers[0].deadline_met is not None:

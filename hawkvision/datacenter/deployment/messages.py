@@ -10,7 +10,7 @@ fields go last.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,7 +32,8 @@ PROTOCOL: Final = 2
 """Changes whenever a replica could misread a request, or a server a reply."""
 
 Part: TypeAlias = tuple[VariantAnswer, ...]
-_Answer: TypeAlias = tuple[str, Augmentation, tuple[int, ...], bytes, float, float, float, int]
+_Length: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+_Answer: TypeAlias = tuple[str, Augmentation, tuple[_Length, ...], bytes, float, float, float, int]
 """A `VariantAnswer` without its statement; the output is its shape and its numbers, float32 and little-endian."""
 MessageT = TypeVar("MessageT")
 _NUMBERS: Final = np.dtype("<f4")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
 
 import onnx
 
@@ -11,7 +11,11 @@ from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.building.checkpoint import StateDict
 from hawkvision.model_zoo.building.convnet import CONVNETS, convnet_emitter
 from hawkvision.model_zoo.building.onnx_builders import Emitter, Weights, efficientnet_lite, mobilenet_v2, squeezenet1_1
+from hawkvision.model_zoo.tfjs.detectors import centernet, ssdlite_float_from, ssdlite_mobilenet_v2
+from hawkvision.model_zoo.tfjs.graph import TfjsGraph
 from hawkvision.models.manifest import InputSpec
+
+TfjsEmitter: TypeAlias = Callable[[TfjsGraph, InputSpec, str], onnx.ModelProto]
 
 EMITTERS: Final[Mapping[str, Emitter]] = {
     "mobilenet_v2": mobilenet_v2,
@@ -21,6 +25,13 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "squeezenet1_1": squeezenet1_1,
     **{name: convnet_emitter(name) for name in CONVNETS},
 }
+TFJS_EMITTERS: Final[Mapping[str, TfjsEmitter]] = {
+    "ssdlite_mobilenet_v2": ssdlite_mobilenet_v2,
+    "centernet": centernet,
+}
+"""Of the architectures that come as TensorFlow.js graphs."""
+FLOAT_FROM: Final[Mapping[str, tuple[str, ...]]] = {"ssdlite_mobilenet_v2": ssdlite_float_from()}
+"""The tensors from which on a quantised graph stays float, by architecture; elsewhere none do."""
 
 
 def emit(architecture: str, state: StateDict, spec: InputSpec, where: str) -> onnx.ModelProto:
@@ -33,3 +44,15 @@ def emit(architecture: str, state: StateDict, spec: InputSpec, where: str) -> on
     if emitter is None:
         raise ArtifactError(f"{where}: no architecture {architecture!r}; known are {', '.join(EMITTERS)}")
     return emitter(Weights(state, where), spec)
+
+
+def emit_tfjs(architecture: str, graph: TfjsGraph, spec: InputSpec, where: str) -> onnx.ModelProto:
+    """The float32 graph of an architecture that comes as a TensorFlow.js graph; `where` names it in errors.
+
+    Raises:
+        ArtifactError: if the architecture is unknown or the graph is not its own.
+    """
+    emitter = TFJS_EMITTERS.get(architecture)
+    if emitter is None:
+        raise ArtifactError(f"{where}: no architecture {architecture!r}; known are {', '.join(TFJS_EMITTERS)}")
+    return emitter(graph, spec, where)

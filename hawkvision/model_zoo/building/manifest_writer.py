@@ -18,14 +18,14 @@ def format_manifest(manifest: Manifest, header: str = "") -> str:
     fields: dict[str, Any] = msgspec.to_builtins(manifest)
     fields["kind"] = None if manifest.kind == DEFAULT_KIND else manifest.kind
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
-    heads = ("format", "task", "kind", "labels", "labels_sha256", "profile_sha256", "classes")
+    heads = ("format", "task", "kind", "view_of", "labels", "labels_sha256", "profile_sha256", "classes")
     lines += [f"{key} = {_value(fields[key])}" for key in heads if fields[key] is not None]
     lines += ["", "[cascade]", *_table(fields["cascade"])]
     if fields["options"]:
         lines += ["", "[options]", *_table(fields["options"])]
     if fields["training"] is not None:
         lines += ["", "[training]", *_table(fields["training"])]
-    for variant in fields["variants"]:
+    for variant in () if manifest.view_of else fields["variants"]:
         del variant["source"]["kind"]  # its keys tell
         variant |= {"input": input_facts(msgspec.convert(variant["input"], InputSpec))}
         _leave_out(variant, {"decoder": "logits", "decoder_options": {}})

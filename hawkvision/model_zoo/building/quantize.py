@@ -14,7 +14,7 @@ same answers on each. Plain 7-bit weights ("reduce_range") are safe as well but 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -92,26 +92,35 @@ def quantise_weights(kernel: F32, scales: F32) -> NDArray[np.int8]:
     return np.clip(whole, -127, 127).astype(np.int8).reshape(kernel.shape)
 
 
-def quantise_model(model: onnx.ModelProto, ranges: Mapping[str, Range], where: str) -> onnx.ModelProto:
+def quantise_model(
+    model: onnx.ModelProto, ranges: Mapping[str, Range], where: str, float_from: Collection[str] = ()
+) -> onnx.ModelProto:
     """The int8 counterpart of a float graph from `hawkvision.model_zoo.building.onnx_builders`.
 
-    `ranges` gives [low, high] for the outputs listed by `quantised_tensors`; `where` names them in errors.
+    Args:
+        model: the float graph.
+        ranges: [low, high] of the outputs listed by `quantised_tensors`.
+        where: names the ranges in errors.
+        float_from: tensors that stay float, and so does all that depends on them.
 
     Raises:
         ArtifactError: if a range is missing or not a range, or the graph has an operator that the zoo never emits.
     """
-    return _Quantiser(model, ranges, where).run()
+    return _Quantiser(model, ranges, where, float_from).run()
 
 
-def quantised_tensors(model: onnx.ModelProto) -> tuple[str, ...]:
+def quantised_tensors(model: onnx.ModelProto, float_from: Collection[str] = ()) -> tuple[str, ...]:
     """The tensors whose ranges a quantised graph needs, in order: outputs of layers after their activation."""
-    return tuple(out for out in _Quantiser(model, {}, "").activations() if out not in ("logits", "pixels", "features"))
+    found = _Quantiser(model, {}, "", float_from).activations()
+    return tuple(out for out in found if out not in ("logits", "pixels", "features"))
 
 
 class _Quantiser:
     """One pass over the float graph; `_affines` maps each tensor already emitted to how it is quantised."""
 
-    def __init__(self, model: onnx.ModelProto, ranges: Mapping[str, Range], where: str) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, ranges: Mapping[str, Range], where: str, float_from: Collection[str]
+    ) -> None:
         self._model = model
         self._ranges = ranges
         self._where = where
@@ -122,22 +131,39 @@ class _Quantiser:
         self._uses = 0
         height, width = (d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim[1:3])
         self._size = (height, width)
+        self._floats = _dependent(self._nodes, float_from)
         # The name of a layer with an activation behind it is the name of the activation's output.
         self._activated = {n.input[0]: n.output[0] for n in self._nodes if n.op_type in ("Clip", "Relu")}
         # Inputs of a concatenation are quantised as its output is, so that it only moves bytes.
-        self._joined = {i: n.output[0] for n in self._nodes if n.op_type == "Concat" for i in n.input}
+        joins = [n for n in self._nodes if n.op_type == "Concat" and n.output[0] not in self._floats]
+        self._joined = {i: n.output[0] for n in joins for i in n.input}
 
     def activations(self) -> list[str]:
         """Outputs with a range of their own."""
         passive = ("Clip", "Relu", "Cast", "Transpose", "MaxPool")
-        made = [self._activated.get(n.output[0], n.output[0]) for n in self._nodes if n.op_type not in passive]
+        layers = [n for n in self._nodes if n.op_type not in passive and n.output[0] not in self._floats]
+        made = [self._activated.get(n.output[0], n.output[0]) for n in layers]
         return [name for name in made if name not in self._joined]
 
     def run(self) -> onnx.ModelProto:
         for node in self._nodes:
-            self._emit(node)
-        classes = self._model.graph.output[0].type.tensor_type.shape.dim[1].dim_value
-        return self._builder.model(*self._size, classes)
+            if node.output[0] in self._floats:
+                self._copy(node)
+            else:
+                self._emit(node)
+        outputs = {
+            o.name: tuple(d.dim_value for d in o.type.tensor_type.shape.dim[1:]) for o in self._model.graph.output
+        }
+        return self._builder.model_of(*self._size, outputs)
+
+    def _copy(self, node: onnx.NodeProto) -> None:
+        """A node that stays float."""
+        for name in node.input:
+            if name in self._weights:
+                self._builder.constant(name, self._weights[name])
+        inputs = [self._real(i) if i in self._affines else i for i in node.input]
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        self._builder.many(node.op_type, inputs, list(node.output), **attributes)
 
     def _emit(self, node: onnx.NodeProto) -> None:
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
@@ -247,3 +273,12 @@ class _Quantiser:
         kernel, bias = self._weights[node.input[1]], self._weights[node.input[2]]
         constants = self._constant_weights(name, kernel, bias, x, saturation_free=True)
         self._builder.node("Gemm", [self._real(x), *constants], name, **attributes)
+
+
+def _dependent(nodes: Collection[onnx.NodeProto], names: Collection[str]) -> frozenset[str]:
+    """The named tensors and all that are computed from them."""
+    found: set[str] = set()
+    for node in nodes:
+        if not found.isdisjoint(node.input) or not set(names).isdisjoint(node.output):
+            found.update(node.output)
+    return frozenset(found)

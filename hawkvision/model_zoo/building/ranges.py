@@ -6,7 +6,7 @@ all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -63,13 +63,17 @@ def save_ranges(models: Path, task: str, ranges: Ranges) -> None:
     write_atomic(ranges_path(models, task, ranges.architecture), text + b"\n")
 
 
-def measure_ranges(model: onnx.ModelProto, images: Iterable[Pixels]) -> dict[str, tuple[float, float]]:
+def measure_ranges(
+    model: onnx.ModelProto, images: Iterable[Pixels], float_from: Collection[str] = ()
+) -> dict[str, tuple[float, float]]:
     """The ranges of a float graph's activations over images (height, width, 3) of its input size.
+
+    `float_from` names tensors from which on the quantised graph stays float (`quantise_model`).
 
     Raises:
         ArtifactError: if there are no images.
     """
-    names = list(quantised_tensors(model))
+    names = list(quantised_tensors(model, float_from))
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     probe.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)

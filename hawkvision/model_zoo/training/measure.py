@@ -23,7 +23,7 @@ from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.core.types import LOGITS, Logits, Pixels, Tier
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import emit_variant, precision_of
-from hawkvision.model_zoo.calibration.cascade_predictions import CascadePredictions, VariantInput, VariantViews
+from hawkvision.model_zoo.predictions.cascade_predictions import CascadePredictions, VariantInput, VariantViews
 from hawkvision.model_zoo.training.recipe import TrainingRecipe
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import FileSource, InputSpec, Manifest, MeasuredAccuracy, Training, Variant

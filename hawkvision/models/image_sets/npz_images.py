@@ -29,6 +29,8 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.models.image_sets.labelled_images import Annotation, LabelledImages
 
 _BOXES: Final = ("boxes", "classes", "box_offsets")
+_ROUNDING: Final = 1e-5
+"""Boxes may reach this far beyond the image, as pixels rounded to fractions do."""
 _KNOWN: Final = ("data", "offsets", "labels", *_BOXES, "class_names", "source", "is_test", "clean", "split")
 Arrays = dict[str, NDArray[Any]]
 
@@ -134,7 +136,8 @@ def _boxes(path: Path, arrays: Arrays, n: int, indices: NDArray[np.int64]) -> tu
         raise ConfigError(f"{path}: box_offsets must rise from 0 to {len(boxes)}, the number of boxes")
     if len(classes) and (classes.min() < 0 or classes.max() >= len(indices)):
         raise ConfigError(f"{path}: classes must be from 0 to {len(indices) - 1}")
-    within = (boxes >= 0.0) & (boxes <= 1.0)
+    within = (boxes >= -_ROUNDING) & (boxes <= 1.0 + _ROUNDING)
+    boxes = np.clip(boxes, 0.0, 1.0)
     if not within.all() or (boxes[:, 2:] < boxes[:, :2]).any():
         raise ConfigError(f"{path}: boxes must be x1 <= x2 and y1 <= y2 in 0..1, as fractions of the image")
     rows = itertools.pairwise(offsets.tolist())

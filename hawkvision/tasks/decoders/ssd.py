@@ -2,7 +2,9 @@
 
 `scores` (n, k, classes) are probabilities, `boxes` (n, k, 4) or (n, k, 1, 4) are y1, x1, y2, x2 in fractions: the
 tensors before the suppression of TensorFlow's Object Detection API (research/object_detection/meta_architectures/
-ssd_meta_arch.py, `postprocess`), such as of `coco-ssd`, with classes by COCO's ids (`class_map = "coco90"`).
+ssd_meta_arch.py, `postprocess`), such as of `coco-ssd`, with classes by COCO's ids (`class_map = "coco90"`). With
+`order = "xyxy"` and `scale = "pixels"` these are also the outputs of other detectors that give scores and boxes apart:
+YOLO-NAS, PP-YOLOE (scores (n, classes, k)), DAMO-YOLO.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ class Ssd(BoxDecoder):
         if tensors["boxes"].ndim == 4 and tensors["boxes"].shape[2] == 1:
             tensors["boxes"] = tensors["boxes"][:, :, 0]
         self.shape(tensors, "boxes", None, 4)
-        self.shape(tensors, "scores", tensors["boxes"].shape[1], self.classes + self.settings.background)
+        anchors, classes = tensors["boxes"].shape[1], self.classes + self.settings.background
+        if tensors["scores"].shape[1:] == (classes, anchors) and classes != anchors:
+            tensors["scores"] = tensors["scores"].transpose(0, 2, 1)
+        self.shape(tensors, "scores", anchors, classes)
 
     def candidates(self, tensors: Role, image: int) -> Candidates:
         """Every class of an anchor is a candidate."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import cv2
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,11 +13,16 @@ from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, InferenceJ
 from hawkvision.core.clock import ManualClock, MonotonicClock
 from hawkvision.core.errors import BadImage
 from hawkvision.core.types import LOGITS, Pixels, Score, Tensors
-from hawkvision.imaging.preprocessing import probe
+from hawkvision.imaging.placement import placement
+from hawkvision.imaging.preprocessing import load_input, probe
 from hawkvision.inference.backends.interface import Outputs
 from hawkvision.inference.backends.noop_backend import NoopBackend
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.tasks.class_scores import average, log_probabilities, softmax, tempered
+from hawkvision.tasks.decoders.ssd import Ssd
+from hawkvision.tasks.detection import DetectionKind
 from tests.edge.bench import SPEC, GatedBackend
+from tests.hawkvision.inference.graphs import tiny_detector
 from tests.hawkvision.tasks.classes import TEN, classes_in
 from tests.images import encoded
 
@@ -142,6 +148,27 @@ def test_a_conditional_ensemble_predicts_a_batch_as_single_images() -> None:
     assert [(each.prediction, each.full_ensemble) for each in together] == [
         (each.prediction, each.full_ensemble) for each in singly
     ]
+
+
+def test_members_of_another_kind_are_placed_weighed_and_combined() -> None:
+    kind = DetectionKind(("a", "b", "c"), {"threshold": 0.2})
+    specs = [msgspec.structs.replace(SPEC, height=16, width=12, fit="letterbox"), SPEC]
+    models = [
+        LoadedModel(name, OnnxRuntimeBackend(tiny_detector(s.height, s.width, seed=seed)), s, decode=Ssd({}, s, 3))
+        for seed, (name, s) in enumerate(zip(("first", "second"), specs, strict=True))
+    ]
+    others = ConditionalEnsemble(tuple(models[1:]), (1.25, 2.0), 0.9, np.inf, weights=(1.0, (0.5, 2.0, 1.0)))
+    stage = EdgeStage("pair", models[0], 1.5, "expected_f1", kind, others)
+    body = encoded(".png", height=30, width=50)
+    (found,) = seen_by(stage, body)
+    outputs = []
+    for model, temperature in zip(models, others.temperatures, strict=True):
+        pixels, header = load_input(body, model.spec, max_pixels=1_000_000)
+        (output,) = kind.outputs(model.infer([pixels], lambda: False), temperature)
+        outputs.append(kind.place(output, placement(header, model.spec).to_image))
+    expected = kind.judge(kind.combine(outputs, others.weights, 0.9), 3, "expected_f1", 1.5)
+    assert (found.prediction, found.score, found.full_ensemble) == (*expected, True)
+    assert found.prediction.to_json()["objects"]
 
 
 @pytest.mark.parametrize(

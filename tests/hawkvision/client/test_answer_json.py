@@ -4,6 +4,7 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,7 +69,9 @@ def rounded(answer: Answer) -> Answer:
     timing = answer.timing_ms
     return replace(
         answer,
-        prediction=Classification(tuple(replace(p, confidence=round(p.confidence, 6)) for p in answer.top_k)),
+        prediction=Classification(
+            tuple(msgspec.structs.replace(p, confidence=round(p.confidence, 6)) for p in answer.top_k)
+        ),
         timing_ms=Timing(
             round(timing.decode, 3),
             round(timing.queue, 3),

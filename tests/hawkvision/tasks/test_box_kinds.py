@@ -81,16 +81,6 @@ def test_expected_f1_of_calibrated_boxes_is_their_mean_f1() -> None:
     assert kind.score(output, "expected_f1") == pytest.approx(measured, abs=0.02)
 
 
-def test_a_regression_is_a_score_where_the_manifest_states_one() -> None:
-    assert "regression" not in DetectionKind(LABELS, {}).scores
-    kind = DetectionKind(LABELS, {"regression": {"coefficients": {"ambiguity": -2.0}, "intercept": 1.0}})
-    assert kind.scores[-1] == "regression"
-    output = rows((*LEFT, 0.9, 0), (*RIGHT, 0.3, 1))
-    assert kind.score(output, "regression") == pytest.approx(1 / (1 + math.exp(-(1 - 2 * 0.4))))
-    with pytest.raises(ManifestError, match="regression of 'moons'; expected expected_f1, ambiguity"):
-        DetectionKind(LABELS, {"regression": {"coefficients": {"moons": 1.0}}})
-
-
 # Fusion
 
 
@@ -112,13 +102,6 @@ def test_boxes_of_other_classes_or_too_far_away_are_not_fused() -> None:
     far = (0.25, 0.1, 0.55, 0.5)
     assert len(fuse([rows((*LEFT, 0.8, 0)), rows((*LEFT, 0.8, 1))], weight_matrix((), 2, 3))) == 2
     assert len(fuse([rows((*LEFT, 0.8, 0)), rows((*far, 0.8, 0))], weight_matrix((), 2, 3))) == 2
-
-
-def test_agreement_is_that_of_the_members_of_an_ensemble() -> None:
-    kind = DetectionKind(LABELS, {})
-    one, both = rows((*LEFT, 0.8, 0)), rows((*LEFT, 0.8, 0), (*RIGHT, 0.8, 1))
-    assert kind.score(kind.combine([one, one], (1.0, 1.0), 1.0), "agreement") == 1.0
-    assert kind.score(kind.combine([one, both], (1.0, 1.0), 1.0), "agreement") == pytest.approx(2 / 3)
 
 
 # Counting
@@ -152,8 +135,10 @@ def test_the_loss_of_a_count_is_its_error_up_to_a_bound() -> None:
 def test_members_that_count_differently_are_less_sure() -> None:
     kind = CountingKind(LABELS, COUNTING)
     one, both = rows((*LEFT, 0.9, 0)), rows((*LEFT, 0.9, 0), (*RIGHT, 0.9, 0))
-    assert kind.score(kind.combine([one, one], (1.0, 1.0), 1.0), "agreement") == 1.0
-    assert kind.score(kind.combine([one, both], (1.0, 1.0), 1.0), "agreement") == pytest.approx(1 - 1 / 4 / 2)
+    for members, agree in (([one, one], 1.0), ([one, both], 1 - 1 / 4 / 2)):
+        together = kind.combine(members, (1.0, 1.0), 1.0)
+        mean = (kind.score(together, "spread") + agree) / 2
+        assert kind.score(together, "agreement") == pytest.approx(mean, abs=1e-6)
     assert kind.score(one, "agreement") == kind.score(one, "spread")
 
 

@@ -34,8 +34,7 @@ class TestDetection(TaskKindConformance):
     """Boxes that overlap each other may be fused."""
 
     def make_kind(self) -> TaskKind[Any]:
-        fitted = {"coefficients": {"expected_f1": 3.0, "ambiguity": -0.5, "small": -0.1}, "intercept": -1.0}
-        return DetectionKind(LABELS, {"threshold": 0.4, "regression": fitted})
+        return DetectionKind(LABELS, {"threshold": 0.4})
 
     def tensors(self, n: int) -> st.SearchStrategy[Tensors]:
         return box_tensors(n, len(LABELS))

@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 from scipy.stats import binom, binomtest, multinomial
 
 from hawkvision.cascade.certification.bounds import (
+    LARGEST_STAKE_ON_FRACTIONS,
     NUISANCE_BETA,
     NUISANCE_POINTS,
     _discordant,
     _lower_tails,
     _score,
     agreement_p,
+    betting_p,
     clopper_pearson,
     drop_upper_bound,
+    mean_drop_upper_bound,
+    mean_interval,
     paired_betting_p,
     paired_exact_p,
 )
@@ -285,3 +289,68 @@ def test_upper_bound_on_the_drop_covers_the_truth_in_all_but_delta_of_the_sample
     assert (bounds < 1.0).any()
     for rate in np.linspace(drop, 1.0, 15):
         assert trinomial(lost, gained, n, rate, drop)[bounds < drop].sum() <= 0.05
+
+
+# ------------------------------------------------------------------------------------------------- bounded losses
+
+
+def draw_fractions(rng: np.random.Generator, n: int, mean: float) -> NDArray[np.float64]:
+    """Values in [0, 1] with this mean: often 0, else anything."""
+    shape = rng.beta(0.6, 1.4, n)
+    return np.where(rng.random(n) < mean / 0.3, shape, 0.0) if mean <= 0.3 else rng.beta(mean, 1.0 - mean, n)
+
+
+@pytest.mark.parametrize(("n", "mean"), [(40, 0.02), (150, 0.1), (150, 0.5), (400, 0.9)])
+def test_betting_on_fractions_rejects_a_true_mean_no_oftener_than_stated(n: int, mean: float) -> None:
+    rng, runs, delta = np.random.default_rng(20261127), 600, 0.05
+    rejected = sum(betting_p(draw_fractions(rng, n, mean), mean, delta) <= delta for _ in range(runs))
+    assert rejected <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
+
+
+@pytest.mark.parametrize(("n", "drop"), [(46, 0.1), (250, 0.03), (250, 0.3)])
+def test_fractional_losses_are_certified_wrongly_no_oftener_than_stated(n: int, drop: float) -> None:
+    """Losses of F1 and the like: most answers lose nothing, some more than the reference stage, some less."""
+    rng, runs, delta = np.random.default_rng(7), 500, 0.05
+    rejected = 0
+    for _ in range(runs):
+        lost, gained = draw_fractions(rng, n, min(0.9, drop + 0.05)), draw_fractions(rng, n, 0.05)
+        losses = np.clip(lost - gained, -1.0, 1.0)
+        losses += drop - (min(0.9, drop + 0.05) - 0.05)  # the mean is the limit
+        rejected += paired_betting_p(np.clip(losses, -1.0, 1.0), drop, delta, LARGEST_STAKE_ON_FRACTIONS) <= delta
+    assert rejected <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=60))
+@settings(deadline=None, max_examples=40)
+def test_an_interval_by_betting_contains_the_observed_mean_and_a_larger_level_widens_it(values: list[float]) -> None:
+    x = np.array(values)
+    low, high = mean_interval(x, 0.05)
+    assert 0.0 <= low <= float(x.mean()) + 1e-9
+    assert float(x.mean()) - 1e-9 <= high <= 1.0
+    wide = mean_interval(x, 0.005)
+    assert wide[0] <= low + 1e-9
+    assert wide[1] >= high - 1e-9
+
+
+@pytest.mark.parametrize("mean", [0.05, 0.4, 0.95])
+def test_intervals_by_betting_miss_the_mean_no_oftener_than_stated(mean: float) -> None:
+    rng, runs, delta = np.random.default_rng(5), 150, 0.1
+    missed = 0
+    for _ in range(runs):
+        low, high = mean_interval(draw_fractions(rng, 120, mean), delta)
+        missed += not low <= mean <= high
+    assert missed <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
+
+
+def test_bounds_shrink_with_the_number_of_images_and_none_is_below_what_no_loss_at_all_can_show() -> None:
+    rng = np.random.default_rng(3)
+    found = [mean_drop_upper_bound(draw_fractions(rng, n, 0.02) - 0.02, 0.05) for n in (50, 500, 5_000)]
+    assert found == sorted(found, reverse=True)
+    for n in (20, 46, 300):
+        assert mean_drop_upper_bound(np.zeros(n), 0.05) > 1.0 - 0.05 ** (1.0 / n), "else it would beat every valid test"
+
+
+@pytest.mark.parametrize("values", [[-0.1, 0.5], [0.2, 1.1], [math.nan]])
+def test_betting_refuses_values_out_of_range(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        betting_p(np.array(values), 0.5, 0.05)

@@ -18,6 +18,7 @@ from hawkvision.cascade.drift.monitor import (
     LOG,
     MOST_CALLERS,
     RECENT,
+    UNITS,
     Claim,
     Claims,
     Coverage,
@@ -218,3 +219,82 @@ def test_coverage_is_of_the_last_answers(outcomes: list[int]) -> None:
     due, completed = int((recent != Coverage.NOT_DUE).sum()), int((recent == Coverage.COMPLETED).sum())
     assert (coverage.due, coverage.completed) == (due, completed)
     assert coverage.enough == (2 * completed >= due)
+
+
+# ---------------------------------------------------------------------------------------- answers that differ in part
+
+
+def feed_fractions(monitor: Monitor, rng: random.Random, outcomes: int, times: float) -> int:
+    """As `feed`, but an answer that differs does so by a fraction, and oftener, so that the mean is the same."""
+    before = monitor.suspended
+    for number in range(outcomes):
+        score = rng.random()
+        chance = 0.03 / 0.3 if score < 0.3 else 0.015 / 0.4 if score < 0.7 else 0.005 / 0.3
+        differs = rng.random() < min(1.0, 2.0 * times * chance)
+        monitor.record(score, rng.random() if differs else 0.0)
+        if monitor.suspended != before:
+            return number + 1
+    return outcomes
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.booleans()), min_size=1, max_size=120))
+def test_of_outcomes_of_0_and_1_fractions_are_the_same_evidence_as_counts(
+    outcomes: list[tuple[float, bool]],
+) -> None:
+    counted, weighed = (Monitor(CLAIMS, shared=False) for _ in range(2))
+    for score, differs in outcomes:
+        counted.record(score, differs)
+        if counted.suspended:
+            return
+        weighed.record(score, float(differs))
+    weighed.state.fractions = bytearray(b"".join((UNITS * differs).to_bytes(2, "little") for _, differs in outcomes))
+    for bets in (counted._alarm_bets, counted._return_bets):
+        np.testing.assert_allclose(weighed._evidence(*bets, 5.0), counted._evidence(*bets, 5.0), rtol=1e-9)
+
+
+def test_disagreements_in_part_on_the_very_bounds_raise_false_alarms_no_oftener_than_stated() -> None:
+    alarms = sum(
+        feed_fractions(Monitor(CLAIMS, shared=False), random.Random(seed), 1_500, 1.0) < 1_500 for seed in range(40)
+    )
+    assert alarms <= 2  # 5 % of 40
+
+
+def test_more_disagreement_in_part_than_claimed_raises_the_alarm() -> None:
+    for seed in range(4):
+        monitor, rng = Monitor(CLAIMS, shared=False), random.Random(seed)
+        feed_fractions(monitor, rng, 300, 0.5)
+        assert not monitor.suspended
+        assert feed_fractions(monitor, rng, 600, 4.0) < 600, f"seed {seed}"
+
+
+def test_small_disagreements_restore_a_guarantee_and_those_at_the_limit_do_not() -> None:
+    monitor = Monitor(Claims("p", "edge", (Claim(-math.inf, 0.3),), 0.05), shared=False)
+    monitor.suspend()
+    for _ in range(400):
+        monitor.record(0.5, 0.3)
+    assert monitor.suspended
+    for _ in range(400):
+        monitor.record(0.5, 0.02)
+    assert not monitor.suspended
+
+
+def test_a_log_of_fractions_survives_a_restart_and_a_damaged_one_is_refused() -> None:
+    monitor = Monitor(CLAIMS, shared=True)
+    for number, disagreement in enumerate((0.0, 1.0, 0.25, 0.0, 0.75)):
+        monitor.record(0.5, disagreement, f"caller {number}")
+    kept = msgspec.json.decode(msgspec.json.encode(monitor.state), type=MonitorState)
+    again = Monitor(CLAIMS, shared=True)
+    assert again.restore(kept)
+    assert again.state == monitor.state
+    assert again.state.disagreements == 2.0
+    bets = monitor._alarm_bets
+    np.testing.assert_array_equal(again._evidence(*bets, math.inf), monitor._evidence(*bets, math.inf))
+    kept.fractions.append(0)
+    assert not Monitor(CLAIMS, shared=True).restore(kept)
+
+
+def test_logs_stay_bounded_and_their_fractions_stay_beside_their_outcomes() -> None:
+    monitor, rng = Monitor(Claims("p", "edge", (Claim(-math.inf, 0.5),), 0.05), shared=False), random.Random(1)
+    for _ in range(LOG + 3 * BLOCK):
+        monitor.record(rng.random(), 0.4 * rng.random())
+    assert len(monitor.state.fractions) == len(monitor.state.outcomes) <= 2 * LOG

@@ -73,6 +73,13 @@ def test_answers_arrive_as_they_were_sent(parts: list[Part]) -> None:
     assert [list(map(plain, part)) for part in received] == [list(map(plain, part)) for part in parts]
 
 
+@pytest.mark.parametrize(("shape", "numbers"), [((3,), 4), ((2, 2), 3), ((-1,), 2), ((2, -1), 2), ((), 2)])
+def test_an_output_whose_shape_does_not_fit_its_numbers_is_malformed(shape: tuple[int, ...], numbers: int) -> None:
+    answer = ("small", "upright", shape, bytes(4 * numbers), 0.0, 0.0, 0.0, 1)
+    with pytest.raises(InternalError, match="malformed"):
+        decode_reply(msgspec.msgpack.encode(["answers", "statement", [[answer]]]))
+
+
 def plain(answer: VariantAnswer) -> tuple[object, ...]:
     row = answer.output
     times = (answer.decode_ms, answer.queue_ms, answer.infer_ms)

@@ -210,3 +210,17 @@ def test_imagenet_cascade_builds_to_the_pinned_bytes(tmp_path: Path) -> None:
         raise
     assert [a.variant for a in built] == every
     assert not any(a.kept for a in built)
+
+
+def test_view_has_the_files_of_its_task_without_a_second_copy(zoo: Zoo) -> None:
+    folder = zoo.models / "view"
+    folder.mkdir()
+    view = msgspec.structs.replace(zoo.manifest, task="view", view_of="tiny")
+    (folder / "manifest.toml").write_text(format_manifest(view))
+    made = build("view", models=zoo.models, cache=zoo.cache, wheels=zoo.wheels)
+    of_task = build("tiny", models=zoo.models, cache=zoo.cache)
+    assert all(each.kept for each in of_task)
+    for mine, its in zip(made, of_task, strict=True):
+        assert (mine.sha256, mine.path.parent.name) == (its.sha256, "view")
+        assert mine.path.samefile(its.path)
+    assert verify("view", models=zoo.models, cache=zoo.cache)

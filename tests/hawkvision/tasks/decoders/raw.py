@@ -160,6 +160,13 @@ def ssd(found: Objects) -> Tensors:
     return batch(**{"Postprocessor/ExpandDims_1": boxes, "Postprocessor/Slice": scores})
 
 
+def pp_yoloe(found: Objects) -> Tensors:
+    at = spread(found, 90)
+    boxes = np.zeros((90, 4))
+    boxes[at] = found.boxes * SIDES
+    return batch(a=boxes, b=of_classes(found, 90, at).T)
+
+
 def tf_detections(found: Objects) -> Tensors:
     count = len(found.scores)
     boxes, scores, classes = np.full((20, 4), 0.3), np.full(20, 0.7), np.zeros(20)
@@ -220,6 +227,7 @@ EXPORTS: dict[str, tuple[str, dict[str, Any], Encode]] = {
     "RT-DETR": ("rt_detr", {}, rt_detr),
     "D-FINE after its processing": ("detections", {}, d_fine),
     "SSD": ("ssd", {"background": True}, ssd),
+    "PP-YOLOE": ("ssd", {"order": "xyxy", "scale": "pixels", "outputs": {"boxes": "a", "scores": "b"}}, pp_yoloe),
     "TensorFlow's detections": ("tf_detections", {"class_map": [-1, 0, 1, 2]}, tf_detections),
     "CenterNet": ("centernet", {}, centernet),
     "TTFNet": ("centernet", {"layout": "nhwc", "sides": "distances"}, ttfnet),

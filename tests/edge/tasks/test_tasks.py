@@ -137,7 +137,7 @@ def caller(several: ServerProcess) -> Iterator[Caller]:
         ("task=imagenet", 200, "imagenet"),
         ("task=cifar10", 200, "cifar10"),
         ("task=pets", 503, "task 'pets' cannot be served: "),
-        ("task=dogs", 404, "'imagenet', 'pets', 'cifar10'"),
+        ("task=dogs", 404, "'imagenet' (classification), 'pets' (not loaded), 'cifar10' (classification)"),
     ],
 )
 def test_the_task_of_a_request_chooses_who_answers(caller: Caller, query: str, status: int, found: str) -> None:

@@ -1,24 +1,10 @@
-"""The contracts of backends and of kinds of tasks as tests for pytest: subclass one and say what it is about.
-
-    class TestMyBackend(BackendConformance):
-        @pytest.fixture
-        def make_backend(self) -> Callable[[], Backend]:
-            return lambda: MyBackend("model.bin")
-
-    class TestMyKind(TaskKindConformance):
-        def make_kind(self) -> TaskKind:
-            return MyKind(("no", "yes"), {})
-        ...
-
-For those who write backends and kinds; the only module of the library that imports pytest and hypothesis.
-"""
+"""The contract of kinds of tasks as tests."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -26,165 +12,20 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from hawkvision.core.errors import BackendError, ManifestError
-from hawkvision.core.types import Answer, Pixels, Tensors
-from hawkvision.inference.backends.interface import Backend, joined
+from hawkvision.core.errors import BackendError, ConfigError, ManifestError
+from hawkvision.core.types import Answer, Tensors
+from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.tasks.kind import Output, TaskKind, Truth
 from hawkvision.tasks.serving.replies import FIELDS
 
-
-def random_images(backend: Backend, n: int, seed: int = 0) -> Pixels:
-    """`n` images of noise of the backend's input shape, the same for the same seed."""
-    return np.random.default_rng(seed).integers(0, 256, (n, *backend.input_shape), dtype=np.uint8)
-
-
-def assert_same(found: Tensors, expected: Tensors) -> None:
-    """Fail unless the tensors are equal bit for bit."""
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        np.testing.assert_array_equal(found[name], tensor, err_msg=name)
-
-
-class BackendConformance:
-    """Tests that every `Backend` must pass."""
-
-    atol: ClassVar[float] = 1e-4
-    """How far an image's numbers may differ between batch sizes: kernels may sum in another order for each."""
-
-    def assert_close(self, found: Tensors, expected: Tensors) -> None:
-        """Fail unless the tensors are equal within `atol`."""
-        assert found.keys() == expected.keys()
-        for name, tensor in expected.items():
-            np.testing.assert_allclose(found[name], tensor, rtol=0, atol=self.atol, err_msg=name)
-
-    @pytest.fixture
-    def make_backend(self) -> Callable[[], Backend]:
-        """Override: a function that opens a fresh backend, the same model each time."""
-        raise NotImplementedError(f"{type(self).__name__} must override the fixture make_backend")
-
-    @pytest.fixture
-    def backend(self, make_backend: Callable[[], Backend]) -> Iterator[Backend]:
-        """A fresh backend, closed after the test."""
-        backend = make_backend()
-        yield backend
-        backend.close()
-
-    def test_says_what_it_takes_and_gives(self, backend: Backend) -> None:
-        """The input shape and the outputs' are positive and consistent with the protocol."""
-        assert isinstance(backend, Backend)
-        height, width, channels = backend.input_shape
-        assert height > 0
-        assert width > 0
-        assert channels == 3
-        assert backend.outputs
-        assert all(size is None or size > 0 for shape in backend.outputs.values() for size in shape)
-
-    @pytest.mark.parametrize("n", [1, 2, 5])
-    def test_tensors_are_float32_with_one_part_per_image(self, backend: Backend, n: int) -> None:
-        """(n, ...) of finite float32, as `outputs` says."""
-        tensors = backend.infer(random_images(backend, n))
-        assert tensors.keys() == backend.outputs.keys()
-        for name, shape in backend.outputs.items():
-            assert len(tensors[name]) == n
-            assert len(tensors[name].shape) == 1 + len(shape)
-            sizes = zip(shape, tensors[name].shape[1:], strict=True)
-            assert all(expected in (None, found) for expected, found in sizes)
-            assert tensors[name].dtype == np.float32
-            assert np.isfinite(tensors[name]).all()
-
-    def test_batch_gives_each_image_what_it_gets_alone(self, backend: Backend) -> None:
-        """Row i of a batch equals the answer to image i, within `atol`."""
-        batch = random_images(backend, 4)
-        alone = joined([backend.infer(batch[i : i + 1]) for i in range(4)])
-        self.assert_close(backend.infer(batch), alone)
-
-    def test_order_of_images_is_kept(self, backend: Backend) -> None:
-        """Reversing the batch reverses the tensors."""
-        batch = random_images(backend, 4)
-        forward = {name: tensor[::-1] for name, tensor in backend.infer(batch).items()}
-        self.assert_close(backend.infer(np.ascontiguousarray(batch[::-1])), forward)
-
-    def test_same_batch_gives_same_tensors(self, backend: Backend) -> None:
-        """Two runs agree bit for bit."""
-        batch = random_images(backend, 3)
-        assert_same(backend.infer(batch), backend.infer(batch))
-
-    def test_two_openings_agree(self, make_backend: Callable[[], Backend], backend: Backend) -> None:
-        """A second backend over the same model gives the same tensors."""
-        batch = random_images(backend, 2)
-        second = make_backend()
-        assert_same(second.infer(batch), backend.infer(batch))
-        second.close()
-
-    def test_four_threads_get_what_one_gets(self, backend: Backend) -> None:
-        """Concurrent calls do not disturb one another."""
-        batches = [random_images(backend, 1 + seed % 3, seed) for seed in range(16)]
-        expected = [backend.infer(batch) for batch in batches]
-        with ThreadPoolExecutor(4) as pool:
-            for found, wanted in zip(pool.map(backend.infer, batches), expected, strict=True):
-                assert_same(found, wanted)
-
-    def test_non_contiguous_batch_is_read_right(self, backend: Backend) -> None:
-        """A strided view counts as what it shows."""
-        wide = random_images(backend, 6)
-        assert_same(backend.infer(wide[::2]), backend.infer(wide[::2].copy()))
-
-    @pytest.mark.parametrize("change", ["height", "width", "channels", "rank", "empty"])
-    def test_wrong_shape_is_refused(self, backend: Backend, change: str) -> None:
-        """Any other shape is a BackendError, and the next call works."""
-        height, width, channels = backend.input_shape
-        shape = {
-            "height": (1, height + 1, width, channels),
-            "width": (1, height, width - 1, channels),
-            "channels": (1, height, width, 1),
-            "rank": (height, width, channels),
-            "empty": (0, height, width, channels),
-        }[change]
-        with pytest.raises(BackendError):
-            backend.infer(np.zeros(shape, np.uint8))
-        assert all(len(tensor) == 1 for tensor in backend.infer(random_images(backend, 1)).values())
-
-    @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.int64])
-    def test_wrong_dtype_is_refused(self, backend: Backend, dtype: type[np.generic]) -> None:
-        """Nothing is converted silently: float images are on an unknown scale."""
-        wrong: NDArray[Any] = np.zeros((1, *backend.input_shape), dtype)
-        with pytest.raises(BackendError):
-            backend.infer(wrong)
-
-    def test_input_is_left_as_it_was(self, backend: Backend) -> None:
-        """The caller's array is not written to; a read-only one will do."""
-        batch = random_images(backend, 2)
-        before = batch.copy()
-        batch.setflags(write=False)
-        backend.infer(batch)
-        np.testing.assert_array_equal(batch, before)
-
-    def test_output_is_the_callers_to_keep(self, backend: Backend) -> None:
-        """Later calls do not overwrite earlier tensors, nor does writing to them change later ones."""
-        first = backend.infer(random_images(backend, 2, seed=1))
-        kept = {name: tensor.copy() for name, tensor in first.items()}
-        second = backend.infer(random_images(backend, 2, seed=2))
-        assert_same(first, kept)
-        for name, tensor in first.items():
-            assert not np.shares_memory(tensor, second[name])
-            tensor[:] = 0
-        assert_same(backend.infer(random_images(backend, 2, seed=1)), kept)
-
-    def test_closed_backend_refuses_to_infer(self, make_backend: Callable[[], Backend]) -> None:
-        """After close, infer raises BackendError; a second close does nothing."""
-        backend = make_backend()
-        batch = random_images(backend, 1)
-        backend.close()
-        backend.close()
-        with pytest.raises(BackendError):
-            backend.infer(batch)
-
-
 _ELEMENTS: Final[dict[str, type | tuple[type, ...]]] = {"BYTES": str, "INT64": int, "FP32": (int, float)}
-_drawn = settings(suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow], deadline=None)
-"""Several subclasses run the same test."""
+_drawn = settings(
+    max_examples=max(1, settings.default.max_examples // 2) if settings.default else 50,
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+    deadline=None,
+)
+"""Several subclasses run the same test. There are many tests, so that each draws half as many examples as others."""
 
 
 class TaskKindConformance:
@@ -373,6 +214,7 @@ class TaskKindConformance:
         except (msgspec.MsgspecError, ValueError):
             return
         assert kind.disagreement(read, read) == 0.0
+        assert 0.0 <= kind.disagreement(read, prediction) <= 1.0
         json.dumps(read.to_json(), allow_nan=False)
 
     @_drawn
@@ -409,6 +251,63 @@ class TaskKindConformance:
         else:
             a, b, truth = self.counterexample()
             assert kind.loss(a, truth) - kind.loss(b, truth) > kind.disagreement(a, b)
+
+    # -------------------------------------------------------------------------------------------------- calibration
+
+    @_drawn
+    @given(st.data(), st.floats(0.2, 5.0))
+    def test_what_calibration_computes_is_what_is_served(self, data: st.DataObject, temperature: float) -> None:
+        """Outputs by way of `raw` are those of `outputs`; an ensemble's output can be taken apart again."""
+        kind, tensors, output = self.make_kind(), data.draw(self.tensors(2)), data.draw(self.combined())
+        served = kind.outputs(tensors, temperature)
+        for found, wanted in zip(kind.calibrated(kind.raw(tensors), temperature), served, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+        again = kind.calibrated(kind.raw_of([output]), 1.0)[0]
+        np.testing.assert_allclose(again, output, rtol=0, atol=1e-5)
+        for score in kind.scores:
+            assert kind.score_all([output, served[0]], score).tolist() == [
+                kind.score(each, score) for each in (output, served[0])
+            ]
+
+    @_drawn
+    @given(st.data(), st.floats(0.2, 5.0))
+    def test_likelihoods_can_be_compared(self, data: st.DataObject, temperature: float) -> None:
+        """They are finite, where the kind has a temperature to fit."""
+        kind, raw = self.make_kind(), self.make_kind().raw(data.draw(self.tensors(3)))
+        truths = data.draw(st.lists(self.truths(), min_size=3, max_size=3))
+        found = kind.negative_log_likelihood(raw, truths, temperature)
+        assert found is None or math.isfinite(found)
+
+    @_drawn
+    @given(st.data(), st.floats(1e-6, 0.3), st.integers(0, 2**32 - 1))
+    def test_small_changes_of_outputs_change_as_little_as_is_said(
+        self, data: st.DataObject, variation: float, seed: int
+    ) -> None:
+        """Scores by their slope, and steady predictions not at all."""
+        kind, output = self.make_kind(), data.draw(self.outputs())
+        change = np.random.default_rng(seed).uniform(-variation, variation, output.shape)
+        near = np.clip(output + change, 0.0, 1.0).astype(np.float32) if output.ndim == 1 else output
+        for score in kind.scores:
+            slope = kind.score_slope(score)
+            assert abs(kind.score(near, score) - kind.score(output, score)) <= slope * variation + 1e-6
+        if kind.steady(output, variation):
+            assert kind.disagreement(kind.predict(near, 5), kind.predict(output, 5)) == 0.0
+
+    @_drawn
+    @given(st.data())
+    def test_labels_of_data_sets_are_read_or_refused(self, data: st.DataObject) -> None:
+        """Images with one class, with several, and with boxes; without `truth` nothing is certified with labels."""
+        kind, prediction = self.make_kind(), data.draw(self.predictions())
+        if type(kind).truth is TaskKind.truth:
+            return
+        one, several = np.array([0]), np.array([0, 1])
+        boxes = np.array([[0.1, 0.1, 0.4, 0.5], [0.5, 0.2, 0.9, 0.8]], np.float32)
+        truths = []
+        for annotation in (Annotation(one), Annotation(several), Annotation(several, boxes)):
+            with contextlib.suppress(ConfigError):
+                truths.append(kind.truth(annotation))
+        assert truths, "the kind reads none of these"
+        assert all(0.0 <= kind.loss(prediction, truth) <= 1.0 for truth in truths)
 
     @_drawn
     @given(st.data())

@@ -1,0 +1,1 @@
+"""What callers get: predictions of each kind, as JSON, as replies between the tiers, and as tensors."""

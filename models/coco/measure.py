@@ -1,0 +1,233 @@
+"""Measures the COCO detectors and writes what it finds into `manifest.toml` and `ranges/`.
+
+    python models/coco/measure.py --data ../shared/data/coco_eval.npz [--ranges] [--wheels FOLDER]
+
+Everything that is fitted (temperatures, the threshold, with `--ranges` activation ranges) is fitted on images of
+train2017, on which all these models were trained. Figures are of images of val2017 on which none was. Prints the table
+of CARD.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from scipy.optimize import minimize_scalar
+
+from hawkvision.core.types import Pixels
+from hawkvision.imaging.placement import placement
+from hawkvision.imaging.preprocessing import load_input
+from hawkvision.model_zoo.building.architectures import FLOAT_FROM
+from hawkvision.model_zoo.building.build import emit_variant, float_model, weights_of
+from hawkvision.model_zoo.building.manifest_writer import format_manifest
+from hawkvision.model_zoo.building.ranges import Ranges, measure_ranges, save_ranges
+from hawkvision.models.manifest import Manifest, Variant, artifact_path, cache_dir, load_manifest
+from hawkvision.system.files import sha256_of, write_atomic
+from hawkvision.system.onnx_runtime import ort
+from hawkvision.tasks.boxes.average_precision import detection_quality
+from hawkvision.tasks.boxes.rows import CLASS, SCORE, TrueBoxes, by_temperature, overlaps, tempered
+from hawkvision.tasks.decoders.registry import open_decoder
+from hawkvision.tasks.kind import Output, TaskKind, Tensors
+from hawkvision.tasks.registry import load_kind, task_kind
+
+TASK = "coco"
+MAX_PIXELS = 50_000_000
+THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
+HEADER = """The COCO detectors. Temperatures, the threshold, hashes and sizes are written by measure.py, the rest by
+hand. CARD.md says where the models come from and what the figures mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Images with boxes."""
+
+    sha256: str
+    bodies: list[bytes]
+    truths: list[TrueBoxes]
+    train: NDArray[np.intp]
+    """Those of train2017, which fit."""
+    clean: NDArray[np.intp]
+    """Those of val2017 on which no model was trained, which measure."""
+
+
+def load_evaluation(path: Path) -> Evaluation:
+    """Read the set (`../shared/data/README.md`)."""
+    with np.load(path, allow_pickle=False) as z:
+        data, ends, at = z["data"], z["offsets"], z["box_offsets"]
+        count = len(z["ids"])
+        train = z["split"] == "train2017"
+        return Evaluation(
+            sha256_of(path.read_bytes()),
+            [data[ends[i] : ends[i + 1]].tobytes() for i in range(count)],
+            [TrueBoxes(z["boxes"][at[i] : at[i + 1]], z["classes"][at[i] : at[i + 1]]) for i in range(count)],
+            np.flatnonzero(train),
+            np.flatnonzero(z["clean"] & ~train),
+        )
+
+
+class Detector:
+    """A variant on one thread of ONNX Runtime, and its decoder."""
+
+    def __init__(self, variant: Variant, model: bytes, labels: int) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self._names = [each.name for each in self._session.get_outputs()]
+        self._decoder = open_decoder(variant, labels)
+
+    def __call__(self, pixels: Pixels) -> Tensors:
+        """The decoded tensors of one image (height, width, 3)."""
+        found = self._session.run(self._names, {"image": pixels[np.newaxis]})
+        return self._decoder(dict(zip(self._names, found, strict=True)))
+
+
+def outputs_of(variant: Variant, model: bytes, kind: TaskKind[Any], evaluation: Evaluation) -> list[Output]:
+    """The boxes of all images at temperature 1."""
+    detector = Detector(variant, model, len(kind.labels))
+    found = []
+    for body in track(evaluation.bodies, description=f"{variant.name:<28}", transient=True):
+        pixels, header = load_input(body, variant.input, max_pixels=MAX_PIXELS)
+        (output,) = kind.outputs(detector(pixels), 1.0)
+        found.append(kind.place(output, placement(header, variant.input).to_image))
+    return found
+
+
+def are_right(output: Output, truth: TrueBoxes) -> NDArray[np.bool_]:
+    """Whether each box, best first, finds a true box of its class that is still free."""
+    free = np.where(output[:, CLASS : CLASS + 1] == truth.classes, overlaps(output[:, :4], truth.boxes), -1.0)
+    right = np.zeros(len(output), np.bool_)
+    for i, row in enumerate(free if free.size else ()):
+        best = int(row.argmax())
+        right[i] = row[best] >= 0.5
+        if right[i]:
+            free[:, best] = -1.0
+    return right
+
+
+def fitted_temperature(outputs: Sequence[Output], evaluation: Evaluation) -> float:
+    """The temperature with the least negative log likelihood of which boxes are right."""
+    scores = np.concatenate([outputs[i][:, SCORE] for i in evaluation.train])
+    right = np.concatenate([are_right(outputs[i], evaluation.truths[i]) for i in evaluation.train])
+
+    def surprise(temperature: float) -> float:
+        p = np.clip(tempered(scores, temperature).astype(np.float64), 1e-6, 1 - 1e-6)
+        return -float(np.log(np.where(right, p, 1 - p)).sum())
+
+    return round(float(minimize_scalar(surprise, bounds=(0.2, 5.0), method="bounded").x), 4)
+
+
+def mean_f1(kind: TaskKind[Any], outputs: Sequence[Output], evaluation: Evaluation, images: NDArray[np.intp]) -> float:
+    """Mean F1 of some images."""
+    return 1.0 - float(kind.losses([outputs[i] for i in images], [evaluation.truths[i] for i in images]).mean())
+
+
+def fitted_threshold(kind: TaskKind[Any], reference: Sequence[Output], evaluation: Evaluation) -> float:
+    """The threshold with the best mean F1 of the reference stage."""
+
+    def score(threshold: float) -> float:
+        of_threshold = task_kind(kind.name, kind.labels, {**kind.options, "threshold": threshold})
+        return mean_f1(of_threshold, reference, evaluation, evaluation.train)
+
+    return max(THRESHOLDS, key=score)
+
+
+def milliseconds(variant: Variant, model: bytes, kind: TaskKind[Any], image: Pixels) -> float:
+    """Median of 20 runs of one image on one thread, with decoding of the boxes."""
+    detector = Detector(variant, model, len(kind.labels))
+    times = []
+    for _ in range(23):
+        start = time.thread_time()
+        detector(image)
+        times.append((time.thread_time() - start) * 1e3)
+    return statistics.median(times[3:])
+
+
+def ranges_of(variant: Variant, weights: bytes, evaluation: Evaluation) -> Ranges:
+    """The architecture's activation ranges on images of train2017."""
+    floats = FLOAT_FROM.get(variant.architecture, ())
+    images = (load_input(evaluation.bodies[i], variant.input, max_pixels=MAX_PIXELS)[0] for i in evaluation.train)
+    return Ranges(
+        format=1,
+        architecture=variant.architecture,
+        weights_sha256=variant.source.sha256,
+        data_sha256=evaluation.sha256,
+        images=len(evaluation.train),
+        seed=0,
+        ranges=measure_ranges(float_model(variant, weights, str(variant.source)), images, floats),
+    )
+
+
+def measure_variants(
+    manifest: Manifest, models: Path, evaluation: Evaluation, kind: TaskKind[Any], options: argparse.Namespace
+) -> tuple[list[Variant], dict[str, list[Output]], dict[str, float]]:
+    """Every variant with its measured fields, its calibrated boxes by name, and its processor time."""
+    measured: dict[str, Variant] = {}
+    outputs: dict[str, list[Output]] = {}
+    speed: dict[str, float] = {}
+    for variant, weights in weights_of(TASK, manifest.variants, models, options.wheels, {}, lambda _name, _step: None):
+        if options.ranges and variant.precision == "int8":
+            save_ranges(models, TASK, ranges_of(variant, weights, evaluation))
+        model = emit_variant(TASK, variant, models, weights)
+        write_atomic(artifact_path(cache_dir(), TASK, variant.name), model)
+        raw = outputs_of(variant, model, kind, evaluation)
+        temperature = fitted_temperature(raw, evaluation)
+        outputs[variant.name] = [by_temperature(each, temperature) for each in raw]
+        image = load_input(evaluation.bodies[0], variant.input, max_pixels=MAX_PIXELS)[0]
+        speed[variant.name] = milliseconds(variant, model, kind, image)
+        measured[variant.name] = msgspec.structs.replace(
+            variant, sha256=sha256_of(model), bytes=len(model), temperature=temperature
+        )
+    return [measured[v.name] for v in manifest.variants], outputs, speed
+
+
+def row(name: str, kind: TaskKind[Any], outputs: Sequence[Output], evaluation: Evaluation, cost: str) -> str:
+    """The line of a stage in the table."""
+    chosen = evaluation.clean
+    found = detection_quality([outputs[i] for i in chosen], [evaluation.truths[i] for i in chosen])
+    f1 = mean_f1(kind, outputs, evaluation, chosen)
+    return f"| `{name}` | {cost} | {found.ap * 100:.1f} | {found.ap50 * 100:.1f} | {f1 * 100:.1f} |"
+
+
+def main() -> None:
+    """Measure everything and rewrite the manifest."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--ranges", action="store_true", help="measure activation ranges anew")
+    parser.add_argument("--wheels", type=Path, help="folder of downloaded weight packages")
+    options = parser.parse_args()
+    here = Path(__file__).resolve().parent
+    manifest = load_manifest(TASK, here.parent)
+    evaluation = load_evaluation(options.data)
+    kind = load_kind(manifest, here.parent)
+    variants, outputs, speed = measure_variants(manifest, here.parent, evaluation, kind, options)
+    for ensemble in manifest.ensembles:
+        members = zip(*(outputs[name] for name in ensemble.members), strict=True)
+        outputs[ensemble.name] = [kind.combine(each, ensemble.weights, ensemble.temperature) for each in members]
+    threshold = fitted_threshold(kind, outputs[manifest.best], evaluation)
+    done = msgspec.structs.replace(
+        manifest, variants=tuple(variants), options={**manifest.options, "threshold": threshold}
+    )
+    write_atomic(here / "manifest.toml", format_manifest(done, HEADER).encode())
+    kind = task_kind(manifest.kind, kind.labels, done.options)
+    console = Console(width=160)
+    console.print(f"threshold {threshold}; {len(evaluation.clean)} images of val2017 that trained no model")
+    console.print("| stage | MB | ms | mAP | AP50 | mean F1 |\n|---|---|---|---|---|---|")
+    for name, of_stage in outputs.items():
+        by_name = {v.name: v for v in variants}
+        size = by_name[name].bytes if name in by_name else None
+        cost = f"{size / 1e6:.1f} | {speed[name]:.0f}" if size is not None else "|"
+        console.print(row(name, kind, of_stage, evaluation, cost), highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    main()

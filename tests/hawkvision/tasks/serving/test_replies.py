@@ -1,0 +1,106 @@
+"""Replies to escalations as JSON: the bytes of earlier releases, and what is refused."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.core.errors import MALFORMED
+from hawkvision.core.escalation_api import EscalationReply, EscalationTiming, IntermediateResult
+from hawkvision.core.types import LabelledClass
+from hawkvision.tasks.detection import DetectedObject, Detection, DetectionKind
+from hawkvision.tasks.multi_label import LabelSet, MultiLabelKind
+from hawkvision.tasks.serving.replies import FIELDS, decode_reply, encode_reply
+from tests.hawkvision.tasks.classes import classes, predicted
+
+TIMING = EscalationTiming(1.5, 0.25, 30.0, 32.0, 12.5)
+KINDS: dict[str, tuple[Any, Any, Any]] = {
+    "classification": (classes(10), predicted((3, 0.75), (7, 0.25)), predicted((7, 0.0))),
+    "detection": (
+        DetectionKind(("person", "car"), {}),
+        Detection((DetectedObject("car", 1, 0.75, (0.0, 0.25, 0.5, 1.0)),), 0.5),
+        Detection((), 1.0),
+    ),
+    "multi_label": (
+        MultiLabelKind(("person", "car"), {}),
+        LabelSet((LabelledClass("car", 1, 0.75), LabelledClass("person", 0, 0.5)), 0.5),
+        LabelSet((), 0.25),
+    ),
+}
+ALL = pytest.mark.parametrize("name", KINDS)
+
+
+def test_a_reply_of_classes_has_the_bytes_of_release_0_2() -> None:
+    reply = EscalationReply(predicted((3, 0.75), (7, 0.25)), "ensemble", TIMING, 3)
+    assert encode_reply(classes(10), reply) == (
+        b'{"top_k":[{"index":3,"confidence":0.75},{"index":7,"confidence":0.25}],"model":"ensemble",'
+        b'"timing_ms":{"decode":1.5,"queue":0.25,"infer":30.0,"total":32.0,"first":12.5},"batch_size":3,"score":null,'
+        b'"passed_over":null,"received_fraction":1.0,"quality":null,"complete":true,"fingerprint":null}'
+    )
+
+
+def test_a_class_that_was_passed_over_has_the_bytes_of_release_0_2() -> None:
+    over = IntermediateResult(predicted((7, 0.5), (3, 0.25)), 0.5, "ab/int8")
+    reply = EscalationReply(predicted((3, 0.75)), "ensemble", TIMING, 1, 0.75, over, 0.5, 80, False, "cd/int8")
+    assert encode_reply(classes(10), reply) == (
+        b'{"top_k":[{"index":3,"confidence":0.75}],"model":"ensemble",'
+        b'"timing_ms":{"decode":1.5,"queue":0.25,"infer":30.0,"total":32.0,"first":12.5},"batch_size":1,"score":0.75,'
+        b'"passed_over":{"index":7,"score":0.5,"fingerprint":"ab/int8"},"received_fraction":0.5,"quality":80,'
+        b'"complete":false,"fingerprint":"cd/int8"}'
+    )
+
+
+@ALL
+def test_a_reply_is_read_as_it_was_written(name: str) -> None:
+    kind, prediction, over = KINDS[name]
+    reply = EscalationReply(
+        prediction, "ensemble", TIMING, 2, 0.75, IntermediateResult(over, 0.5, "ab/int8"), 0.5, 80, False, "cd/int8"
+    )
+    assert decode_reply(kind, encode_reply(kind, reply)) == reply
+
+
+@ALL
+@pytest.mark.parametrize("name_of_field", ["model", "timing_ms", "batch_size", "prediction", "passed_over.score"])
+def test_a_reply_that_lacks_something_is_refused(name: str, name_of_field: str) -> None:
+    kind, prediction, over = KINDS[name]
+    reply = EscalationReply(prediction, "ensemble", TIMING, 2, 0.75, IntermediateResult(over, 0.5))
+    fields = msgspec.json.decode(encode_reply(kind, reply))
+    if name_of_field == "prediction":
+        fields = {key: value for key, value in fields.items() if key in FIELDS}
+    elif name_of_field == "passed_over.score":
+        del fields["passed_over"]["score"]
+    else:
+        del fields[name_of_field]
+    with pytest.raises((*MALFORMED, ValueError)):
+        decode_reply(kind, msgspec.json.encode(fields))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@ALL
+@given(data=st.data())
+def test_no_value_of_any_field_raises_anything_but_that_it_is_malformed(name: str, data: st.DataObject) -> None:
+    kind, prediction, over = KINDS[name]
+    reply = EscalationReply(prediction, "ensemble", TIMING, 2, 0.75, IntermediateResult(over, 0.5))
+    fields = msgspec.json.decode(encode_reply(kind, reply))
+    fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(json_values)
+    with suppress(*MALFORMED, ValueError):
+        read = decode_reply(kind, msgspec.json.encode(fields))
+        assert kind.disagreement(read.prediction, read.prediction) == 0.0
+
+
+@ALL
+@given(data=st.binary(max_size=60))
+def test_bytes_that_are_no_reply_are_refused(name: str, data: bytes) -> None:
+    with pytest.raises((*MALFORMED, ValueError)):
+        decode_reply(KINDS[name][0], data)
