@@ -32,7 +32,9 @@ from tests.hawkvision.model_zoo.own.small_cnn import Array, SmallCnn
 from tests.system.test_own_models import READY, YARD, Owner, commands
 
 DATA = Path("/usr/share/datasets/fashion-mnist")
-NAMES = ("top", "trouser", "pullover", "dress", "coat")
+NAMES = ("coat", "dress", "pullover", "top", "trouser")
+PLACES = np.array([3, 4, 2, 1, 0])
+"""Of the classes 0..4 of Fashion-MNIST in `NAMES`."""
 SIDE, TRAINED, CALIBRATED, ASKED = 28, 1500, 2500, 500
 Judge = Callable[[Answer, int], float]
 
@@ -41,7 +43,7 @@ def fashion(test: bool, n: int, skip: int = 0) -> tuple[Pixels, NDArray[np.int64
     """Images (n, 28, 28, 3) of the five classes, and their labels."""
     part = next(part for part in read_idx_parts(DATA) if part.is_test is test)
     chosen = np.flatnonzero(part.labels < len(NAMES))[skip : skip + n]
-    return np.repeat(part.images[chosen][..., None], 3, axis=3), part.labels[chosen].astype(np.int64)
+    return np.repeat(part.images[chosen][..., None], 3, axis=3), PLACES[part.labels[chosen]]
 
 
 def classifier(owner: Owner, model: str, keras: bool) -> tuple[Pixels, Judge]:

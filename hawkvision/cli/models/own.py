@@ -273,7 +273,7 @@ def models_check(
     else:
         typer.echo(
             "no other fit, interpolation or order of channels comes much closer: check --scale, --mean and --std, "
-            "and whether both programs run the same file"
+            "the order of --labels, and whether both programs run the same file"
         )
     raise typer.Exit(1)
 

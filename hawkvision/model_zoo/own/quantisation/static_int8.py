@@ -29,7 +29,7 @@ OPERATORS: Final = (
 """Operators that are quantised. The arithmetic that decodes boxes, and what forms probabilities, stay float."""
 
 
-class _Inputs:
+class _CalibrationImages:
     """Images one by one, as the quantiser reads them."""
 
     def __init__(self, images: Iterable[Pixels]) -> None:
@@ -72,7 +72,7 @@ def int8_model(
             tool.quantize_static(
                 str(folded),
                 str(made),
-                _Inputs(images),
+                _CalibrationImages(images),
                 quant_format=tool.QuantFormat.QDQ,
                 op_types_to_quantize=list(OPERATORS),
                 per_channel=True,
