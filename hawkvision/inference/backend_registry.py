@@ -82,12 +82,26 @@ def open_backend(
 
             backend = NoopBackend((spec.height, spec.width, 3), classes)
         case _:
-            backend = _added(kind)(model, spec, classes, threads)
+            backend = _checked(kind, _added(kind)(model, spec, classes, threads))
     expected, found = (spec.height, spec.width, 3), backend.input_shape
     if found != expected:
         backend.close()
         raise BackendError(
             f"{model if isinstance(model, Path) else 'model'}: it takes {found}; the manifest says {expected}"
+        )
+    return backend
+
+
+def _checked(kind: str, backend: object) -> Backend:
+    """What an installed package has opened.
+
+    Raises:
+        BackendError: if it is no backend, or one of a release whose backends returned no named tensors.
+    """
+    if not isinstance(backend, Backend):
+        raise BackendError(
+            f"backend {kind!r}: {type(backend).__name__} is no backend of this release; expected `input_shape`, "
+            "`outputs`, `infer`, which returns tensors by name, and `close` (`hawkvision.testing.BackendConformance`)"
         )
     return backend
 

@@ -399,14 +399,18 @@ def load_manifest(task: str, models: Path) -> Manifest:
 
 
 def _variants_of(base: str, models: Path, where: str) -> Any:
-    """The variants of another task, as in its TOML document."""
+    """The variants of another task, as in its TOML document, without accuracies: those are of its own question."""
     path = models / base / "manifest.toml"
     if not path.is_file():
         raise ManifestError(f"{where}: view_of: there is no task {base!r} beside it")
     document = _document(_read(path), str(path))
     if "view_of" in document:
         raise ManifestError(f"{where}: view_of: expected a task with models, and {base!r} is a view itself")
-    return document.get("variants")
+    variants = document.get("variants")
+    for variant in variants if isinstance(variants, list) else ():
+        if isinstance(variant, dict):
+            variant.pop("accuracy", None)
+    return variants
 
 
 def load_labels(manifest: Manifest, models: Path) -> tuple[str, ...]:

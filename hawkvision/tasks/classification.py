@@ -77,6 +77,14 @@ class ClassificationKind(TaskKind[Classification]):
         """See `TaskKind.tempered`."""
         return list(class_scores.tempered(np.asarray(raw), temperature))
 
+    def calibrated_after(self, raw: Sequence[Output], before: float, temperature: float) -> list[Output]:
+        """See `TaskKind.calibrated_after`."""
+        return self.calibrated(self.tempered(raw, before), temperature)
+
+    def recalibrated(self, outputs: Sequence[Output], temperature: float) -> list[Output]:
+        """See `TaskKind.recalibrated`."""
+        return self.calibrated(self.raw_of(outputs), temperature)
+
     def negative_log_likelihood(self, raw: Sequence[Output], truths: Sequence[Any], temperature: float) -> float:
         """The mean negative logarithm of the labels' probabilities."""
         from scipy.special import log_softmax  # edge nodes do without SciPy

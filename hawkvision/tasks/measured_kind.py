@@ -157,6 +157,17 @@ class MeasuredKind(ABC, Generic[PredictionT]):
         """Arrays of which `calibrated` makes at temperature 1 what it makes of these at `temperature`."""
         return self.raw_of(self.calibrated(raw, temperature))
 
+    def calibrated_after(self, raw: Sequence[Output], before: float, temperature: float) -> list[Output]:
+        """The outputs at `temperature` of an ensemble's first member that answers alone, `before` being its own.
+
+        The same as by `TaskKind.judge_tensors`.
+        """
+        return self.calibrated(raw, before * temperature)
+
+    def recalibrated(self, outputs: Sequence[Output], temperature: float) -> list[Output]:
+        """Outputs of an ensemble at a further temperature, the same as by `TaskKind.judge`."""
+        return [each if temperature == 1.0 else self.combine([each], (1.0,), temperature) for each in outputs]
+
     def negative_log_likelihood(
         self,
         raw: Sequence[Output],  # noqa: ARG002 - by default there is nothing to fit

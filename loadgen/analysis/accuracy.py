@@ -61,10 +61,11 @@ class TargetJudgement(msgspec.Struct, frozen=True):
 
 
 def drops_of(run: Run, counted: CountedRequests) -> Floats:
-    """Per request, what was lost against the reference stage: 1, 0 or -1; NaN where that was not measured."""
+    """Per request, what was lost against the reference stage, -1 to 1; NaN where that was not measured."""
     reference = run.reference or {}
     best = np.array([float(reference.get(image, math.nan)) for image in counted.image.tolist()])
-    return best - counted.right
+    drops: Floats = best - counted.right
+    return drops
 
 
 def bound_field(target: TargetClass) -> str | None:
@@ -88,7 +89,7 @@ def judge(
     bound = number_of(run, target, field)
     assert bound is not None
     # Per request, what is missing on average to keep the target: above zero, it is broken.
-    right = counted.right.astype(np.float64)
+    right = counted.right
     missing: Floats = drops - bound if field == "max_accuracy_drop" else bound - right
     late = np.where(counted.in_time, 0.0, right)
     measured = np.isfinite(missing)

@@ -140,7 +140,7 @@ def exact_interval(successes: float, n: float, delta: float = 0.05) -> tuple[flo
     return low, high
 
 
-def clustered_interval(right: NDArray[np.bool_], images: NDArray[np.int64]) -> tuple[float, float]:
+def clustered_interval(right: NDArray[np.bool_] | Floats, images: NDArray[np.int64]) -> tuple[float, float]:
     """The exact interval of a share of requests; several requests may have sent the same image.
 
     An image sent twice is right twice or wrong twice and says hardly more than one sent once. So the exact interval is

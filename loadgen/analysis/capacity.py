@@ -134,8 +134,8 @@ class CountedAnswers:
     start_s: float
     end_s: float
     latency_ms: Floats
-    right: NDArray[np.bool_] | None
-    """None without labels."""
+    right: Floats | None
+    """How right each is; None without labels."""
     image: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -163,7 +163,7 @@ def counted(outcomes: Sequence[RequestOutcome], start_s: float, end_s: float, *,
         start_s,
         end_s,
         np.array([each.latency_s * 1e3 if each.answered else math.inf for each in kept], np.float64),
-        np.array([each.answered and each.right is True for each in kept], np.bool_) if labelled else None,
+        np.array([float(each.right or 0.0) if each.answered else 0.0 for each in kept]) if labelled else None,
         np.array([each.image for each in kept], np.int64),
     )
 
@@ -253,7 +253,7 @@ def _lost_by_load(answers: CountedAnswers, least: CountedAnswers) -> bool:
     if answers.right is None or least.right is None or n == 0:
         return False
     assert (answers.image[:n] == least.image[:n]).all(), "runs of one search send the same images"
-    lost = least.right[:n].astype(np.float64) - answers.right[:n]
+    lost = least.right[:n] - answers.right[:n]
     found = mean_difference(lost, answers.image[:n], np.ones(n, np.bool_))
     return found is not None and found.low > 0.0
 

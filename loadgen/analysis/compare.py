@@ -151,7 +151,7 @@ def same_schedule(first: Run, other: Run, ours: CountedRequests, theirs: Counted
 def _statistic(counted: CountedRequests, *, labelled: bool) -> Statistic:
     """The figures of `FIGURES`, a row for each of some resamples; NaN where there is none."""
     latency, answered, judged, right = counted.latency_ms, counted.answered, counted.labelled, counted.right
-    effective = counted.right & counted.in_time
+    effective = counted.effective
     escalated = counted.answered & np.array([each.escalated for each in counted.outcomes])
     sent = np.array([each.sent_bytes for each in counted.outcomes], np.float64)
     shares = tuple(LATENCIES.values())

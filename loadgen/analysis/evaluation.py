@@ -21,9 +21,10 @@ from loadgen.analysis.bootstrap import exact_interval
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedImage:
-    """One answered image: whether it was right, what the client waited, and what the answer says of itself."""
+    """One answered image: how right it was, what the client waited, and what the answer says of itself."""
 
-    right: bool
+    right: float
+    """1 − the loss, which is 0 or 1 for a class."""
     latency_ms: float
     answer: Answer
 
@@ -52,9 +53,10 @@ class TargetRow(msgspec.Struct, frozen=True, tag="measured"):
     accuracy: float
     low: float
     high: float
-    lost: int
-    """Images that `quality=best` got right and this target wrong."""
-    gained: int
+    lost: float
+    """Images that `quality=best` got right and this target wrong; where answers can be partly right, the sum of what
+    was lost."""
+    gained: float
     """The reverse."""
     drop: float
     guaranteed_drop: float | None
@@ -92,10 +94,11 @@ def written(target: Target) -> str:
 def summarise(target: str, samples: Sequence[EvaluatedImage], best: Sequence[EvaluatedImage]) -> TargetRow:
     """One row from a target's samples and those of `best` for the same images, in the same order."""
     n = len(samples)
-    right = np.array([sample.right for sample in samples])
-    best_right = np.array([sample.right for sample in best])
-    lost, gained = int((best_right & ~right).sum()), int((right & ~best_right).sum())
-    low, high = exact_interval(int(right.sum()), n)
+    right = np.array([sample.right for sample in samples], np.float64)
+    best_right = np.array([sample.right for sample in best], np.float64)
+    lost = float(np.maximum(0.0, best_right - right).sum())
+    gained = float(np.maximum(0.0, right - best_right).sum())
+    low, high = exact_interval(float(right.sum()), n)
     p50, p99 = np.percentile([sample.latency_ms for sample in samples], (50, 99))
     guarantees = [sample.answer.accuracy for sample in samples]
     bounds = [guarantee.max_drop for guarantee in guarantees if guarantee.max_drop is not None]
@@ -105,8 +108,8 @@ def summarise(target: str, samples: Sequence[EvaluatedImage], best: Sequence[Eva
         accuracy=float(right.mean()),
         low=low,
         high=high,
-        lost=lost,
-        gained=gained,
+        lost=_whole(lost),
+        gained=_whole(gained),
         drop=(lost - gained) / n,
         guaranteed_drop=max(bounds) if len(bounds) == n else None,
         status={s: found for s in AccuracyStatus if (found := sum(p.status is s for p in guarantees))},
@@ -115,3 +118,8 @@ def summarise(target: str, samples: Sequence[EvaluatedImage], best: Sequence[Eva
         p50_ms=float(p50),
         p99_ms=float(p99),
     )
+
+
+def _whole(number: float) -> float:
+    """The number, as an integer if it is one."""
+    return int(number) if number.is_integer() else number

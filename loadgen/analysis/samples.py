@@ -30,11 +30,18 @@ class CountedRequests:
     answered: NDArray[np.bool_]
     in_time: NDArray[np.bool_]
     """Answered, and within the deadline if there is one."""
-    right: NDArray[np.bool_]
+    right: Floats
+    """How right: 1 − the loss, 0 without an answer or a label."""
     labelled: NDArray[np.bool_]
     """Answered, and known to be right or wrong."""
     target: NDArray[np.int64]
     image: NDArray[np.int64]
+
+    @property
+    def effective(self) -> Floats:
+        """How right and in time: `right` of those in time, 0 of the others."""
+        found: Floats = np.where(self.in_time, self.right, 0.0)
+        return found
 
     def subset(self, places: Places) -> CountedRequests:
         """Some of them."""
@@ -96,7 +103,7 @@ def counted_of(run: Run) -> CountedRequests:
         latency_ms=np.where(answered | np.isinf(deadline), latency, np.maximum(latency, deadline)),
         answered=answered,
         in_time=answered & (latency <= deadline),
-        right=answered & np.array([each.right is True for each in outcomes]),
+        right=np.where(answered, [float(each.right or 0.0) for each in outcomes], 0.0),
         labelled=answered & np.array([each.right is not None for each in outcomes]),
         target=target,
         image=np.array([each.image for each in outcomes], np.int64),

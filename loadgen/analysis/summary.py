@@ -4,7 +4,8 @@
   time; its latency is at least the time to its failure and at least its deadline. A percentile that such requests reach
   is a lower bound (`at_least`).
 - Effective accuracy is the share of all requests that were answered right and within the deadline. Accuracy is the
-  share of the answers that are right, whenever they came.
+  share of the answers that are right, whenever they came. Of kinds of tasks whose answers can be partly right, both are
+  means of 1 − the loss (`TaskKind.loss`).
 - An answer is *flagged* when it does not claim to keep its accuracy target: its status is not `certified`, or it is
   `degraded`. Answers of servers that give no guarantee are all flagged.
 - A drop is paired: on the same images, the share that the reference stage gets right less the share answered right.
@@ -164,6 +165,10 @@ class RunSummary(msgspec.Struct, frozen=True):
     """How often an image was sent on average."""
     steady: bool | None
     interrupted: bool
+    kind: str = ""
+    """The kind of task, as in `Run`."""
+    partly: bool = False
+    """Whether some answers are partly right, so that shares of right answers are means of 1 − the loss."""
 
     @property
     def conditions(self) -> str:
@@ -197,6 +202,8 @@ def summarise(run: Run) -> RunSummary:
         per_image=len(counted.outcomes) / len(np.unique(counted.image)),
         steady=run.steady,
         interrupted=run.interrupted,
+        kind=run.kind,
+        partly=bool(((counted.right > 0.0) & (counted.right < 1.0)).any()),
     )
 
 
@@ -218,7 +225,7 @@ def _figures(run: Run, counted: CountedRequests) -> Figures:
         percentiles=tuple(_percentile(counted, share, resampled[:, k], block) for k, share in enumerate(SHARES)),
         max_ms=float(counted.latency_ms.max()),
         accuracy=_accuracy(counted),
-        effective=_share(counted.right & counted.in_time, resampled[:, -1]) if run.labelled else None,
+        effective=_share(counted.effective, resampled[:, -1]) if run.labelled else None,
         in_time=_share(counted.in_time, resampled[:, -2]) if np.isfinite(deadlines).any() else None,
         escalated=_mean([each.escalated for each in replies]),
         degraded=_mean([each.degraded for each in replies]),
@@ -233,7 +240,7 @@ def _figures(run: Run, counted: CountedRequests) -> Figures:
 
 def _resampled(run: Run, counted: CountedRequests, block: int) -> Floats:
     """Per resample: the latencies at `SHARES`, the share in time, and the share right and in time."""
-    effective = counted.right & counted.in_time
+    effective = counted.effective
 
     def statistic(places: Places) -> Floats:
         shares = (counted.in_time[places].mean(axis=1), effective[places].mean(axis=1))
@@ -267,8 +274,8 @@ def _accuracy(counted: CountedRequests) -> IntervalEstimate | None:
     return IntervalEstimate(float(right.mean()), low, high)
 
 
-def _share(flags: NDArray[np.bool_], resampled: Floats) -> IntervalEstimate:
-    """A share of requests whose neighbours depend on each other.
+def _share(flags: NDArray[np.bool_] | Floats, resampled: Floats) -> IntervalEstimate:
+    """A share of requests whose neighbours depend on each other, or a mean of values from 0 to 1.
 
     At least as wide as if they were not: resamples of nothing but successes would call the next one certain.
     """
@@ -324,6 +331,14 @@ def show(summaries: Sequence[RunSummary], console: Console) -> None:
         table.add_row(*_cells(f"  {one.target}", one.figures), escape(_standing(one)))
     console.print(table)
     console.print("latency from when a request was due; 95 % intervals by block bootstrap; " + _caution(summaries))
+    if meaning := meaning_of_right(summaries):
+        console.print(meaning)
+
+
+def meaning_of_right(summaries: Sequence[RunSummary]) -> str:
+    """What `right` means where answers can be partly right; empty where they cannot."""
+    kinds = sorted({each.kind for each in summaries if each.partly})
+    return f"right: the mean of 1 − the loss of {', '.join(kinds)}" if kinds else ""
 
 
 def _title(summaries: Sequence[RunSummary]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -16,7 +16,7 @@ from hawkvision.core.types import AccuracyStatus
 
 
 class ClientReply(msgspec.Struct, frozen=True):
-    """What came back; the fields are those of `loadgen.workload.record.RequestOutcome`."""
+    """What came back; the fields are those of `loadgen.workload.record.RequestOutcome`, and the prediction."""
 
     status: int
     error: str = ""
@@ -30,6 +30,14 @@ class ClientReply(msgspec.Struct, frozen=True):
     max_drop: float | None = None
     received_fraction: float = 1.0
     sent_bytes: int = 0
+    prediction: Any = None
+    """Of the task's kind; None if the reply has none, or the kind is not known."""
+
+    def recorded(self) -> dict[str, Any]:
+        """The fields that are recorded."""
+        fields = msgspec.structs.asdict(self)
+        del fields["prediction"]
+        return fields
 
 
 class RequestTimes:

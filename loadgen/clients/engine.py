@@ -12,16 +12,18 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from hawkvision.tasks.kind import TaskKind
 from loadgen.clients.base import ClientReply, RequestClient, RequestTimes
 from loadgen.clients.connections import ConnectionPool
 from loadgen.clients.datagram import DatagramLoadClient
 from loadgen.clients.http import HttpClient
 from loadgen.clients.oip import OipClient
 from loadgen.host.timer import PreciseTimer
+from loadgen.workload.judging import rightness
 from loadgen.workload.record import INTERRUPTED, UNANSWERED, RequestOutcome
 
 GRACE_S: Final = 5.0
@@ -74,7 +76,10 @@ class SharedImages:
 
     bodies: Sequence[bytes]
     numbers: Sequence[int]
-    labels: Sequence[int] | None
+    labels: Sequence[Any] | None
+    """As the loss of the kind takes them."""
+    kind: TaskKind[Any] | None = None
+    """Of the task; None if it is not known, and answers are the indices of classes."""
 
 
 @dataclass(slots=True)
@@ -87,18 +92,25 @@ class Tally:
     """Of those done: not answered with 200."""
 
 
-def client_for(server: ServerAddress, connections: int) -> RequestClient:
-    """A client of the server's protocol, with so many connections at most.
+def client_for(server: ServerAddress, connections: int, kind: TaskKind[Any] | None = None) -> RequestClient:
+    """A client of the server's protocol for a kind of task, with so many connections at most.
 
     Raises:
         ConfigError: if the URL is none.
     """
     if server.protocol == "datagram":
-        return DatagramLoadClient(server.url, timeout_s=server.timeout_s, task=server.task, api_key=server.api_key)
+        return DatagramLoadClient(
+            server.url,
+            timeout_s=server.timeout_s,
+            path=server.path,
+            task=server.task,
+            kind=kind,
+            api_key=server.api_key,
+        )
     pool = ConnectionPool(server.url, limit=connections, timeout_s=server.timeout_s, api_key=server.api_key)
     if server.protocol == "oip":
-        return OipClient(pool, connections, server.task or "imagenet")
-    return HttpClient(pool, connections, server.path, server.task)
+        return OipClient(pool, connections, server.task or "imagenet", kind)
+    return HttpClient(pool, connections, server.path, server.task, kind)
 
 
 class Engine:
@@ -192,9 +204,10 @@ class Engine:
 
     def _note(self, number: int, due_s: float, sent_s: float, done_s: float, replied: ClientReply) -> None:
         position = self._job.image[number]
-        right: bool | None = None
-        if self._loaded.labels is not None and replied.index is not None:
-            right = replied.index == self._loaded.labels[position]
+        right: float | bool | None = None
+        if self._loaded.labels is not None and replied.status == 200:
+            truth = self._loaded.labels[position]
+            right = rightness(self._loaded.kind, replied.prediction, replied.index, truth)
         self.tally.done += 1
         self.tally.failed += replied.status != 200
         self._outcomes.append(
@@ -205,7 +218,7 @@ class Engine:
                 target=self._job.target[number],
                 image=self._loaded.numbers[position],
                 right=right,
-                **msgspec.structs.asdict(replied),
+                **replied.recorded(),
             )
         )
 

@@ -1,17 +1,19 @@
-"""Client of a node over HTTP: `POST /v1/classify`, the image as the raw body, the fields as query parameters."""
+"""Client of a node over HTTP: the image as the raw body of a POST, the fields as query parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlencode
 
 import msgspec
 
 from hawkvision.core.types import AccuracyStatus
+from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import CLASSIFY_PATH
 from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionBroken, ConnectionPool, HttpReply
+from loadgen.workload.judging import read_prediction
 from loadgen.workload.record import UNANSWERED
 
 WARM: Final = 8
@@ -21,15 +23,21 @@ MAX_CODE: Final = 60
 
 
 class HttpClient:
-    """An `Asker` of `/v1/classify`, or of another path that takes an image and answers with an `index`."""
+    """An `Asker` of a path that takes an image, and answers with a prediction of the kind or with an `index`."""
 
     def __init__(
-        self, connections: ConnectionPool, limit: int, path: str = CLASSIFY_PATH, task: str | None = None
+        self,
+        connections: ConnectionPool,
+        limit: int,
+        path: str = CLASSIFY_PATH,
+        task: str | None = None,
+        kind: TaskKind[Any] | None = None,
     ) -> None:
         self._connections = connections
         self._limit = limit
         self._path = path
         self._task = {} if task is None else {"task": task}
+        self._kind = kind
         self._heads: dict[tuple[tuple[str, str], ...], bytes] = {}
 
     async def open(self) -> None:
@@ -46,7 +54,7 @@ class HttpClient:
                 "POST", f"{self._path}?{query}" if query else self._path, "Content-Type: application/octet-stream\r\n"
             )
         reply = await exchange(self._connections, head, image, times)
-        return reply if isinstance(reply, ClientReply) else read_answer(reply, len(image))
+        return reply if isinstance(reply, ClientReply) else read_answer(reply, len(image), self._kind)
 
     async def close(self) -> None:
         """See `Asker`."""
@@ -73,7 +81,7 @@ class _AccuracyBlock(msgspec.Struct, frozen=True):
 class _AnswerBody(msgspec.Struct, frozen=True):
     """Of DESIGN §3; other servers may leave out all but the class."""
 
-    index: int
+    index: int | None = None
     confidence: float | None = None
     tier: str = ""
     model: str = ""
@@ -91,13 +99,16 @@ _ANSWER: Final = msgspec.json.Decoder(_AnswerBody)
 _ERROR: Final = msgspec.json.Decoder(_ErrorReply)
 
 
-def read_answer(reply: HttpReply, sent_bytes: int) -> ClientReply:
-    """What a reply of `/v1/classify` says; one that is no answer says `bad_reply` and counts as none."""
+def read_answer(reply: HttpReply, sent_bytes: int, kind: TaskKind[Any] | None = None) -> ClientReply:
+    """What a reply says; one that has neither an index nor a prediction says `bad_reply` and counts as no answer."""
     if reply.status != 200:
         return refusal_of(reply, sent_bytes)
     try:
         answer = _ANSWER.decode(reply.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
+        return ClientReply(UNANSWERED, "bad_reply", sent_bytes=sent_bytes)
+    prediction = read_prediction(kind, reply.body)
+    if answer.index is None and prediction is None:
         return ClientReply(UNANSWERED, "bad_reply", sent_bytes=sent_bytes)
     return ClientReply(
         status=200,
@@ -111,6 +122,7 @@ def read_answer(reply: HttpReply, sent_bytes: int) -> ClientReply:
         max_drop=answer.accuracy.max_drop,
         received_fraction=answer.received_fraction,
         sent_bytes=sent_bytes,
+        prediction=prediction,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 
 from loadgen.clients.engine import LoadJob
+from loadgen.workload.judging import KindSpec, Label
 from loadgen.workload.record import RequestOutcome
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class LoadImages(msgspec.Struct, frozen=True, tag=True):
 
     bodies: list[bytes]
     numbers: list[int]
-    labels: list[int] | None
+    labels: list[Label] | None
+    kind: KindSpec | None
 
 
 class ConnectClients(msgspec.Struct, frozen=True, tag=True):

@@ -8,7 +8,8 @@
 
 It reads four forms of answer, the first that it finds: an output `index`; a BYTES output in Triton's classification
 form (`confidence:index[:label]`) or with the index; an integer output of one element, whatever its name; logits (FP16,
-FP32 or FP64; JSON may write some as integers); the largest counts.
+FP32 or FP64; JSON may write some as integers); the largest counts. Of kinds whose predictions are no single class it
+asks for the output `prediction`, which has their JSON.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from hawkvision.core.types import AccuracyStatus
+from hawkvision.core.types import AccuracyStatus, Prediction
+from hawkvision.tasks.kind import TaskKind
 from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionPool, HttpReply
 from loadgen.clients.http import WARM, exchange, refusal_of
+from loadgen.workload.judging import read_prediction
 from loadgen.workload.record import UNANSWERED
 
 MAX_ELEMENTS: Final = 100_000
@@ -47,10 +50,11 @@ Value: TypeAlias = str | int | float | bool
 class OipClient:
     """An `Asker` of `/v2/models/{task}/infer`."""
 
-    def __init__(self, connections: ConnectionPool, limit: int, task: str) -> None:
+    def __init__(self, connections: ConnectionPool, limit: int, task: str, kind: TaskKind[Any] | None = None) -> None:
         self._connections = connections
         self._limit = limit
         self._path = f"/v2/models/{quote(task, safe='')}/infer"
+        self._kind = None if kind is None or "index" in kind.wire_tensors else kind
         self._parameters: dict[tuple[tuple[str, str], ...], bytes] = {}
 
     async def open(self) -> None:
@@ -63,14 +67,14 @@ class OipClient:
         parameters = self._parameters.get(key)
         if parameters is None:
             parameters = self._parameters[key] = msgspec.json.encode(as_parameters(fields))
-        header = request_json(parameters, len(image))
+        header = request_json(parameters, len(image), prediction=self._kind is not None)
         head = self._connections.head(
             "POST", self._path, f"Content-Type: application/octet-stream\r\n"
             f"Inference-Header-Content-Length: {len(header)}\r\n",
         )  # fmt: skip
         body = b"%s%s%s" % (header, struct.pack("<I", len(image)), image)
         reply = await exchange(self._connections, head, body, times)
-        return reply if isinstance(reply, ClientReply) else read_reply(reply, len(body))
+        return reply if isinstance(reply, ClientReply) else read_reply(reply, len(body), self._kind)
 
     async def close(self) -> None:
         """See `Asker`."""
@@ -85,11 +89,12 @@ def as_parameters(fields: Mapping[str, str]) -> dict[str, Value]:
     return {**found, "binary_data_output": True}
 
 
-def request_json(parameters: bytes, image_bytes: int) -> bytes:
-    """The JSON that goes before the tensor."""
+def request_json(parameters: bytes, image_bytes: int, *, prediction: bool = False) -> bytes:
+    """The JSON that goes before the tensor; it asks for the output `prediction`, or for all that there are."""
+    outputs = b'"outputs":[{"name":"prediction"}],' if prediction else b""
     return (
         b'{"inputs":[{"name":"image","shape":[1,1],"datatype":"BYTES","parameters":{"binary_data_size":%d}}],'
-        b'"parameters":%s}' % (image_bytes + 4, parameters)
+        b'%s"parameters":%s}' % (image_bytes + 4, outputs, parameters)
     )
 
 
@@ -118,13 +123,14 @@ class _InferReply(msgspec.Struct, frozen=True):
 _REPLY: Final = msgspec.json.Decoder(_InferReply)
 
 
-def read_reply(reply: HttpReply, sent_bytes: int) -> ClientReply:
+def read_reply(reply: HttpReply, sent_bytes: int, kind: TaskKind[Any] | None = None) -> ClientReply:
     """What a reply says; one that cannot be read says `bad_reply` and counts as none."""
     if reply.status != 200:
         return refusal_of(reply, sent_bytes)
     try:
         decoded, tensors = _tensors(reply)
-        index, confidence = _answer(tensors)
+        prediction = _prediction(tensors, kind)
+        index, confidence = (None, None) if prediction is not None else _answer(tensors)
     except (ValueError, TypeError, OverflowError, msgspec.DecodeError, struct.error):  # whatever JSON may hold
         return ClientReply(UNANSWERED, "bad_reply", sent_bytes=sent_bytes)
     said = decoded.parameters
@@ -141,6 +147,7 @@ def read_reply(reply: HttpReply, sent_bytes: int) -> ClientReply:
         max_drop=float(drop) if isinstance(drop, int | float) else None,
         received_fraction=float(fraction) if isinstance(fraction, int | float) else 1.0,
         sent_bytes=sent_bytes,
+        prediction=prediction,
     )
 
 
@@ -197,6 +204,15 @@ def _flat(data: Any) -> list[Any]:
     if len(flat) > MAX_ELEMENTS:
         raise ValueError(len(flat))
     return flat
+
+
+def _prediction(tensors: Sequence[_InputTensor], kind: TaskKind[Any] | None) -> Prediction | None:
+    """The output `prediction`, if it is one of this kind."""
+    texts = (each.elements[0] for each in tensors if each.name == "prediction")
+    text = next(texts, None)
+    if isinstance(text, str):
+        text = text.encode()
+    return read_prediction(kind, text) if isinstance(text, bytes) else None
 
 
 def _answer(tensors: Sequence[_InputTensor]) -> tuple[int, float | None]:

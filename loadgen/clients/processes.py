@@ -104,8 +104,7 @@ class WorkerProcesses:
 
     async def load(self, dataset: Dataset) -> None:
         """Give all of them the images."""
-        labels = None if dataset.labels is None else list(dataset.labels)
-        order = LoadImages(list(dataset.bodies), list(dataset.numbers), labels)
+        order = LoadImages(list(dataset.bodies), list(dataset.numbers), dataset.written, dataset.kind)
         await self._all_ready(order)
 
     async def run(

@@ -1,14 +1,17 @@
-"""What the reference stage says of images, asked over plain HTTP before a load test."""
+"""How right the reference stage is about images, asked over plain HTTP before a load test."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from hawkvision.client.asynchronous import AsyncClient
+from hawkvision.client.request import ClassifyFields, PixelFormat
+from hawkvision.client.response import answer_from_json
 from hawkvision.core.errors import HawkVisionError, NotReady
 from hawkvision.core.types import Answer, Quality
+from hawkvision.tasks.kind import TaskKind
 from loadgen.clients.engine import ServerAddress, Tally
 from loadgen.workload.dataset import Dataset
 
@@ -20,8 +23,8 @@ WAITS_S: Final = (0.5, 1.0, 2.0)
 
 async def ask_reference(
     dataset: Dataset, server: ServerAddress, positions: Sequence[int], show: Callable[[Tally], None]
-) -> dict[int, bool]:
-    """Whether the reference stage is right, by image number, for the labelled images at `positions` of a data set.
+) -> dict[int, float | bool]:
+    """How right the reference stage is, by image number, for the labelled images at `positions` of a data set.
 
     Each image is asked for once, and again where another stage answered. `show` is called after each answer.
 
@@ -29,15 +32,16 @@ async def ask_reference(
         HawkVisionError: if an image is still refused, or unanswered, after `RETRY_S` of waiting.
         NotReady: if the reference stage does not answer an image, however often it is asked.
     """
-    labels = dataset.labels
+    labels, spec = dataset.labels, dataset.kind
     assert labels is not None
-    right: dict[int, bool] = {}
+    assert spec is not None
+    kind, right = spec.open(), dict[int, float | bool]()
     waiting = iter(positions)
 
     async def caller(client: AsyncClient) -> None:
         for position in waiting:
-            answer = await _reference_answer(client, dataset.bodies[position], server.task)
-            right[dataset.numbers[position]] = answer.index == labels[position]
+            answer = await _reference_answer(client, dataset.bodies[position], server, kind)
+            right[dataset.numbers[position]] = 1.0 - kind.loss(answer.prediction, labels[position])
             show(Tally(len(right), len(right), 0))
 
     async with AsyncClient(server.url, api_key=server.api_key, connections=CALLERS, retry_budget_s=RETRY_S) as client:
@@ -53,10 +57,11 @@ async def ask_reference(
     return right
 
 
-async def _reference_answer(client: AsyncClient, body: bytes, task: str | None) -> Answer:
+async def _reference_answer(client: AsyncClient, body: bytes, server: ServerAddress, kind: TaskKind[Any]) -> Answer:
     """The reference stage's own answer: a `degraded` one comes from another stage."""
     for wait_s in (*WAITS_S, None):
-        answer = await client.classify(body, task=task, quality=Quality.BEST)
+        fields = ClassifyFields(task=server.task, quality=Quality.BEST)
+        answer = answer_from_json(await client.send(server.path, body, PixelFormat(), fields), kind.prediction)
         if not answer.degraded:
             return answer
         if wait_s is not None:

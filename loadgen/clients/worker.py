@@ -33,6 +33,7 @@ from loadgen.clients.messages import (
     read_frame,
 )
 from loadgen.host.scheduling import before_others
+from loadgen.workload.judging import truths
 
 if TYPE_CHECKING:
     pass  # OpenCV, which clients do not need
@@ -48,8 +49,10 @@ async def _serve(orders: asyncio.StreamReader, out: int) -> None:
         while True:
             order = ORDERS.decode(await read_frame(orders))
             match order:
-                case LoadImages(bodies, numbers, labels):
-                    loaded = SharedImages(bodies, numbers, labels)
+                case LoadImages(bodies, numbers, labels, spec):
+                    kind = None if spec is None else spec.open()
+                    known = None if labels is None or kind is None else truths(kind, labels)
+                    loaded = SharedImages(bodies, numbers, known, kind)
                     _say(out, WorkerReady())
                 case ConnectClients(job):
                     await _work(job, loaded, orders, out)
@@ -60,7 +63,7 @@ async def _serve(orders: asyncio.StreamReader, out: int) -> None:
 async def _work(job: LoadJob, loaded: SharedImages, orders: asyncio.StreamReader, out: int) -> None:
     """One job, from connecting to its outcomes."""
     try:
-        asker = client_for(job.server, max(job.max_in_flight, job.callers))
+        asker = client_for(job.server, max(job.max_in_flight, job.callers), loaded.kind)
         await asker.open()
     except HawkVisionError as error:
         _say(out, WorkerFailed(str(error), isinstance(error, ConfigError)))

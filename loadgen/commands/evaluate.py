@@ -14,8 +14,9 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,6 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hawkvision.client.asynchronous import AsyncClient
+from hawkvision.client.request import ClassifyFields, PixelFormat
+from hawkvision.client.response import answer_from_json
 from hawkvision.core.errors import ConfigError, HawkVisionError, TargetUnreachable
 from hawkvision.core.types import (
     MaxAccuracyDrop,
@@ -36,6 +39,7 @@ from hawkvision.core.types import (
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.manifest import models_dir
 from hawkvision.system.files import write_atomic
+from hawkvision.tasks.kind import TaskKind
 from loadgen.analysis.evaluation import (
     EvaluatedImage,
     EvaluatedImages,
@@ -50,6 +54,7 @@ from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt, run_
 from loadgen.commands.terminal import terminal
 from loadgen.workload.dataset import read_labelled
 from loadgen.workload.held_out import read_indices, thin
+from loadgen.workload.judging import kind_of_task
 from loadgen.workload.record import check_files
 
 EvaluationSplit: TypeAlias = Literal["held_out", "all"]
@@ -138,7 +143,10 @@ async def run(given: EvaluateOptions) -> int:
         async with AsyncClient(
             given.url, api_key=given.api_key, late_s=LATE_S, connections=given.concurrency
         ) as client:
-            asking = measure(client, given.task, images, chosen, targets, given.concurrency, seen)
+            spec = kind_of_task(given.task, models_dir(given.models_dir))
+            assert spec is not None, "its labels were read"
+            task = EvaluatedTask(given.task, spec.open(), spec.form())
+            asking = measure(client, task, images, chosen, targets, given.concurrency, seen)
             try:
                 rows = await run_unless(stop, asking)
             except HawkVisionError as error:
@@ -220,9 +228,19 @@ def _fraction(text: str) -> float:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluatedTask:
+    """The task that is asked."""
+
+    name: str
+    kind: TaskKind[Any]
+    path: str
+    """Of the API, for tasks of this kind."""
+
+
 async def measure(
     client: AsyncClient,
-    task: str,
+    task: EvaluatedTask,
     images: LabelledImages,
     chosen: NDArray[np.intp],
     targets: Sequence[Target],
@@ -250,7 +268,7 @@ async def measure(
 
 async def _ask(
     client: AsyncClient,
-    task: str,
+    task: EvaluatedTask,
     images: LabelledImages,
     chosen: NDArray[np.intp],
     target: Target,
@@ -259,6 +277,7 @@ async def _ask(
 ) -> None:
     """Every chosen image. The first refusal ends it: what cannot be answered cannot be judged."""
     samples = seen.samples.setdefault(target, {})
+    truths = task.kind.truths(images.annotated())
     waiting = iter(chosen.tolist())
     fields = target_fields(target)
 
@@ -266,12 +285,14 @@ async def _ask(
         for index in waiting:
             started = time.perf_counter()
             try:
-                answer = await client.classify(images.bodies[index], task=task, **fields)  # type: ignore[arg-type]
+                asked = ClassifyFields(task=task.name, **fields)  # type: ignore[typeddict-item]
+                replied = await client.send(task.path, images.bodies[index], PixelFormat(), asked)
+                answer = answer_from_json(replied, task.kind.prediction)
             except HawkVisionError as error:
                 error.add_note(f"image {index} of {images.name}, {written(target)}")
                 raise
             latency_ms = (time.perf_counter() - started) * 1e3
-            samples[index] = EvaluatedImage(answer.index == int(images.labels[index]), latency_ms, answer)
+            samples[index] = EvaluatedImage(1.0 - task.kind.loss(answer.prediction, truths[index]), latency_ms, answer)
 
     try:
         async with asyncio.TaskGroup() as callers:
@@ -308,7 +329,7 @@ def show(report: EvaluationReport, console: Console) -> None:
             row.target if row.n == report.n else f"{row.target} ({row.n} images)",
             f"{row.accuracy:.1%}",
             f"{row.low:.1%}–{row.high:.1%}",
-            f"{row.drop:+.2%} (−{row.lost} +{row.gained})",
+            f"{row.drop:+.2%} (−{row.lost:.3g} +{row.gained:.3g})",
             "" if row.guaranteed_drop is None else f"≤ {row.guaranteed_drop:.2%}",
             ", ".join(f"{status} {found}" for status, found in row.status.items()),
             f"{row.escalated:.1%}",

@@ -126,6 +126,9 @@ async def run(given: MlperfOptions) -> int:
     if given.processes != 1:
         raise ConfigError(f"--processes: expected 1, for LoadGen drives one process; got {given.processes}")
     setup_ = options.read_setup(given)
+    kind = setup_.dataset.kind
+    if kind is not None and "index" not in kind.open().wire_tensors:
+        raise ConfigError(f"--task: MLPerf's accuracy log has one class per image; got a task of kind {kind.name!r}")
     if given.scenario == "Server" and given.target_qps is None and given.user_conf is None:
         raise ConfigError("--target-qps: expected a rate for --scenario Server, here or in --user-conf")
     read_settings(loadgen, given, len(setup_.dataset), ExpectedSpeed(1.0, 1.0))  # refused before anything is asked

@@ -14,7 +14,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import OnMiss
 from hawkvision.core.version import __version__
 from hawkvision.models.manifest import models_dir
-from hawkvision.tasks.registry import CLASSIFY_PATH
+from hawkvision.tasks.registry import KIND_OF_FORM
 from loadgen.clients.connections import check_server
 from loadgen.clients.engine import LoadJob, Protocol, ServerAddress
 from loadgen.commands import command_line
@@ -23,6 +23,7 @@ from loadgen.host import idle_prevention
 from loadgen.workload import target_mix
 from loadgen.workload.arrivals import Arrivals, ClosedLoop
 from loadgen.workload.dataset import Dataset, Split, read_dataset
+from loadgen.workload.judging import path_of
 from loadgen.workload.record import Origin, TargetClass
 
 MAX_IN_FLIGHT: Final = 512
@@ -38,15 +39,21 @@ class LoadOptions(MeasurementOptions):
 
     url: Annotated[str, option("Server", "Address of the server, such as http://127.0.0.1:8080.")]
     protocol: Annotated[Protocol, option("Server", "Protocol to send requests with.")] = "http"
-    path: Annotated[str, option("Server", "Path that images are posted to; plain HTTP only.")] = CLASSIFY_PATH
+    path: Annotated[
+        str | None,
+        option(
+            "Server",
+            "Path that images are posted to. Default: the form of the API for the task's kind, such as /v1/detect.",
+        ),
+    ] = None
     api_key: Annotated[str | None, option("Server", "Key to send with every request.")] = None
     timeout_s: Annotated[float, option("Server", "Seconds after which a request counts as unanswered.")] = 10.0
     data: Annotated[
         str | None,
         option(
             "Images",
-            "Images to send: an npz file, a folder with a directory per class, or a flat folder. Default: a few "
-            "built-in ones.",
+            "Images to send: an npz file, a folder with a directory per class, a COCO annotation file, YOLO's folders, "
+            "or a flat folder. Default: a few built-in ones.",
         ),
     ] = None
     task: Annotated[
@@ -60,7 +67,7 @@ class LoadOptions(MeasurementOptions):
         option(
             "Images",
             "Which labelled images to use. held_out: those that the calibration did not see; auto: held_out if "
-            "the calibration used this very data, else all.",
+            "the calibration used this very data, else those that no model was trained on, if that is known, else all.",
         ),
     ] = "auto"
     indices: Annotated[
@@ -142,9 +149,9 @@ def read_setup(given: LoadOptions) -> Setup:
         raise ConfigError(f"--max-in-flight: expected 1 to {MOST_IN_FLIGHT}, got {given.max_in_flight}")
     if given.seed < 0:
         raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
-    if not given.path.startswith("/"):
+    if given.path is not None and not given.path.startswith("/"):
         raise ConfigError(f"--path: expected to begin with '/', got {given.path!r}")
-    if given.protocol != "http" and given.path != CLASSIFY_PATH:
+    if given.protocol != "http" and given.path is not None:
         raise ConfigError(
             f"--path: expected none with --protocol {given.protocol}, which has its own; got {given.path!r}"
         )
@@ -158,9 +165,27 @@ def read_setup(given: LoadOptions) -> Setup:
         limit=given.limit,
         class_map=given.class_map,
     )
-    server = ServerAddress(given.url, given.protocol, given.task, given.path, given.api_key, given.timeout_s)
+    path = _checked_path(given, dataset)
+    server = ServerAddress(given.url, given.protocol, given.task, path, given.api_key, given.timeout_s)
     classes = target_mix.parse(given.targets, given.deadline_ms, given.on_miss and given.on_miss.value)
     return Setup(server, dataset, classes, given.processes, given.max_in_flight, given.seed)
+
+
+def _checked_path(given: LoadOptions, dataset: Dataset) -> str:
+    """Where images are posted to.
+
+    Raises:
+        ConfigError: if that is the form of another kind of task than the one that names the labels.
+    """
+    if given.path is None:
+        return path_of(dataset.kind)
+    expected = KIND_OF_FORM.get(given.path)
+    if dataset.kind is not None and expected not in (None, dataset.kind.name):
+        task = given.task or "imagenet, because --task names none,"
+        raise ConfigError(
+            f"--path {given.path} is for tasks of kind {expected!r}, and task {task} is of kind {dataset.kind.name!r}"
+        )
+    return given.path
 
 
 def positive(option: str, value: float) -> None:

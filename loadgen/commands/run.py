@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -128,7 +128,7 @@ class LoadTestResult:
     stopped_s: float | None
     """When it was interrupted, after its start."""
     floor: NoiseFloor | None
-    reference: dict[int, bool] | None
+    reference: Mapping[int, float | bool] | None
     stolen: float | None
     """Share of the processor time wanted that was stolen."""
     slowed: float | None
@@ -275,6 +275,7 @@ def assemble(given: RunOptions, test: LoadTest, started: Origin, measured: LoadT
         deadline_ms=given.deadline_ms,
         data=dataset.name,
         labelled=dataset.labels is not None,
+        kind="" if dataset.kind is None else dataset.kind.name,
         targets=test.setup.classes,
         outcomes=measured.outcomes,
         origin=started,
@@ -290,7 +291,7 @@ def assemble(given: RunOptions, test: LoadTest, started: Origin, measured: LoadT
     )
 
 
-async def _reference(setup_: Setup, job: LoadJob) -> dict[int, bool]:
+async def _reference(setup_: Setup, job: LoadJob) -> dict[int, float | bool]:
     positions = sorted(set(job.image))
     with progress_bar("reference", len(positions)) as show:
         return await ask_reference(setup_.dataset, setup_.server, positions, show)

@@ -9,7 +9,15 @@ import numpy as np
 
 from loadgen.analysis.accuracy import IntervalEstimate, TargetVerdict
 from loadgen.analysis.compare import LATENCIES, Ratio, RatioVerdict, RunComparison
-from loadgen.analysis.summary import NAMED_CODES, Figures, Percentile, RunSummary, failures, targets_kept
+from loadgen.analysis.summary import (
+    NAMED_CODES,
+    Figures,
+    Percentile,
+    RunSummary,
+    failures,
+    meaning_of_right,
+    targets_kept,
+)
 from loadgen.host import cpu_slowdown, cpu_steal
 from loadgen.reports.charts import ChartSeries
 from loadgen.workload.record import Run
@@ -287,7 +295,9 @@ def _rounds(run: Run) -> str:
 def notes_of(series: Sequence[ChartSeries]) -> list[str]:
     """How to read the page."""
     blocks = ", ".join(f"{one.run.name} {one.summary.block}" for one in series)
-    return [*NOTES, f"Neighbouring requests resampled together: {blocks}."]
+    meaning = meaning_of_right([one.summary for one in series])
+    kinds = [f"{meaning.capitalize()}."] if meaning else []
+    return [*NOTES, *kinds, f"Neighbouring requests resampled together: {blocks}."]
 
 
 def percent(share: float) -> str:

@@ -1,7 +1,8 @@
 """The images of a load test, with labels where they have any: a folder, an npz file, or a few built-in ones.
 
 The split `held_out` keeps to the images that a calibration set aside; `auto` does so if the task's calibration used
-this very data, and else takes all. Bodies are sent as they are.
+this very data, else takes those that no model was trained on, if the data set says so, and else all. Bodies are sent as
+they are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import cv2
 import msgspec
@@ -19,11 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.datasets import LabelledImages, read_images, read_unlabelled
+from hawkvision.models.datasets import LabelledImages, read_annotated, read_unlabelled
 from hawkvision.models.image_sets.folder_classes import directory_classes
 from hawkvision.models.image_sets.idx_reader import holds_idx_files
 from hawkvision.models.manifest import load_labels, load_manifest
 from loadgen.workload.held_out import HeldOutIndices, read_indices, thin
+from loadgen.workload.judging import KindSpec, Label, kind_of_task, truths, written
 
 BUILT_IN: Final = "built-in"
 Split: TypeAlias = Literal["auto", "held_out", "all"]
@@ -42,7 +44,12 @@ class Dataset:
     """For the record: the set, the split, how many."""
     bodies: Sequence[bytes]
     numbers: tuple[int, ...]
-    labels: tuple[int, ...] | None
+    labels: tuple[Any, ...] | None
+    """As the loss of the task's kind takes them."""
+    kind: KindSpec | None = None
+    """Of the task; None if its manifest is not here."""
+    written: list[Label] | None = None
+    """The labels on their way to other processes."""
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -75,20 +82,25 @@ def read_dataset(
     if data in (None, BUILT_IN):
         _only_all(BUILT_IN, split)
         bodies = photographs() or [generated(seed) for seed in range(GENERATED)]
-        return _unlabelled(BUILT_IN, bodies, limit)
+        return _unlabelled(BUILT_IN, bodies, limit, kind_of_task(task, models))
     path = Path(str(data))
     if path.is_dir() and not holds_idx_files(path) and not any(each.is_dir() for each in path.iterdir()):
         _only_all(path.name, split)
         images = read_unlabelled(path)
-        return _unlabelled(images.name, images.bodies, limit)
+        return _unlabelled(images.name, images.bodies, limit, kind_of_task(task, models))
     labelled = read_labelled(path, task, models, class_map)
     chosen, taken = _split(labelled, split, indices or models / task / "held_out.json")
     chosen = thin(chosen, limit)
+    spec, annotations = kind_of_task(task, models), list(labelled.annotated())
+    assert spec is not None, "the labels are those of the manifest"
+    labels = written(annotations[number] for number in chosen)
     return Dataset(
         f"{labelled.name} ({labelled.sha256[:12]}), {len(chosen)} images, {taken}",
         [labelled.bodies[number] for number in chosen],
         tuple(chosen.tolist()),
-        tuple(labelled.labels[chosen].tolist()),
+        tuple(truths(spec.open(), labels)),
+        spec,
+        labels,
     )
 
 
@@ -100,7 +112,7 @@ def read_labelled(path: Path, task: str, models: Path, class_map: Path | None = 
     """
     labels = load_labels(load_manifest(task, models), models)
     names = {} if path.is_file() else directory_classes(labels, models / task, class_map)
-    return read_images(path, labels, names)
+    return read_annotated(path, labels, names)
 
 
 def photographs() -> list[bytes]:
@@ -121,16 +133,18 @@ def generated(seed: int) -> bytes:
     return encoded.tobytes()
 
 
-def _unlabelled(name: str, bodies: Sequence[bytes], limit: int | None) -> Dataset:
+def _unlabelled(name: str, bodies: Sequence[bytes], limit: int | None, kind: KindSpec | None) -> Dataset:
     chosen = thin(np.arange(len(bodies)), limit)
     kept = [bodies[number] for number in chosen]
     sha256 = hashlib.sha256(b"".join(kept)).hexdigest()
-    return Dataset(f"{name} ({sha256[:12]}), {len(kept)} images", kept, tuple(chosen.tolist()), None)
+    return Dataset(f"{name} ({sha256[:12]}), {len(kept)} images", kept, tuple(chosen.tolist()), None, kind)
 
 
 def _split(images: LabelledImages, split: str, indices: Path) -> tuple[NDArray[np.intp], str]:
     if split == "held_out" or (split == "auto" and _numbers(indices, images)):
         return read_indices(indices, images), "held out"
+    if split == "auto" and images.trained is not None and not images.trained.all():
+        return np.flatnonzero(~images.trained), "those that no model was trained on"
     return np.arange(len(images)), "all"
 
 

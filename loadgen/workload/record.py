@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -43,8 +44,8 @@ class RequestOutcome(msgspec.Struct, frozen=True, array_like=True):
     """The stable code of an error (`overloaded`, `unreachable`, …)."""
     index: int | None = None
     """The class that was answered."""
-    right: bool | None = None
-    """None without an answer or a label."""
+    right: float | bool | None = None
+    """1 − the loss of the answer (`TaskKind.loss`), which is 0 or 1 for a class; None without an answer or a label."""
     confidence: float | None = None
     tier: str = ""
     model: str = ""
@@ -146,8 +147,8 @@ class Run(msgspec.Struct, frozen=True):
     steady: bool | None = None
     """Whether the second half of the counted time looked like the first; None if too short to tell."""
     interrupted: bool = False
-    reference: dict[int, bool] | None = None
-    """Per image number, whether the reference stage on the whole image is right; None if not measured. Drops are paired
+    reference: Mapping[int, float | bool] | None = None
+    """Per image number, how right the reference stage on the whole image is; None if not measured. Drops are paired
     with it."""
     stolen: float | None = None
     """Share of the processor time wanted meanwhile, 0..1, that the machine's host held back; None if not known."""
@@ -157,6 +158,8 @@ class Run(msgspec.Struct, frozen=True):
     """What the server says of itself (`loadgen.clients.server_info`); empty if it says nothing, or was not asked."""
     rounds_steady: list[bool | None] = []
     """`steady` of each round, where the run is several put together: then it is steady if all of them are."""
+    kind: str = ""
+    """The kind of task whose loss says how right an answer is; empty if that is not known."""
     link: str = ""
     """The profile of the link that was put before the server, as it names itself; empty without one."""
     format: int = FORMAT

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from scipy.optimize import minimize_scalar
 
+from hawkvision.cascade.certification.predictions import measure_accuracy
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input
@@ -31,7 +32,7 @@ from hawkvision.model_zoo.building.architectures import FLOAT_FROM
 from hawkvision.model_zoo.building.build import emit_variant, float_model, weights_of
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.model_zoo.building.ranges import Ranges, measure_ranges, save_ranges
-from hawkvision.models.manifest import Manifest, Variant, artifact_path, cache_dir, load_manifest
+from hawkvision.models.manifest import Manifest, MeasuredAccuracy, Variant, artifact_path, cache_dir, load_manifest
 from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.boxes.average_precision import detection_quality
@@ -43,8 +44,8 @@ from hawkvision.tasks.registry import load_kind, task_kind
 TASK = "coco"
 MAX_PIXELS = 50_000_000
 THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
-HEADER = """The COCO detectors. Temperatures, the threshold, hashes and sizes are written by measure.py, the rest by
-hand. CARD.md says where the models come from and what the figures mean."""
+HEADER = """The COCO detectors. Temperatures, the threshold, accuracies, hashes and sizes are written by measure.py, the
+rest by hand. CARD.md says where the models come from and what the figures mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,14 @@ def mean_f1(kind: TaskKind[Any], outputs: Sequence[Output], evaluation: Evaluati
     return 1.0 - float(kind.losses([outputs[i] for i in images], [evaluation.truths[i] for i in images]).mean())
 
 
+def measured_accuracy(kind: TaskKind[Any], outputs: Sequence[Output], evaluation: Evaluation) -> MeasuredAccuracy:
+    """Mean F1 of the images on which no model was trained."""
+    found = [outputs[i] for i in evaluation.clean]
+    return measure_accuracy(
+        1.0 - kind.losses(found, [evaluation.truths[i] for i in evaluation.clean]), evaluation.sha256
+    )
+
+
 def fitted_threshold(kind: TaskKind[Any], reference: Sequence[Output], evaluation: Evaluation) -> float:
     """The threshold with the best mean F1 of the reference stage."""
 
@@ -214,11 +223,15 @@ def main() -> None:
         members = zip(*(outputs[name] for name in ensemble.members), strict=True)
         outputs[ensemble.name] = [kind.combine(each, ensemble.weights, ensemble.temperature) for each in members]
     threshold = fitted_threshold(kind, outputs[manifest.best], evaluation)
+    kind = task_kind(manifest.kind, kind.labels, {**manifest.options, "threshold": threshold})
+    accuracy = {name: measured_accuracy(kind, of_stage, evaluation) for name, of_stage in outputs.items()}
     done = msgspec.structs.replace(
-        manifest, variants=tuple(variants), options={**manifest.options, "threshold": threshold}
+        manifest,
+        options=kind.options,
+        variants=tuple(msgspec.structs.replace(each, accuracy=accuracy[each.name]) for each in variants),
+        ensembles=tuple(msgspec.structs.replace(each, accuracy=accuracy[each.name]) for each in manifest.ensembles),
     )
     write_atomic(here / "manifest.toml", format_manifest(done, HEADER).encode())
-    kind = task_kind(manifest.kind, kind.labels, done.options)
     console = Console(width=160)
     console.print(f"threshold {threshold}; {len(evaluation.clean)} images of val2017 that trained no model")
     console.print("| stage | MB | ms | mAP | AP50 | mean F1 |\n|---|---|---|---|---|---|")

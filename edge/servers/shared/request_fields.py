@@ -247,6 +247,7 @@ def parse_request(sources: Iterable[Source]) -> ClassifyRequest:
         on_miss=values.get("on_miss", OnMiss.DEGRADE),
         stream=values.get("stream"),
         top_k=values.get("top_k", _DEFAULT.top_k),
+        kind=values.get("kind"),
     )
 
 

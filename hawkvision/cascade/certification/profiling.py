@@ -6,7 +6,7 @@ It needs SciPy, whose import takes over a second; `profile` does without, so tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -81,19 +81,18 @@ def profile_stage(
     delta: float = 0.05,
     served: StagePredictions | None = None,
     temperature: float = 1.0,
+    at: Callable[[float], ByImage[Output]] | None = None,
 ) -> tuple[StageProfile, StagePredictions]:
     """Fit one stage's temperature on the profile split and measure its accuracy on the certification split.
 
     `raw` is the stage's of all images of the split (`TaskKind.raw`). `served` are the predictions of a stage that runs
     in the datacenter alone, at the manifest's temperature; its accuracy is measured on them. `temperature` is that of
-    kinds that have none to fit.
+    kinds that have none to fit. `at` gives the outputs at a temperature; None makes them of `raw`.
     """
     fitting = select(raw, split.profile), select(truths, split.profile)
     # Rounded before use, so that a node that reads the profile computes the same scores bit for bit.
     temperature = round(calibration.fit_temperature(kind, *fitting, temperature), 6)
-    used = raw if isinstance(raw, Mapping) else dict(enumerate(raw))
-    outputs_of = dict(zip(used, kind.calibrated(list(used.values()), temperature), strict=True))
-    predictions = StagePredictions(name, outputs_of, round(cost_ms, 3))
+    predictions = StagePredictions(name, (at or calibrated_at(kind, raw))(temperature), round(cost_ms, 3))
     certifying = in_random_order(split.certify)
     outputs = predictions.of(certifying)
     right = accuracies(kind, outputs, select(truths, certifying))
@@ -110,6 +109,12 @@ def profile_stage(
         calibration_error=round(calibration.expected_calibration_error(confidence, right), 6),
         cost_ms=predictions.cost_ms,
     ), predictions  # fmt: skip
+
+
+def calibrated_at(kind: TaskKind[Any], raw: ByImage[Output]) -> Callable[[float], ByImage[Output]]:
+    """The outputs of a stage of one model, as a function of its temperature."""
+    used = raw if isinstance(raw, Mapping) else dict(enumerate(raw))
+    return lambda temperature: dict(zip(used, kind.calibrated(list(used.values()), temperature), strict=True))
 
 
 def served_accuracy(

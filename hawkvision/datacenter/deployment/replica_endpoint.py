@@ -87,7 +87,10 @@ class ReplicaEndpoint:
         return encode_presence(Presence(PROTOCOL, __version__, replica.statement, replica.backends, self._refused))
 
     async def classify(self, protocol: int, image: bytes, request: bytes) -> bytes:
-        """All parts of the answer to an image, or the error."""
+        """All parts of the answer to an image, or the error.
+
+        The name is that of protocol 1, whose callers are refused by their version.
+        """
         try:
             async with aclosing(self._run(protocol, image, request, streaming=False)) as parts:
                 return encode_answers([part async for part in parts])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -200,7 +201,7 @@ class _Measuring:
         return profile_stage(
             self.kind, name, models, self.manifest.fingerprint(name), predictions.raw(name, tier),
             self.evidence.truths, self.split, self.evidence.images.sha256, predictions.cost_ms(name, tier), self.delta,
-            served, temperature,
+            served, temperature, partial(predictions.outputs, name, tier),
         )  # fmt: skip
 
     def _both(self, stage: StageProfile, served: StagePredictions | None) -> StageProfile:

@@ -61,7 +61,7 @@ class CascadePredictions:
         self.reduced = reduced
         self._manifest = manifest
         self._views = views
-        self._raw: dict[tuple[str, Tier], Mapping[int, Output]] = {}
+        self._ensembles: dict[tuple[str, Tier], tuple[list[Output], NDArray[np.bool_] | None]] = {}
 
     def part(self, chosen: NDArray[np.intp]) -> CascadePredictions:
         """The predictions for images that were run, numbered from 0 in this order."""
@@ -76,33 +76,45 @@ class CascadePredictions:
         return CascadePredictions(self.kind, self._manifest, np.arange(len(rows)), views, reduced=self.reduced)
 
     def raw(self, stage: str, tier: Tier) -> Mapping[int, Output]:
-        """What a stage's temperature acts on (`TaskKind.raw`), by the index of the image.
-
-        Where the first member of a conditional ensemble answers alone, it is that member's at its temperature.
-        """
-        if (stage, tier) not in self._raw:
-            self._raw[stage, tier] = self._by_index(self._combined(stage, tier))
-        return self._raw[stage, tier]
-
-    def _combined(self, stage: str, tier: Tier) -> Sequence[Output]:
+        """What a stage's temperature is fitted on (`TaskKind.raw`), by the index of the image."""
         kind, ensemble = self.kind, self._manifest.ensemble(stage)
         if ensemble is None:
-            return self._view(stage, tier).upright
-        views = list(self._ensemble_views(ensemble, tier))
-        weights = self._weights(ensemble)
-        together = [kind.combine(members, weights, ensemble.temperature) for members in zip(*views, strict=True)]
+            return self._by_index(self._view(stage, tier).upright)
+        together, alone = self._together(ensemble, tier)
         combined = kind.raw_of(together)
-        if ensemble.accept_confidence is None:
-            return combined
+        if alone is None:
+            return self._by_index(combined)
         first = self._manifest.variant(ensemble.members[0])
-        alone = kind.tempered(self._view(first.name, tier).upright, first.temperature)
-        unsure = self._unsure(views[0], ensemble.accept_confidence)
-        return [combined[i] if unsure[i] else alone[i] for i in range(len(alone))]
+        own = kind.tempered(self._view(first.name, tier).upright, first.temperature)
+        return self._by_index([a if by_first else b for a, b, by_first in zip(own, combined, alone, strict=True)])
 
     def outputs(self, stage: str, tier: Tier, temperature: float) -> Mapping[int, Output]:
-        """A stage's outputs at a temperature of its own, by the index of the image."""
-        raw = self.raw(stage, tier)
-        return dict(zip(raw, self.kind.calibrated(list(raw.values()), temperature), strict=True))
+        """A stage's outputs at a temperature of its own, as it is served, by the index of the image.
+
+        Where the first member of a conditional ensemble answers alone, they are that member's.
+        """
+        kind, ensemble = self.kind, self._manifest.ensemble(stage)
+        if ensemble is None:
+            return self._by_index(kind.calibrated(self._view(stage, tier).upright, temperature))
+        together, alone = self._together(ensemble, tier)
+        combined = kind.recalibrated(together, temperature)
+        if alone is None:
+            return self._by_index(combined)
+        first = self._manifest.variant(ensemble.members[0])
+        own = kind.calibrated_after(self._view(first.name, tier).upright, first.temperature, temperature)
+        return self._by_index([a if by_first else b for a, b, by_first in zip(own, combined, alone, strict=True)])
+
+    def _together(self, ensemble: Ensemble, tier: Tier) -> tuple[list[Output], NDArray[np.bool_] | None]:
+        """What all members give together, and on which images the first answers alone; None if it never does."""
+        key = ensemble.name, tier
+        if key not in self._ensembles:
+            views = list(self._ensemble_views(ensemble, tier))
+            weights = self._weights(ensemble)
+            combine = self.kind.combine
+            found = [combine(members, weights, ensemble.temperature) for members in zip(*views, strict=True)]
+            bar = ensemble.accept_confidence
+            self._ensembles[key] = found, None if bar is None else ~self._unsure(views[0], bar)
+        return self._ensembles[key]
 
     def served(self, stage: str) -> StagePredictions:
         """A stage as the datacenter serves it, with the manifest's temperature."""

@@ -305,7 +305,7 @@ def _more_often(ours: Run, theirs: Run) -> IntervalEstimate | None:
     mine, their = counted_of(ours), counted_of(theirs)
     if not (ours.labelled and theirs.labelled and same_schedule(ours, theirs, mine, their)):
         return None
-    differences = (mine.right & mine.in_time).astype(np.float64) - (their.right & their.in_time)
+    differences = mine.effective - their.effective
     return mean_difference(differences, mine.image, np.ones(len(differences), np.bool_), ours.origin.seed)
 
 

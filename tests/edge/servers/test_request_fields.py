@@ -45,8 +45,8 @@ def test_headers_say_the_same_as_the_query() -> None:
 
 
 def test_all_fields_together() -> None:
-    request = parse(b"task=imagenet&quality=fast&deadline_ms=80.5&on_miss=fail&stream=cam%201&top_k=3")
-    assert request == ClassifyRequest("imagenet", Quality.FAST, 80.5, OnMiss.FAIL, "cam 1", 3)
+    request = parse(b"task=imagenet&quality=fast&deadline_ms=80.5&on_miss=fail&stream=cam%201&top_k=3&kind=detection")
+    assert request == ClassifyRequest("imagenet", Quality.FAST, 80.5, OnMiss.FAIL, "cam 1", 3, "detection")
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_targets_say_which_images_stand_behind_the_guarantees_and_match_the_sche
     schema = openapi.document()["components"]["schemas"]["Targets"]["properties"]
     assert sorted(listed) == sorted(schema)
     assert {tuple(sorted(entry)) for entry in listed["targets"]} == {
-        tuple(sorted(schema["targets"]["items"]["properties"]))
+        tuple(sorted(schema["targets"]["items"]["required"]))
     }
 
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
+import cv2
+import numpy as np
 import pytest
 
-from hawkvision.cascade.certification.profile_files import dump
 from hawkvision.core.errors import NotReady
-from hawkvision.models.manifest import Manifest, artifact_path, parse_manifest
+from hawkvision.core.types import LOGITS
+from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.models.manifest import artifact_path
 from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller
-from tests.hawkvision.cascade.synthetic import make_profile
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.hawkvision.tasks import added_kind
+from tests.house.imports import ROOT
 from tests.images import encoded
 
+IMAGES = 400
 GRADES = ("green", "breaker", "pink", "red")
 MANIFEST = """
 format = 1
@@ -43,7 +48,7 @@ input = { height = 16, width = 12, mean = [0.0, 0.0, 0.0], std = [1.0, 1.0, 1.0]
 
 
 def write_task(models: Path, cache: Path) -> None:
-    """A task of the added kind with two built models, and a profile about these."""
+    """A task of the added kind with two built models."""
     text = MANIFEST
     for seed, name in enumerate(("small", "large")):
         content = tiny_classifier(classes=len(GRADES), seed=seed)
@@ -55,35 +60,37 @@ def write_task(models: Path, cache: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "manifest.toml").write_text(text)
     (folder / "labels.txt").write_text("\n".join(GRADES) + "\n")
-    (folder / "profile.json").write_bytes(profile_of(parse_manifest(text, "here")))
 
 
-def profile_of(manifest: Manifest) -> bytes:
-    """Made-up figures, about these models."""
-    profile = make_profile()
-    stages = tuple(
-        msgspec.structs.replace(
-            stage,
-            models={member.name: member.sha256 for member in manifest.members(stage.name)},
-            fingerprint=manifest.fingerprint(stage.name),
-        )
-        for stage in profile.stages
-    )
-    pairs = tuple(msgspec.structs.replace(pair, score="confidence") for pair in profile.pairs)
-    return dump(msgspec.structs.replace(profile, task=manifest.task, stages=stages, pairs=pairs))
+def write_images(folder: Path, large: OnnxRuntimeBackend) -> None:
+    """Images in a folder per grade, nearly all as the large model grades them."""
+    rng = np.random.default_rng(0)
+    for number in range(IMAGES):
+        pixels = cv2.resize(rng.integers(0, 256, (3, 3, 3), np.uint8), (12, 16), interpolation=cv2.INTER_CUBIC)
+        grade = int(large.infer(pixels[np.newaxis])[LOGITS].argmax()) if number % 10 else int(rng.integers(4))
+        place = folder / GRADES[grade]
+        place.mkdir(parents=True, exist_ok=True)
+        assert cv2.imwrite(str(place / f"{number}.png"), pixels[..., ::-1])
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Calibrated on labelled images and then served, both with the commands that users have."""
     folder = tmp_path_factory.mktemp("ripeness")
-    site = folder / "site"
-    site.mkdir()
-    added_kind.install(site)
+    (folder / "site").mkdir()
+    added_kind.install(folder / "site")
     write_task(folder / "models", folder / "cache")
-    paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
-    places = ("--models-dir", str(folder / "models"), "--cache-dir", str(folder / "cache"))
-    command = ("edge", "--port", "0", "--task", "ripeness", "--backend", "onnxruntime", *places)
-    with running(*command, env={"PYTHONPATH": os.pathsep.join(paths)}) as server:
+    write_images(folder / "images", OnnxRuntimeBackend(tiny_classifier(classes=len(GRADES), seed=1)))
+    paths = [str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {"PYTHONPATH": os.pathsep.join([*paths, str(ROOT)])}
+    task = ("--task", "ripeness", "--models-dir", str(folder / "models"), "--cache-dir", str(folder / "cache"))
+    profile = folder / "models" / "ripeness" / "profile.json"
+    command = [sys.executable, "-m", "hawkvision", "calibrate", *task, "--data", str(folder / "images")]
+    ran = subprocess.run(
+        [*command, "--out", str(profile)], env={**os.environ, **env}, cwd=folder, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    with running("edge", "--port", "0", "--backend", "onnxruntime", *task, env=env) as server:
         yield server
 
 
@@ -98,6 +105,8 @@ def test_a_kind_of_another_package_is_served(node: ServerProcess) -> None:
             assert 0.0 < answer["confidence"] <= 1.0
             assert (answer["task"], answer["tier"], answer["model"]) == ("ripeness", "edge", "small")
             assert answer["accuracy"]["status"] == "best_effort", "there is no datacenter"
+        certified = caller.get("/v1/targets").json["certificates"]
+        assert (certified["basis"], certified["n"]) == ("labelled", IMAGES // 2)
         assert answers[0] == caller.send("POST", "/v1/infer?quality=fast", encoded(seed=0)).json | {
             "id": answers[0]["id"], "timing_ms": answers[0]["timing_ms"]
         }  # fmt: skip

@@ -6,23 +6,34 @@ import asyncio
 import http.client
 import json
 import struct
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import pytest
 
 from edge.run import _listen, _uvicorn_server
+from edge.servers.datagram import DatagramServer
 from edge.servers.deepstack import MOST, UNKEYED_BYTES
 from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
 from edge.serving.tasks import ServedTasks, TaskFailure
+from hawkvision.client import Client, OtherPrediction, Transport, calls
+from hawkvision.core.errors import BadField, ManifestError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.types import Answer
 from hawkvision.servers.connections import Limits
 from hawkvision.servers.keys import Keys
+from hawkvision.tasks.classification import Classification
+from hawkvision.tasks.detection import Detection
 from hawkvision.tasks.registry import task_kind
+from loadgen.analysis.summary import meaning_of_right, summarise
+from loadgen.clients.engine import Engine, LoadJob, Protocol, ServerAddress, SharedImages, client_for
+from loadgen.workload.judging import KindSpec, Label, path_of, rightness, truths
+from loadgen.workload.record import Origin, RequestOutcome, Run, TargetClass
 from tests.edge.bench import SURE, bench
 from tests.images import encoded
 
@@ -31,6 +42,7 @@ HEIGHT, WIDTH = 96, 128
 LEFT = (WIDTH - HEIGHT) // 2
 """Of the square that the model is given."""
 IMAGE = encoded(height=HEIGHT, width=WIDTH)
+SQUARE = encoded(height=HEIGHT, width=HEIGHT)
 KEY = "a-key-of-some-length"
 ANIMALS = task_kind("detection", ["cat", "dog"], {"threshold": 0.3})
 BOXES = {
@@ -75,9 +87,12 @@ async def served(boxes: dict[str, Any], key: str | None = None) -> AsyncIterator
         listener = _listen("127.0.0.1", 0)
         server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
+        datagram = await DatagramServer.open(EdgeConfig(), 0, frontend, 64)
+        frontend.transports = datagram.offered.transports
         try:
             yield listener.getsockname()[1]
         finally:
+            await datagram.close(5.0)
             server.should_exit = True
             await serving
 
@@ -301,3 +316,112 @@ def test_the_metadata_of_a_model_are_those_of_its_kind() -> None:
     animals, digits = with_node(calls)
     assert animals["outputs"][0] == {"name": "boxes", "datatype": "FP32", "shape": [-1, -1, 4]}
     assert [each["name"] for each in digits["output"]] == ["label", "index", "confidence", "prediction"]
+
+
+# ------------------------------------------------------------------------------------------------------ clients
+
+
+@pytest.mark.parametrize("transport", ["http", "datagram"])
+def test_answers_of_the_client_have_the_type_of_their_kind(transport: Transport) -> None:
+    def ask(port: int) -> tuple[list[Answer], str]:
+        with Client(f"http://127.0.0.1:{port}", transport=transport) as client:
+            found = [client.detect(SQUARE), client.classify(SQUARE)]
+            found += [client.infer(SQUARE, task="animals"), client.infer(SQUARE)]
+            with pytest.raises(BadField) as refused:
+                client.detect(SQUARE, task="digits")
+            return found, str(refused.value)
+
+    answers, refused = with_node(ask)
+    detect, classify, animals, default = (answer.prediction for answer in answers)
+    assert isinstance(detect, Detection)
+    assert isinstance(animals, Detection)
+    assert isinstance(classify, Classification)
+    assert isinstance(default, Classification)
+    assert [each.label for each in detect.objects] == ["dog", "cat", "cat"]
+    assert detect.objects[0].box == pytest.approx((0.25, 0.5, 0.75, 1.0), abs=0.01)
+    assert "'digits' is of kind 'classification'" in refused
+
+
+def test_the_client_lists_tasks_and_the_targets_of_each() -> None:
+    def ask(port: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        with Client(f"http://127.0.0.1:{port}") as client:
+            return client.tasks(), client.targets("animals")
+
+    tasks, targets = with_node(ask)
+    assert [(each["task"], each["kind"], each["status"]) for each in tasks["tasks"]] == [
+        ("digits", "classification", "ready"), ("animals", "detection", "ready"), ("crowds", "counting", "failed"),
+    ]  # fmt: skip
+    assert targets["task"] == "animals"
+
+
+def test_predictions_of_an_unknown_kind_keep_their_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> NoReturn:
+        raise ManifestError(f"kind {name!r} is not installed")
+
+    monkeypatch.setattr(calls, "kind_class", not_installed)
+
+    def ask(port: int) -> Answer:
+        with Client(f"http://127.0.0.1:{port}") as client:
+            return client.infer(IMAGE, task="animals")
+
+    answer = with_node(ask)
+    assert isinstance(answer.prediction, OtherPrediction)
+    assert answer.prediction.fields.keys() == {"objects", "confidence"}
+    assert answer.to_json()["objects"][0]["label"] == "dog"
+
+
+def test_a_batch_of_images_is_searched_for_objects() -> None:
+    def ask(port: int) -> list[int]:
+        with Client(f"http://127.0.0.1:{port}") as client:
+            outcomes = list(client.detect_batch([IMAGE, b"no image", IMAGE], concurrency=2))
+        return [len(each.to_json()["objects"]) if isinstance(each, Answer) else 0 for each in outcomes]
+
+    assert with_node(ask) == [3, 0, 3]
+
+
+# ------------------------------------------------------------------------------------------------ load generator
+
+
+TRUTH: Label = ([1, 0, 1], [[0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.5, 0.25], [0.5, 0.0, 1.0, 0.5]])
+"""Two of three objects are found, and one of the three found is none: F1 is 2/3."""
+
+
+@pytest.mark.parametrize("protocol", ["http", "datagram", "oip"])
+def test_load_tests_judge_answers_by_the_loss_of_their_kind(protocol: Protocol) -> None:
+    spec = KindSpec("detection", ["cat", "dog"], {"threshold": 0.3})
+    assert path_of(spec) == "/v1/detect"
+
+    async def scenario() -> list[RequestOutcome]:
+        async with served(BOXES) as port:
+            server = ServerAddress(f"http://127.0.0.1:{port}", protocol, "animals", path_of(spec), timeout_s=60.0)
+            kind = spec.open()
+            loaded = SharedImages([SQUARE], [7], truths(kind, [TRUTH]), kind)
+            job = LoadJob(server, [{"quality": "fast"}], [0, 0], [0, 0], 1.0, 4, due=[0.0, 0.01])
+            client = client_for(server, 4, kind)
+            await client.open()
+            try:
+                return await Engine(job, loaded, client).run(time.monotonic())
+            finally:
+                await client.close()
+
+    outcomes = asyncio.run(scenario())
+    assert [(each.status, each.image) for each in outcomes] == [(200, 7)] * 2
+    assert [each.right for each in outcomes] == pytest.approx([2 / 3] * 2)
+    run = Run(
+        "r", "u", protocol, "s", 1.0, 0.0, None, "d", True, [TargetClass({}, 1.0)], outcomes,
+        Origin("", "", "", "", "", 1, 0.0, 0), kind="detection",
+    )  # fmt: skip
+    summary = summarise(run)
+    assert summary.total.effective is not None
+    assert summary.total.effective.value == pytest.approx(2 / 3)
+    assert meaning_of_right([summary]) == "right: the mean of 1 − the loss of detection"
+
+
+@pytest.mark.parametrize(
+    ("prediction", "index", "truth", "right"),
+    [(None, 3, 3, True), (None, 3, 4, False), (None, None, 3, None), (None, 3, ([], None), None)],
+)
+def test_servers_that_answer_with_an_index_alone_are_judged_by_it(
+    prediction: None, index: int | None, truth: Any, right: bool | None
+) -> None:
+    assert rightness(None, prediction, index, truth) is right

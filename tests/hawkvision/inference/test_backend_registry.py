@@ -314,6 +314,25 @@ def test_an_installed_package_provides_a_backend(monkeypatch: pytest.MonkeyPatch
     assert load_config(DatacenterConfig, environ={}, overrides={"backend": "sleep"}).backend == "sleep"
 
 
+def test_a_backend_of_a_release_without_named_tensors_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "aged.py").write_text(
+        "class Aged:\n"
+        "    input_shape, classes = (16, 12, 3), 4\n"
+        "    def __init__(self, *_): ...\n"
+        "    def infer(self, batch): ...\n"
+        "    def close(self): ...\n"
+    )
+    information = tmp_path / "aged-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: aged\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[hawkvision.backends]\naged = aged:Aged\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(BackendError, match=r"backend 'aged': Aged is no backend of this release; expected .*`outputs`"):
+        open_backend("aged", b"any", SPEC, 4)
+
+
 def test_the_setting_names_the_backends_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"dc\.backend: expected one of auto, int8, .*, noop, got 'sleep'"):
         load_config(DatacenterConfig, environ={}, overrides={"backend": "sleep"})

@@ -334,10 +334,14 @@ def shipped(folder: Path, **texts: str) -> Path:
 
 
 def test_a_view_has_the_variants_and_the_labels_of_another_task(tmp_path: Path) -> None:
-    models = shipped(tmp_path, digits=GOOD, shapes=VIEW)
+    measured = f'accuracy = {{ value = 0.5, n = 2, low = 0.1, high = 0.9, data_sha256 = "{"a" * 64}" }}'
+    models = shipped(tmp_path, digits=GOOD + measured, shapes=VIEW)
     (models / "digits" / "labels.txt").write_text("a\nb\nc\n")
     view = load_manifest("shapes", models)
-    assert view.variants == load_manifest("digits", models).variants
+    base = load_manifest("digits", models)
+    assert base.variant("large").accuracy is not None
+    assert [v.sha256 for v in view.variants] == [v.sha256 for v in base.variants]
+    assert {v.accuracy for v in view.variants} == {None}, "that is how right the answers to another question are"
     assert view.fingerprint("small") != load_manifest("digits", models).fingerprint("small")
     assert load_labels(view, models) == ("a", "b", "c")
     (models / "shapes" / "manifest.toml").write_text(format_manifest(view))

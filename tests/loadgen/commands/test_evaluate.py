@@ -46,8 +46,9 @@ from loadgen.analysis.evaluation import (
     summarise,
     written,
 )
-from loadgen.commands.evaluate import measure, parse_targets
+from loadgen.commands.evaluate import EvaluatedTask, measure, parse_targets
 from loadgen.workload.held_out import HeldOutIndices, read_indices, thin
+from tests.hawkvision.tasks.classes import TEN
 
 TARGETS = st.one_of(
     st.sampled_from(Quality),
@@ -55,6 +56,7 @@ TARGETS = st.one_of(
     st.builds(MinAccuracy, st.floats(0, 1)),
     st.builds(MinConfidence, st.floats(0, 1)),
 )
+TASK = EvaluatedTask("t", TEN, "/v1/classify")
 
 
 def answer(index: int, escalated: bool = False, max_drop: float | None = 0.01, degraded: bool = False) -> Answer:
@@ -116,7 +118,7 @@ def evaluate(
 ) -> tuple[TargetRow | UnattainableTarget, ...]:
     async def scenario() -> tuple[TargetRow | UnattainableTarget, ...]:
         async with asking(oracle) as client:
-            return await measure(client, "t", images(40), np.array(chosen), targets, concurrency)
+            return await measure(client, TASK, images(40), np.array(chosen), targets, concurrency)
 
     return asyncio.run(scenario())
 
