@@ -143,7 +143,7 @@ async def run(given: EvaluateOptions) -> int:
         async with AsyncClient(
             given.url, api_key=given.api_key, late_s=LATE_S, connections=given.concurrency
         ) as client:
-            spec = kind_of_task(given.task, models_dir(given.models_dir))
+            spec = kind_of_task(given.task, models_dir(given.models_dir, given.task))
             assert spec is not None, "its labels were read"
             task = EvaluatedTask(given.task, spec.open(), spec.form())
             asking = measure(client, task, images, chosen, targets, given.concurrency, seen)

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,17 @@ def test_a_users_own_task_is_found_beside_the_shipped_ones(tmp_path: Path, monke
     assert models_dir(tmp_path, "digits") == tmp_path, "a folder that is named is the only one"
     with pytest.raises(NotFound, match=r"no task 'birds' under .* or .*known tasks: cifar10, .*digits"):
         load_manifest("birds", models_dir(None, "birds"))
+
+
+def test_the_product_looks_for_a_task_in_the_users_folder_too() -> None:
+    root, only_shipped = Path(__file__).resolve().parents[3], {"hawkvision/cli/demo.py", "loadgen/commands/noise.py"}
+    without_task = {
+        path.relative_to(root).as_posix()
+        for package in ("hawkvision", "edge", "fpga", "loadgen")
+        for path in (root / package).rglob("*.py")
+        if re.search(r"(?<![\w])(?<!def )models_dir\([^(),]*\)", path.read_text(encoding="utf-8"))
+    }
+    assert without_task == only_shipped
 
 
 def test_a_good_manifest_is_read() -> None:
