@@ -101,7 +101,7 @@ def load_components(
     Raises:
         HawkVisionError: if a manifest, profile, certificate or model file is missing, corrupt or for another model.
     """
-    models, cache = models_dir(config.models_dir), cache_dir(config.cache_dir)
+    models, cache = models_dir(config.models_dir, config.task), cache_dir(config.cache_dir)
     manifest = load_manifest(config.task, models)
     name = stage_of(config, manifest)
     kind = load_kind(manifest, models)

@@ -82,7 +82,7 @@ def _failure(config: EdgeConfig, error: Exception) -> TaskFailure:
     """The record of a failed task, which is logged."""
     task = config.task
     try:
-        kind: str | None = load_manifest(task, models_dir(config.models_dir)).kind
+        kind: str | None = load_manifest(task, models_dir(config.models_dir, task)).kind
     except HawkVisionError:
         kind = None
     if isinstance(error, HawkVisionError):

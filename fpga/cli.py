@@ -34,10 +34,11 @@ app = typer.Typer(no_args_is_help=True, help="Quantised networks on an FPGA: fol
 MAX_MHZ: Final = 1000.0
 """Higher than any supported device's clock network allows."""
 NOISE_IMAGES: Final = 64
-DEFAULT_VARIANT: Final = "tiny_w4"
 
 Task = Annotated[str, typer.Option(help="The task whose quantised variant is used.")]
-Variant = Annotated[str | None, typer.Option(help="The quantised variant; default: tiny_w4, or the model's name.")]
+Variant = Annotated[
+    str | None, typer.Option(help="The quantised variant; default: the task's stage for FPGAs, or the model's name.")
+]
 ModelFile = Annotated[Path | None, typer.Option("--model", help="A QONNX file instead of the task's built variant.")]
 DeviceName = Annotated[str, typer.Option("--device", help=f"The device: {', '.join(devices())}.")]
 FoldingFile = Annotated[Path | None, typer.Option("--folding", help="A folding file; default: found by search.")]
@@ -93,7 +94,7 @@ def build(
     graph, chip = _graph(task, variant, model, cache_dir), device_of(device)
     chosen = _folding(graph, chip, folding, rate, mhz)
     images, source = _images(task, graph, data)
-    variant = variant or (DEFAULT_VARIANT if model is None else model.stem)
+    variant = variant or (_stage_for_fpgas(task) if model is None else model.stem)
     name = f"{task}-{variant}-{chip.name}"
     options = {
         "--task": task,
@@ -188,12 +189,22 @@ def _graph(task: str, variant: str | None, model: Path | None, cache: Path | Non
                 return read_qonnx(file.read(MAX_BYTES + 1), str(model))
         except OSError as error:
             raise CompileError(f"{model}: cannot be read: {error.strerror}") from None
-    variant = variant or DEFAULT_VARIANT
+    variant = variant or _stage_for_fpgas(task)
     path = artifact_path(cache_dir(cache), task, variant)
     if not path.is_file():
         mend = advise("models build", "--task", task, variant)
         raise CompileError(f"{path} is missing; build it with `{mend}`")
     return graph_of(path)
+
+
+def _stage_for_fpgas(task: str) -> str:
+    found = load_manifest(task, models_dir(None, task)).cascade.fpga
+    if found is None:
+        raise CompileError(
+            f"task {task!r} has no stage for FPGAs; make one with `hawkvision models quantize STAGE --task {task} "
+            "--data IMAGES --precision w8a8`"
+        )
+    return found
 
 
 def _folding(
@@ -237,7 +248,7 @@ def _images(task: str, graph: IntegerGraph, data: Path | None) -> tuple[Pixels, 
     if data is None:
         noise = np.random.default_rng(0).integers(0, 256, (NOISE_IMAGES, *size, graph.input.channels), np.uint8)
         return noise, "uniform noise, seed 0"
-    labelled = read_images(data, load_labels(load_manifest(task, models_dir(None)), models_dir(None)))
+    labelled = read_images(data, load_labels(load_manifest(task, models_dir(None, task)), models_dir(None, task)))
     wanted = np.flatnonzero(labelled.is_test) if labelled.is_test.any() else np.arange(len(labelled))
     decoded = [cv2.imdecode(np.frombuffer(labelled.bodies[at], np.uint8), cv2.IMREAD_COLOR) for at in wanted[:1024]]
     fitting = [image[..., ::-1] for image in decoded if image is not None and image.shape[:2] == size]

@@ -70,7 +70,7 @@ class MakePolicy(Protocol):
 
 def files_of(config: EdgeConfig) -> tuple[Path, ...]:
     """The files that a node's certification is read from; not all of them need exist."""
-    folder = models_dir(config.models_dir) / config.task
+    folder = models_dir(config.models_dir, config.task) / config.task
     found = [folder / "manifest.toml", config.profile or folder / "profile.json"]
     if config.certificates is not None:
         found.append(config.certificates)
@@ -84,7 +84,7 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
         ManifestError: if a file is missing, broken or altered, or they do not belong together.
     """
     content = _content(config)
-    models = models_dir(config.models_dir)
+    models = models_dir(config.models_dir, config.task)
     name = stage_of(config, manifest)
     profile = load_profile_of(manifest, models, config.profile)
     site = None if config.certificates is None else load_site(config.certificates)
@@ -181,7 +181,7 @@ class CertificationReload:
 
     def _load(self) -> Certification:
         config = self._config
-        return load_certification(config, load_manifest(config.task, models_dir(config.models_dir)))
+        return load_certification(config, load_manifest(config.task, models_dir(config.models_dir, config.task)))
 
     async def close(self) -> None:
         """Cancel reading."""

@@ -138,7 +138,7 @@ def _workload(
 
 
 def _graph(task: str, variant: str | None, cache: Path | None) -> tuple[IntegerGraph, str]:
-    variant = variant or load_manifest(task, models_dir()).cascade.fpga
+    variant = variant or load_manifest(task, models_dir(None, task)).cascade.fpga
     if variant is None:
         raise ConfigError(f"task {task!r} has no variant for FPGAs; name a quantised variant")
     path = artifact_path(cache_dir(cache), task, variant)

@@ -10,7 +10,8 @@ from typing import Annotated, Final
 
 import typer
 
-from hawkvision.cli import certification, classify, keys, models, servers, tools
+from hawkvision.cli import certification, classify, keys, servers, tools
+from hawkvision.cli.models import building, own
 from hawkvision.cli.options import PASS_ON, renamed_option
 from hawkvision.core import logs
 from hawkvision.core.errors import HawkVisionError
@@ -96,7 +97,10 @@ app.command(rich_help_panel=ASK)(classify.classify)
 app.command(rich_help_panel=ASK)(classify.detect)
 app.command(rich_help_panel=ASK)(classify.infer)
 app.command("load", context_settings=PASS_ON, rich_help_panel=ASK)(tools.load_test)
-app.add_typer(models.models_app, name="models", rich_help_panel=MODELS)
+building.models_app.command("add")(own.models_add)
+building.models_app.command("check")(own.models_check)
+building.models_app.command("quantize")(own.models_quantize)
+app.add_typer(building.models_app, name="models", rich_help_panel=MODELS)
 app.command(rich_help_panel=MODELS)(certification.calibrate)
 app.command(rich_help_panel=MODELS)(certification.certify)
 app.command("seal", rich_help_panel=MODELS)(certification.seal_file)

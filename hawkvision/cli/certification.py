@@ -26,7 +26,12 @@ def calibrate(
     intermediate: Annotated[
         str | None, typer.Option(help="A stage between them, or `none`; default: the cascade's.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the profile goes; default: ./profile.json.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the profile goes; default: beside the manifest of a task of your own, else ./profile.json."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the split.")] = 2405,
     datagram: Annotated[
         bool, typer.Option("--lossy", help="Certify for lossy links too; takes 20 times as long.")
@@ -55,7 +60,8 @@ def calibrate(
     from hawkvision.model_zoo.calibration.evidence import TrainedImages as Trained
     from hawkvision.models import manifest
 
-    path, models, cache = out or Path("profile.json"), manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
+    models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
+    path = out or manifest.default_profile(models_dir, task)
     reading = LabelReading(class_map, clean_ids, Trained(trained_images))
     if design is not None:
         if data is not None or certify_data is None or edge or best or intermediate:
@@ -149,7 +155,7 @@ def certify(
         compared=compared,
         profile=profile,
         reading=LabelReading(class_map, clean_ids, Trained(trained_images)),
-        models=manifest.models_dir(models_dir),
+        models=manifest.models_dir(models_dir, task),
         cache=manifest.cache_dir(cache_dir),
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -198,6 +204,6 @@ def report_calibration(
     from hawkvision.model_zoo.reports.report import report_calibration as run
     from hawkvision.models import manifest
 
-    models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
+    models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
     run(task, data, out, profile=profile, models=models, cache=cache)
     typer.echo(f"written to {out}")

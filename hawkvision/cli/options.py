@@ -23,7 +23,11 @@ def remembered(parameter: typer.CallbackParam, value: Path | None) -> Path | Non
 
 
 ModelsDir = Annotated[
-    Path | None, typer.Option(help="Folder of manifests; default: the installed ones.", callback=remembered)
+    Path | None,
+    typer.Option(
+        help="Folder of manifests; default: those of HawkVision and ~/.local/share/hawkvision/models.",
+        callback=remembered,
+    ),
 ]
 CacheDir = Annotated[
     Path | None, typer.Option(help="Folder of built models; default: ~/.cache/hawkvision.", callback=remembered)

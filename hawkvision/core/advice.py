@@ -13,7 +13,9 @@ OPTIONS_OF: Final = {
     "calibrate": ("models_dir", "cache_dir"),
     "certify": ("profile", "models_dir", "cache_dir"),
     "edge up": ("models_dir", "cache_dir"),
+    "models add": ("models_dir", "cache_dir"),
     "models build": ("models_dir", "cache_dir"),
+    "models check": ("models_dir", "cache_dir"),
     "models equivalence": ("profile", "models_dir", "cache_dir"),
 }
 """The options that each command takes."""

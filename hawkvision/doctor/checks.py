@@ -105,7 +105,7 @@ def _port_checks(
 
 
 def _edge_models(config: EdgeConfig) -> Iterable[Finding]:
-    manifest = load_manifest(config.task, models_dir(config.models_dir))
+    manifest = load_manifest(config.task, models_dir(config.models_dir, config.task))
     return files.models(config.task, manifest.members(stage_of(config, manifest)), cache_dir(config.cache_dir))
 
 
@@ -118,13 +118,13 @@ def _datacenter_models(config: DatacenterConfig) -> Iterable[Finding]:
 
 
 def _profile(config: EdgeConfig) -> Finding:
-    folder = models_dir(config.models_dir)
+    folder = models_dir(config.models_dir, config.task)
     manifest = load_manifest(config.task, folder)
     return files.profile(config, manifest, stage_of(config, manifest), folder)
 
 
 def _datacenter(config: EdgeConfig, url: str) -> Iterable[Finding]:
-    folder = models_dir(config.models_dir)
+    folder = models_dir(config.models_dir, config.task)
     manifest = load_manifest(config.task, folder)
     expected: dict[str, str] = {}
     if config.backend != "noop":

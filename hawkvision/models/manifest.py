@@ -33,6 +33,11 @@ Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_.-]*$", max_length=64)]
 Precision: TypeAlias = Literal["fp32", "int8", "w2a8", "w3a8", "w4a8", "w5a8", "w6a8", "w7a8", "w8a8"]
 """`w4a8` is an integer network with 4 bits per weight and 8 per activation, which an FPGA can run."""
+FLOAT_OR_INT8: Final = ("fp32", "int8")
+"""Precisions of networks that are no integer networks."""
+
+MANIFEST: Final = "manifest.toml"
+"""The file of a manifest, in its task's folder."""
 _RENAMED_KEYS: Final = {"ladder": "cascade", "committees": "ensembles", "pictures": "images"}
 """Keys of manifests before 0.2."""
 
@@ -309,13 +314,42 @@ def _refuse_old_words(document: dict[str, Any], where: str) -> None:
             raise ManifestError(f"{where}: [[ensembles]]: sure_from is called accept_confidence since 0.2")
 
 
-def models_dir(override: Path | None = None) -> Path:
-    """The folder of manifests: `override`, else `models/` of the checkout, else the copy in the wheel."""
+def models_dir(override: Path | None = None, task: str | None = None) -> Path:
+    """The folder of manifests with that of `task`: `override`, else the shipped one, else the user's own.
+
+    A task that both have is the shipped one. `shipped_models_dir` is the answer for a task that neither has.
+    """
     if override is not None:
         return override
+    shipped, own = shipped_models_dir(), own_models_dir()
+    if task is None or own is None or (shipped / task / MANIFEST).is_file() or not (own / task / MANIFEST).is_file():
+        return shipped
+    return own
+
+
+def shipped_models_dir() -> Path:
+    """The folder of the manifests that come with HawkVision: `models/` of the checkout, else the copy in the wheel."""
     package = Path(__file__).resolve().parents[1]
     checkout = package.parent / "models"
     return checkout if checkout.is_dir() else package / "_models"
+
+
+def own_models_dir() -> Path | None:
+    """The folder of the user's own tasks: `hawkvision/models` below `$XDG_DATA_HOME`, else below `~/.local/share`.
+
+    None for a user without a home.
+    """
+    base = os.environ.get("XDG_DATA_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".local" / "share") / "hawkvision" / "models"
+    except RuntimeError:
+        return None
+
+
+def default_profile(override: Path | None, task: str) -> Path:
+    """Where a new profile of a task goes: beside the manifest in the user's own folder, else `profile.json` here."""
+    folder = models_dir(override, task)
+    return folder / task / "profile.json" if folder == own_models_dir() else Path("profile.json")
 
 
 def cache_dir(override: Path | None = None) -> Path:
@@ -345,10 +379,13 @@ def load_manifest(task: str, models: Path) -> Manifest:
         NotFound: if the task has no manifest there; the message lists those that have.
         ManifestError: if the file breaks the schema, or is that of another task.
     """
-    path = models / task / "manifest.toml"
+    path = models / task / MANIFEST
     if not path.is_file():
-        known = sorted(p.parent.name for p in models.glob("*/manifest.toml"))
-        raise NotFound(f"no task {task!r} under {models}; known tasks: {', '.join(known) or 'none'}")
+        own = own_models_dir()
+        places = [models] if own is None or models != shipped_models_dir() or not own.is_dir() else [models, own]
+        known = sorted({found.parent.name for place in places for found in place.glob(f"*/{MANIFEST}")})
+        where = " or ".join(map(str, places))
+        raise NotFound(f"no task {task!r} under {where}; known tasks: {', '.join(known) or 'none'}")
     document = _document(_read(path), str(path))
     base = document.get("view_of")
     if isinstance(base, str):

@@ -65,9 +65,12 @@ class FileSource(ManifestStruct, frozen=True, tag_field="kind", tag="file"):
     sha256: Sha256
 
     @property
-    def reader(self) -> Literal["safetensors", "qonnx"]:
-        """The format by the file name: float weights, or a quantised network in QONNX."""
-        return "qonnx" if self.file.endswith(".onnx") else "safetensors"
+    def reader(self) -> Literal["safetensors", "onnx"]:
+        """The format by the file name: float weights, or a network in ONNX.
+
+        The latter is QONNX for the precisions of integer networks, else the model as it is run.
+        """
+        return "onnx" if self.file.endswith(".onnx") else "safetensors"
 
     def __str__(self) -> str:
         return self.file

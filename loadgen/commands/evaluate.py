@@ -143,7 +143,7 @@ async def run(given: EvaluateOptions) -> int:
         async with AsyncClient(
             given.url, api_key=given.api_key, late_s=LATE_S, connections=given.concurrency
         ) as client:
-            spec = kind_of_task(given.task, models_dir(given.models_dir))
+            spec = kind_of_task(given.task, models_dir(given.models_dir, given.task))
             assert spec is not None, "its labels were read"
             task = EvaluatedTask(given.task, spec.open(), spec.form())
             asking = measure(client, task, images, chosen, targets, given.concurrency, seen)
@@ -180,7 +180,7 @@ def _chosen_images(given: EvaluateOptions) -> tuple[LabelledImages, NDArray[np.i
         raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
     if not 1 <= given.concurrency <= MAX_CONCURRENCY:
         raise ConfigError(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {given.concurrency}")
-    models = models_dir(given.models_dir)
+    models = models_dir(given.models_dir, given.task)
     images = read_labelled(given.data, given.task, models, given.class_map)
     if given.split == "held_out":
         chosen = read_indices(given.indices or models / given.task / "held_out.json", images)

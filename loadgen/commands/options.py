@@ -155,10 +155,11 @@ def read_setup(given: LoadOptions) -> Setup:
         raise ConfigError(
             f"--path: expected none with --protocol {given.protocol}, which has its own; got {given.path!r}"
         )
+    task = given.task or "imagenet"
     dataset = read_dataset(
         given.data,
-        given.task or "imagenet",
-        models_dir(given.models_dir),
+        task,
+        models_dir(given.models_dir, task),
         split=given.split,
         indices=given.indices,
         limit=given.limit,

@@ -52,6 +52,8 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.model_zoo.predictions",),
     ("hawkvision.model_zoo.calibration",),
     ("hawkvision.model_zoo.training", "hawkvision.model_zoo.reports"),
+    ("hawkvision.model_zoo.own",),
+    ("hawkvision.model_zoo.own.quantisation",),
     ("hawkvision.model_zoo",),
     ("fpga.compiler",),
     ("fpga.simulation",),
@@ -77,6 +79,8 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("loadgen.commands",),
     ("loadgen",),
     ("hawkvision.doctor",),
+    ("hawkvision.cli.options",),
+    ("hawkvision.cli.models",),
     ("hawkvision.cli",),
     ("hawkvision.__main__",),
 )

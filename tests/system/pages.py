@@ -19,7 +19,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = sorted(
     path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 )
-RUN_PAGES: Final = ("README.md", "docs/quickstart.md", "docs/operations/*.md")
+RUN_PAGES: Final = ("README.md", "docs/quickstart.md", "docs/own-models.md", "docs/operations/*.md")
 """Pages whose blocks of commands are all run, or state why they cannot be."""
 RUN_LANGUAGES: Final = frozenset({"console", "sh", "bash", "python"})
 SERVE: Final = "hawkvision up"

@@ -103,7 +103,8 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """Precision of the layers in ONNX Runtime: that of the model files, or half precision (`fp16`) for float models on
     a GPU. Answers in half precision are certified once `hawkvision models equivalence` has passed."""
     models_dir: Path | None = None
-    """Folder of manifests, labels and profiles, one folder per task. Default: those that are installed."""
+    """Folder of manifests, labels and profiles, one folder per task. Default: those that come
+    with HawkVision, and the user's own below `~/.local/share/hawkvision/models`."""
     cache_dir: Path | None = None
     """Folder of built models and compiled kernels. Default: `$XDG_CACHE_HOME/hawkvision` (`~/.cache/hawkvision`)."""
     profile: Path | None = None
@@ -238,7 +239,8 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """Precision of the layers in ONNX Runtime: that of the model files, or half precision (`fp16`) for float models on
     a GPU. Answers in half precision are certified once `hawkvision models equivalence` has passed."""
     models_dir: Path | None = None
-    """Folder of manifests, labels and profiles, one folder per task. Default: those that are installed."""
+    """Folder of manifests, labels and profiles, one folder per task. Default: those that come
+    with HawkVision, and the user's own below `~/.local/share/hawkvision/models`."""
     cache_dir: Path | None = None
     """Folder of built models and compiled kernels. Default: `$XDG_CACHE_HOME/hawkvision` (`~/.cache/hawkvision`)."""
 

@@ -140,7 +140,7 @@ def load_catalogs(config: DatacenterConfig) -> dict[str, Catalog | TaskFailure]:
     failures: list[HawkVisionError] = []
     for task in config.tasks:
         try:
-            models = models_dir(config.models_dir)
+            models = models_dir(config.models_dir, task)
             manifest = load_manifest(task, models)
             catalogs[task] = catalog_of(manifest, load_kind(manifest, models), config)
         except HawkVisionError as error:

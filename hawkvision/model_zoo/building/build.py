@@ -35,6 +35,7 @@ from hawkvision.model_zoo.building.ranges import load_ranges
 from hawkvision.model_zoo.tfjs.graph import read_archive
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import (
+    FLOAT_OR_INT8,
     FileSource,
     Manifest,
     NpmSource,
@@ -97,7 +98,7 @@ def build(
         ManifestError: if there is no such variant.
         ArtifactError: if weights are missing or not the pinned ones, or the result is not the pinned one.
     """
-    models, cache = models_dir(models), cache_dir(cache)
+    models, cache = models_dir(models, task), cache_dir(cache)
     manifest = load_manifest(task, models)
     variants = _selected(manifest, names)
     if manifest.view_of is not None:
@@ -142,8 +143,8 @@ def emit_variant(task: str, variant: Variant, models: Path, weights: bytes) -> b
     where = f"{task}: {variant.source}"
     if sha256_of(weights) != variant.source.sha256:
         raise ArtifactError(f"{where}: expected SHA-256 {variant.source.sha256}, found {sha256_of(weights)}")
-    if variant.source.reader == "qonnx":
-        return _integer_model(variant, weights, where)
+    if variant.source.reader == "onnx":
+        return weights if variant.precision in FLOAT_OR_INT8 else _integer_model(variant, weights, where)
     model = float_model(variant, weights, where)
     if variant.precision == "int8":
         ranges = load_ranges(models, task, variant)
@@ -162,7 +163,7 @@ def float_model(variant: Variant, weights: bytes, where: str) -> onnx.ModelProto
     source = variant.source
     if isinstance(source, NpmSource):
         return emit_tfjs(variant.architecture, read_archive(weights, source.member, where), variant.input, where)
-    assert source.reader != "qonnx"
+    assert source.reader != "onnx"
     return emit(variant.architecture, parse_checkpoint(weights, source.reader, where), variant.input, where)
 
 
@@ -197,13 +198,13 @@ def verify(
     Raises:
         ArtifactError: on the first that is not, saying how to build it.
     """
-    manifest, cache = load_manifest(task, models_dir(models)), cache_dir(cache)
+    manifest, cache = load_manifest(task, models_dir(models, task)), cache_dir(cache)
     return tuple(_verified(manifest, v, cache) for v in _selected(manifest, names))
 
 
 def list_variants(task: str, models: Path | None = None, cache: Path | None = None) -> tuple[VariantState, ...]:
     """Every variant of a task, whether it is built, and where the cascade uses it."""
-    manifest, cache = load_manifest(task, models_dir(models)), cache_dir(cache)
+    manifest, cache = load_manifest(task, models_dir(models, task)), cache_dir(cache)
     states = []
     for variant in manifest.variants:
         path = artifact_path(cache, task, variant.name)

@@ -1,53 +1,46 @@
-"""A torchvision classifier as a variant: its weights are read without running code, exported, checked and registered.
+"""A torchvision classifier as ONNX, with published or fine-tuned weights, which are read without running code.
 
-It needs the `[models]` extra, imported only here and only on use. The result follows the zoo's convention (uint8 NHWC
-RGB `image` in, float32 `logits` out).
+It needs the `[models]` extra, imported only here and only on use. The result is the network alone, float NCHW to
+logits; `hawkvision.model_zoo.own` makes a stage of it.
 """
 
 from __future__ import annotations
 
 import importlib
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from hawkvision.core.errors import ArtifactError
-from hawkvision.model_zoo.building.build import Artifact
-from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
-from hawkvision.model_zoo.building.manifest_writer import format_manifest
-from hawkvision.models.manifest import (
-    Cascade,
-    InputSpec,
-    Interpolation,
-    Manifest,
-    PackageSource,
-    Variant,
-    artifact_path,
-)
-from hawkvision.models.manifest import load_manifest as read_manifest
-from hawkvision.system.files import sha256_of, write_atomic
+from hawkvision.model_zoo.building.checkpoint import StateDict, parse_checkpoint
+from hawkvision.models.manifest import InputSpec, Interpolation
 from hawkvision.system.onnx_runtime import ort
 
 _OPSET = 18
 _PARITY = 1e-3  # largest difference of logits, relative to the largest logit; float32 sums in another order give 1e-6
+_WRAPPED = "module."  # before each name of a network that was trained on several GPUs
 
 
-def export_torchvision(
-    name: str,
-    task: str,
-    models: Path,
-    cache: Path,
-    weights: Path | None = None,
-    license: str = "BSD-3-Clause",  # noqa: A002
-) -> Artifact:
-    """Export torchvision's model `name` and enter it in the manifest `models/<task>/manifest.toml`.
+@dataclass(frozen=True, slots=True)
+class TorchvisionExport:
+    """An exported network, and what torchvision's preset says of it."""
 
-    `weights` is a state dict (.pth); without it torchvision's default weights are downloaded. The manifest is created
-    if there is none, with this variant as its only stage; otherwise the variant is added or replaced and the cascade
-    is left as it is.
+    model: bytes
+    """ONNX: float32 `input` (n, 3, height, width), normalised, to `logits` (n, classes)."""
+    preset: InputSpec
+    labels: tuple[str, ...] | None
+    """Of the published weights; None if the head has another number of classes."""
+
+
+def export_torchvision(name: str, weights: Path | None = None) -> TorchvisionExport:
+    """Export torchvision's model `name`.
+
+    Args:
+        name: as `torchvision.models.list_models` gives it.
+        weights: a state dict (.pth), also of a head with another number of classes; None downloads torchvision's own.
 
     Raises:
         ArtifactError: if the `[models]` extra is missing, torchvision has no such model, the weights do not fit it,
@@ -57,31 +50,17 @@ def export_torchvision(
     if name not in torchvision.models.list_models(module=torchvision.models):
         raise ArtifactError(f"torchvision {torchvision.__version__} has no classification model {name!r}")
     published = torchvision.models.get_model_weights(name).DEFAULT
-    spec = _input_spec(published.transforms())
+    preset = _input_spec(published.transforms())
     path = weights if weights is not None else _download(torch, published.url)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ArtifactError(f"{path}: cannot read weights: {error.strerror}") from None
-    model = _Normalised(torch, _loaded(torch, torchvision, name, data, str(path)), spec).module
-    exported = _export(torch, model, spec)
-    classes = _check_parity(torch, model, exported, spec, name)
-    variant = Variant(
-        name=name,
-        architecture=name,
-        precision="fp32",
-        license=license,
-        source=PackageSource(
-            package="torchvision", version=torchvision.__version__, member=path.name, sha256=sha256_of(data)
-        ),
-        input=spec,
-        sha256=sha256_of(exported),
-        bytes=len(exported),
-    )
-    target = artifact_path(cache, task, name)
-    write_atomic(target, exported)
-    _enter(variant, task, models, classes, list(published.meta["categories"]))
-    return Artifact(name, target, len(exported), sha256_of(exported), kept=False)
+    model = _loaded(torch, torchvision, name, data, str(path))
+    exported = _export(torch, model, preset)
+    classes = _check_parity(torch, model, exported, preset, name)
+    categories = tuple(published.meta["categories"])
+    return TorchvisionExport(exported, preset, categories if len(categories) == classes else None)
 
 
 def _import(module: str) -> Any:
@@ -122,8 +101,13 @@ def _download(torch: Any, url: str) -> Path:
 
 
 def _loaded(torch: Any, torchvision: Any, name: str, data: bytes, where: str) -> Any:
-    state = {key: torch.from_numpy(np.array(value)) for key, value in parse_checkpoint(data, "torch", where).items()}
+    arrays = _unwrapped(parse_checkpoint(data, "torch", where))
+    state = {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
     model = torchvision.models.get_model(name, weights=None)
+    head = _head(torch, model)
+    weight = state.get(f"{head}.weight")
+    if weight is not None and weight.shape != model.state_dict()[f"{head}.weight"].shape:
+        model = torchvision.models.get_model(name, weights=None, num_classes=int(weight.shape[0]))
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
@@ -131,34 +115,29 @@ def _loaded(torch: Any, torchvision: Any, name: str, data: bytes, where: str) ->
     return model.eval()
 
 
-class _Normalised:
-    """The model behind the zoo's input convention. (A factory: the base class exists only once torch is imported.)"""
+def _unwrapped(state: StateDict) -> StateDict:
+    wrapped = all(key.startswith(_WRAPPED) for key in state)
+    return {key.removeprefix(_WRAPPED): value for key, value in state.items()} if wrapped else state
 
-    def __init__(self, torch: Any, model: Any, spec: InputSpec) -> None:
-        class Wrapped(torch.nn.Module):  # type: ignore[misc]
-            def __init__(self) -> None:
-                super().__init__()
-                self.model = model
-                self.register_buffer("mean", torch.tensor(spec.mean).reshape(1, 3, 1, 1))
-                self.register_buffer("std", torch.tensor(spec.std).reshape(1, 3, 1, 1))
 
-            def forward(self, image: Any) -> Any:
-                return self.model((image.permute(0, 3, 1, 2).float() - self.mean) / self.std)
-
-        self.module = Wrapped().eval()
+def _head(torch: Any, model: Any) -> str:
+    """The name of the layer that gives the classes: the last linear layer or convolution."""
+    kinds = (torch.nn.Linear, torch.nn.Conv2d)
+    names: list[str] = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+    return names[-1]
 
 
 def _export(torch: Any, model: Any, spec: InputSpec) -> bytes:
-    example = torch.zeros((2, spec.height, spec.width, 3), dtype=torch.uint8)
+    example = torch.zeros((2, 3, spec.height, spec.width))
     with tempfile.TemporaryDirectory(prefix="hawkvision-") as folder:
         target = Path(folder) / "model.onnx"
         torch.onnx.export(
             model,
             (example,),
             str(target),
-            input_names=["image"],
+            input_names=["input"],
             output_names=["logits"],
-            dynamic_axes={"image": {0: "n"}, "logits": {0: "n"}},
+            dynamic_axes={"input": {0: "n"}, "logits": {0: "n"}},
             opset_version=_OPSET,
             dynamo=False,
         )
@@ -167,31 +146,12 @@ def _export(torch: Any, model: Any, spec: InputSpec) -> bytes:
 
 def _check_parity(torch: Any, model: Any, exported: bytes, spec: InputSpec, name: str) -> int:
     """The number of classes, if graph and model agree on a batch of another size than the example's."""
-    batch = np.random.default_rng(0).integers(0, 256, (3, spec.height, spec.width, 3), dtype=np.uint8)
+    batch = np.random.default_rng(0).normal(size=(3, 3, spec.height, spec.width)).astype(np.float32)
     session = ort.InferenceSession(exported, providers=["CPUExecutionProvider"])
-    found = session.run(["logits"], {"image": batch})[0]
+    found = session.run(["logits"], {"input": batch})[0]
     with torch.no_grad():
         expected = model(torch.from_numpy(batch)).numpy()
     worst = float(np.abs(found - expected).max() / max(1.0, float(np.abs(expected).max())))
     if found.shape != expected.shape or worst > _PARITY:
         raise ArtifactError(f"{name}: the exported graph differs from the model by {worst:.2g} of the largest logit")
     return int(expected.shape[1])
-
-
-def _enter(variant: Variant, task: str, models: Path, classes: int, categories: list[str]) -> None:
-    folder = models / task
-    if (folder / "manifest.toml").is_file():
-        manifest = read_manifest(task, models)
-        if manifest.classes != classes:
-            raise ArtifactError(f"{folder}: the task has {manifest.classes} classes, {variant.name} has {classes}")
-        others = tuple(v for v in manifest.variants if v.name != variant.name)
-        manifest = msgspec.structs.replace(manifest, variants=(*others, variant))
-    else:
-        only = (variant.name,)
-        cascade = Cascade(edge=only, dc=only, default_edge=variant.name)
-        manifest = Manifest(
-            format=1, task=task, labels="labels.txt", classes=classes, cascade=cascade, variants=(variant,)
-        )
-        labels = categories if len(categories) == classes else [f"class {i}" for i in range(classes)]
-        write_atomic(folder / "labels.txt", ("\n".join(labels) + "\n").encode())
-    write_atomic(folder / "manifest.toml", format_manifest(manifest).encode())

@@ -38,6 +38,8 @@ class QuantisedLayer:
     activation_step: float | None
     """None for the last layer, which gives logits."""
     pool: bool = False
+    pad: int = 1
+    """Pixels of padding on each side, unless it is the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,10 @@ def write_qonnx(net: QuantisedNet, name: str) -> bytes:
         at = f"conv{index}"
         kernel = writer.weights(at, layer, net.weight_bits)
         bias = writer.constant(f"{at}.bias", layer.bias)
-        x = writer.node("Conv", [x, kernel, bias], at, kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[1, 1])
+        side = layer.weights.shape[2]
+        x = writer.node(
+            "Conv", [x, kernel, bias], at, kernel_shape=[side, side], pads=[layer.pad] * 4, strides=[1, 1]
+        )  # fmt: skip
         assert layer.activation_step is not None
         x = writer.node("Relu", [x], f"{at}.relu")
         x = writer.quant(x, f"{at}.activation", np.array(layer.activation_step), ACTIVATION_BITS, signed=False)

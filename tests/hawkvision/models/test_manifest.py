@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,31 @@ source = { package = "p", version = "1", member = "w.pth", sha256 = "SHA" }
 input = { height = 32, width = 32, mean = [0.0, 0.0, 0.0], std = [1.0, 1.0, 1.0] }
 """
 GOOD = MINIMAL + "".join(VARIANT.replace("NAME", n).replace("SHA", "a" * 64) for n in ("small", "large"))
+
+
+def test_a_users_own_task_is_found_beside_the_shipped_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    own = tmp_path / "hawkvision" / "models"
+    for task in ("digits", "cifar10"):
+        (own / task).mkdir(parents=True)
+        (own / task / "manifest.toml").write_text(GOOD)
+    assert models_dir(None, "digits") == own
+    assert load_manifest("digits", models_dir(None, "digits")).task == "digits"
+    assert models_dir(None, "cifar10") == models_dir() == models_dir(None, "birds"), "shipped ones come first"
+    assert models_dir(tmp_path, "digits") == tmp_path, "a folder that is named is the only one"
+    with pytest.raises(NotFound, match=r"no task 'birds' under .* or .*known tasks: cifar10, .*digits"):
+        load_manifest("birds", models_dir(None, "birds"))
+
+
+def test_the_product_looks_for_a_task_in_the_users_folder_too() -> None:
+    root, only_shipped = Path(__file__).resolve().parents[3], {"hawkvision/cli/demo.py", "loadgen/commands/noise.py"}
+    without_task = {
+        path.relative_to(root).as_posix()
+        for package in ("hawkvision", "edge", "fpga", "loadgen")
+        for path in (root / package).rglob("*.py")
+        if re.search(r"(?<![\w])(?<!def )models_dir\([^(),]*\)", path.read_text(encoding="utf-8"))
+    }
+    assert without_task == only_shipped
 
 
 def test_a_good_manifest_is_read() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,14 @@ import cv2
 import numpy as np
 import pytest
 
-from hawkvision.core.errors import ArtifactError
+from hawkvision.core.errors import ArtifactError, ConfigError
 from hawkvision.core.types import Logits, Pixels
 from hawkvision.model_zoo.building.build import build, verify, weight_bytes
 from hawkvision.model_zoo.building.fetch import fetch
+from hawkvision.model_zoo.own.adding import AddOrder
+from hawkvision.model_zoo.own.from_torchvision import add_torchvision
 from hawkvision.models.artifacts import load_variant
-from hawkvision.models.manifest import PackageSource, Variant, cache_dir, load_labels, load_manifest
+from hawkvision.models.manifest import PackageSource, Variant, artifact_path, cache_dir, load_labels, load_manifest
 from hawkvision.system.onnx_runtime import ort
 
 pytestmark = pytest.mark.models
@@ -91,29 +92,47 @@ def test_graph_answers_as_the_framework_does(name: str, setting: Path) -> None:
     assert worst < 1e-3
 
 
+def added_from_torchvision(name: str, file: Path, root: Path, labels: Path | None = None) -> Any:
+    order = AddOrder(path=file, task="mine", labels=labels)
+    return add_torchvision(name, file, order, root / "models", root / "cache")
+
+
 @pytest.mark.slow
-def test_torchvision_model_from_a_local_state_dict_becomes_a_variant(tmp_path: Path) -> None:
+def test_torchvision_model_from_a_local_state_dict_becomes_a_stage(tmp_path: Path) -> None:
     torch, torchvision = torch_module(), pytest.importorskip("torchvision")
-    export = importlib.import_module("hawkvision.model_zoo.building.torchvision_export").export_torchvision
     torch.manual_seed(0)
     file = tmp_path / "weights.pth"
     torch.save(torchvision.models.get_model("shufflenet_v2_x0_5", weights=None).state_dict(), file)
-    made = export("shufflenet_v2_x0_5", "mine", tmp_path / "models", tmp_path / "cache", file)
-    manifest = load_manifest("mine", tmp_path / "models")
-    assert manifest.variant("shufflenet_v2_x0_5").sha256 == made.sha256
-    assert verify("mine", models=tmp_path / "models", cache=tmp_path / "cache")[0].path == made.path
-    assert "tench" in load_labels(manifest, tmp_path / "models")
-    session = ort.InferenceSession(made.path.read_bytes(), providers=["CPUExecutionProvider"])
-    side = manifest.variants[0].input.height
-    assert session.run(None, {"image": np.zeros((5, side, side, 3), np.uint8)})[0].shape == (5, 1000)
+    made = added_from_torchvision("shufflenet_v2_x0_5", file, tmp_path)
+    assert verify("mine", models=tmp_path / "models", cache=tmp_path / "cache")[0].sha256 == made.variant.sha256
+    assert "tench" in load_labels(made.manifest, tmp_path / "models")
+    assert made.batch is None
+
+
+@pytest.mark.slow
+def test_a_fine_tuned_head_of_torchvision_becomes_a_stage_that_computes_what_the_model_computes(tmp_path: Path) -> None:
+    torch, torchvision = torch_module(), pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    model = torchvision.models.mobilenet_v3_small(weights=None, num_classes=5).eval()
+    file = tmp_path / "tuned.pth"
+    torch.save({f"module.{key}": value for key, value in model.state_dict().items()}, file)
+    with pytest.raises(ConfigError, match="--labels"):
+        added_from_torchvision("mobilenet_v3_small", file, tmp_path)
+    (tmp_path / "labels.txt").write_text("a\nb\nc\nd\ne")
+    made = added_from_torchvision("mobilenet_v3_small", file, tmp_path, tmp_path / "labels.txt")
+    spec = made.variant.input
+    assert (spec.height, spec.fit, spec.crop_fraction) == (224, "crop", 224 / 256)
+    batch = np.random.default_rng(0).integers(0, 256, (2, 224, 224, 3), dtype=np.uint8)
+    session = ort.InferenceSession(str(artifact_path(tmp_path / "cache", "mine", "mobilenet_v3_small")))
+    found = session.run(["logits"], {"image": batch})[0]
+    np.testing.assert_allclose(found, reference_logits(torch, model, made.variant, batch), atol=1e-4)
 
 
 def test_state_dict_of_another_model_is_refused(tmp_path: Path) -> None:
     torch, torchvision = torch_module(), pytest.importorskip("torchvision")
-    export = importlib.import_module("hawkvision.model_zoo.building.torchvision_export").export_torchvision
     file = tmp_path / "weights.pth"
     torch.save(torchvision.models.get_model("squeezenet1_1", weights=None).state_dict(), file)
     with pytest.raises(ArtifactError, match="do not fit shufflenet_v2_x0_5"):
-        export("shufflenet_v2_x0_5", "mine", tmp_path / "models", tmp_path / "cache", file)
+        added_from_torchvision("shufflenet_v2_x0_5", file, tmp_path)
     with pytest.raises(ArtifactError, match="no classification model"):
-        export("shufflenet_v9", "mine", tmp_path / "models", tmp_path / "cache", file)
+        added_from_torchvision("shufflenet_v9", file, tmp_path)

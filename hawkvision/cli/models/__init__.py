@@ -1,0 +1,1 @@
+"""Commands about models: the zoo's, and the user's own."""

@@ -1,0 +1,171 @@
+"""`hawkvision models check`: what is served beside what the owner's own program predicts.
+
+Where they differ, other preparations of the images are tried, because a wrong one is the usual cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from hawkvision.core.errors import ConfigError
+from hawkvision.model_zoo.own.reference_predictions import Reference, read_reference, summary
+from hawkvision.model_zoo.own.served import Bodies, StageRun
+from hawkvision.models.artifacts import load_variant
+from hawkvision.models.input_spec import InputSpec
+from hawkvision.models.manifest import Manifest, Variant, load_manifest
+from hawkvision.tasks.kind import Output, TaskKind
+from hawkvision.tasks.registry import load_kind
+
+TRIED_ON: Final = 32
+"""Images on which other preparations are tried: those that differ most."""
+CROPS: Final = (1.0, 224 / 256, 0.9)
+"""Crop fractions that are tried."""
+CLEARLY: Final = 0.5
+"""Another preparation is named if it leaves at most this share of the difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDifference:
+    """One image."""
+
+    file: str
+    reference: str
+    served: str
+    difference: float
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a check found; differences are 0..1."""
+
+    stage: str
+    images: tuple[ImageDifference, ...]
+    """Most different first."""
+    mean: float
+    better: str | None
+    """Options of `models add` with which the predictions agree better; None if there are none, or none were tried."""
+    better_mean: float
+    tolerance: float
+
+    @property
+    def worst(self) -> float:
+        """The largest difference."""
+        return self.images[0].difference
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no image differs by more than the tolerance."""
+        return self.worst <= self.tolerance
+
+
+def check(
+    task: str, reference: Path, *, data: Path | None, stage: str | None, tolerance: float, models: Path, cache: Path
+) -> Checked:
+    """Compare a stage with the owner's predictions.
+
+    Args:
+        task: the task.
+        reference: the owner's predictions (`reference_predictions`).
+        data: the folder that their file names start from; None means that of `reference`.
+        stage: a single variant; None means the one that was added last.
+        tolerance: largest difference that is accepted.
+        models: the folder of manifests.
+        cache: the folder of built models.
+
+    Raises:
+        HawkVisionError: if the task, the stage, the file or an image is missing or cannot be read.
+    """
+    manifest = load_manifest(task, models)
+    kind, variant = load_kind(manifest, models), _variant(manifest, stage)
+    known = read_reference(reference, kind)
+    images = read_named([each.file for each in known], data or reference.parent)
+    served = StageRun(kind, variant, load_variant(cache, task, variant))
+    outputs = served.over(images).outputs
+    found = _differences(kind, known, outputs)
+    order = np.argsort(-found, kind="stable")
+    compared = tuple(
+        ImageDifference(
+            known[at].file, known[at].described(kind), summary(_predicted(kind, outputs[at])), float(found[at])
+        )
+        for at in order
+    )
+    better, better_mean = None, float("nan")
+    if compared[0].difference > tolerance:
+        chosen = [int(at) for at in order[:TRIED_ON]]
+        some, bodies = [known[at] for at in chosen], [images[at] for at in chosen]
+        better, better_mean = _better(kind, served, variant.input, some, bodies, float(found[chosen].mean()))
+    return Checked(variant.name, compared, float(found.mean()), better, better_mean, tolerance)
+
+
+def read_named(names: Sequence[str], folder: Path) -> list[tuple[str, bytes]]:
+    """The files of these names, relative to the folder or absolute.
+
+    Raises:
+        ConfigError: naming one that cannot be read.
+    """
+    found: list[tuple[str, bytes]] = []
+    for name in names:
+        path = folder / name
+        try:
+            found.append((str(path), path.read_bytes()))
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: cannot read the image: {error.strerror}; --data names the folder that the files are in"
+            ) from None
+    return found
+
+
+def _variant(manifest: Manifest, stage: str | None) -> Variant:
+    return manifest.variants[-1] if stage is None else manifest.variant(stage)
+
+
+def _predicted(kind: TaskKind[Any], output: Output) -> Any:
+    return kind.predict(output, len(kind.labels))
+
+
+def _differences(kind: TaskKind[Any], known: Sequence[Reference], outputs: Sequence[Output]) -> Any:
+    pairs = zip(known, outputs, strict=True)
+    return np.array([each.difference(kind, _predicted(kind, output)) for each, output in pairs])
+
+
+def _better(
+    kind: TaskKind[Any],
+    served: StageRun,
+    spec: InputSpec,
+    known: Sequence[Reference],
+    images: Bodies,
+    mean: float,
+) -> tuple[str | None, float]:
+    """The other preparation that comes closest, as options, and the mean difference that it leaves."""
+    found: list[tuple[float, str]] = []
+    for options, other, reversed_channels in _others(spec):
+        outputs = served.over(images, other, reversed_channels=reversed_channels).outputs
+        found.append((float(_differences(kind, known, outputs).mean()), options))
+    least, options = min(found)
+    return (options, least) if least <= CLEARLY * mean else (None, least)
+
+
+def _others(spec: InputSpec) -> Iterator[tuple[str, InputSpec, bool]]:
+    """Other ways to prepare images: one or two of fit, interpolation and order of channels are changed."""
+    swapped = "bgr" if spec.channel_order == "rgb" else "rgb"
+    ways = [("crop", crop) for crop in dict.fromkeys((spec.crop_fraction, *CROPS))]
+    for fit, crop in (*ways, ("stretch", 1.0), ("letterbox", 1.0)):
+        for interpolation in ("bilinear", "bicubic", "area"):
+            for reverse in (False, True):
+                changed = msgspec.structs.replace(
+                    spec, fit=fit, crop_fraction=crop, interpolation=interpolation,
+                    pad_value=spec.pad_value if fit == "letterbox" else 114,
+                    pad_position=spec.pad_position if fit == "letterbox" else "centre",
+                )  # fmt: skip
+                if changed == spec and not reverse:
+                    continue
+                words = [f"--fit {fit}", *([f"--crop-fraction {crop:g}"] if fit == "crop" else [])]
+                words += [f"--interpolation {interpolation}"]
+                words += [f"--channel-order {swapped if reverse else spec.channel_order}"]
+                yield " ".join(words), changed, reverse

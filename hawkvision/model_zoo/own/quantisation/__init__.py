@@ -1,0 +1,1 @@
+"""A user's float stage in fewer bits: int8, or integers for FPGAs."""

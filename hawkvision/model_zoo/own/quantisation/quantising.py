@@ -1,0 +1,212 @@
+"""`hawkvision models quantize`: a stage in fewer bits from a float one, and what that costs.
+
+Images of the profile part alone are used (`calibration.splits`), half to quantise and half to measure, so that
+`hawkvision calibrate` on the same images still certifies on others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.core.errors import ConfigError, ManifestError
+from hawkvision.model_zoo.building.build import emit_variant
+from hawkvision.model_zoo.calibration.evidence import LabelReading, TrainedImages, read_evidence
+from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
+from hawkvision.model_zoo.own.quantisation.integer_chain import FloatChain, float_chain
+from hawkvision.model_zoo.own.quantisation.integer_rounding import quantised_net
+from hawkvision.model_zoo.own.quantisation.static_int8 import int8_model
+from hawkvision.model_zoo.own.served import Bodies, Served, StageRun, inputs_of
+from hawkvision.model_zoo.own.task_folder import store
+from hawkvision.model_zoo.own.tiers import TierName
+from hawkvision.model_zoo.training.qonnx_export import write_qonnx
+from hawkvision.models.artifacts import load_variant
+from hawkvision.models.datasets import read_unlabelled
+from hawkvision.models.manifest import (
+    FLOAT_OR_INT8,
+    FileSource,
+    Manifest,
+    Precision,
+    Variant,
+    load_manifest,
+    own_models_dir,
+    shipped_models_dir,
+)
+from hawkvision.system.files import sha256_of
+from hawkvision.tasks.kind import TaskKind, Truth
+from hawkvision.tasks.registry import load_kind
+
+FEWEST: Final = 40
+"""With fewer images neither ranges nor a difference in accuracy mean anything."""
+MOST_TO_QUANTISE: Final = 256
+MOST_TO_MEASURE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiseOrder:
+    """What `models quantize` was asked for."""
+
+    task: str
+    stage: str
+    data: Path
+    precision: Precision = "int8"
+    keep_float: tuple[str, ...] = ()
+    name: str | None = None
+    tier: TierName | None = None
+    labelled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A stage that was entered, and what it costs beside the float one."""
+
+    manifest: Manifest
+    variant: Variant
+    kept_float: tuple[str, ...]
+    images: int
+    """That it was quantised with."""
+    measured: int
+    """That both stages ran on."""
+    accuracy: tuple[float, float] | None
+    """Of the float and of the quantised stage; None without labels."""
+    agreement: float
+    """1 − the mean disagreement of both."""
+    bytes: tuple[int, int]
+    cpu_ms: tuple[float, float]
+
+
+def quantise(order: QuantiseOrder, models: Path, cache: Path) -> Quantised:
+    """Make, measure and enter the quantised stage.
+
+    Raises:
+        ConfigError: if the task is a shipped one, or there are too few images.
+        CompileError: listing every layer without an integer form, before any image is read.
+        HawkVisionError: if a model or an image is missing or cannot be read.
+    """
+    if models == shipped_models_dir() and models != own_models_dir():
+        raise ConfigError(f"--task: {order.task!r} comes with HawkVision; `models add` makes a task of your own")
+    manifest = load_manifest(order.task, models)
+    variant, kind = manifest.variant(order.stage), load_kind(manifest, models)
+    if variant.precision != "fp32":
+        raise ConfigError(f"stage {order.stage!r} has precision {variant.precision}; expected a float stage")
+    if order.keep_float and order.precision not in FLOAT_OR_INT8:
+        raise ConfigError(f"--keep-float applies to int8; a network of {order.precision} has integers only")
+    content = load_variant(cache, order.task, variant)
+    chain = None if order.precision == "int8" else _chain(content, order.stage)
+    parts = _parts(order, manifest, kind, models)
+    weights, kept = _weights(order, variant, content, chain, kind, parts.quantise)
+    made = _variant(order, variant, weights)
+    built = emit_variant(order.task, made, models, weights)
+    made = msgspec.structs.replace(made, sha256=sha256_of(built), bytes=len(built))
+    before = StageRun(kind, variant, content).over(parts.measure)
+    after = StageRun(kind, made, built).over(parts.measure)
+    fresh = msgspec.structs.replace(manifest, variants=(made,), ensembles=())
+    changed = store(manifest, fresh, weights, built, _tier(order, manifest), models, cache, of=order.stage)
+    return Quantised(
+        changed,
+        made,
+        tuple(kept),
+        len(parts.quantise),
+        len(parts.measure),
+        _accuracies(kind, before, after, parts.truths),
+        1.0 - float(kind.disagreements(after.outputs, before.outputs).mean()),
+        (len(content), len(built)),
+        (before.cpu_ms, after.cpu_ms),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    quantise: Bodies
+    measure: Bodies
+    truths: Sequence[Any] | None
+    """Of the images to measure; None without labels."""
+
+
+def _parts(order: QuantiseOrder, manifest: Manifest, kind: TaskKind[Any], models: Path) -> _Parts:
+    """The images of both uses, drawn by seed.
+
+    Raises:
+        ConfigError: if there are too few.
+    """
+    if order.labelled:
+        reading = LabelReading(trained=TrainedImages.LEAVE_OUT)
+        evidence = read_evidence(order.data, kind, manifest, models, reading)
+        usable = split_images(manifest, evidence.images, SPLIT_SEED).profile
+        truths: list[Truth] | None = evidence.truths
+        bodies = evidence.images.bodies
+    else:
+        flat = read_unlabelled(order.data)
+        usable, truths, bodies = np.arange(len(flat)), None, flat.bodies
+    if len(usable) < FEWEST:
+        what = " in the profile part (a fifth of all)" if order.labelled else ""
+        raise ConfigError(f"{order.data}: {len(usable)} images{what}; expected at least {FEWEST}")
+    drawn = np.random.default_rng(SPLIT_SEED).permutation(usable)
+    first = drawn[: min(MOST_TO_QUANTISE, len(drawn) // 2)]
+    second = drawn[len(first) : len(first) + MOST_TO_MEASURE]
+
+    def named(chosen: NDArray[Any]) -> list[tuple[str, bytes]]:
+        return [(f"{order.data}: image {at}", bodies[at]) for at in chosen]
+
+    return _Parts(named(first), named(second), None if truths is None else [truths[at] for at in second])
+
+
+def _chain(content: bytes, where: str) -> FloatChain:
+    import onnx
+
+    return float_chain(onnx.load_from_string(content), where)
+
+
+def _weights(
+    order: QuantiseOrder,
+    variant: Variant,
+    content: bytes,
+    chain: FloatChain | None,
+    kind: TaskKind[Any],
+    images: Bodies,
+) -> tuple[bytes, list[str]]:
+    """The weight file of the quantised stage, and the nodes that stay float.
+
+    Of two ways to take ranges, the one whose predictions agree better with the float stage's on these images.
+    """
+    inputs = list(inputs_of(images, variant.input))
+    if chain is not None:
+        return write_qonnx(quantised_net(chain, np.stack(inputs), int(order.precision[1])), order.stage), []
+    float_outputs = StageRun(kind, variant, content).over(images).outputs
+    found: list[tuple[float, bytes, list[str]]] = []
+    for averaged in (False, True):
+        made, kept = int8_model(content, inputs, order.keep_float, order.stage, averaged=averaged)
+        outputs = StageRun(kind, variant, made).over(images).outputs
+        found.append((float(kind.disagreements(outputs, float_outputs).mean()), made, kept))
+    _, best, kept = min(found, key=lambda each: each[0])
+    return best, kept
+
+
+def _tier(order: QuantiseOrder, manifest: Manifest) -> TierName | None:
+    """The edge for what FPGAs run and for a stage of the edge in fewer bits; else costs decide."""
+    if order.precision not in FLOAT_OR_INT8 or order.stage in manifest.cascade.edge:
+        return order.tier or "edge"
+    return order.tier
+
+
+def _variant(order: QuantiseOrder, of: Variant, weights: bytes) -> Variant:
+    name = order.name or f"{of.name}_{order.precision.removesuffix('a8')}"
+    if name == of.name:
+        raise ManifestError(f"--name: {name!r} is the float stage; choose another")
+    source = FileSource(file=f"weights/{name}.onnx", sha256=sha256_of(weights))
+    return msgspec.structs.replace(of, name=name, precision=order.precision, source=source, temperature=1.0)
+
+
+def _accuracies(
+    kind: TaskKind[Any], before: Served, after: Served, truths: Sequence[Any] | None
+) -> tuple[float, float] | None:
+    if truths is None:
+        return None
+    lost = [float(kind.losses(served.outputs, truths).mean()) for served in (before, after)]
+    return 1.0 - lost[0], 1.0 - lost[1]

@@ -1,0 +1,101 @@
+"""A stage over images as the edge node serves it: decoded, placed, inferred and decoded by the same code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.core.errors import ConfigError, RequestError
+from hawkvision.core.types import LOGITS, Pixels
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.placement import placement
+from hawkvision.imaging.preprocessing import load_input
+from hawkvision.model_zoo.own.conversion import IMAGE
+from hawkvision.model_zoo.own.parity import open_session
+from hawkvision.models.input_spec import InputSpec
+from hawkvision.models.manifest import Variant
+from hawkvision.tasks.decoders.registry import open_decoder
+from hawkvision.tasks.kind import Output, TaskKind
+
+MAX_PIXELS: Final = 50_000_000
+Bodies = Sequence[tuple[str, bytes]]
+"""Encoded images with their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Outputs of a stage, one per image, and the processor time of one inference."""
+
+    outputs: list[Output]
+    cpu_ms: float
+
+
+class StageRun:
+    """One variant, with the file that runs it."""
+
+    def __init__(self, kind: TaskKind[Any], variant: Variant, model: bytes) -> None:
+        self._kind = kind
+        self._variant = variant
+        self._session = open_session(model, variant.name)
+        outputs = [output.name for output in self._session.get_outputs()]
+        self._names = outputs if len(outputs) > 1 else [LOGITS]
+        self._fetched = outputs
+        self._decode = open_decoder(variant, len(kind.labels))
+
+    def on_inputs(self, pixels: Pixels) -> list[Output]:
+        """The outputs for inputs (n, height, width, 3), with places as in the input.
+
+        Raises:
+            BackendError: if decoder and kind do not take what the model gives.
+        """
+        found = [self._run(np.ascontiguousarray(pixels[at : at + 1])) for at in range(len(pixels))]
+        return [self._kind.output(self._decode(tensors), 0, 1.0) for tensors in found]
+
+    def _run(self, batch: Pixels) -> dict[str, NDArray[np.float32]]:
+        found = self._session.run(self._fetched, {IMAGE: batch})
+        return {name: each.astype(np.float32) for name, each in zip(self._names, found, strict=True)}
+
+    def over(self, images: Bodies, spec: InputSpec | None = None, *, reversed_channels: bool = False) -> Served:
+        """The outputs at temperature 1.
+
+        Args:
+            images: the images.
+            spec: another way of placing images into the input than the manifest's.
+            reversed_channels: whether to exchange red and blue.
+
+        Raises:
+            ConfigError: naming an image that cannot be read.
+        """
+        outputs: list[Output] = []
+        spent: list[float] = []
+        chosen = spec or self._variant.input
+        for pixels, header in _loaded(images, chosen):
+            batch = pixels[np.newaxis, ..., ::-1] if reversed_channels else pixels[np.newaxis]
+            before = time.thread_time()
+            tensors = self._run(np.ascontiguousarray(batch))
+            spent.append(time.thread_time() - before)
+            to_image = placement(header, chosen).to_image
+            outputs.append(self._kind.output(self._decode(tensors), 0, 1.0, to_image))
+        return Served(outputs, float(np.median(spent)) * 1e3)
+
+
+def inputs_of(images: Bodies, spec: InputSpec) -> Iterator[Pixels]:
+    """The images as inputs.
+
+    Raises:
+        ConfigError: naming an image that cannot be read.
+    """
+    return (pixels for pixels, _ in _loaded(images, spec))
+
+
+def _loaded(images: Bodies, spec: InputSpec) -> Iterator[tuple[Pixels, ImageHeader]]:
+    for name, body in images:
+        try:
+            yield load_input(body, spec, max_pixels=MAX_PIXELS)
+        except RequestError as error:
+            raise ConfigError(f"{name}: {error}") from None
