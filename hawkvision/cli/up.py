@@ -145,7 +145,7 @@ def _prepare(
     Raises:
         HawkVisionError: if there is no such task or stage, or a model cannot be built.
     """
-    models, cache = models_dir(edge.models_dir), cache_dir(edge.cache_dir)
+    models, cache = models_dir(edge.models_dir, task), cache_dir(edge.cache_dir)
     manifest = load_manifest(task, models)
     stages = [] if named is None else list(named or manifest.cascade.dc)
     if at_edge is not None:

@@ -4,7 +4,9 @@ of processor time. A test that changes a tier for good starts its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import select
 import socket
 import subprocess
@@ -113,8 +115,11 @@ def start(models: Path, *arguments: str, log: Path | None = None, **settings: st
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """A port that nobody takes by chance meanwhile: the system gives ports from 32768 on to those who ask for any."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def ready_url(process: subprocess.Popen[str]) -> str:
