@@ -115,9 +115,13 @@ def start(models: Path, *arguments: str, log: Path | None = None, **settings: st
 
 
 def free_port() -> int:
-    """A port that nobody takes by chance meanwhile: the system gives ports from 32768 on to those who ask for any."""
+    """A port that nobody takes by chance meanwhile.
+
+    Ray keeps 10002 to 19999 for its workers and does not start where it is told to use one of them for something else;
+    the system gives ports from 32768 on to those who ask for any.
+    """
     while True:
-        port = random.SystemRandom().randrange(15_000, 32_000)
+        port = random.SystemRandom().randrange(20_000, 32_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 

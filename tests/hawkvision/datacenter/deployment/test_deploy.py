@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,12 +69,21 @@ def cluster(models: Path) -> Iterator[Cluster]:
         )
         assert head.stdout is not None
         try:
-            assert any(b"Ray runtime started" in line for line in head.stdout)
+            said = b"".join(up_to(b"Ray runtime started", head.stdout))
+            assert b"Ray runtime started" in said, said.decode()
             yield Cluster(f"127.0.0.1:{port}", str(free_port()), environment)
         finally:
             head.send_signal(signal.SIGTERM)
             head.communicate(timeout=60)
         until_none(mark)
+
+
+def up_to(mark: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines as far as the first one that holds `mark`, that one included; all where none does."""
+    for line in lines:
+        yield line
+        if mark in line:
+            return
 
 
 def until_none(mark: str) -> None:
