@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -14,6 +13,7 @@ import pytest
 from hawkvision.client.blocking import Client
 from hawkvision.core.types import Tier
 from hawkvision.system.child_server import ServerProcess, running
+from tests.bench.ports import free_port
 from tests.edge.peer import running_peer
 from tests.images import encoded
 
@@ -71,8 +71,7 @@ def test_a_clean_link_is_left_to_tcp_and_what_it_is_like_is_known(tier: ServerPr
 
 
 def test_a_datacenter_that_was_started_anew_is_found_again() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with node_of(f"http://127.0.0.1:{port}", "datagram") as node, Client(node.url) as client:
         for _ in range(2):  # each has a UDP port and a certificate of its own
             with running_peer(port, datagram=True) as peer:

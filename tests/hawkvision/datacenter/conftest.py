@@ -4,11 +4,8 @@ of processor time. A test that changes a tier for good starts its own.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import select
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +21,7 @@ import pytest
 
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.models.manifest import Manifest, parse_manifest
+from tests.bench.ports import free_port
 from tests.hawkvision.tasks.classes import write_labels
 
 ROOT = Path(__file__).parents[3]
@@ -112,18 +110,6 @@ def start(models: Path, *arguments: str, log: Path | None = None, **settings: st
     running = launch(models, *arguments, log=log, **settings)
     assert ready_url(running.process) == running.url
     return running
-
-
-def free_port() -> int:
-    """A port that nobody takes by chance meanwhile.
-
-    Ray keeps 10002 to 19999 for its workers and does not start where it is told to use one of them for something else;
-    the system gives ports from 32768 on to those who ask for any.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def ready_url(process: subprocess.Popen[str]) -> str:
