@@ -187,7 +187,7 @@ def test_a_started_request_is_answered_when_the_node_stops() -> None:
 
 
 @given(cuts=st.lists(st.integers(0, len(last(encoded()))), max_size=3))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_wherever_a_request_is_cut_it_is_answered(caller: Caller, edge: ServerProcess, cuts: list[int]) -> None:
     sends = last(encoded())
     pieces = [sends[a:b] for a, b in pairwise(sorted({0, len(sends), *cuts}))]

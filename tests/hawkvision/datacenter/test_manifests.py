@@ -28,6 +28,7 @@ from hawkvision.datacenter.manifests.serve_yaml import serve_config
 from hawkvision.datacenter.manifests.sizing import size_workers
 from hawkvision.models.manifest import load_manifest, models_dir
 from tests.edge.deploy_files import instructions
+from tests.fuzz.examples import examples
 from tests.hawkvision.datacenter import kuberay
 
 DIGEST = f"registry.example/hawkvision-datacenter@sha256:{'0' * 64}"
@@ -148,7 +149,8 @@ def chosen_settings() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])  # a busy machine stands still now and then
+# A busy machine stands still now and then.
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(chosen=chosen_settings())
 def test_the_builder_gets_the_settings_that_were_chosen(chosen: dict[str, Any], models: Path) -> None:
     config = DatacenterConfig(tasks=("shapes",), models_dir=models, backend="noop", **chosen)

@@ -165,7 +165,7 @@ def test_pipelines_have_a_bound(node: ServerProcess) -> None:
     assert refused.headers["retry-after"] == "1"
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(250), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 140), max_size=8))
 def test_a_chunked_request_may_arrive_in_any_pieces(impatient: ServerProcess, cuts: list[int]) -> None:
     whole = (

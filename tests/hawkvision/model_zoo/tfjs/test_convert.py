@@ -16,6 +16,7 @@ from hawkvision.model_zoo.tfjs.graph import read_model
 from hawkvision.model_zoo.tfjs.values import BATCH, Tensor
 from hawkvision.models.onnx_layers import GraphBuilder
 from hawkvision.system.onnx_runtime import ort
+from tests.fuzz.examples import examples
 from tests.hawkvision.model_zoo.tfjs.tfjs_files import (
     conv_attributes,
     integers,
@@ -60,7 +61,7 @@ def operations(model: onnx.ModelProto) -> list[str]:
     return [n.op_type for n in model.graph.node]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(125))
 @given(
     st.integers(8, 11), st.sampled_from([1, 3, 5]), st.integers(1, 2), st.sampled_from(["SAME", "VALID"]), st.booleans()
 )
