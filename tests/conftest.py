@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from hawkvision.core import advice
-from tests.fuzz.examples import EXAMPLES
+from tests.fuzz.examples import DERANDOMIZE, EXAMPLES, IMPATIENT
 
 ROOT: Final = Path(__file__).parent
 TOGETHER: Final = ("hawkvision/datacenter", "system")
@@ -25,7 +25,9 @@ LONG: Final = ("test_tidy.py", "edge/serving/test_image.py")
 """Files that take a minute, mypy without its cache among them. They begin early, so that no worker ends with one."""
 
 # No test may depend on how busy the machine is; a hanging one is ended by pytest-timeout.
-settings.register_profile("hawkvision", deadline=None, max_examples=EXAMPLES)
+settings.register_profile(
+    "hawkvision", deadline=None, max_examples=EXAMPLES, derandomize=DERANDOMIZE, suppress_health_check=IMPATIENT
+)
 settings.load_profile("hawkvision")
 
 # A shell lets background jobs ignore Ctrl-C, and their children inherit that; tests send Ctrl-C to their processes.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -32,9 +33,19 @@ _BOXES: Final = ("boxes", "classes", "box_offsets")
 _ROUNDING: Final = 1e-5
 """Boxes may reach this far beyond the image, as pixels rounded to fractions do."""
 _KNOWN: Final = ("data", "offsets", "labels", *_BOXES, "class_names", "source", "is_test", "clean", "split")
-UNREADABLE: Final = (ValueError, OSError, EOFError, RuntimeError, MemoryError, KeyError, zlib.error, zipfile.BadZipFile)
-"""What reading an archive raises: RuntimeError for encrypted files and unknown compression, MemoryError for a header
-that claims more than there is, KeyError for a directory that names what is not there."""
+UNREADABLE: Final = (
+    ValueError,
+    OSError,
+    EOFError,
+    RuntimeError,  # encrypted, or an unknown compression
+    MemoryError,  # a header that claims more than there is
+    KeyError,  # a directory that names what is not there
+    SyntaxError,  # of a header, which NumPy reads as Python
+    tokenize.TokenError,
+    zlib.error,
+    zipfile.BadZipFile,
+)
+"""What reading a damaged archive raises."""
 Arrays = dict[str, NDArray[Any]]
 
 

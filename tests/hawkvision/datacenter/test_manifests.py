@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import ValidationError
 from typer.testing import CliRunner
@@ -149,8 +149,7 @@ def chosen_settings() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-# A busy machine stands still now and then.
-@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100))
 @given(chosen=chosen_settings())
 def test_the_builder_gets_the_settings_that_were_chosen(chosen: dict[str, Any], models: Path) -> None:
     config = DatacenterConfig(tasks=("shapes",), models_dir=models, backend="noop", **chosen)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hawkvision.cascade.certification.profile import Certificate, Condition, ScoreCurve, Watch, threshold_value
@@ -20,7 +20,7 @@ from hawkvision.core.errors import ManifestError
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.system.files import sha256_of
 from hawkvision.tasks.class_scores import Score
-from tests.fuzz.examples import examples
+from tests.fuzz.examples import SHARED_FIXTURE, examples
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 
 FRACTIONS = st.floats(0.0, 1.0)
@@ -142,7 +142,7 @@ def test_a_missing_file_names_the_command(load: Callable[[Path], object], comman
 
 
 @given(data=st.binary(max_size=200), load=st.sampled_from([load_profile, load_site]))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=SHARED_FIXTURE)
 def test_garbage_is_refused_by_name(data: bytes, load: Callable[[Path], object], tmp_path: Path) -> None:
     path = write(tmp_path, data)
     with pytest.raises(ManifestError, match=path.name):
