@@ -30,6 +30,7 @@ from hawkvision.cascade.certification.profile import (
 from hawkvision.cascade.certification.profiling import profile_pair, profile_stage, served_accuracy
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Tier
+from hawkvision.imaging.downscale import useful_side
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.certification import (
     DELTA,
@@ -222,7 +223,9 @@ class _Measuring:
         """The pairs with the conditions of images that crossed a lossy link, for which no intermediate stage runs."""
         found: dict[str, list[ReceivedCondition]] = {pair.edge: [] for pair in pairs}
         used = np.union1d(self.split.profile, self.split.certify)
-        for arrived in received_images(self.evidence.images, used, self.seed):
+        names = (*found, pairs[0].best, *(p.intermediate.name for p in pairs if p.intermediate is not None))
+        side = useful_side(member.input for name in names for member in self.manifest.members(name))
+        for arrived in received_images(self.evidence.images, used, self.seed, side):
             name = f"quality {arrived.quality}, from {arrived.band.low:.0%} on"
             predictions = self._run(
                 [*found], [pairs[0].best], arrived.images, arrived.reached, shrink=shrink, name=name

@@ -46,6 +46,7 @@ from hawkvision.cascade.confidence.calibration import expected_calibration_error
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Tier
+from hawkvision.imaging.downscale import useful_side
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.building.manifest_writer import with_profile
 from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, check_enough, read_evidence
@@ -195,8 +196,9 @@ def certified_anew(
     share = share_of_delta(delta, use.openings or 1, compared)
     certification = _LabelledCertification(kind, design, predictions, evidence, chosen, share)
     if datagram:
-        sent = received_images(images, chosen, design.data.seed) if arrived is None else arrived
-        received = certification.received(manifest, sent, backend, cache)
+        if arrived is None:
+            arrived = received_images(images, chosen, design.data.seed, _useful_side(design, manifest))
+        received = certification.received(manifest, arrived, backend, cache)
     else:
         received = {pair.edge: list(map(without_certificates, pair.received)) for pair in design.pairs}
     return msgspec.structs.replace(
@@ -206,6 +208,11 @@ def certified_anew(
         stages=tuple(map(certification.stage, design.stages)),
         pairs=tuple(certification.pair(pair, received[pair.edge]) for pair in design.pairs),
     )
+
+
+def _useful_side(design: Profile, manifest: Manifest) -> int:
+    """See `imaging.downscale.useful_side`; of all stages of the design."""
+    return useful_side(member.input for stage in design.stages for member in manifest.members(stage.name))
 
 
 def _check_models(design: Profile, manifest: Manifest) -> None:
