@@ -127,6 +127,9 @@ def test_images_that_a_model_was_trained_on_are_marked(tmp_path: Path) -> None:
     assert trained(write_coco(tmp_path / "coco")) == [True, False, True]
     assert trained(write_yolo(tmp_path / "yolo"), ids) == [False, True, False]
     assert trained(write_yolo(tmp_path / "split", split="train")) == [True] * 3
+    assert trained(write_yolo(tmp_path / "train")) == [True] * 3
+    assert trained(write_coco(tmp_path / "more" / "train", "_annotations.coco.json")) == [True] * 3
+    assert trained(write_yolo(tmp_path / "trains")) is None
 
 
 @pytest.mark.parametrize(
@@ -163,6 +166,8 @@ def test_broken_npz_files_are_refused_by_name(tmp_path: Path, changes: dict[str,
         ({"images": [UNREAL | {"file_name": "../a.jpg"}], "annotations": []}, "must lie below"),
         ({"images": [UNREAL], "annotations": []}, "'no.jpg' is missing"),
         ({"images": [UNREAL, UNREAL], "annotations": []}, "ids repeat"),
+        ({"annotations": [{"image_id": 1, "category_id": 17, "bbox": [90, 0, 10, 10]}]}, "image 1: a box lies outside"),
+        ({"annotations": [{"image_id": 1, "category_id": 17, "bbox": [0.1, 0.2, 0.5, 0.5]}]}, "not in fractions"),
     ],
 )
 def test_broken_coco_files_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
@@ -253,10 +258,22 @@ def test_ids_are_listed_with_and_without_zeros_in_front(tmp_path: Path) -> None:
     root = write_yolo(tmp_path / "yolo")
     for name in ("0007", "²", "000"):
         (root / "images" / f"{name}.jpg").write_bytes(BODIES[0])
+        (root / "labels" / f"{name}.txt").touch()
     (root / "clean_ids.txt").write_text("7 0 ²")
     trained = read_annotated(root, LABELS).trained
     assert trained is not None
     assert trained.tolist() == [False, False, False, True, True, False]
+
+
+def test_yolo_folders_that_do_not_fit_one_another_are_refused(tmp_path: Path) -> None:
+    root = write_yolo(tmp_path / "yolo")
+    (root / "labels" / "1.txt").unlink()
+    with pytest.raises(ConfigError, match=r"1\.txt: 2 of 3 images have no such file; expected one for each"):
+        read_annotated(root, LABELS)
+    other = write_yolo(tmp_path / "other")
+    (other / "labels" / "2.jpg.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(ConfigError, match=r"2\.txt: 1 of 3 images have no such file, and .*2\.jpg\.txt belongs to no"):
+        read_annotated(other, LABELS)
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
