@@ -21,7 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hawkvision.core.errors import BackendError, NotReady
+from hawkvision.core.errors import BackendError
 from hawkvision.core.escalation_api import Transports
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import log_like_the_tier
@@ -32,6 +32,7 @@ from hawkvision.datacenter.ingress.head_watch import HeadWatch
 from hawkvision.datacenter.ingress.launcher_link import LauncherLink
 from hawkvision.datacenter.ingress.public_server import PublicServer
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
+from hawkvision.datacenter.servers.readiness import TaskState
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure
 from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls_from_settings import server_certificates
@@ -164,21 +165,18 @@ class Ingress:
             self._link.start()
 
     async def _describe(self) -> None:
-        """Tell the metrics what runs the models, as soon as a replica of each group says it."""
-        for task, variants in self._variants.items():
-            backend = await _backends(variants) if self._polls else self._config.backend
-            self._server.tier.metrics.describe(task, backend)
+        """Tell the metrics what runs the models of each task, as soon as a replica of each group says it."""
+        await asyncio.gather(*(self._describe_task(task) for task in self._variants))
 
-    async def unready(self) -> str | None:
-        """Why callers of tasks that were loaded would get 503 now; None if they are served."""
+    async def _describe_task(self, task: str) -> None:
+        backend = await _backends(self._variants[task]) if self._polls else self._config.backend
+        self._server.tier.metrics.describe(task, backend)
+
+    async def states(self) -> tuple[TaskState, ...] | None:
+        """The state of each task; None while no replica serves at the public sockets of a launcher."""
         if self._link is not None and not self._link.serves.is_set():
-            return "no ingress replica serves at the public sockets"
-        try:
-            for task in self._variants:
-                self._server.tier.check_ready(task)
-        except NotReady as error:
-            return error.message
-        return None
+            return None
+        return self._server.tier.states()
 
     async def drain(self) -> None:
         """Answer the requests inside, and accept no more at the public sockets; Serve drains its own before."""
@@ -194,12 +192,13 @@ class Ingress:
 
 
 async def _backends(variants: HandleVariants) -> str:
-    """The backends of the groups' replicas, each once, separated by commas; waits until there are replicas."""
+    """The backends of the groups' replicas, each once, separated by commas; waits until all have models."""
     while True:
         try:
             found = await variants.presence()
         except Exception as error:  # noqa: BLE001 - whatever Ray raises while replicas come and go
             log.info("the backends are unknown for now: %s", error)
-            await asyncio.sleep(_AGAIN_S)
         else:
-            return ",".join(dict.fromkeys(name for presence in found for name in presence.backends))
+            if not any(presence.failed for presence in found):
+                return ",".join(dict.fromkeys(name for presence in found for name in presence.backends))
+        await asyncio.sleep(_AGAIN_S)
