@@ -31,6 +31,7 @@ from hawkvision.datacenter.ingress.admission_share import AdmissionShare
 from hawkvision.datacenter.ingress.head_watch import HeadWatch
 from hawkvision.datacenter.ingress.launcher_link import LauncherLink
 from hawkvision.datacenter.ingress.public_server import PublicServer
+from hawkvision.datacenter.ingress.ray_metrics import RayMetrics
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.datacenter.servers.readiness import TaskState
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure
@@ -114,6 +115,8 @@ class Ingress:
         if launcher is None and not config.survives_head:  # a launcher watches its own Ray
             address = ray.get_runtime_context().gcs_address
             self._head = HeadWatch(address, partial(setattr, tier, "has_head"))
+        # Nobody reaches Ray's endpoints behind a launcher.
+        self._ray_metrics = RayMetrics(tier.metrics.registry) if launcher is None else None
         self._describing: asyncio.Task[None] | None = None
 
     async def __call__(self, request: Request) -> Response:
@@ -161,6 +164,8 @@ class Ingress:
         self._share.start()
         if self._head is not None:
             self._head.start()
+        if self._ray_metrics is not None:
+            self._ray_metrics.start()
         if self._link is not None:
             self._link.start()
 
@@ -185,6 +190,8 @@ class Ingress:
         await self._share.close()
         if self._head is not None:
             await self._head.close()
+        if self._ray_metrics is not None:
+            await self._ray_metrics.close()
         await self._reloads.close()
 
     def _set_transports(self, transports: Transports) -> None:

@@ -24,7 +24,7 @@ from tests.hawkvision.tasks.classes import classes_of
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
     "of another hash": lambda file: file.write_bytes(b"another model"),
-    "not readable": lambda file: (file.unlink(), file.mkdir()),
+    "empty": lambda file: file.write_bytes(b""),
 }
 
 
@@ -75,7 +75,7 @@ def test_a_replica_without_usable_files_says_why_and_stays_healthy(
         await replica.check_health()
         said = await presence(replica)
         assert str(tmp_path) in said.failed
-        with pytest.raises(NotReady, match="its models cannot be loaded: .*medium"):
+        with pytest.raises(NotReady, match=r"its models cannot be loaded: .*medium"):
             await ask(replica)
         streamed = [
             part
@@ -100,7 +100,7 @@ def test_it_serves_by_itself_once_the_file_is_mended_and_the_log_names_the_failu
             await replica.reconfigure(user_config(catalog, tmp_path))
         mend(file)
         async with asyncio.timeout(60.0):
-            while (await presence(replica)).failed:
+            while (await presence(replica)).failed:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert await ask(replica)
 
@@ -168,7 +168,7 @@ def test_a_waiting_replica_leaves_once_another_serves(catalog: Catalog, tmp_path
         assert not await unhealthy(replica)
         peer.serves = True
         async with asyncio.timeout(60.0):
-            while not await unhealthy(replica):
+            while not await unhealthy(replica):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     asyncio.run(scenario())

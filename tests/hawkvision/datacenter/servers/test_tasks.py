@@ -176,7 +176,7 @@ def test_readiness_tells_strangers_which_task_failed_and_callers_with_a_key_why(
 def test_a_tier_is_ready_while_one_task_is_and_says_of_each_what_it_lacks() -> None:
     tier = server().tier
     assert {state.status for state in tier.states()} == {"starting"}
-    with pytest.raises(NotReady, match="still loading the models of task 'digits'.*; .*task 'shapes'"):
+    with pytest.raises(NotReady, match=r"still loading the models of task 'digits'.*; .*task 'shapes'"):
         tier.readiness()
     for task in tier.tasks:
         tier.set_variants(task, Gated(0))
