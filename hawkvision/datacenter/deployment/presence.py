@@ -13,7 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from hawkvision.core.errors import NotReady
 from hawkvision.datacenter.deployment.messages import PROTOCOL, Presence, decode_presence
-from hawkvision.datacenter.deployment.serve_states import missing_replica
+from hawkvision.datacenter.deployment.serve_states import ServeStates
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -45,6 +45,7 @@ class PolledPresence:
         on_change: Callable[[str, int], None],
         on_statement: Callable[[str], None],
         on_problem: Callable[[str, str, bool], None] = lambda *_: None,
+        states: ServeStates | None = None,
     ) -> None:
         """No group is known to be live.
 
@@ -54,7 +55,9 @@ class PolledPresence:
             on_statement: takes the statement in each probe's answer.
             on_problem: takes a group, what is wrong with its replicas, or an empty text, and whether they have failed,
                 so that only somebody's help brings them back; whenever the text changes.
+            states: what Serve says of the groups; several presences may share it.
         """
+        self._states = states or ServeStates()
         self._handles = handles
         self._on_change = on_change
         self._on_statement = on_statement
@@ -122,14 +125,14 @@ class PolledPresence:
         """Whether a probe is answered. If one fails, which may have met the only replica that is gone, a second is."""
         for within_s in (_SILENT_S, _SECOND_PROBE_S):
             try:
-                presence = await _probed(group, handle, within_s)
+                presence = await self._probed(group, handle, within_s)
             except NotReady as error:  # of another version
                 self._note(group, error.message, log_it=True)
                 return False
             except _NoReplica as error:
                 self._note(group, str(error), failed=True, log_it=True)
                 return False
-            except BackPressureError:  # the queue is full: before a replica that works, or one that hangs
+            except BackPressureError:  # before a replica that works, or one that hangs
                 return self._replied_within(group, _SILENT_S)
             except TimeoutError:
                 return self._replied_within(group, within_s)
@@ -144,6 +147,32 @@ class PolledPresence:
             return True
         return False
 
+    async def _probed(self, group: str, handle: DeploymentHandle, within_s: float) -> Presence:
+        """What a replica says of itself.
+
+        Raises:
+            _NoReplica: if Serve has no replica that could say it.
+            TimeoutError: if none answers in time.
+            BackPressureError: if the queue is full, although Serve has a replica.
+            Exception: as the call.
+        """
+        probe = asyncio.ensure_future(_presence(handle))
+        try:
+            async with asyncio.timeout(within_s):
+                while not (await asyncio.wait((probe,), timeout=_DOUBT_S))[0]:
+                    await self._check_replica(group)
+            return probe.result()
+        except BackPressureError:  # callers fill the queue all the more if there is no replica
+            await self._check_replica(group)
+            raise
+        finally:
+            probe.cancel()
+
+    async def _check_replica(self, group: str) -> None:
+        reason = await self._states.why_missing(group)
+        if reason is not None:
+            raise _NoReplica(reason)
+
     def _replied_within(self, group: str, seconds: float) -> bool:
         return asyncio.get_running_loop().time() - self._replied_at[group] < seconds
 
@@ -155,34 +184,6 @@ class PolledPresence:
         if problem and log_it:
             log.error("%s: %s", group, problem)
         self._on_problem(group, problem, failed and bool(problem))
-
-
-async def _probed(group: str, handle: DeploymentHandle, within_s: float) -> Presence:
-    """What a replica says of itself.
-
-    Raises:
-        _NoReplica: if Serve has no replica that could say it.
-        TimeoutError: if none answers in time.
-        BackPressureError: if the queue is full, although Serve has a replica.
-        Exception: as the call.
-    """
-    probe = asyncio.ensure_future(_presence(handle))
-    try:
-        async with asyncio.timeout(within_s):
-            while not (await asyncio.wait((probe,), timeout=_DOUBT_S))[0]:
-                await _check_replica(group)
-        return probe.result()
-    except BackPressureError:  # callers fill the queue all the more if there is no replica
-        await _check_replica(group)
-        raise
-    finally:
-        probe.cancel()
-
-
-async def _check_replica(group: str) -> None:
-    reason = await asyncio.to_thread(missing_replica, group)
-    if reason is not None:
-        raise _NoReplica(reason)
 
 
 async def _presence(handle: DeploymentHandle) -> Presence:

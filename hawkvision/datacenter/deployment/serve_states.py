@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from ray import serve
+from ray.serve.schema import DeploymentStatusOverview
 
 _SERVING: Final = ("RUNNING", "UPDATING", "PENDING_MIGRATION")
 """States of replicas, as Serve's controller names them."""
 FAILED: Final = "DEPLOY_FAILED"
 """The status of a deployment of which Serve starts no more replicas, because too many did not start."""
+_REASON_CHARS: Final = 1000
 _OURS: Final = re.compile(r"^hawkvision\.core\.errors\.\w+: (.+)$", re.MULTILINE)
 
 
-def missing_replica(group: str) -> str | None:
-    """Why the group of this process's application has no replica that takes requests. Blocks.
+class ServeStates:
+    """Asks Serve's controller, one question at a time for all who wait: one that hangs holds a thread."""
 
-    None if it has one, or if Serve does not say; an empty text while Serve starts one.
-    """
+    def __init__(self) -> None:
+        self._asked: asyncio.Task[Mapping[str, DeploymentStatusOverview] | None] | None = None
+
+    async def why_missing(self, group: str) -> str | None:
+        """Why the group of this process's application has no replica that takes requests.
+
+        None if it has one, or if Serve does not say; an empty text while Serve starts one.
+        """
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.create_task(asyncio.to_thread(_deployments))
+        deployments = await asyncio.shield(self._asked)
+        deployed = None if deployments is None else deployments.get(group)
+        if deployed is None or any(deployed.replica_states.get(state, 0) for state in _SERVING):
+            return None
+        if deployed.status != FAILED:
+            return ""
+        return f"its replicas do not start: {cause_of(deployed.message)[:_REASON_CHARS]}"
+
+
+def _deployments() -> Mapping[str, DeploymentStatusOverview] | None:
+    """The deployments of this process's application, by name; None if Serve does not say. Blocks."""
     try:
-        application = serve.status().applications[serve.get_replica_context().app_name]
-        deployed = application.deployments[group]
+        return serve.status().applications[serve.get_replica_context().app_name].deployments
     except Exception:  # noqa: BLE001 - whatever Ray raises while its controller restarts
         return None
-    if any(deployed.replica_states.get(state, 0) for state in _SERVING):
-        return None
-    return f"its replicas do not start: {cause_of(deployed.message)}" if deployed.status == FAILED else ""
 
 
 def cause_of(message: str) -> str:

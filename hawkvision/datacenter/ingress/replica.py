@@ -27,6 +27,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import log_like_the_tier
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence
+from hawkvision.datacenter.deployment.serve_states import ServeStates
 from hawkvision.datacenter.ingress.admission_share import AdmissionShare
 from hawkvision.datacenter.ingress.head_watch import HeadWatch
 from hawkvision.datacenter.ingress.launcher_link import LauncherLink
@@ -88,9 +89,10 @@ class Ingress:
         self._presences: dict[str, PolledPresence] = {}
         self._variants: dict[str, HandleVariants] = {}
         tier = self._server.tier
+        states = ServeStates()
         for task, of_task in handles.items():
             presence = PolledPresence(
-                of_task, tier.set_live_replicas, partial(tier.record_statement, task), tier.record_problem
+                of_task, tier.set_live_replicas, partial(tier.record_statement, task), tier.record_problem, states
             )
             self._presences[task] = presence
             groups = tier.catalogs[task].groups
