@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from hawkvision.core.errors import NotReady
@@ -162,7 +162,7 @@ class PolledPresence:
                 while not (await asyncio.wait((probe,), timeout=_DOUBT_S))[0]:
                     await self._check_replica(group)
             return probe.result()
-        except BackPressureError:  # callers fill the queue all the more if there is no replica
+        except (BackPressureError, DeploymentUnavailableError):  # a full queue may stand before no replica
             await self._check_replica(group)
             raise
         finally:

@@ -14,6 +14,7 @@ _SERVING: Final = ("RUNNING", "UPDATING", "PENDING_MIGRATION")
 """States of replicas, as Serve's controller names them."""
 FAILED: Final = "DEPLOY_FAILED"
 """The status of a deployment of which Serve starts no more replicas, because too many did not start."""
+_ENDED: Final = re.compile(r"Error:\s+(?:ray\.exceptions\.)?ActorDiedError\b|\bThe actor died unexpectedly before")
 _REASON_CHARS: Final = 1000
 _OURS: Final = re.compile(r"^hawkvision\.core\.errors\.\w+: (.+)$", re.MULTILINE)
 
@@ -49,12 +50,15 @@ def _deployments() -> Mapping[str, DeploymentStatusOverview] | None:
 
 
 def cause_of(message: str) -> str:
-    """The error of ours in Serve's message about a replica, which is a traceback; the whole message if there is none.
+    """The error of ours in Serve's message about a replica, which is a traceback; else the whole message.
 
     In one line.
     """
-    ours = _OURS.findall(message)
-    return one_line(ours[-1] if ours else message)
+    if ours := _OURS.findall(message):
+        return one_line(ours[-1])
+    if _ENDED.search(message):
+        return "the process ended before it served; was it killed for memory?"
+    return one_line(message)
 
 
 def one_line(text: object) -> str:

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from hawkvision.datacenter.deployment.messages import PROTOCOL, Presence, encode_presence
@@ -124,12 +125,14 @@ def test_a_full_queue_before_no_replica_makes_the_group_absent_although_requests
     assert asyncio.run(scenario()) == [0, 1, 0]
 
 
-def test_a_group_that_serve_starts_no_more_has_failed_with_serves_reason() -> None:
+@pytest.mark.parametrize("replies", [(), (DeploymentUnavailableError(DeploymentID("group", "app")),)])
+def test_a_group_that_serve_starts_no_more_has_failed_with_serves_reason(replies: tuple[Exception, ...]) -> None:
     problems: list[tuple[str, str, bool]] = []
 
     async def scenario() -> None:
         changes: list[int] = []
-        presence = presence_of(ScriptedHandle(), changes, Controller("killed"), lambda *its: problems.append(its))
+        handle = ScriptedHandle(*replies)
+        presence = presence_of(handle, changes, Controller("killed"), lambda *its: problems.append(its))
         presence.start()
         await presence.wait_until_probed()
         assert presence.is_absent("group")
