@@ -239,9 +239,8 @@ def test_chunked_bodies_are_read_and_bounded(edge: ServerProcess) -> None:
         caller.close()
 
 
-def test_compressed_bodies_are_not_taken_for_images(caller: Caller) -> None:
-    reply = caller.classify(gzip.compress(encoded()), **{"Content-Encoding": "gzip"})
-    assert reply.status == 415
+def test_compressed_bodies_that_do_not_say_so_are_not_taken_for_images(caller: Caller) -> None:
+    assert caller.classify(gzip.compress(encoded())).status == 415
 
 
 def test_a_large_body_refused_unread_does_not_confuse_the_connection(caller: Caller) -> None:
