@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.client
 import json
 import struct
@@ -124,9 +125,9 @@ def test_a_typed_form_is_answered_by_the_first_task_of_its_kind() -> None:
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [
-        ("/v1/detect?task=digits", 400, "'digits' is of kind 'classification', and 'detection' is asked for"),
+        ("/v1/detect?task=digits", 400, "'digits' is of kind 'classification', not 'detection'; POST /v1/classify"),
         ("/v1/classify?task=animals", 400, "'animals' is of kind 'detection'"),
-        ("/v1/classify?task=crowds", 400, "'crowds' is of kind 'counting'"),
+        ("/v1/classify?task=crowds", 400, "'crowds' is of kind 'counting', not 'classification'; POST /v1/infer"),
         ("/v1/infer?task=crowds", 503, "'crowds' cannot be served: no profile"),
         ("/v1/detect?task=cats", 404, "'digits' (classification), 'animals' (detection), 'crowds' (counting)"),
     ],
@@ -232,21 +233,60 @@ def test_there_are_as_many_predictions_as_frigate_has_room_for_unless_more_are_a
     assert with_node(calls, CROWD) == [MOST, 25]
 
 
-def test_the_form_of_deepstack_filters_by_confidence_and_refuses_what_it_does_not_know() -> None:
-    def form(**fields: str) -> tuple[bytes, dict[str, str]]:
-        parts = [f'--b\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields.items()]
-        image = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n' + IMAGE + b"\r\n"
-        return "".join(parts).encode() + image + b"--b--\r\n", {"Content-Type": "multipart/form-data; boundary=b"}
+def form(*fields: tuple[str, str], image: bytes = IMAGE) -> tuple[bytes, dict[str, str]]:
+    parts = [f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n' for name, text in fields]
+    last = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n' + image + b"\r\n"
+    return "".join(parts).encode() + last + b"--b--\r\n", {"Content-Type": "multipart/form-data; boundary=b"}
 
+
+def test_the_form_of_deepstack_filters_by_confidence_and_refuses_what_it_does_not_know() -> None:
     def calls(port: int) -> list[Reply]:
-        given = [{"min_confidence": "0.6"}, {"min_confidence": "0"}, {"min_confidence": "2"}, {"max": "1"}]
-        return [post(port, "/v1/vision/detection", *form(**fields)) for fields in given]
+        given = [("min_confidence", "0.6"), ("min_confidence", "0"), ("min_confidence", "2"), ("max", "1")]
+        return [post(port, "/v1/vision/detection", *form(field)) for field in given]
 
     few, all_of_them, out_of_range, unknown = with_node(calls)
     assert (len(few.json["predictions"]), len(all_of_them.json["predictions"])) == (1, 3)
     for reply, says in ((out_of_range, "min_confidence"), (unknown, "'max'")):
         assert (reply.status, reply.json["success"], reply.json["code"]) == (400, False, "bad_field")
         assert says in reply.json["error"]
+
+
+def test_what_is_no_form_of_deepstack_is_refused_in_its_words_and_the_next_is_answered() -> None:
+    packed = gzip.compress(IMAGE)
+    given: list[tuple[bytes, dict[str, str], int, str]] = [
+        (IMAGE, {"Content-Type": "image/jpeg"}, 415, "expected multipart/form-data with the image in a part named"),
+        (IMAGE, {}, 415, "expected multipart/form-data"),
+        (*form(image=b""), 400, "the part 'image' is empty"),
+        (*form(("min_confidence", "0.5"), ("min_confidence", "0.9")), 400, "expected one value, got '0.5'"),
+        (packed, {"Content-Type": "multipart/form-data; boundary=b"}, 400, "multipart: "),
+    ]
+
+    def calls(port: int) -> list[Reply]:
+        replies = [post(port, "/v1/vision/detection", body, headers) for body, headers, *_ in given]
+        return [*replies, post(port, "/v1/vision/detection", *form())]
+
+    *refused, answered = with_node(calls)
+    for reply, (*_, status, says) in zip(refused, given, strict=True):
+        assert (reply.status, reply.json["success"]) == (status, False), reply.json
+        assert says in reply.json["error"]
+    assert answered.json["success"]
+
+
+def test_every_form_of_an_image_may_be_compressed() -> None:
+    body, headers = form()
+    given: list[tuple[str, bytes, dict[str, str]]] = [
+        ("/v1/detect", gzip.compress(IMAGE), {}),
+        ("/v1/detect", gzip.compress(body), headers),
+        ("/v1/vision/detection", gzip.compress(body), headers),
+    ]
+
+    def calls(port: int) -> list[Reply]:
+        asked = [post(port, path, packed, {**more, "Content-Encoding": "gzip"}) for path, packed, more in given]
+        wrong = [post(port, "/v1/detect", IMAGE, {"Content-Encoding": name}) for name in ("gzip", "br", "identity")]
+        bomb = gzip.compress(bytes(4 * UNKEYED_BYTES))
+        return [*asked, *wrong, post(port, "/v1/detect", bomb, {"Content-Encoding": "gzip"})]
+
+    assert [reply.status for reply in with_node(calls)] == [200, 200, 200, 400, 415, 200, 413]
 
 
 def test_the_key_may_be_in_the_form_and_a_stranger_is_read_no_long_form() -> None:
