@@ -57,7 +57,7 @@ def pages(frontend: Frontend) -> Starlette:
         return _json(openapi.document())
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(api_page.page(str(request.base_url).rstrip("/")))
+        return HTMLResponse(api_page.page(str(request.base_url).rstrip("/"), frontend.served_kinds()))
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

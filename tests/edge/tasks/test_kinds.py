@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import html
 import http.client
 import json
+import re
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,8 +16,10 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from edge.run import _listen, _uvicorn_server
+from edge.servers import openapi
 from edge.servers.datagram import DatagramServer
 from edge.servers.deepstack import MOST, UNKEYED_BYTES
 from edge.servers.http import HttpApp
@@ -71,6 +75,13 @@ class Reply(NamedTuple):
 def post(port: int, path: str, body: bytes = IMAGE, headers: dict[str, str] | None = None) -> Reply:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request("POST", path, body, headers or {})
+        reply = connection.getresponse()
+        return Reply(reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read())
+
+
+def get(port: int, path: str) -> Reply:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", path)
         reply = connection.getresponse()
         return Reply(reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read())
 
@@ -270,6 +281,33 @@ def test_what_is_no_form_of_deepstack_is_refused_in_its_words_and_the_next_is_an
         assert (reply.status, reply.json["success"]) == (status, False), reply.json
         assert says in reply.json["error"]
     assert answered.json["success"]
+
+
+def test_answers_are_as_the_description_of_the_api_says() -> None:
+    schemas = {"/v1/infer": "Answer", "/v1/classify": "ClassificationAnswer", "/v1/detect": "DetectionAnswer"}
+    pages = {"/v1/tasks": "Tasks", "/v1/targets": "Targets", "/v1/transport": "Transports"}
+
+    def calls(port: int) -> dict[str, Any]:
+        found = {name: post(port, path).json for path, name in schemas.items()}
+        found |= {name: get(port, path).json for path, name in pages.items()}
+        found["Predictions"] = post(port, "/v1/vision/detection", *form()).json
+        return found | {"Error": post(port, "/v1/detect?task=digits").json}
+
+    document = openapi.document()
+    for name, value in with_node(calls).items():
+        Draft202012Validator({**document, "$ref": f"#/components/schemas/{name}"}).validate(value)
+
+
+def test_the_page_about_the_api_shows_calls_that_the_node_answers() -> None:
+    def calls(port: int) -> tuple[str, list[Reply]]:
+        page = html.unescape(get(port, "/docs").body.decode())
+        asked = re.findall(r"curl --data-binary @cat.jpg 'http://[^/]*(/[^']*)'", page)
+        return page, [post(port, path) for path in asked]
+
+    page, replies = with_node(calls)
+    assert [(reply.status, reply.json["task"]) for reply in replies] == [(200, "digits"), (200, "animals")]
+    assert 'client.classify("cat.jpg"' in page
+    assert "<select name=task><option>digits</option><option>animals</option></select>" in page
 
 
 def test_every_form_of_an_image_may_be_compressed() -> None:
