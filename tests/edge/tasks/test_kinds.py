@@ -25,7 +25,7 @@ from edge.servers.deepstack import MOST, UNKEYED_BYTES
 from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
 from edge.serving.tasks import ServedTasks, TaskFailure
-from hawkvision.client import Client, OtherPrediction, Transport, calls
+from hawkvision.client import AsyncClient, Client, OtherPrediction, Transport, calls
 from hawkvision.core.errors import BadField, ManifestError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
@@ -96,17 +96,26 @@ async def served(boxes: dict[str, Any], key: str | None = None) -> AsyncIterator
         frontend = Frontend(EdgeMetrics(), digits.clock, Keys(key), 2 * UNKEYED_BYTES)
         failed = TaskFailure("crowds", "no profile", "counting")
         frontend.mark_ready(ServedTasks([digits.node, animals.node, failed]))
-        listener = _listen("127.0.0.1", 0)
-        server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
         datagram = await DatagramServer.open(EdgeConfig(), 0, frontend, 64)
         frontend.transports = datagram.offered.transports
         try:
-            yield listener.getsockname()[1]
+            async with listening(frontend) as port:
+                yield port
         finally:
             await datagram.close(5.0)
-            server.should_exit = True
-            await serving
+
+
+@asynccontextmanager
+async def listening(frontend: Frontend) -> AsyncIterator[int]:
+    """The port at which a front end is served, as `hawkvision edge up` does."""
+    listener = _listen("127.0.0.1", 0)
+    server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
 
 
 def with_node(calls: Callable[[int], T], boxes: dict[str, Any] = BOXES, key: str | None = None) -> T:
@@ -446,6 +455,21 @@ def test_predictions_of_an_unknown_kind_keep_their_fields(monkeypatch: pytest.Mo
     assert isinstance(answer.prediction, OtherPrediction)
     assert answer.prediction.fields.keys() == {"objects", "confidence"}
     assert answer.to_json()["objects"][0]["label"] == "dog"
+
+
+def test_a_client_learns_the_kind_of_a_task_that_its_node_did_not_serve_before() -> None:
+    async def scenario() -> list[str]:
+        async with bench(None, SURE) as one, bench(None, SURE, task="animals", kind=ANIMALS, tensors=BOXES) as two:
+            frontend = Frontend(EdgeMetrics(), one.clock, Keys(), UNKEYED_BYTES)
+            frontend.mark_ready(ServedTasks([one.node, two.node]))
+            frontend.mark_ready(ServedTasks([one.node]))
+            async with listening(frontend) as port, AsyncClient(f"http://127.0.0.1:{port}") as client:
+                before = await client.infer(IMAGE)
+                frontend.mark_ready(ServedTasks([one.node, two.node]))
+                after = await client.infer(IMAGE, task="animals")
+            return [type(answer.prediction).__name__ for answer in (before, after)]
+
+    assert asyncio.run(scenario()) == ["Classification", "Detection"]
 
 
 def test_a_batch_of_images_is_searched_for_objects() -> None:
