@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError, NotReady
 from hawkvision.system.child_server import ServerProcess
-from loadgen.commands.mlperf import MlperfOptions, Scenario, figures, rules, score, verdict
+from loadgen.commands.mlperf.logs import figures, score, verdict
+from loadgen.commands.mlperf.options import MlperfOptions, Scenario
+from loadgen.commands.mlperf.rules import rules
 from tests.loadgen.command import command
 from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
 from tests.loadgen.scripted import RecordedRequest, reply, scripted
