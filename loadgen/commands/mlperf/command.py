@@ -24,6 +24,7 @@ from hawkvision.core.errors import ConfigError, NotReady
 from hawkvision.system.files import check_writable, write_atomic
 from loadgen.clients.engine import client_for
 from loadgen.commands import options
+from loadgen.commands.mlperf.accuracy import AnswerJudge
 from loadgen.commands.mlperf.bridge import ClassTally, LoadGenBridge
 from loadgen.commands.mlperf.logs import SUMMARY_LOG, figures, score, verdict
 from loadgen.commands.mlperf.options import MlperfOptions
@@ -68,9 +69,8 @@ async def run(given: MlperfOptions) -> int:
     if given.processes != 1:
         raise ConfigError(f"--processes: expected 1, for LoadGen drives one process; got {given.processes}")
     setup_ = options.read_setup(given)
-    kind = setup_.dataset.kind
-    if kind is not None and "index" not in kind.open().wire_tensors:
-        raise ConfigError(f"--task: MLPerf's accuracy log has one class per image; got a task of kind {kind.name!r}")
+    spec = setup_.dataset.kind
+    judge = AnswerJudge(None if spec is None else spec.open(), setup_.dataset.labels)
     if given.scenario == "Server" and given.target_qps is None and given.user_conf is None:
         raise ConfigError("--target-qps: expected a rate for --scenario Server, here or in --user-conf")
     read_settings(loadgen, given, len(setup_.dataset), ExpectedSpeed(1.0, 1.0))  # refused before anything is asked
@@ -78,9 +78,9 @@ async def run(given: MlperfOptions) -> int:
     check_files(given.json)
     console = terminal(160, highlight=False)
     started = options.origin(setup_.seed)
-    asker = client_for(setup_.server, setup_.max_in_flight)
+    asker = client_for(setup_.server, setup_.max_in_flight, judge.kind)
     await asker.open()
-    bridge = LoadGenBridge(loadgen, asker, setup_)
+    bridge = LoadGenBridge(loadgen, asker, setup_, judge)
     try:
         expected = await expect(given, asker, setup_)
         settings = read_settings(loadgen, given, len(setup_.dataset), expected)
@@ -108,7 +108,8 @@ class MlperfResult:
 
 def _result(loadgen: Any, given: MlperfOptions, setup_: Setup, settings: Any, bridge: LoadGenBridge) -> MlperfResult:
     if given.mode == "accuracy":
-        right = score(given.out / "mlperf_log_accuracy.json", setup_.dataset.labels)
+        labelled = setup_.dataset.labels is not None
+        right = score(given.out / "mlperf_log_accuracy.json", bridge.judge) if labelled else None
         return MlperfResult(bridge.failed == 0, accuracy=right)
     text = (given.out / SUMMARY_LOG).read_text(encoding="utf-8")
     return MlperfResult(
@@ -119,6 +120,8 @@ def _result(loadgen: Any, given: MlperfOptions, setup_: Setup, settings: Any, br
 def _show(given: MlperfOptions, bridge: LoadGenBridge, result: MlperfResult, console: Console) -> None:
     if given.mode == "accuracy":
         said = "without labels" if result.accuracy is None else f"{result.accuracy:.2%} right"
+        if bridge.judge.kind is not None:
+            said += f" (1 − the loss of {bridge.judge.kind.name})"
         console.print(f"{given.scenario}, accuracy: {bridge.completed} images, {said}, {bridge.failed} not answered")
     else:
         console.print(result.summary.strip(), markup=False)

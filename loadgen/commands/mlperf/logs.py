@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from hawkvision.core.errors import ConfigError, NotReady
+from loadgen.commands.mlperf.accuracy import AnswerJudge
 
 SUMMARY_LOG: Final = "mlperf_log_summary.txt"
 _VERDICT: Final = re.compile(r"^Result is : (VALID|INVALID)", re.MULTILINE)
@@ -51,20 +51,18 @@ def figures(detail: str) -> dict[str, Any]:
 class _LogEntry(msgspec.Struct):
     qsl_idx: int
     data: str
-    """Hexadecimal, little-endian int32."""
+    """Hexadecimal; see `loadgen.commands.mlperf.accuracy`."""
 
 
-def score(log: Path, labels: Sequence[int] | None) -> float | None:
-    """The share of right answers in LoadGen's accuracy log; None without labels.
+def score(log: Path, judge: AnswerJudge) -> float | None:
+    """How right the answers in LoadGen's accuracy log are, their mean; None if there is none. The judge has labels.
 
     Raises:
         ConfigError: if the log is not one.
     """
-    if labels is None:
-        return None
     try:
         entries = msgspec.json.decode(log.read_bytes(), type=list[_LogEntry])
-        right = [struct.unpack("<i", bytes.fromhex(each.data))[0] == labels[each.qsl_idx] for each in entries]
+        right = [judge.read(bytes.fromhex(each.data), each.qsl_idx) for each in entries]
     except (OSError, msgspec.DecodeError, ValueError, struct.error, IndexError) as error:
         raise ConfigError(f"{log}: not LoadGen's accuracy log: {error}") from None
     return sum(right) / len(right) if right else None
