@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from hawkvision.core import advice
-from tests.fuzz.examples import EXAMPLES, NIGHTLY
+from tests.fuzz.examples import DERANDOMIZE, EXAMPLES, IMPATIENT
 
 ROOT: Final = Path(__file__).parent
 TOGETHER: Final = ("hawkvision/datacenter", "system")
@@ -36,7 +36,9 @@ LONG: Final = (
 # No test may depend on how busy the machine is; a hanging one is ended by pytest-timeout. A change is judged by the
 # same examples as the one before, because a gate that fails at random says nothing about the change; the nightly run
 # draws new ones each time.
-settings.register_profile("hawkvision", deadline=None, max_examples=EXAMPLES, derandomize=not NIGHTLY)
+settings.register_profile(
+    "hawkvision", deadline=None, max_examples=EXAMPLES, derandomize=DERANDOMIZE, suppress_health_check=IMPATIENT
+)
 settings.load_profile("hawkvision")
 
 # NumPy's threads wait busily for one another, which on cores that others use too makes small products five times as

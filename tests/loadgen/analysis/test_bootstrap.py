@@ -28,6 +28,7 @@ from loadgen.analysis.bootstrap import (
     ranks,
     resamples_of,
 )
+from tests.fuzz.examples import examples
 
 SERIES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60).map(np.array)
 
@@ -82,7 +83,7 @@ def test_block_is_within_its_bounds(series: Floats) -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 2**32))
-@settings(max_examples=20)
+@settings(max_examples=examples(100))
 def test_resample_is_as_long_as_the_run_and_made_of_its_neighbours(n: int, block: int, seed: int) -> None:
     places = next(draws(n, block, seed))[0]
     assert len(places) == n
