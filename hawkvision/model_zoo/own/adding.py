@@ -12,9 +12,9 @@ import onnx
 
 from hawkvision.core.errors import ArtifactError, BackendError, ConfigError
 from hawkvision.core.types import Pixels
-from hawkvision.model_zoo.own import parity
-from hawkvision.model_zoo.own.conversion import OutputPlan, converted
-from hawkvision.model_zoo.own.graph_facts import GraphFacts, facts_of, has_integer_layers, read_model
+from hawkvision.model_zoo.own.graphs import parity
+from hawkvision.model_zoo.own.graphs.conversion import OutputPlan, converted
+from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts, facts_of, has_integer_layers, read_model
 from hawkvision.model_zoo.own.owner_facts import (
     LOGITS_DECODER,
     Missing,

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import msgspec
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.model_zoo.own.graph_facts import GraphFacts, Layout
+from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts, Layout
 from hawkvision.models.input_spec import Fit, InputSpec, Interpolation
 
 ChannelOrder: TypeAlias = Literal["rgb", "bgr"]

@@ -15,8 +15,8 @@ from hawkvision.core.types import LOGITS, Pixels
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input
-from hawkvision.model_zoo.own.conversion import IMAGE
-from hawkvision.model_zoo.own.parity import open_session
+from hawkvision.model_zoo.own.graphs.conversion import IMAGE
+from hawkvision.model_zoo.own.graphs.parity import open_session
 from hawkvision.models.input_spec import InputSpec
 from hawkvision.models.manifest import Variant
 from hawkvision.tasks.decoders.registry import open_decoder

@@ -12,8 +12,8 @@ import numpy as np
 from hawkvision.core.errors import ArtifactError, ConfigError
 from hawkvision.core.text_files import read_text
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
+from hawkvision.model_zoo.own.graphs.work import multiplications
 from hawkvision.model_zoo.own.tiers import TierName, entered, only_stage
-from hawkvision.model_zoo.own.work import multiplications
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import (
     MANIFEST,

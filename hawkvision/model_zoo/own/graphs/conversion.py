@@ -20,7 +20,7 @@ from onnx import TensorProto, compose, helper, numpy_helper
 from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import LOGITS
 from hawkvision.integer.reference import LUMINANCE
-from hawkvision.model_zoo.own.graph_facts import GraphFacts, final_activation
+from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts, final_activation
 from hawkvision.model_zoo.own.owner_facts import Preparation
 
 IMAGE: Final = "image"

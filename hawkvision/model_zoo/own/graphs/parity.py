@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import LOGITS, Pixels
-from hawkvision.model_zoo.own.conversion import IMAGE, OutputPlan, prepared
-from hawkvision.model_zoo.own.graph_facts import GraphFacts
+from hawkvision.model_zoo.own.graphs.conversion import IMAGE, OutputPlan, prepared
+from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts
 from hawkvision.model_zoo.own.owner_facts import Preparation
 from hawkvision.system.onnx_runtime import ort
 

@@ -1,0 +1,1 @@
+"""Reading, converting and comparing the graphs that owners bring."""
