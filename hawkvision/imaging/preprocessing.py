@@ -177,11 +177,12 @@ def preprocess(pixels: Pixels, spec: InputSpec) -> Pixels:
 
 def _exactly(pixels: Pixels, spec: InputSpec) -> Pixels:
     """The whole image scaled in one step, then cropped or padded, as libraries do."""
-    whole = whole_scaled(*pixels.shape[:2], spec)
+    height, width = pixels.shape[:2]
+    whole = whole_scaled(height, width, spec)
     if whole is not None:
         made = scaled(pixels, whole.height, whole.width, spec.interpolation)
         return np.ascontiguousarray(made[whole.top : whole.top + spec.height, whole.left : whole.left + spec.width])
-    source, target = fitting(*pixels.shape[:2], spec)
+    source, target = fitting(height, width, spec)
     part = pixels[source.top : source.top + source.height, source.left : source.left + source.width]
     return _padded(scaled(part, target.height, target.width, spec.interpolation), target, spec)
 

@@ -140,7 +140,7 @@ def models_add(
         interpolation=interpolation,
         pad_value=pad_value,
         pad_position=pad_position,
-        outputs=() if outputs is None else tuple(outputs.split(",")),
+        outputs=() if outputs is None else tuple(name.strip() for name in outputs.split(",")),
         output_meaning=output_meaning,
         decoder=decoder,
         decoder_options=facts.option_values("--decoder-option", decoder_option or ()),

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import msgspec
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts, Layout
+from hawkvision.model_zoo.own.graphs.graph_facts import SIDES, GraphFacts, Layout
 from hawkvision.models.input_spec import Fit, InputSpec, Interpolation
 
 ChannelOrder: TypeAlias = Literal["rgb", "bgr"]
@@ -80,8 +80,9 @@ def _missing_of_the_input(facts: OwnerFacts, graph: GraphFacts) -> Iterator[Miss
     layout = facts.layout or graph.layout
     if layout is None:
         yield Missing("--layout", "nchw (PyTorch) or nhwc (Keras): the graph's shape fits both", "LAYOUT")
-    height, width, channels = (None, None, None) if layout is None else graph.sizes(layout)
-    if None in (height, width) and facts.size is None:
+    _, _, channels = (None, None, None) if layout is None else graph.sizes(layout)
+    readings: list[Layout] = ["nchw", "nhwc"] if layout is None else [layout]
+    if facts.size is None and any(None in graph.sizes(each)[:2] for each in readings):
         yield Missing("--size", "HEIGHTxWIDTH: the graph takes any", "HEIGHTxWIDTH")
     if graph.type != "uint8":
         if facts.scale is None:
@@ -99,7 +100,12 @@ def _missing_of_the_input(facts: OwnerFacts, graph: GraphFacts) -> Iterator[Miss
             "--resize", "the shorter side before the crop: 256 in torchvision; the input's for none", "PIXELS"
         )
     if facts.interpolation is None:
-        yield Missing("--interpolation", "bilinear, bicubic or area", "METHOD")
+        yield Missing(
+            "--interpolation",
+            "pillow_bilinear or pillow_bicubic (PIL, torchvision), opencv_bilinear (cv2.resize, Keras), opencv_area; "
+            "or bilinear, bicubic, area: faster, but not exactly as those",
+            "METHOD",
+        )
 
 
 def _missing_of_the_output(facts: OwnerFacts, graph: GraphFacts, decoders: Sequence[str]) -> Iterator[Missing]:
@@ -135,9 +141,13 @@ def resolve(facts: OwnerFacts, graph: GraphFacts) -> Preparation:
             f"--layout {layout}: the graph's shape {graph.shape} then has {channels} channels, not 1 or 3"
         )
     size = _size(facts, height, width)
+    if not all(SIDES[0] <= side <= SIDES[1] for side in size):
+        raise ConfigError(f"the graph takes {size[0]}x{size[1]}; expected sides of {SIDES[0]} to {SIDES[1]} pixels")
     normalised = graph.type != "uint8"
     if not normalised and (facts.scale, facts.mean, facts.std) != (None, None, None):
-        raise ConfigError("--scale, --mean and --std: the graph takes bytes, and so normalises them itself")
+        raise ConfigError(
+            "--scale, --mean and --std: the graph takes bytes, and so normalises them itself; leave the options out"
+        )
     scale = 1.0 if facts.scale is None else facts.scale
     if scale <= 0:
         raise ConfigError(f"--scale: expected a positive number, got {scale:g}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,7 +43,8 @@ def folder_for(task: str, override: Path | None) -> Path:
         msgspec.convert(task, Name)
     except msgspec.ValidationError:
         raise ConfigError(
-            f"--task: expected a name of lower-case letters, digits, '_', '.' and '-', got {task!r}"
+            "--task: expected a name of lower-case letters, digits, '_', '.' and '-', at most 64, that begins with a "
+            f"letter or digit, got {task!r}"
         ) from None
     if override is not None:
         return override
@@ -70,7 +72,8 @@ def stage_name(wanted: str | None, path: Path) -> str:
         return msgspec.convert(name, Name)
     except msgspec.ValidationError:
         raise ConfigError(
-            f"--name: expected lower-case letters, digits, '_', '.' and '-', at most 64, got {name!r}"
+            "--name: expected lower-case letters, digits, '_', '.' and '-', at most 64, that begin with a letter or "
+            f"digit, got {name!r}{'' if wanted else f' from the name of {path}'}"
         ) from None
 
 
@@ -78,24 +81,38 @@ def read_labels(path: Path) -> tuple[str, ...]:
     """Labels in index order: a file with one a line, or a folder of class folders, whose sorted names they are.
 
     Raises:
-        ConfigError: if there are none, or one is given twice.
+        ConfigError: if there are none, or one is given twice or cannot be shown.
     """
     if path.is_dir():
-        labels = tuple(sorted(each.name for each in path.iterdir() if each.is_dir()))
+        found = sorted(each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
     else:
-        try:
-            labels = tuple(line.strip() for line in read_text(path).splitlines())
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--labels: {path}: cannot read: {error}") from None
+        found = [line.strip() for line in _label_text(path).split("\n")]
+    labels = [unicodedata.normalize("NFC", each) for each in found]
     while labels and not labels[-1]:
-        labels = labels[:-1]
+        labels.pop()
     if not labels:
         raise ConfigError(f"--labels: {path}: expected a file with one label a line, or a folder of class folders")
-    for index, label in enumerate(labels):
-        if not label or label in labels[:index]:
-            what = "empty" if not label else f"{label!r}, which line {labels.index(label) + 1} is too"
-            raise ConfigError(f"--labels: {path}: line {index + 1} is {what}; expected another label on each line")
-    return labels
+    first: dict[str, int] = {}
+    for line, label in enumerate(labels, 1):
+        what = "" if label.isprintable() else f"{label!r}, with characters that cannot be shown"
+        what = what if label else "empty"
+        what = f"{label!r}, which line {first[label]} is too" if label in first and label else what
+        if what:
+            raise ConfigError(f"--labels: {path}: line {line} is {what}; expected another label on each line")
+        first[label] = line
+    return tuple(labels)
+
+
+def _label_text(path: Path) -> str:
+    try:
+        text = read_text(path)
+    except OSError as error:
+        raise ConfigError(f"--labels: {path}: cannot read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--labels: {path}: expected text in UTF-8, one label a line: {error}") from None
+    if text.lstrip()[:1] in ("[", "{"):
+        raise ConfigError(f"--labels: {path}: expected one label a line, found JSON")
+    return text
 
 
 def new_manifest(task: str, kind: str, options: dict[str, Any], labels: tuple[str, ...], variant: Variant) -> Manifest:
