@@ -10,6 +10,7 @@ directory, which `read_unlabelled` reads.
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.image_sets.box_images import holds_boxes, read_coco, read_yolo
+from hawkvision.models.image_sets.folder_classes import class_numbers, expected_classes
 from hawkvision.models.image_sets.idx_reader import holds_idx_files, read_idx_parts
 from hawkvision.models.image_sets.labelled_images import (
     SUFFIXES as SUFFIXES,
@@ -140,19 +142,20 @@ def _read_idx(root: Path, classes: int) -> LabelledImages:
 
 
 def _read_folder(root: Path, labels: Sequence[str], names: Mapping[str, int]) -> LabelledImages:
-    numbers = {label: index for index, label in enumerate(labels)} | {str(i): i for i in range(len(labels))}
-    numbers |= names
+    known = class_numbers(labels)
+    numbers = known | names
     paths: list[Path] = []
     found: list[int] = []
-    for folder in sorted(p for p in root.iterdir() if p.is_dir()):
-        if folder.name not in numbers:
+    for folder in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        index = numbers.get(folder.name, numbers.get(unicodedata.normalize("NFC", folder.name)))
+        if index is None:
             raise ConfigError(
-                f"{folder}: the directory is named after no class; expected a label such as {labels[0]!r} "
-                f"or an index from 0 to {len(labels) - 1}{_or_one_of(names)}"
+                f"{folder}: the directory is named after no class; expected {expected_classes(known)}"
+                f"{_or_one_of(names)}; --class-map names other directories"
             )
         images = images_in(folder)
         paths += images
-        found += [numbers[folder.name]] * len(images)
+        found += [index] * len(images)
     bodies = read_files(root, paths)
     if not bodies:
         raise ConfigError(f"{root}: no images in class directories (expected files ending in {', '.join(SUFFIXES)})")

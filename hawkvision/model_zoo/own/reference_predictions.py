@@ -7,6 +7,7 @@ JSON lines: an object per image with `file`, and the fields of the task kind's a
 from __future__ import annotations
 
 import csv
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import msgspec
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.text_files import read_text
 from hawkvision.core.types import Prediction
+from hawkvision.models.image_sets.folder_classes import class_numbers, expected_classes
 from hawkvision.tasks.kind import TaskKind
 
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -38,10 +40,14 @@ class LabelReference:
 
     def difference(self, kind: TaskKind[Any], prediction: Prediction) -> float:  # noqa: ARG002
         """How far the served probability of this label is from the owner's; 1 or 0 if only labels are known."""
-        served = {each["index"]: float(each["confidence"]) for each in _entries(prediction.to_json())}
         if self.probability is None:
-            return float(not served or max(served, key=lambda index: served[index]) != self.index)
-        return abs(served.get(self.index, 0.0) - self.probability)
+            return float(not self.same_label(prediction))
+        return abs(_confidences(prediction).get(self.index, 0.0) - self.probability)
+
+    def same_label(self, prediction: Prediction) -> bool:
+        """Whether the label that is served as the most probable is the owner's."""
+        served = _confidences(prediction)
+        return bool(served) and max(served, key=lambda index: served[index]) == self.index
 
     def described(self, kind: TaskKind[Any]) -> str:
         """The owner's prediction, for people."""
@@ -101,6 +107,7 @@ def _rows(path: Path, lines: Sequence[str], kind: TaskKind[Any]) -> list[Referen
     if missing:
         raise ConfigError(f"{path}: expected a header with file, label and probability; found {', '.join(header)}")
     found: list[Reference] = []
+    numbers = class_numbers(kind.labels)
     for number, row in enumerate(rows, 2):
         where = f"{path}: line {number}"
         values = {name: row[at].strip() for name, at in places.items() if at is not None and at < len(row)}
@@ -110,7 +117,7 @@ def _rows(path: Path, lines: Sequence[str], kind: TaskKind[Any]) -> list[Referen
         found.append(
             LabelReference(
                 values["file"],
-                _index(values["label"], kind.labels, where),
+                _index(values["label"], numbers, where),
                 None if not probability else _probability(probability, where),
             )
         )
@@ -124,12 +131,11 @@ def _column(header: Sequence[str], known: Sequence[str]) -> int | None:
     return next((names.index(name) for name in known if name in names), None)
 
 
-def _index(text: str, labels: Sequence[str], where: str) -> int:
-    if text in labels:
-        return labels.index(text)
-    if text.isascii() and text.isdigit() and int(text) < len(labels):
-        return int(text)
-    raise ConfigError(f"{where}: {text!r} is no label of the task and no index below {len(labels)}")
+def _index(text: str, numbers: Mapping[str, int], where: str) -> int:
+    index = numbers.get(unicodedata.normalize("NFC", text))
+    if index is None:
+        raise ConfigError(f"{where}: {text!r} is no class; expected {expected_classes(numbers)}")
+    return index
 
 
 def _probability(text: str, where: str) -> float:
@@ -162,6 +168,10 @@ def _with_indices(fields: dict[str, Any], labels: Sequence[str]) -> dict[str, An
         if "index" not in entry and entry.get("label") in known:
             entry["index"] = known[entry["label"]]
     return fields
+
+
+def _confidences(prediction: Prediction) -> dict[int, float]:
+    return {each["index"]: float(each["confidence"]) for each in _entries(prediction.to_json())}
 
 
 def _entries(fields: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import ConfigError
 
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
+UNREAD_SUFFIXES: Final = (".bmp", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jfif", ".jp2", ".ppm", ".pgm")
+"""Of images that are not read; to leave them out would change what is measured."""
 MAX_FOLDER_BYTES: Final = 4 << 30
 """All bodies are in memory; 4 GiB are 40,000 photographs of 100 kB."""
 
@@ -83,8 +85,19 @@ class UnlabelledImages:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The images directly in a folder, sorted by name."""
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+    """The images directly in a folder, sorted by name.
+
+    Raises:
+        ConfigError: if there are images of a format that is not read.
+    """
+    files = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    unread = [p for p in files if p.suffix.lower() in UNREAD_SUFFIXES]
+    if unread:
+        raise ConfigError(
+            f"{folder}: {len(unread)} images are of formats that are not read here, such as {unread[0].name}; expected "
+            f"{', '.join(SUFFIXES)}: convert them, or move them elsewhere"
+        )
+    return [p for p in files if p.suffix.lower() in SUFFIXES and p.is_file()]
 
 
 def read_files(root: Path, paths: Sequence[Path]) -> list[bytes]:
