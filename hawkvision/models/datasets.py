@@ -143,7 +143,7 @@ def _read_idx(root: Path, classes: int) -> LabelledImages:
 
 def _read_folder(root: Path, labels: Sequence[str], names: Mapping[str, int]) -> LabelledImages:
     known = class_numbers(labels)
-    numbers = known | names
+    numbers = known | dict(names)
     paths: list[Path] = []
     found: list[int] = []
     for folder in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")):

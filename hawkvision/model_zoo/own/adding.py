@@ -30,7 +30,6 @@ from hawkvision.model_zoo.own.task_folder import (
     DEFAULT_KIND,
     existing,
     folder_for,
-    label_text,
     new_manifest,
     read_labels,
     stage_name,
@@ -38,7 +37,7 @@ from hawkvision.model_zoo.own.task_folder import (
 )
 from hawkvision.model_zoo.own.tiers import TierName
 from hawkvision.models.manifest import FileSource, Manifest, Variant, load_labels
-from hawkvision.system.files import sha256_of, write_atomic
+from hawkvision.system.files import sha256_of
 from hawkvision.tasks.decoders.decoder import BoxDecoder
 from hawkvision.tasks.decoders.registry import decoder_class, decoder_names
 from hawkvision.tasks.kind import TaskKind
@@ -114,9 +113,8 @@ def add_model(order: AddOrder, models: Path | None, cache: Path) -> Added:
     variant = _variant(name, order, facts, wanted, built, decoder, quantised=graph.quantised)
     _check_predictions(opened, variant, built)
     fresh = new_manifest(order.task, kind, options, labels, variant)
-    if manifest is None:
-        write_atomic(folder / order.task / fresh.labels, label_text(labels))
-    changed = store(manifest, fresh, built, built, order.tier, folder, cache)
+    new = labels if manifest is None else None
+    changed = store(manifest, fresh, built, built, order.tier, folder, cache, labels=new)
     replaced = manifest is not None and any(each.name == variant.name for each in manifest.variants)
     return Added(
         changed, variant, folder / order.task, worst, parity.cpu_ms(built, variant.name), batch, replaced,

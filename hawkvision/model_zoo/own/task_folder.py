@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,9 +139,9 @@ def label_text(labels: tuple[str, ...]) -> bytes:
 
 def store(
     manifest: Manifest | None, fresh: Manifest, weights: bytes, built: bytes, tier: TierName | None, models: Path,
-    cache: Path, *, of: str | None = None,
+    cache: Path, *, of: str | None = None, labels: tuple[str, ...] | None = None,
 ) -> Manifest:  # fmt: skip
-    """Write a stage's files and enter it in the manifest, which is written last.
+    """Write a stage's files and enter it in the manifest, which is written last; all of it or nothing.
 
     Args:
         manifest: what the task has; None for a new task.
@@ -150,6 +152,7 @@ def store(
         models: the folder of manifests.
         cache: the folder of built models.
         of: the stage that this one is a cheaper form of, and so no reference for.
+        labels: of a new task; None for a task that has its labels.
 
     Returns: the manifest as written.
 
@@ -157,19 +160,42 @@ def store(
         ArtifactError: if something cannot be written.
     """
     (variant,) = fresh.variants
-    path = models / fresh.task / str(variant.source)
-    write_atomic(path, weights)
-    write_atomic(artifact_path(cache, fresh.task, variant.name), built)
-    if manifest is None:
-        changed = fresh
-    else:
+    changed = fresh
+    if manifest is not None:
         costs = costs_of(manifest, cache)
         costs[variant.name] = multiplications(built)
         if of is not None:
             costs[variant.name] = min(costs[variant.name], costs.get(of, np.inf)) - 0.5
         changed = entered(manifest, variant, tier, costs)
-    write_atomic(models / fresh.task / MANIFEST, format_manifest(changed, HEADER).encode())
+    folder = models / fresh.task
+    files = {
+        **({} if labels is None else {folder / fresh.labels: label_text(labels)}),
+        folder / str(variant.source): weights,
+        artifact_path(cache, fresh.task, variant.name): built,
+        folder / MANIFEST: format_manifest(changed, HEADER).encode(),
+    }
+    _write_together(files)
     return changed
+
+
+def _write_together(files: Mapping[Path, bytes]) -> None:
+    """Write all files, in their order. What was there before comes back if one cannot be written, or by Ctrl-C.
+
+    Raises:
+        ArtifactError: as `write_atomic`.
+    """
+    before = {path: path.read_bytes() if path.is_file() else None for path in files}
+    try:
+        for path, content in files.items():
+            write_atomic(path, content)
+    except BaseException:
+        for path, content in before.items():
+            with suppress(ArtifactError, OSError):  # the first error says why
+                if content is None:
+                    path.unlink(missing_ok=True)
+                elif path.read_bytes() != content:
+                    write_atomic(path, content)
+        raise
 
 
 def costs_of(manifest: Manifest, cache: Path) -> dict[str, float]:

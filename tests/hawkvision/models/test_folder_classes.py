@@ -71,7 +71,7 @@ def test_a_class_map_that_names_no_class_is_refused(text: str, said: str, tmp_pa
 
 
 def test_a_directory_of_no_class_is_refused_with_what_names_may_be(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"horse: .*'tench' or an index from 0 to 999, or a name such as 'n0"):
+    with pytest.raises(ConfigError, match=r"horse: .*'tench', or an index from 0 to 999, or a name such as 'n0"):
         read_labelled(folder_of(tmp_path / "images", "horse"), "imagenet", MODELS)
 
 
