@@ -105,6 +105,9 @@ def calibrate(
     images = evidence.images
     if len(images) < FEWEST_IMAGES:
         raise ConfigError(f"{data}: {len(images)} images certify nothing; expected at least {FEWEST_IMAGES}")
+    if images.annotations is None and len(kind.labels) > 1 and (images.labels == images.labels[0]).all():
+        only = kind.labels[int(images.labels[0])]
+        raise ConfigError(f"{data}: all {len(images)} images are of {only!r}; expected images of several classes")
     if certify_data is not None and compared > 1:
         raise ConfigError("--compared is for images that served the design; those of --certify-data did not")
     certifying = None if certify_data is None else read_certifying(certify_data, kind, manifest, models, reading)

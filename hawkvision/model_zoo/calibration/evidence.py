@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import ConfigError
+from hawkvision.core.errors import ConfigError, RequestError
+from hawkvision.imaging.preprocessing import probe
 from hawkvision.models.datasets import LabelledImages, UnlabelledImages, read_annotated
 from hawkvision.models.image_sets.folder_classes import directory_classes
 from hawkvision.models.manifest import Manifest
@@ -62,6 +63,7 @@ def read_evidence(data: Path, kind: TaskKind[Any], manifest: Manifest, models: P
     """
     names = directory_classes(kind.labels, models / manifest.task, reading.class_map)
     images = read_annotated(data, kind.labels, names, clean_ids=reading.clean_ids)
+    _check_sizes(images)
     clean = len(clean_images(images))
     if clean < len(images) and reading.trained is TrainedImages.REFUSE:
         raise ConfigError(
@@ -75,6 +77,24 @@ def read_evidence(data: Path, kind: TaskKind[Any], manifest: Manifest, models: P
         return Evidence(images, kind.truths(images.annotated()))
     except ConfigError as error:
         raise ConfigError(f"{data}: {error}") from None
+
+
+def _check_sizes(images: LabelledImages) -> None:
+    """Check that images have the sizes that their annotations state, on which the boxes rest.
+
+    Raises:
+        ConfigError: naming an image of another size, or one that cannot be read.
+    """
+    for index, stated in enumerate(images.sizes):
+        try:
+            header = probe(images.bodies[index])
+        except RequestError as error:
+            raise ConfigError(f"{images.called(index)}: {error}") from None
+        if sorted(stated) != sorted((header.width, header.height)):
+            raise ConfigError(
+                f"{images.called(index)}: the image has {header.width}x{header.height} pixels; its annotations are for "
+                f"{stated[0]}x{stated[1]}"
+            )
 
 
 def clean_images(images: LabelledImages | UnlabelledImages) -> NDArray[np.intp]:

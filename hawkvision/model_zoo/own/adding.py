@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import msgspec
+import numpy as np
 import onnx
 
 from hawkvision.core.errors import ArtifactError, BackendError, ConfigError
@@ -42,6 +44,10 @@ from hawkvision.tasks.decoders.decoder import BoxDecoder
 from hawkvision.tasks.decoders.registry import decoder_class, decoder_names
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import kind_class, task_kind
+
+POINT: Final = 0.03
+FAR: Final = 1.99
+"""Boxes that all reach less far than `POINT` of the input, or mostly beyond `FAR`, have another unit than is stated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +231,26 @@ def _check_predictions(kind: TaskKind[Any], variant: Variant, built: bytes) -> N
         ConfigError: if the decoder, its options or the labels are not those of the graph.
         ManifestError: if the decoder is not installed, or refuses an option.
     """
+    pixels = parity.sample_pixels(variant.input.height, variant.input.width)
     try:
-        StageRun(kind, variant, built).on_inputs(parity.sample_pixels(variant.input.height, variant.input.width))
+        StageRun(kind, variant, built).on_inputs(pixels)
+        reach = StageRun(kind, _without_floor(variant), built).reach(pixels)
     except BackendError as error:
         raise ConfigError(f"--decoder {variant.decoder}: {error.message}") from None
+    if len(reach) and not (reach.max() > POINT and np.median(reach) < FAR):
+        scale = "fractions" if reach.max() <= POINT else "pixels"
+        raise ConfigError(
+            f"--decoder {variant.decoder}: the boxes are {'points' if scale == 'fractions' else 'beyond the image'}; if "
+            f"the model gives coordinates in {scale}, say `--decoder-option scale={scale}`"
+        )
+
+
+def _without_floor(variant: Variant) -> Variant:
+    """The variant with all of its boxes, however unsure, if its decoder has a floor."""
+    if not issubclass(decoder_class(variant.decoder), BoxDecoder):
+        return variant
+    options = {**variant.decoder_options, "score_floor": 0.0, "iou": 1.0}
+    return msgspec.structs.replace(variant, decoder_options=options)
 
 
 def _variant(

@@ -15,6 +15,7 @@ import msgspec
 from hawkvision.core.errors import ConfigError
 from hawkvision.model_zoo.own.graphs.graph_facts import SIDES, GraphFacts, Layout
 from hawkvision.models.input_spec import Fit, InputSpec, Interpolation
+from hawkvision.tasks.decoders.registry import decoder_class
 
 ChannelOrder: TypeAlias = Literal["rgb", "bgr"]
 OutputMeaning: TypeAlias = Literal["logits", "probabilities"]
@@ -112,6 +113,10 @@ def _missing_of_the_output(facts: OwnerFacts, graph: GraphFacts, decoders: Seque
     decoder = facts.decoder or (decoders[0] if len(decoders) == 1 else None)
     if decoder is None:
         yield Missing("--decoder", f"how boxes are read from the outputs: {', '.join(decoders)}", "DECODER")
+    if decoder is not None and "class_map" not in facts.decoder_options:
+        for option, meaning in getattr(decoder_class(decoder), "asked", {}).items():
+            if option not in facts.decoder_options:
+                yield Missing("--decoder-option", f"{option}=VALUE: {meaning}", f"{option}=VALUE")
     if decoder == LOGITS_DECODER and len(facts.outputs or graph.outputs) != 1:
         names = ", ".join(output.name for output in graph.outputs)
         yield Missing("--outputs", f"the one that gives the logits or probabilities, of {names}", "NAME")

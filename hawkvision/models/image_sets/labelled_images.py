@@ -48,9 +48,17 @@ class LabelledImages:
     """What is in each image, if that is not one class."""
     trained: NDArray[np.bool_] | None = None
     """Which images a model was trained on, as far as the data set says; None where it says nothing."""
+    files: tuple[str, ...] = ()
+    """Where each image lies, if each is a file."""
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Width and height of each image, if annotations state them."""
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+    def called(self, index: int) -> str:
+        """An image's name in messages."""
+        return self.files[index] if self.files else f"{self.name}: image {index}"
 
     def annotated(self) -> Iterable[Annotation]:
         """What is in each image, in order."""
@@ -69,6 +77,8 @@ class LabelledImages:
             self.is_test[chosen],
             None if self.annotations is None else tuple(self.annotations[i] for i in chosen),
             None if self.trained is None else self.trained[chosen],
+            tuple(self.files[i] for i in chosen) if self.files else (),
+            tuple(self.sizes[i] for i in chosen) if self.sizes else (),
         )
 
 
@@ -79,9 +89,15 @@ class UnlabelledImages:
     name: str
     sha256: str
     bodies: Sequence[bytes]
+    files: tuple[str, ...] = ()
+    """Where each image lies, if each is a file."""
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+    def called(self, index: int) -> str:
+        """An image's name in messages."""
+        return self.files[index] if self.files else f"{self.name}: image {index}"
 
 
 def images_in(folder: Path) -> list[Path]:

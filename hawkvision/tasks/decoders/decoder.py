@@ -94,13 +94,18 @@ class BoxDecoder(Decoder):
     options: type[msgspec.Struct] = BoxOptions
     roles: Mapping[str, Sequence[str]]
     """The tensors that are read, each with its usual names, best first."""
+    optional: Mapping[str, Sequence[str]] = {}
+    """Tensors that only some models have, read by name alone."""
+    asked: Mapping[str, str] = {}
+    """Options whose wrong value no tensor shows, with what they say, which the owner of a model must state."""
 
     def __init__(self, options: Mapping[str, Any], spec: InputSpec, labels: int) -> None:
         """See `Decoder`."""
         super().__init__(options, spec, labels)
-        unknown = sorted(self.settings.outputs.keys() - self.roles.keys())
+        roles = (*self.roles, *self.optional)
+        unknown = sorted(self.settings.outputs.keys() - set(roles))
         if unknown:
-            raise ManifestError(f"decoder_options: outputs.{unknown[0]}: expected one of {', '.join(self.roles)}")
+            raise ManifestError(f"decoder_options: outputs.{unknown[0]}: expected one of {', '.join(roles)}")
         self._map = _class_map(self.settings.class_map, labels)
 
     @property
@@ -146,6 +151,10 @@ class BoxDecoder(Decoder):
             if name is None or name not in tensors:
                 self.refuse(f"no output {name or role!r}; the model has {', '.join(names) or 'none'}")
             found[role] = tensors[name]
+        for role, usual_names in self.optional.items():
+            name = self.settings.outputs.get(role) or next((each for each in usual_names if each in tensors), None)
+            if name in tensors:
+                found[role] = tensors[name]
         lengths = {len(tensor) if tensor.ndim else -1 for tensor in found.values()}
         if len(lengths) != 1 or -1 in lengths:
             self.refuse(f"outputs of {sorted(lengths)} images")
