@@ -238,10 +238,10 @@ def _check_predictions(kind: TaskKind[Any], variant: Variant, built: bytes) -> N
     except BackendError as error:
         raise ConfigError(f"--decoder {variant.decoder}: {error.message}") from None
     if len(reach) and not (reach.max() > POINT and np.median(reach) < FAR):
-        scale = "fractions" if reach.max() <= POINT else "pixels"
+        what, scale = ("points", "fractions") if reach.max() <= POINT else ("beyond the image", "pixels")
         raise ConfigError(
-            f"--decoder {variant.decoder}: the boxes are {'points' if scale == 'fractions' else 'beyond the image'}; if "
-            f"the model gives coordinates in {scale}, say `--decoder-option scale={scale}`"
+            f"--decoder {variant.decoder}: the boxes are {what}; if the model gives coordinates in {scale}, say "
+            f"`--decoder-option scale={scale}`"
         )
 
 

@@ -189,12 +189,12 @@ def _write_together(files: Mapping[Path, bytes]) -> None:
         for path, content in files.items():
             write_atomic(path, content)
     except BaseException:
-        for path, content in before.items():
+        for path, old in before.items():
             with suppress(ArtifactError, OSError):  # the first error says why
-                if content is None:
+                if old is None:
                     path.unlink(missing_ok=True)
-                elif path.read_bytes() != content:
-                    write_atomic(path, content)
+                elif path.read_bytes() != old:
+                    write_atomic(path, old)
         raise
 
 

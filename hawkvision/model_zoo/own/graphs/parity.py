@@ -166,7 +166,7 @@ def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _comparable(logits: NDArray[Any], theirs: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Logits in the terms of the owner's output, which may be logits or what an activation made of them."""
-    theirs, mine = theirs.reshape(len(theirs), -1), logits.astype(np.float64)
+    theirs, mine = theirs.reshape(len(logits), -1), logits.astype(np.float64)
     if theirs.shape[1] < mine.shape[1]:
         mine = mine[:, 1:] - mine[:, :1]
     candidates = [mine, (1 + np.tanh(mine / 2)) / 2]

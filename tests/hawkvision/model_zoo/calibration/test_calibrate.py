@@ -80,7 +80,7 @@ def test_unknown_stage_to_certify_against_is_named(tmp_path: Path) -> None:
         tmp_path / "p.npz",
         data=np.frombuffer(encoded() * 100, np.uint8),
         offsets=np.arange(101) * len(encoded()),
-        labels=np.zeros(100, np.int64),
+        labels=np.arange(100) % 2,
     )
     ran = calibrate("--best", "resnet", "--data", str(tmp_path / "p.npz"), "--out", str(tmp_path / "p.json"))
     assert ran.returncode == 1
