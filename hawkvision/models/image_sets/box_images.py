@@ -15,6 +15,7 @@ A model was trained on the images of a split whose name begins with "train" (`in
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -29,6 +30,8 @@ from hawkvision.core.text_files import read_text
 from hawkvision.models.image_sets.labelled_images import SUFFIXES, Annotation, LabelledImages, read_files
 
 CLEAN_IDS: Final = "clean_ids.txt"
+_TRAINING: Final = re.compile(r"train(ing)?\d*")
+"""The name of a folder that holds one split of a data set, the one for training."""
 MAX_BYTES: Final = 1 << 30
 """Of an annotation file; COCO's largest has 470 MB."""
 
@@ -106,7 +109,7 @@ def read_coco(path: Path, names: Mapping[str, int], clean_ids: Path | None = Non
     annotations = [_annotation(path, image, objects[image.id], classes) for image in coco.images]
     files = _files_of(path, coco.images)
     trained = _trained(clean_ids, path.parent, [str(image.id) for image in coco.images])
-    if "train" in path.stem or path.parent.name.startswith("train"):
+    if "train" in path.stem or _TRAINING.fullmatch(path.parent.name):
         trained = np.ones(len(files), np.bool_)
     sizes = tuple((image.width, image.height) for image in coco.images)
     return _labelled(path, files, annotations, trained, sizes)
@@ -137,7 +140,7 @@ def read_yolo(root: Path, classes: int, names: Mapping[str, int], clean_ids: Pat
     if any(part.parts[0].startswith("train") for part in parts if len(part.parts) > 1):
         unclean = np.zeros(len(files), np.bool_) if trained is None else trained
         trained = unclean | np.array([len(part.parts) > 1 and part.parts[0].startswith("train") for part in parts])
-    if root.name.startswith("train"):
+    if _TRAINING.fullmatch(root.name):
         trained = np.ones(len(files), np.bool_)
     return _labelled(root, files, annotations, trained)
 

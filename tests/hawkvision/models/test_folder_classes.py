@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.image_sets.folder_classes import directory_classes
+from hawkvision.models.datasets import read_images
+from hawkvision.models.image_sets.folder_classes import class_numbers, directory_classes
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from loadgen.workload.dataset import read_labelled
 from tests.fuzz.examples import examples
@@ -85,3 +86,25 @@ def test_any_bytes_are_a_class_map_or_refused(tmp_path: Path, body: bytes) -> No
     except ConfigError:
         return
     assert all(0 <= index < len(LABELS) for index in found.values())
+
+
+def test_labels_that_are_numbers_are_never_taken_for_indices(tmp_path: Path) -> None:
+    assert class_numbers(("cat", "dog")) == {"cat": 0, "dog": 1, "0": 0, "1": 1}
+    assert class_numbers(("0", "1")) == {"0": 0, "1": 1}
+    assert class_numbers(("10", "2", "cat")) == {"10": 0, "2": 1, "cat": 2}
+    folders = folder_of(tmp_path / "images", "1", "2", "10")
+    assert read_images(folders, ("1", "10", "2")).labels.tolist() == [0, 1, 2]
+    with pytest.raises(ConfigError, match="expected a label such as '1'; --class-map"):
+        read_images(folder_of(tmp_path / "others", "0"), ("1", "10", "2"))
+
+
+def test_names_of_directories_may_be_composed_in_either_way(tmp_path: Path) -> None:
+    folders = folder_of(tmp_path, "e\u0301te\u0301", ".ipynb_checkpoints")
+    assert read_images(folders, ("cat", "\u00e9t\u00e9")).labels.tolist() == [1]
+
+
+def test_images_of_formats_that_are_not_read_are_not_left_out_silently(tmp_path: Path) -> None:
+    folders = folder_of(tmp_path, "cat")
+    (folders / "cat" / "b.BMP").write_bytes(b"BM")
+    with pytest.raises(ConfigError, match=r"1 images are of formats that are not read here, such as b.BMP"):
+        read_images(folders, LABELS)

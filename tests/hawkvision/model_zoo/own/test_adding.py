@@ -232,6 +232,12 @@ def test_a_detector_is_read_by_its_decoder(tmp_path: Path) -> None:
         add()
     with pytest.raises(ConfigError, match=r"--decoder yolov5: .*the model gave rows of shape"):
         add(decoder="yolov5")
+    with pytest.raises(ConfigError, match=r"beyond the image; .*scale=pixels"):
+        add(decoder="yolov8", decoder_options={"scale": "fractions"})
+    with pytest.raises(
+        ConfigError, match=r"--decoder-option +first_class=VALUE: the model's number of the first label"
+    ):
+        add(decoder="tf_detections")
     added = add(decoder="yolov8", decoder_options={"iou": 0.5})
     assert (added.manifest.kind, added.variant.decoder) == ("detection", "yolov8")
     assert load_manifest("yard", tmp_path / "models") == added.manifest
