@@ -21,10 +21,10 @@ SIDE = 64
 SHAPES = [(75, 100), (101, 83), (64, 900), (250, 375), (20, 30), (1, 1), (72, 72), (5, 50)]
 
 
-def spec(interpolation: str, height: int = SIDE, width: int = SIDE, **options: Any) -> InputSpec:
+def spec(interpolation: Any, height: int = SIDE, width: int = SIDE, **options: Any) -> InputSpec:
     return InputSpec(
         height=height, width=width, mean=(0.0,) * 3, std=(1.0,) * 3, interpolation=interpolation, **options
-    )  # type: ignore[arg-type]
+    )
 
 
 def noise(height: int, width: int) -> Pixels:
