@@ -13,7 +13,7 @@ from hawkvision.cli.options import CacheDir, ModelsDir
 
 if TYPE_CHECKING:
     from hawkvision.model_zoo.own.adding import Added, AddOrder
-    from hawkvision.model_zoo.own.owner_facts import OwnerFacts
+    from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 
 _AS_THEY_ARE: Final = (
     "layout", "channel_order", "fit", "resize", "crop_fraction", "interpolation", "pad_value", "pad_position",
@@ -79,8 +79,8 @@ def _added(given: Mapping[str, Any]) -> Added:
 
 def _order(given: Mapping[str, Any]) -> AddOrder:
     """The order that the options make, by the names of the command's parameters."""
-    from hawkvision.model_zoo.own import owner_facts as facts
     from hawkvision.model_zoo.own.adding import AddOrder
+    from hawkvision.model_zoo.own.graphs import owner_facts as facts
 
     model = given["model"]
     return AddOrder(
@@ -101,7 +101,7 @@ def _order(given: Mapping[str, Any]) -> AddOrder:
 
 def _facts(given: Mapping[str, Any]) -> OwnerFacts:
     """What the owner says of the model."""
-    from hawkvision.model_zoo.own import owner_facts as facts
+    from hawkvision.model_zoo.own.graphs import owner_facts as facts
 
     size, scale, mean, std, outputs = (given[name] for name in ("size", "scale", "mean", "std", "outputs"))
     return facts.OwnerFacts(

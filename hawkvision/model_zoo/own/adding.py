@@ -16,8 +16,7 @@ from hawkvision.model_zoo.own.graphs import parity
 from hawkvision.model_zoo.own.graphs.conversion import OutputPlan, converted, prepared
 from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts, facts_of
 from hawkvision.model_zoo.own.graphs.outputs import check_outputs, is_ambiguous, names_of, plan_of_logits
-from hawkvision.model_zoo.own.graphs.reading import read_model
-from hawkvision.model_zoo.own.owner_facts import (
+from hawkvision.model_zoo.own.graphs.owner_facts import (
     LOGITS_DECODER,
     Missing,
     OwnerFacts,
@@ -27,6 +26,7 @@ from hawkvision.model_zoo.own.owner_facts import (
     refusal,
     resolve,
 )
+from hawkvision.model_zoo.own.graphs.reading import read_model
 from hawkvision.model_zoo.own.served import StageRun
 from hawkvision.model_zoo.own.task_folder import (
     DEFAULT_KIND,

@@ -1,1 +1,1 @@
-"""Reading, converting and comparing the graphs that owners bring."""
+"""Graphs that owners bring: read, completed by what their owners say, converted and compared."""

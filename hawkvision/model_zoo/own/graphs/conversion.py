@@ -21,7 +21,7 @@ from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import LOGITS
 from hawkvision.integer.reference import LUMINANCE
 from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts, final_activation
-from hawkvision.model_zoo.own.owner_facts import Preparation
+from hawkvision.model_zoo.own.graphs.owner_facts import Preparation
 
 IMAGE: Final = "image"
 PREFIX: Final = "model/"

@@ -13,7 +13,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.model_zoo.own.graphs import parity
 from hawkvision.model_zoo.own.graphs.conversion import OutputPlan
 from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts, OutputFacts
-from hawkvision.model_zoo.own.owner_facts import LOGITS_DECODER, OutputMeaning, OwnerFacts
+from hawkvision.model_zoo.own.graphs.owner_facts import LOGITS_DECODER, OutputMeaning, OwnerFacts
 
 ANY_SIDE: Final = 224
 """Where a graph takes any size, of the image that shows what its numbers are."""

@@ -15,7 +15,7 @@ from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import LOGITS, Pixels
 from hawkvision.model_zoo.own.graphs.conversion import IMAGE, PREFIX, OutputPlan, prepared
 from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts
-from hawkvision.model_zoo.own.owner_facts import Preparation
+from hawkvision.model_zoo.own.graphs.owner_facts import Preparation
 from hawkvision.system.onnx_runtime import ort
 
 IMAGES: Final = 3

@@ -19,7 +19,7 @@ from hawkvision.core.errors import ArtifactError, ConfigError
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.own.adding import Added, AddOrder, add_model
-from hawkvision.model_zoo.own.owner_facts import OwnerFacts
+from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.models.manifest import artifact_path, load_labels, load_manifest
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax

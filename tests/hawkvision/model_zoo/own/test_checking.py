@@ -17,7 +17,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.own.adding import AddOrder, add_model
 from hawkvision.model_zoo.own.checking import check
-from hawkvision.model_zoo.own.owner_facts import OwnerFacts
+from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
 from tests.hawkvision.model_zoo.own.exports import MEAN, STD, as_torch_takes, save_torch_style

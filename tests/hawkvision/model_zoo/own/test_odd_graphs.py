@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.own.adding import Added, AddOrder, add_model
+from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.model_zoo.own.graphs.parity import sample_pixels
-from hawkvision.model_zoo.own.owner_facts import OwnerFacts
 from hawkvision.models.manifest import artifact_path
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
