@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
-from hawkvision.core.errors import ConfigError
+from hawkvision.core.errors import MALFORMED, ConfigError
 from hawkvision.core.text_files import read_text
 from hawkvision.core.types import Prediction
-from hawkvision.models.image_sets.folder_classes import class_numbers, expected_classes
+from hawkvision.models.image_sets.folder_classes import class_numbers
 from hawkvision.tasks.kind import TaskKind
 
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -96,21 +96,22 @@ def read_reference(path: Path, kind: TaskKind[Any]) -> list[Reference]:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read: {error}") from None
-    lines = [line for line in text.splitlines() if line.strip()]
+    # Not `splitlines`, which also splits at characters that JSON and file names may contain, such as U+2028.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not 1 <= len(lines) <= MAX_ROWS:
         raise ConfigError(f"{path}: expected 1 to {MAX_ROWS} lines, got {len(lines)}")
-    if lines[0].lstrip().startswith("{"):
-        return [_whole(path, number, line, kind) for number, line in enumerate(lines, 1)]
-    if lines[0].lstrip().startswith("["):
+    if lines[0][1].lstrip().startswith("{"):
+        return [_whole(path, number, line, kind) for number, line in lines]
+    if lines[0][1].lstrip().startswith("["):
         raise ConfigError(f"{path}: expected a JSON object for each image on a line of its own, found an array")
     if kind.located:
         raise ConfigError(f"{path}: kind {kind.name!r} needs places: expected JSON lines with `file` and `objects`")
-    return _rows(path, lines, kind)
+    return _rows(path, text, kind)
 
 
-def _rows(path: Path, lines: Sequence[str], kind: TaskKind[Any]) -> list[Reference]:
-    separator = max(SEPARATORS, key=lines[0].count)
-    header, *rows = csv.reader(lines, delimiter=separator)
+def _rows(path: Path, text: str, kind: TaskKind[Any]) -> list[Reference]:
+    separator = max(SEPARATORS, key=text.lstrip("\n").partition("\n")[0].count)
+    (_, header), *rows = _cells(path, text, separator)
     places = {name: _column(header, known) for name, known in COLUMNS.items()}
     each_label = [header.index(label) for label in kind.labels if label in header]
     if places["file"] is None or (places["label"] is None and len(each_label) < len(kind.labels)):
@@ -118,7 +119,7 @@ def _rows(path: Path, lines: Sequence[str], kind: TaskKind[Any]) -> list[Referen
         raise ConfigError(f"{path}: expected a header with file, label and probability; found {found}")
     numbers = class_numbers(kind.labels)
     references: list[Reference] = []
-    for number, row in enumerate(rows, 2):
+    for number, row in rows:
         where = f"{path}: line {number}"
         values = {name: row[at].strip() for name, at in places.items() if at is not None and at < len(row)}
         if places["label"] is None and len(row) == len(header):
@@ -141,6 +142,15 @@ def _reference(
     )
 
 
+def _cells(path: Path, text: str, separator: str) -> list[tuple[int, list[str]]]:
+    """The rows that are not blank, with the number of their last line."""
+    reader = csv.reader((f"{line}\n" for line in text.split("\n")), delimiter=separator)
+    try:
+        return [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise ConfigError(f"{path}: line {reader.line_num}: {error}") from None
+
+
 def _column(header: Sequence[str], known: Sequence[str]) -> int | None:
     names = [re.sub(r"[\s_-]", "", name).lower() for name in header]
     return next((names.index(name) for name in known if name in names), None)
@@ -149,7 +159,8 @@ def _column(header: Sequence[str], known: Sequence[str]) -> int | None:
 def _index(text: str, numbers: Mapping[str, int], where: str) -> int:
     index = numbers.get(unicodedata.normalize("NFC", text), numbers.get(text.removesuffix(".0")))
     if index is None:
-        raise ConfigError(f"{where}: {text!r} is no class; expected {expected_classes(numbers)}")
+        indices = f" and no index below {max(numbers.values()) + 1}" if "0" in numbers else ""
+        raise ConfigError(f"{where}: {text[:SHOWN]!r} is no label of the task{indices}")
     return index
 
 
@@ -177,7 +188,7 @@ def _whole(path: Path, number: int, line: str, kind: TaskKind[Any]) -> Reference
             return _reference(file, str(fields["label"]), share, class_numbers(kind.labels), where)
         reply = msgspec.json.encode({"confidence": 0.0} | _with_indices(fields, kind.labels))
         return WholeReference(file, kind.decode_reply(reply))
-    except (msgspec.DecodeError, ValueError) as error:
+    except (*MALFORMED, ValueError, OverflowError) as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
@@ -185,8 +196,9 @@ def _with_indices(fields: dict[str, Any], labels: Sequence[str]) -> dict[str, An
     """The fields, with an `index` in each entry that has only a `label`."""
     known = {label: index for index, label in enumerate(labels)}
     for entry in _entries(fields):
-        if "index" not in entry and entry.get("label") in known:
-            entry["index"] = known[entry["label"]]
+        label = entry.get("label")
+        if "index" not in entry and isinstance(label, str) and label in known:
+            entry["index"] = known[label]
     return fields
 
 

@@ -96,7 +96,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
         raise ConfigError(f"--labels: {path}: expected a file with one label a line, or a folder of class folders")
     first: dict[str, int] = {}
     for line, label in enumerate(labels, 1):
-        what = "" if label.isprintable() else f"{label!r}, with characters that cannot be shown"
+        what = "" if label.isprintable() else f"{label!r}, which is no line of text in UTF-8 that can be shown"
         what = what if label else "empty"
         what = f"{label!r}, which line {first[label]} is too" if label in first and label else what
         if what:

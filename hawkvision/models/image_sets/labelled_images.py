@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from hawkvision.core.errors import ConfigError
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
 UNREAD_SUFFIXES: Final = (".bmp", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jfif", ".jp2", ".ppm", ".pgm")
 """Of images that are not read; to leave them out would change what is measured."""
+_TRAINING: Final = re.compile(r"train(ing)?(set|data)?(?![a-z])", re.IGNORECASE)
 MAX_FOLDER_BYTES: Final = 4 << 30
 """All bodies are in memory; 4 GiB are 40,000 photographs of 100 kB."""
 
@@ -98,6 +100,13 @@ class UnlabelledImages:
     def called(self, index: int) -> str:
         """An image's name in messages."""
         return self.files[index] if self.files else f"{self.name}: image {index}"
+
+
+def is_training_split(name: str) -> bool:
+    """Whether a file or folder is named as the part of a data set that models are trained on: `train`, `train2017`,
+    `training-set`, and not `trains`.
+    """
+    return _TRAINING.match(name) is not None
 
 
 def images_in(folder: Path) -> list[Path]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
@@ -12,7 +12,7 @@ from hawkvision.models.datasets import read_images
 from hawkvision.models.image_sets.folder_classes import class_numbers, directory_classes
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from loadgen.workload.dataset import read_labelled
-from tests.fuzz.examples import examples
+from tests.fuzz.examples import SHARED_FIXTURE, examples
 from tests.images import encoded
 
 MODELS = models_dir(None)
@@ -77,7 +77,7 @@ def test_a_directory_of_no_class_is_refused_with_what_names_may_be(tmp_path: Pat
 
 
 @given(st.binary(max_size=200))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
+@settings(suppress_health_check=SHARED_FIXTURE, max_examples=examples(200))
 def test_any_bytes_are_a_class_map_or_refused(tmp_path: Path, body: bytes) -> None:
     path = tmp_path / "map"
     path.write_bytes(body)
@@ -92,6 +92,7 @@ def test_labels_that_are_numbers_are_never_taken_for_indices(tmp_path: Path) -> 
     assert class_numbers(("cat", "dog")) == {"cat": 0, "dog": 1, "0": 0, "1": 1}
     assert class_numbers(("0", "1")) == {"0": 0, "1": 1}
     assert class_numbers(("10", "2", "cat")) == {"10": 0, "2": 1, "cat": 2}
+    assert class_numbers(("cat", "7")) == {"cat": 0, "7": 1, "0": 0, "1": 1}
     folders = folder_of(tmp_path / "images", "1", "2", "10")
     assert read_images(folders, ("1", "10", "2")).labels.tolist() == [0, 1, 2]
     with pytest.raises(ConfigError, match="expected a label such as '1'; --class-map"):

@@ -38,11 +38,11 @@ def test_boxes_are_of_images_of_the_size_that_annotations_state(
 
 
 def test_images_of_one_class_alone_are_refused_before_any_work(tmp_path: Path) -> None:
-    body = encoded()
+    bodies = [encoded(height=8, width=8, seed=seed) for seed in range(100)]
     np.savez(
         tmp_path / "p.npz",
-        data=np.frombuffer(body * 100, np.uint8),
-        offsets=np.arange(101) * len(body),
+        data=np.frombuffer(b"".join(bodies), np.uint8),
+        offsets=np.cumsum([0, *map(len, bodies)]),
         labels=np.full(100, 7),
     )
     with pytest.raises(ConfigError, match="all 100 images are of 'cock'; expected images of several classes"):

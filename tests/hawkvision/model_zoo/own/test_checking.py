@@ -112,7 +112,7 @@ def test_predictions_as_json_lines_are_compared_by_the_kind(owned: Path, tmp_pat
         ("a,b\n0.png,ring", "expected a header with file, label and probability; found a, b"),
         (
             "file,label\n0.png,dog",
-            "line 2: 'dog' is no class; expected a label such as 'circle', or an index",
+            "line 2: 'dog' is no label of the task and no index below 5",
         ),
         ("file,label,score\n0.png,ring,1.5", "line 2: expected a probability of 0 to 1, got '1.5'"),
         ("file,label\n", "expected a row per image"),

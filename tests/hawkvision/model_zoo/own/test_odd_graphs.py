@@ -226,7 +226,7 @@ def test_a_file_that_is_no_model_is_named(content: bytes, says: str, tmp_path: P
     [
         ("a\n\nb", "line 2 is empty"),
         ('["a", "b"]', "found JSON"),
-        ("0\tcat\n1\tdog", "characters that cannot be shown"),
+        ("0\tcat\n1\tdog", "no line of text"),
         ("\u00e9t\u00e9\ne\u0301te\u0301", "line 2 is 'été', which line 1 is too"),
     ],
 )
