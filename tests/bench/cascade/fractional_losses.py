@@ -120,13 +120,14 @@ def of_kind(name: str, count: int, seed: int = 1) -> Population:
         "detection": {}, "multi_label": {},
     }  # fmt: skip
     kind = task_kind(name, LABELS, options[name])
-    scenes = list(_label_sets(count, rng) if name == "multi_label" else _scenes(count, rng))
-    edge, best = ([scene[place] for scene in scenes] for place in (1, 2))
+    made = _label_sets if name == "multi_label" else _scenes
+    scenes: list[tuple[Any, Output, Output]] = list(made(count, rng))
+    edge, best = [edge for _, edge, _ in scenes], [best for _, _, best in scenes]
     if name == "multi_label":
         truths: list[Any] = [truth for truth, _, _ in scenes]
         edge, best = kind.calibrated(edge, 1.0), kind.calibrated(best, 1.0)
     else:
-        truths = [(truth[:, :4], truth[:, 5].astype(np.intp)) for truth, _, _ in scenes]  # type: ignore[call-overload]
+        truths = [(truth[:, :4], truth[:, 5].astype(np.intp)) for truth, _, _ in scenes]
     return _population(name, kind, edge, best, truths)
 
 

@@ -288,7 +288,8 @@ def detected(count: int) -> Prediction:
     tensors = TENSORS["detection"]
     assert tensors is not None
     (output,) = DETECTION.outputs(tensors, 1.0)
-    return DETECTION.predict(output[:count], 1)
+    found: Prediction = DETECTION.predict(output[:count], 1)
+    return found
 
 
 def claims_at(it: Bench, target: Target) -> Claims:

@@ -124,15 +124,14 @@ def test_copies_of_images_are_no_further_evidence(site: Site, tmp_path: Path) ->
     copied, contradicting = tmp_path / "copied.npz", tmp_path / "contradicting.npz"
     with np.load(site.few) as few:
         known = {name: few[name] for name in few.files}
-    offsets = np.concatenate(
-        [known["offsets"][:1], *(known["offsets"][1:] + i * known["offsets"][-1] for i in range(5))]
-    )
-    many = {"data": np.tile(known["data"][: known["offsets"][-1]], 5), "offsets": offsets}
-    np.savez(copied, **many, labels=np.tile(known["labels"], 5))
+    end = known["offsets"][-1]
+    offsets = np.concatenate([known["offsets"][:1], *(known["offsets"][1:] + i * end for i in range(5))])
+    data = np.tile(known["data"][:end], 5)
+    np.savez(copied, data=data, offsets=offsets, labels=np.tile(known["labels"], 5))
     once, often = (certified(site, each, tmp_path / "p.json").pairs[0].conditions for each in (site.few, copied))
     assert {c.n for c in often[0].certificates} == {60}
     assert often == once
-    np.savez(contradicting, **many, labels=np.arange(300) // 60 % 4)
+    np.savez(contradicting, data=data, offsets=offsets, labels=np.arange(300) // 60 % 4)
     with pytest.raises(ConfigError, match="have the same bytes and different labels"):
         certified(site, contradicting, tmp_path / "p.json")
 
