@@ -94,12 +94,12 @@ def datacenter_answer(
 
 
 def _timing(escalated: Escalated, edge: EdgePrediction | None, total_ms: float) -> Timing:
-    dc_ms = escalated.reply.timing_ms.total
+    dc_ms = escalated.datacenter_ms
     return Timing(
         decode=edge.result.decode_ms if edge else 0.0,
         queue=edge.queue_ms if edge else 0.0,
         infer=edge.result.infer_ms if edge else 0.0,
-        uplink=max(0.0, escalated.round_trip_ms - dc_ms),
+        uplink=escalated.round_trip_ms - dc_ms,
         dc=dc_ms,
         total=total_ms,
     )

@@ -202,12 +202,19 @@ def _files_of(path: Path, images: Sequence[_Image]) -> list[Path]:
         name = Path(image.file_name)
         if name.is_absolute() or ".." in name.parts:
             raise ConfigError(f"{path}: file_name must lie below the images' folder, got {image.file_name!r}")
-        file = next((place / name for place in places if (place / name).is_file()), None)
+        file = next((place / name for place in places if _is_file(place / name)), None)
         if file is None:
             looked = ", ".join(dict.fromkeys(str(place) for place in places))
             raise ConfigError(f"{path}: image {image.file_name!r} is missing; looked in {looked}")
         found.append(file)
     return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long for the file system
+        return False
 
 
 def _own_classes(root: Path, names: Mapping[str, int]) -> list[int] | None:
@@ -254,7 +261,7 @@ def _trained(clean_ids: Path | None, folder: Path, ids: Sequence[str]) -> NDArra
 
 def _is_listed(name: str, listed: set[str]) -> bool:
     """Ids may be padded with zeros, as COCO's file names are."""
-    return name in listed or (name.isdigit() and str(int(name)) in listed)
+    return name in listed or (name.isascii() and name.isdigit() and (name.lstrip("0") or "0") in listed)
 
 
 def _labelled(
