@@ -76,6 +76,8 @@ def long_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def isolated(models: Path, long_tmpdir: Path) -> Iterator[ServerProcess]:
     """A tier of two ingress replicas without capabilities, under a long TMPDIR, with Ray told to ask for no token.
 
+    A proxy for the web that does not answer, and another Ray, are named in its environment; it has no use for either.
+
     The last test of this file kills it.
     """
     if shutil.which("setpriv") is None:
@@ -85,6 +87,8 @@ def isolated(models: Path, long_tmpdir: Path) -> Iterator[ServerProcess]:
         "HAWKVISION_DC_TASKS": "shapes",
         "HAWKVISION_DC_API_KEY": KEY,
         "RAY_AUTH_MODE": "disabled",
+        "RAY_ADDRESS": "192.0.2.1:6379",
+        "http_proxy": "http://127.0.0.1:9",
         "HAWKVISION_DC_INGRESS_MIN_REPLICAS": "2",
         "HAWKVISION_DC_INGRESS_MAX_REPLICAS": "2",
         "TMPDIR": str(long_tmpdir),
