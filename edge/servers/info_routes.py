@@ -18,6 +18,7 @@ from edge.servers import api_page, openapi
 from edge.servers.oip import routes as oip_routes
 from edge.servers.oip.extensions import extension_routes
 from edge.servers.shared.frontend import Frontend, internal_error
+from edge.servers.shared.request_fields import read_task
 from edge.serving.targets_listing import describe_targets
 from edge.serving.tasks import describe_tasks, readiness
 from hawkvision.core.errors import BadField, HawkVisionError, MethodNotAllowed, NotFound
@@ -36,13 +37,13 @@ def pages(frontend: Frontend) -> Starlette:
 
     async def readyz(request: Request) -> Response:
         known = frontend.keys.caller_of(request.headers.get("authorization")) is not None
-        return _json(readiness(ready_tasks(), request.query_params.get("task"), with_reasons=known))
+        return _json(readiness(ready_tasks(), read_task(request.scope["query_string"]), with_reasons=known))
 
     async def tasks(_: Request) -> Response:
         return _json(describe_tasks(ready_tasks()))
 
     async def targets(request: Request) -> Response:
-        node = ready_tasks().node(request.query_params.get("task"))
+        node = ready_tasks().node(read_task(request.scope["query_string"]))
         return _json(describe_targets(node, request.scope.get(CALLER, "")))
 
     async def transport(_: Request) -> Response:
@@ -56,7 +57,7 @@ def pages(frontend: Frontend) -> Starlette:
         return _json(openapi.document())
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(api_page.page(str(request.base_url).rstrip("/")))
+        return HTMLResponse(api_page.page(str(request.base_url).rstrip("/"), frontend.served_kinds()))
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -34,6 +34,9 @@ from hawkvision.tasks.registry import (
 ERRORS: Final = {
     "400": "Not an image, or an unknown, malformed or contradictory field",
     "401": "Missing or wrong key",
+    "403": "The key may not do this",
+    "404": "No such path or task; the message lists the tasks",
+    "405": "The path does not take this method",
     "408": "Headers did not arrive in time, or the body arrived more slowly than 500 bytes a second",
     "413": "Too many bytes or too many pixels",
     "414": "The URL is longer than 16 KiB",
@@ -158,10 +161,11 @@ def document(kinds: Kinds | None = None) -> dict[str, Any]:
     def get(summary: str, operation: str, media: str = "application/json", schema: str = "") -> dict[str, Any]:
         described = {"$ref": f"#/components/schemas/{schema}"} if schema else {}
         ok = {"description": summary, "content": {media: {"schema": described}}}
-        return {"get": {"summary": summary, "operationId": operation, "responses": {"200": ok}}}
+        refused = {status: errors[status] for status in ("400", "401", "403", "404", "503")}
+        return {"get": {"summary": summary, "operationId": operation, "responses": {"200": ok, **refused}}}
 
-    def of_task(methods: dict[str, Any]) -> dict[str, Any]:
-        task = {"name": "task", "in": "path", "required": True, "schema": {"type": "string"}}
+    def of_task(methods: dict[str, Any], where: str = "path") -> dict[str, Any]:
+        task = {"name": "task", "in": where, "required": where == "path", "schema": dict(FIELDS["task"].schema)}
         return {"parameters": [task], **methods}
 
     return {
@@ -182,10 +186,12 @@ def document(kinds: Kinds | None = None) -> dict[str, Any]:
             },
             DEEPSTACK_PATH: {"post": _deepstack(errors)},
             "/v1/tasks": get("The tasks and their kinds", "tasks", schema="Tasks"),
-            "/v1/targets": get("What can be asked for, and what it costs", "targets", schema="Targets"),
+            "/v1/targets": of_task(
+                get("What can be asked for, and what it costs", "targets", schema="Targets"), "query"
+            ),
             "/v1/transport": get("Where images may be sent as datagrams", "transport", schema="Transports"),
             "/healthz": get("The process is alive", "healthz"),
-            "/readyz": get("Models are loaded and warm", "readyz"),
+            "/readyz": of_task(get("Models are loaded and warm", "readyz"), "query"),
             "/v2/health/live": get("The process is alive (Open Inference Protocol)", "live"),
             "/v2/health/ready": get("Models are loaded and warm (Open Inference Protocol)", "ready"),
             "/v2": get("Name, version and extensions (Open Inference Protocol)", "server"),

@@ -182,7 +182,14 @@ def _read_head(data: bytes) -> _Head:
     except RecursionError:
         raise BadField("body: the JSON is nested too deeply") from None
     except MALFORMED as error:
-        raise BadField(f"body: not an inference request in JSON: {error}") from None
+        raise BadField(f"body: not an inference request in JSON: {error}{_advice(data, str(error))}") from None
+
+
+def _advice(data: bytes, problem: str) -> str:
+    """What callers who send an image, or pixels, should do."""
+    if not data.lstrip().startswith((b"{", b"[")):
+        return "; to send one image as it is, set Inference-Header-Content-Length: 0"
+    return "; images are sent encoded, as BYTES: in base64, or as binary data" if ".data" in problem else ""
 
 
 # ------------------------------------------------------------------------------------------------------ the input

@@ -18,6 +18,7 @@ from loadgen.analysis.accuracy import TargetVerdict
 from loadgen.analysis.bootstrap import exact_interval
 from loadgen.analysis.summary import ClassSummary, RunSummary, show, summarise, targets_kept
 from loadgen.workload.record import RequestOutcome, Run, TargetClass
+from tests.fuzz.examples import examples
 from tests.loadgen.runs import answer, plausible, refusal, run_of
 
 DROP = TargetClass({"max_accuracy_drop": "0.02"}, 1.0)
@@ -266,7 +267,7 @@ OUTCOMES = st.lists(
 
 
 @given(OUTCOMES, st.none() | st.just(100.0), st.booleans())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 def test_any_run_is_summarised_within_its_bounds(
     outcomes: list[RequestOutcome], deadline: float | None, labelled: bool
 ) -> None:

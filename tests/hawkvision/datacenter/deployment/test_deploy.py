@@ -23,7 +23,8 @@ from hawkvision.client.blocking import Client
 from hawkvision.core.escalation_api import StageList
 from hawkvision.core.types import Tier
 from hawkvision.system.child_server import running
-from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, free_port, image, marked_processes
+from tests.bench.ports import free_port
+from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, image, marked_processes
 from tests.hawkvision.datacenter.servers.test_service import ask
 from tests.hawkvision.tasks.classes import read_reply
 from tests.waiting import WAIT_LIMIT_S
