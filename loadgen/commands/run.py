@@ -340,7 +340,8 @@ def _write(tested: Run, record: Path | None, page: Path | None, console: Console
     Raises:
         ArtifactError: if something could not be written, once all else is written and printed.
     """
-    from loadgen.analysis.summary import show, summarise
+    from loadgen.analysis.summary import summarise
+    from loadgen.analysis.summary_text import show
 
     failed: dict[Path, ArtifactError] = {}
 
