@@ -18,6 +18,7 @@ from edge.servers import api_page, openapi
 from edge.servers.oip import routes as oip_routes
 from edge.servers.oip.extensions import extension_routes
 from edge.servers.shared.frontend import Frontend, internal_error
+from edge.servers.shared.http_messages import error_headers
 from edge.servers.shared.request_fields import read_task
 from edge.serving.targets_listing import describe_targets
 from edge.serving.tasks import describe_tasks, readiness
@@ -98,7 +99,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_refusal(_: Request, error: Exception) -> Response:
     assert isinstance(error, HawkVisionError)
-    return _json(error.body(), error.status)
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+    return _json(error.body(), error.status, headers)
 
 
 async def _on_defect(_: Request, error: Exception) -> Response:
