@@ -15,7 +15,8 @@ from edge.servers.answer_schemas import (
     schema_name,
 )
 from edge.servers.deepstack import MIN_CONFIDENCE, MOST
-from edge.servers.oip.decoding import INPUT, MAX_IMAGES, PREDICTION
+from edge.servers.oip.decoding import PREDICTION
+from edge.servers.oip.images import INPUT, MAX_IMAGES
 from edge.servers.page_schemas import page_schemas
 from edge.servers.shared.request_fields import FIELDS
 from hawkvision.core.version import __version__
