@@ -14,7 +14,6 @@ from edge.escalation.transport_selector import TransportSelector
 from hawkvision.core import errors
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed, RequestError
-from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.network.circuit_breaker import BreakerState
 from hawkvision.network.response_time import OutstandingRequest
 from hawkvision.network.transport_choice import Transport
@@ -110,7 +109,7 @@ class Exchanges:
             return pending.parts.latest
         else:
             if answer.reply.complete:
-                self._record_mean(carrier, answer.reply, answer.round_trip_ms)
+                self._record_mean(carrier, answer)
         finally:
             times.dropped(sent)
         self._record_answer(carrier, pending, answer, sent, expected=expected)
@@ -138,12 +137,12 @@ class Exchanges:
         if carrier is self._selector.http and expected:
             self._selector.record_tcp(late=False)
 
-    def _record_mean(self, carrier: EscalationTransport, reply: EscalationReply, round_trip_ms: float) -> None:
+    def _record_mean(self, carrier: EscalationTransport, answer: Escalated) -> None:
         """Update the means. The number of stages is bounded: a checked reply names one that was asked."""
-        key = Transport.TCP if carrier is self._selector.http else Transport.DATAGRAM, reply.model
-        before = self._mean_ms.get(key, round_trip_ms)
-        self._mean_ms[key] = before + MEAN_GAIN * (round_trip_ms - before)
-        own_ms = reply.timing_ms.total
+        key = Transport.TCP if carrier is self._selector.http else Transport.DATAGRAM, answer.reply.model
+        before = self._mean_ms.get(key, answer.round_trip_ms)
+        self._mean_ms[key] = before + MEAN_GAIN * (answer.round_trip_ms - before)
+        own_ms = answer.datacenter_ms
         self._datacenter_ms += MEAN_GAIN * (own_ms - self._datacenter_ms) if self._datacenter_ms else own_ms
 
     def _record_late(

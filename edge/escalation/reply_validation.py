@@ -39,8 +39,14 @@ class Escalated:
     @property
     def until_first_ms(self) -> float:
         """Milliseconds until the first answer, which may not yet include all members of the ensemble."""
-        timing = self.reply.timing_ms
-        return self.round_trip_ms - (0.0 if timing.first is None else max(0.0, timing.total - timing.first))
+        first_ms = self.reply.timing_ms.first
+        rest_ms = 0.0 if first_ms is None else max(0.0, self.datacenter_ms - first_ms)
+        return self.round_trip_ms - rest_ms
+
+    @property
+    def datacenter_ms(self) -> float:
+        """Milliseconds in the datacenter tier, as it states them; at most the round trip."""
+        return min(self.reply.timing_ms.total, self.round_trip_ms)
 
 
 def checked(payload: bytes, request: EscalationRequest, kind: TaskKind[Any], url: str) -> EscalationReply:
@@ -60,6 +66,8 @@ def checked(payload: bytes, request: EscalationRequest, kind: TaskKind[Any], url
     except (*MALFORMED, ValueError) as error:
         raise EscalationFailed(f"{url} sent a malformed reply: {error}") from None
     sound = reply.passed_over is None or 0.0 <= reply.passed_over.score <= 1.0
+    timing = reply.timing_ms
+    sound = sound and min(timing.decode, timing.queue, timing.infer, timing.total, timing.first or 0.0) >= 0.0
     sound = sound and 0.0 <= reply.received_fraction <= 1.0 and (reply.quality is None or 0 < reply.quality <= 100)
     if not sound or not (reply.complete or request.progressive) or not _answers(reply, request):
         raise EscalationFailed(f"{url} sent an impossible reply: {payload[:200]!r}")

@@ -2,9 +2,9 @@
 
 One class per image: an npz file, a directory per class, or an MNIST-like directory. Directory per class:
 `ROOT/<class>/<image>`, where <class> is a label, an index of the task, or one of the `names` that the caller knows
-(`image_sets.folder_classes`). MNIST-like: `{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]`. Boxes, or several
-classes per image: an npz file, a COCO annotation file, or YOLO folders. Without labels there is only the flat
-directory, which `read_unlabelled` reads.
+(`image_sets.folder_classes`); a model counts as trained on the images of a ROOT whose name begins with "train".
+MNIST-like: `{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]`. Boxes, or several classes per image: an npz file, a
+COCO annotation file, or YOLO folders. Without labels there is only the flat directory, which `read_unlabelled` reads.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from hawkvision.models.image_sets.labelled_images import (
 )
 from hawkvision.models.image_sets.labelled_images import (
     images_in,
+    is_training_split,
     read_files,
 )
 from hawkvision.models.image_sets.npz_images import read_npz
@@ -166,6 +167,7 @@ def _read_folder(root: Path, labels: Sequence[str], names: Mapping[str, int]) ->
         np.array(found, np.int64),
         np.full(len(bodies), root.name),
         np.zeros(len(bodies), np.bool_),
+        trained=np.ones(len(bodies), np.bool_) if is_training_split(root.resolve().name) else None,
     )
 
 

@@ -58,12 +58,13 @@ def serve(launch: Launch, stopping: threading.Event) -> None:
 
     Raises:
         ConfigError: if stages, keys or certificates are unknown or unusable.
-        ArtifactError: if a model file is missing or is not the one that the manifest names.
-        BackendError: if a deployment does not start.
+        ArtifactError: if each task lacks a model file, or has another one than the manifest names.
+        BackendError: if no task can be served.
     """
     config = launch.config
-    catalogs = check_models(config, load_catalogs(config))
-    # The ingress reads these again; here a mistake is an error of one line.
+    catalogs = load_catalogs(config)
+    # Replicas and ingress read all that again; here a mistake is an error of one line.
+    check_models(config, catalogs)
     make_http_server(config, catalogs)
     server_certificates(config, "dc")
     local_ray.set_environment()
@@ -112,7 +113,7 @@ class _TierProcess:
         start and that of Serve's controller, some seconds each.
 
         Raises:
-            BackendError: if a deployment does not start.
+            BackendError: if no task can be served.
         """
 
         async def step(work: Callable[[], ResultT]) -> ResultT:
@@ -127,11 +128,13 @@ class _TierProcess:
         watcher.start()
         if self._stop.is_set():
             return False
-        from hawkvision.datacenter.ingress.deploying import is_running  # imports Ray, once its variables are set
+        # Imports Ray, once its variables are set.
+        from hawkvision.datacenter.ingress.deploying import Progress, missing, task_states
 
         await step(lambda: local_ray.deploy(app, self._config))
+        progress = Progress(self._config, self._catalogs)
         while not self._stop.is_set():
-            if await step(lambda: is_running(self._config.app_name)) and await self._is_ready():
+            if await step(progress.is_running) and missing(await task_states(self._config.app_name)) is None:
                 return True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _POLL_S)
@@ -141,11 +144,6 @@ class _TierProcess:
         from hawkvision.datacenter.ingress.application import application
 
         return application(self._config, self._ingress_socket, self._catalogs)
-
-    async def _is_ready(self) -> bool:
-        from hawkvision.datacenter.ingress.deploying import why_not_ready
-
-        return await why_not_ready(self._config.app_name) is None
 
     def _report(self, word: bytes) -> None:
         """Send the launcher a word; if the launcher is gone, the kernel ends this process as well."""

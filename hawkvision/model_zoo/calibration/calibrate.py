@@ -25,10 +25,12 @@ from hawkvision.cascade.certification.profile import (
     ReceivedCondition,
     StageProfile,
     design_sha256,
+    labels_digest,
 )
 from hawkvision.cascade.certification.profiling import profile_pair, profile_stage, served_accuracy
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Tier
+from hawkvision.imaging.downscale import useful_side
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.certification import (
     DELTA,
@@ -37,12 +39,13 @@ from hawkvision.model_zoo.calibration.certification import (
     share_of_delta,
     write_profile,
 )
-from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, TrainedImages, read_evidence
+from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, TrainedImages, check_enough, read_evidence
 from hawkvision.model_zoo.calibration.loss_simulation import condition_of, received_images
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.shrinking import check_shrinking
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.datasets import LabelledImages
+from hawkvision.models.image_sets.same_images import digests_of, shared
 from hawkvision.models.manifest import Manifest, load_manifest
 from hawkvision.system.files import write_atomic
 from hawkvision.tasks.kind import TaskKind
@@ -103,13 +106,15 @@ def calibrate(
     kind = load_kind(manifest, models)
     evidence = read_evidence(data, kind, manifest, models, reading)
     images = evidence.images
-    if len(images) < FEWEST_IMAGES:
-        raise ConfigError(f"{data}: {len(images)} images certify nothing; expected at least {FEWEST_IMAGES}")
+    check_enough(data, images, FEWEST_IMAGES)
     if certify_data is not None and compared > 1:
         raise ConfigError("--compared is for images that served the design; those of --certify-data did not")
     certifying = None if certify_data is None else read_certifying(certify_data, kind, manifest, models, reading)
-    if certifying is not None and certifying.images.sha256 == images.sha256:
-        raise ConfigError(f"{certify_data}: the same images as --data; expected others, used for nothing else")
+    common = 0 if certifying is None else shared(certifying.images.bodies, digests_of(images.bodies))
+    if common:
+        raise ConfigError(
+            f"{certify_data}: {common} of the images are in --data; expected others, used for nothing else"
+        )
     delta = share_of_delta(DELTA, 1, compared)
     split = split_images(manifest, images, seed, fit_on_trained=reading.trained is TrainedImages.FIT)
     edges, best = tuple(edges) or manifest.cascade.edge, best or manifest.best
@@ -166,6 +171,7 @@ class _Measuring:
             format=5,
             task=self.manifest.task,
             data=_describe(images, self.split, self.seed),
+            labels_sha256=labels_digest(self.kind.labels),
             stages=tuple(stages.values()),
             pairs=tuple(pairs),
             shrinking=msgspec.UNSET if shrinking is None else shrinking,
@@ -217,7 +223,9 @@ class _Measuring:
         """The pairs with the conditions of images that crossed a lossy link, for which no intermediate stage runs."""
         found: dict[str, list[ReceivedCondition]] = {pair.edge: [] for pair in pairs}
         used = np.union1d(self.split.profile, self.split.certify)
-        for arrived in received_images(self.evidence.images, used, self.seed):
+        names = (*found, pairs[0].best, *(p.intermediate.name for p in pairs if p.intermediate is not None))
+        side = useful_side(member.input for name in names for member in self.manifest.members(name))
+        for arrived in received_images(self.evidence.images, used, self.seed, side):
             name = f"quality {arrived.quality}, from {arrived.band.low:.0%} on"
             predictions = self._run(
                 [*found], [pairs[0].best], arrived.images, arrived.reached, shrink=shrink, name=name
@@ -263,4 +271,5 @@ def _describe(images: LabelledImages, split: Split, seed: int) -> ProfileData:
         profile=len(split.profile),
         certify=len(split.certify),
         held_out=len(split.held_out),
+        images=digests_of(images.bodies),
     )

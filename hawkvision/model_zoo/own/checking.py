@@ -114,9 +114,10 @@ def read_named(names: Sequence[str], folder: Path) -> list[tuple[str, bytes]]:
         path = folder / name
         try:
             found.append((str(path), path.read_bytes()))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+            reason = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(
-                f"{path}: cannot read the image: {error.strerror}; --data names the folder that the files are in"
+                f"{path}: cannot read the image: {reason}; --data names the folder that the files are in"
             ) from None
     return found
 

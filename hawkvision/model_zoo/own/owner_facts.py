@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from hawkvision.core.errors import ConfigError
+from hawkvision.core.errors import MALFORMED, ConfigError
 from hawkvision.model_zoo.own.graph_facts import GraphFacts, Layout
 from hawkvision.models.input_spec import Fit, InputSpec, Interpolation
 
@@ -20,6 +20,8 @@ ChannelOrder: TypeAlias = Literal["rgb", "bgr"]
 OutputMeaning: TypeAlias = Literal["logits", "probabilities"]
 Triple: TypeAlias = tuple[float, float, float]
 LOGITS_DECODER: Final = "logits"
+MAX_DIGITS: Final = 9
+"""Of a side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ def sides(option: str, text: str) -> tuple[int, int]:
         ConfigError: naming the option.
     """
     words = text.lower().split("x")
-    if len(words) > 2 or not all(word.isascii() and word.isdigit() for word in words):
+    if len(words) > 2 or not all(word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS for word in words):
         raise ConfigError(f"{option}: expected HEIGHTxWIDTH such as 224x224, got {text!r}")
     return int(words[0]), int(words[-1])
 
@@ -281,6 +283,6 @@ def option_values(option: str, words: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{option}: expected NAME=VALUE, got {word!r}")
         try:
             found[name] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
+        except MALFORMED:
             found[name] = value
     return found

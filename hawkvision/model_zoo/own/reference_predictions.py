@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from hawkvision.core.errors import ConfigError
+from hawkvision.core.errors import MALFORMED, ConfigError
 from hawkvision.core.text_files import read_text
 from hawkvision.core.types import Prediction
 from hawkvision.tasks.kind import TaskKind
@@ -26,6 +26,8 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Names of columns that are understood."""
 MAX_ROWS: Final = 1_000_000
+MAX_DIGITS: Final = 9
+"""Of an index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +86,25 @@ def read_reference(path: Path, kind: TaskKind[Any]) -> list[Reference]:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read: {error}") from None
-    lines = [line for line in text.splitlines() if line.strip()]
+    # Not `splitlines`, which also splits at characters that JSON and file names may contain, such as U+2028.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not 1 <= len(lines) <= MAX_ROWS:
         raise ConfigError(f"{path}: expected 1 to {MAX_ROWS} lines, got {len(lines)}")
-    if lines[0].lstrip().startswith("{"):
-        return [_whole(path, number, line, kind) for number, line in enumerate(lines, 1)]
+    if lines[0][1].lstrip().startswith("{"):
+        return [_whole(path, number, line, kind) for number, line in lines]
     if kind.located:
         raise ConfigError(f"{path}: kind {kind.name!r} needs places: expected JSON lines with `file` and `objects`")
-    return _rows(path, lines, kind)
+    return _rows(path, text, kind)
 
 
-def _rows(path: Path, lines: Sequence[str], kind: TaskKind[Any]) -> list[Reference]:
-    header, *rows = csv.reader(lines)
+def _rows(path: Path, text: str, kind: TaskKind[Any]) -> list[Reference]:
+    (_, header), *rows = _cells(path, text)
     places = {name: _column(header, known) for name, known in COLUMNS.items()}
     missing = [name for name in ("file", "label") if places[name] is None]
     if missing:
         raise ConfigError(f"{path}: expected a header with file, label and probability; found {', '.join(header)}")
     found: list[Reference] = []
-    for number, row in enumerate(rows, 2):
+    for number, row in rows:
         where = f"{path}: line {number}"
         values = {name: row[at].strip() for name, at in places.items() if at is not None and at < len(row)}
         if not values.get("file") or "label" not in values:
@@ -119,6 +122,15 @@ def _rows(path: Path, lines: Sequence[str], kind: TaskKind[Any]) -> list[Referen
     return found
 
 
+def _cells(path: Path, text: str) -> list[tuple[int, list[str]]]:
+    """The rows that are not blank, with the number of their last line."""
+    reader = csv.reader(f"{line}\n" for line in text.split("\n"))
+    try:
+        return [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise ConfigError(f"{path}: line {reader.line_num}: {error}") from None
+
+
 def _column(header: Sequence[str], known: Sequence[str]) -> int | None:
     names = [name.strip().lower() for name in header]
     return next((names.index(name) for name in known if name in names), None)
@@ -127,7 +139,7 @@ def _column(header: Sequence[str], known: Sequence[str]) -> int | None:
 def _index(text: str, labels: Sequence[str], where: str) -> int:
     if text in labels:
         return labels.index(text)
-    if text.isascii() and text.isdigit() and int(text) < len(labels):
+    if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) < len(labels):
         return int(text)
     raise ConfigError(f"{where}: {text!r} is no label of the task and no index below {len(labels)}")
 
@@ -151,7 +163,7 @@ def _whole(path: Path, number: int, line: str, kind: TaskKind[Any]) -> WholeRefe
             raise ConfigError(f"{where}: expected a text `file`, got {file!r}")
         reply = msgspec.json.encode({"confidence": 0.0} | _with_indices(fields, kind.labels))
         return WholeReference(file, kind.decode_reply(reply))
-    except (msgspec.DecodeError, ValueError) as error:
+    except (*MALFORMED, ValueError, OverflowError) as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
@@ -159,8 +171,9 @@ def _with_indices(fields: dict[str, Any], labels: Sequence[str]) -> dict[str, An
     """The fields, with an `index` in each entry that has only a `label`."""
     known = {label: index for index, label in enumerate(labels)}
     for entry in _entries(fields):
-        if "index" not in entry and entry.get("label") in known:
-            entry["index"] = known[entry["label"]]
+        label = entry.get("label")
+        if "index" not in entry and isinstance(label, str) and label in known:
+            entry["index"] = known[label]
     return fields
 
 

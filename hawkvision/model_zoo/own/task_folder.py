@@ -92,10 +92,20 @@ def read_labels(path: Path) -> tuple[str, ...]:
     if not labels:
         raise ConfigError(f"--labels: {path}: expected a file with one label a line, or a folder of class folders")
     for index, label in enumerate(labels):
-        if not label or label in labels[:index]:
+        if not label or label in labels[:index] or not _is_line(label):
             what = "empty" if not label else f"{label!r}, which line {labels.index(label) + 1} is too"
+            if not _is_line(label) and label:
+                what = f"{label!r}, which is no line of text in UTF-8"
             raise ConfigError(f"--labels: {path}: line {index + 1} is {what}; expected another label on each line")
     return labels
+
+
+def _is_line(label: str) -> bool:
+    """Whether a label can be written as one line: names of folders may hold line ends, or be in another encoding."""
+    try:
+        return label.encode().decode().splitlines() == [label]
+    except UnicodeEncodeError:
+        return False
 
 
 def new_manifest(task: str, kind: str, options: dict[str, Any], labels: tuple[str, ...], variant: Variant) -> Manifest:

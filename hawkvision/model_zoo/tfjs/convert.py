@@ -57,7 +57,7 @@ def _convert(context: Context, node: Node) -> None:
         raise context.error(node, "images that are still to be divided are fed to convolutions only")
     try:
         context.set(node.name, operation(context, node))
-    except (ValueError, IndexError, TypeError) as error:
+    except (ValueError, IndexError, TypeError, ArithmeticError) as error:
         raise context.error(node, f"its inputs do not fit: {error}") from None
 
 

@@ -41,7 +41,7 @@ class _Quantization(msgspec.Struct, frozen=True):
 
 class _Weight(msgspec.Struct, frozen=True):
     name: str
-    shape: tuple[Annotated[int, Meta(ge=0, le=2**31)], ...]
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**31)], ...], Meta(max_length=8)]
     dtype: Literal["float32", "int32"]
     quantization: _Quantization | None = None
 
@@ -86,7 +86,7 @@ class Node:
         found = self._entry(key, "list")
         try:
             return tuple(int(each) for each in found.get("i") or ())
-        except (TypeError, ValueError, AttributeError):
+        except (TypeError, ValueError, OverflowError, AttributeError):
             raise self._malformed(key, "a list of integers") from None
 
     def number(self, key: str) -> float:
@@ -94,7 +94,10 @@ class Node:
         value = self._entry(key, "f")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._malformed(key, "a number")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self._malformed(key, "a number") from None
 
     def flag(self, key: str) -> bool:
         """A boolean; false if it is missing."""

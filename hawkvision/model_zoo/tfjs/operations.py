@@ -30,11 +30,13 @@ def convolution(context: Context, node: Node) -> Convolution:
     if node.inputs[0] in context.feeds:
         planes = planes / context.divisor.reshape((-1, 1, 1, 1) if depthwise else (1, -1, 1, 1))
     _, stride, across, _ = node.integers("strides")
-    if stride != across or set(node.integers("dilations")) > {1} or kernel.shape[0] != kernel.shape[1]:
+    if stride != across or stride < 1 or set(node.integers("dilations")) > {1} or kernel.shape[0] != kernel.shape[1]:
         raise context.error(node, "only square kernels and strides without dilation are converted")
     size = (image.shape[1], image.shape[2])
     pads = _pads(context, node, size, kernel.shape[0], stride)
     height, width = ((n + pads[i] + pads[i + 2] - kernel.shape[0]) // stride + 1 for i, n in enumerate(size))
+    if min(height, width) < 1:
+        raise context.error(node, f"the kernel of {kernel.shape[0]} leaves nothing of {size[0]}x{size[1]}")
     return Convolution(
         name=node.name,
         source=image.name,

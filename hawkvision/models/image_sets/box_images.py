@@ -5,11 +5,11 @@ COCO: `{"images": [{id, file_name, width, height}], "annotations": [{image_id, c
 without area are left out. The images lie where `_places` looks.
 
 YOLO: `images/**/NAME.jpg` and for each `labels/**/NAME.txt`, whose lines are `CLASS X Y W H`: the class index, centre
-and size of a box as fractions of the image. An image without a file, or with an empty one, shows nothing. A file
-`classes.txt` (one name a line) says that indices are not the task's.
+and size of a box as fractions of the image. An image with an empty file shows nothing, and so does one without a file
+where most have one. A file `classes.txt` (one name a line) says that indices are not the task's.
 
 A model was trained on the images of a split whose name begins with "train" (`instances_train2017.json`,
-`images/train/`), and if there is a list of clean ids, on all that it lacks.
+`images/train/`, `train/images/`), and if there is a list of clean ids, on all that it lacks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import MALFORMED, ConfigError
 from hawkvision.core.text_files import read_text
-from hawkvision.models.image_sets.labelled_images import SUFFIXES, Annotation, LabelledImages, read_files
+from hawkvision.models.image_sets.labelled_images import (
+    SUFFIXES,
+    Annotation,
+    LabelledImages,
+    is_training_split,
+    read_files,
+)
 
 CLEAN_IDS: Final = "clean_ids.txt"
 MAX_BYTES: Final = 1 << 30
@@ -86,10 +92,11 @@ def read_coco(path: Path, names: Mapping[str, int], clean_ids: Path | None = Non
             named = f"image {each.image_id}, category {each.category_id}"
             raise ConfigError(f"{path}: an annotation names {named}; expected both to be listed")
         objects[each.image_id].append(each)
+    _refuse_fractions(path, coco)
     annotations = [_annotation(path, image, objects[image.id], classes) for image in coco.images]
     files = _files_of(path, coco.images)
     trained = _trained(clean_ids, path.parent, [str(image.id) for image in coco.images])
-    if "train" in path.stem:
+    if "train" in path.stem or is_training_split(path.parent.name):
         trained = np.ones(len(files), np.bool_)
     return _labelled(path, files, annotations, trained)
 
@@ -111,11 +118,13 @@ def read_yolo(root: Path, classes: int, names: Mapping[str, int], clean_ids: Pat
         raise ConfigError(f"{root / 'images'}: no images (expected files ending in {', '.join(SUFFIXES)})")
     indices = _own_classes(root, names) or list(range(classes))
     parts = [file.relative_to(root / "images") for file in files]
-    annotations = [_lines((root / "labels" / part).with_suffix(".txt"), indices) for part in parts]
+    labels = [(root / "labels" / part).with_suffix(".txt") for part in parts]
+    _refuse_unlabelled(root, labels)
+    annotations = [_lines(file, indices) for file in labels]
     trained = _trained(clean_ids, root, [file.stem for file in files])
-    if any(part.parts[0].startswith("train") for part in parts if len(part.parts) > 1):
-        unclean = np.zeros(len(files), np.bool_) if trained is None else trained
-        trained = unclean | np.array([len(part.parts) > 1 and part.parts[0].startswith("train") for part in parts])
+    named = [is_training_split(part.parts[0] if len(part.parts) > 1 else root.name) for part in parts]
+    if any(named):
+        trained = np.array(named) if trained is None else trained | np.array(named)
     return _labelled(root, files, annotations, trained)
 
 
@@ -141,9 +150,42 @@ def _annotation(path: Path, image: _Image, objects: Sequence[_Object], classes: 
     boxes = np.clip(corners / np.array([image.width, image.height] * 2), 0.0, 1.0)
     if not np.isfinite(corners).all():
         raise ConfigError(f"{path}: image {image.id}: expected boxes of finite numbers")
+    middle = (corners[:, :2] + corners[:, 2:]) / 2.0
+    outside = (middle < 0.0) | (middle > [image.width, image.height])
+    if outside.any():
+        raise ConfigError(
+            f"{path}: image {image.id}: a box lies outside of its {image.width} x {image.height} pixels; expected "
+            "bbox = [x, y, width, height] in pixels"
+        )
     solid = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     found = np.array([classes[each.category_id] for each in kept], np.int64)
     return Annotation(found[solid], boxes[solid].astype(np.float32))
+
+
+def _refuse_fractions(path: Path, coco: _Coco) -> None:
+    """Raises: ConfigError if no box of a whole file reaches beyond the first pixel: then they are fractions."""
+    reach = [max(each.bbox[0] + each.bbox[2], each.bbox[1] + each.bbox[3]) for each in coco.annotations]
+    if reach and max(reach) <= 1.0 and all(max(image.width, image.height) > 1 for image in coco.images):
+        raise ConfigError(f"{path}: all boxes lie in the first pixel; expected bbox in pixels, not in fractions")
+
+
+def _refuse_unlabelled(root: Path, labels: Sequence[Path]) -> None:
+    """Refuse folders whose files do not fit one another, which would read as images that show nothing.
+
+    Raises:
+        ConfigError: if most images have no file of labels, or some have none and some files have no image.
+    """
+    missing = [file for file in labels if not file.is_file()]
+    if not missing:
+        return
+    written = {file for file in (root / "labels").rglob("*.txt") if file.name != "classes.txt"}
+    stray = sorted(written - set(labels))
+    if stray or 2 * len(missing) > len(labels):
+        also = f", and {stray[0]} belongs to no image" if stray else ""
+        raise ConfigError(
+            f"{missing[0]}: {len(missing)} of {len(labels)} images have no such file{also}; expected one for each "
+            "image, which is empty if the image shows nothing"
+        )
 
 
 def _places(path: Path) -> list[Path]:
@@ -160,12 +202,19 @@ def _files_of(path: Path, images: Sequence[_Image]) -> list[Path]:
         name = Path(image.file_name)
         if name.is_absolute() or ".." in name.parts:
             raise ConfigError(f"{path}: file_name must lie below the images' folder, got {image.file_name!r}")
-        file = next((place / name for place in places if (place / name).is_file()), None)
+        file = next((place / name for place in places if _is_file(place / name)), None)
         if file is None:
             looked = ", ".join(dict.fromkeys(str(place) for place in places))
             raise ConfigError(f"{path}: image {image.file_name!r} is missing; looked in {looked}")
         found.append(file)
     return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long for the file system
+        return False
 
 
 def _own_classes(root: Path, names: Mapping[str, int]) -> list[int] | None:
@@ -212,7 +261,7 @@ def _trained(clean_ids: Path | None, folder: Path, ids: Sequence[str]) -> NDArra
 
 def _is_listed(name: str, listed: set[str]) -> bool:
     """Ids may be padded with zeros, as COCO's file names are."""
-    return name in listed or (name.isdigit() and str(int(name)) in listed)
+    return name in listed or (name.isascii() and name.isdigit() and (name.lstrip("0") or "0") in listed)
 
 
 def _labelled(

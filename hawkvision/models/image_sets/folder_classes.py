@@ -8,13 +8,13 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.core.errors import ConfigError
+from hawkvision.core.errors import MALFORMED, ConfigError
 from hawkvision.core.text_files import read_text
 
 CLASS_IDS: Final = "class_ids.txt"
 """In a task's folder, if its classes have ids: one a line, in the order of the labels."""
 MAX_BYTES: Final = 16 << 20
-"""Of a class map."""
+"""Of a class map, or of class ids."""
 
 
 def directory_classes(labels: Sequence[str], task_folder: Path, class_map: Path | None = None) -> dict[str, int]:
@@ -33,7 +33,7 @@ def directory_classes(labels: Sequence[str], task_folder: Path, class_map: Path 
     ids = task_folder / CLASS_IDS
     found = {}
     if ids.is_file():
-        found = {each: index for index, each in enumerate(read_text(ids).split())}
+        found = {each: index for index, each in enumerate(_text(ids).split())}
         if len(found) != len(labels):
             raise ConfigError(f"{ids}: expected {len(labels)} different class ids, one a line, got {len(found)}")
     if class_map is not None:
@@ -49,22 +49,26 @@ def directory_classes(labels: Sequence[str], task_folder: Path, class_map: Path 
 
 
 def _read_map(path: Path) -> dict[str, str]:
+    text = _text(path)
+    return _json_map(path, text) if text.lstrip().startswith("{") else _line_map(path, text)
+
+
+def _text(path: Path) -> str:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise ConfigError(f"{path}: expected a class map of at most {MAX_BYTES} bytes, got {size}")
-        text = read_text(path)
+            raise ConfigError(f"{path}: expected a file of at most {MAX_BYTES} bytes, got {size}")
+        return read_text(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: expected text in UTF-8: {error}") from None
-    return _json_map(path, text) if text.lstrip().startswith("{") else _line_map(path, text)
 
 
 def _json_map(path: Path, text: str) -> dict[str, str]:
     try:
         entries: Mapping[str, str | int | list[str]] = msgspec.json.decode(text, type=dict[str, str | int | list[str]])
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise ConfigError(f"{path}: expected an object of directories and classes: {error}") from None
     found = {}
     for key, value in entries.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import ConfigError
 
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
+_TRAINING: Final = re.compile(r"train(ing)?(set|data)?(?![a-z])", re.IGNORECASE)
 MAX_FOLDER_BYTES: Final = 4 << 30
 """All bodies are in memory; 4 GiB are 40,000 photographs of 100 kB."""
 
@@ -80,6 +82,13 @@ class UnlabelledImages:
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+
+def is_training_split(name: str) -> bool:
+    """Whether a file or folder is named as the part of a data set that models are trained on: `train`, `train2017`,
+    `training-set`, and not `trains`.
+    """
+    return _TRAINING.match(name) is not None
 
 
 def images_in(folder: Path) -> list[Path]:

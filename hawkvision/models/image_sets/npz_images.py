@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -32,6 +33,19 @@ _BOXES: Final = ("boxes", "classes", "box_offsets")
 _ROUNDING: Final = 1e-5
 """Boxes may reach this far beyond the image, as pixels rounded to fractions do."""
 _KNOWN: Final = ("data", "offsets", "labels", *_BOXES, "class_names", "source", "is_test", "clean", "split")
+UNREADABLE: Final = (
+    ValueError,
+    OSError,
+    EOFError,
+    RuntimeError,  # encrypted, or an unknown compression
+    MemoryError,  # a header that claims more than there is
+    KeyError,  # a directory that names what is not there
+    SyntaxError,  # of a header, which NumPy reads as Python
+    tokenize.TokenError,
+    zlib.error,
+    zipfile.BadZipFile,
+)
+"""What reading a damaged archive raises."""
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -84,7 +98,7 @@ def _load(path: Path) -> Arrays:
                     "missing"
                 )
             return {name: np.asarray(archive[name]) for name in _KNOWN if name in found}
-    except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{path}: not a readable npz file: {error}") from None
 
 
@@ -108,7 +122,7 @@ def _check_labels(path: Path, labels: NDArray[Any], classes: int) -> None:
 
 
 def _sets(path: Path, labels: NDArray[Any], n: int, classes: int) -> tuple[Annotation, ...]:
-    if labels.shape != (n, classes) or not np.isin(labels, (0, 1)).all():
+    if labels.shape != (n, classes) or not _is_number(labels) or not np.isin(labels, (0, 1)).all():
         raise ConfigError(f"{path}: labels of several classes must be ({n}, {classes}) of 0 and 1, got {labels.shape}")
     return tuple(Annotation(np.flatnonzero(row).astype(np.int64)) for row in labels)
 
@@ -117,21 +131,24 @@ def _indices(path: Path, arrays: Arrays, names: Mapping[str, int], classes: int)
     """The task's index of each class index in the file."""
     if "class_names" not in arrays:
         return np.arange(classes)
-    unknown = [name for name in arrays["class_names"].tolist() if name not in names]
+    stated = _texts(path, "class_names", arrays["class_names"])
+    unknown = [name for name in stated.tolist() if name not in names]
     if unknown:
         raise ConfigError(f"{path}: class_names: the task has no label {unknown[0]!r}")
-    return np.array([names[name] for name in arrays["class_names"].tolist()], np.int64)
+    return np.array([names[name] for name in stated.tolist()], np.int64)
 
 
 def _boxes(path: Path, arrays: Arrays, n: int, indices: NDArray[np.int64]) -> tuple[Annotation, ...]:
     boxes, classes, offsets = (arrays[name] for name in _BOXES)
-    if boxes.shape != (len(classes), 4) or classes.ndim != 1 or offsets.shape != (n + 1,):
+    if classes.ndim != 1 or boxes.shape != (len(classes), 4) or offsets.shape != (n + 1,):
         raise ConfigError(
             f"{path}: expected boxes (m, 4), classes (m) and box_offsets ({n + 1}), got {boxes.shape}, "
             f"{classes.shape} and {offsets.shape}"
         )
     if not np.issubdtype(classes.dtype, np.integer) or not np.issubdtype(offsets.dtype, np.integer):
         raise ConfigError(f"{path}: classes and box_offsets must be whole numbers")
+    if not _is_number(boxes):
+        raise ConfigError(f"{path}: boxes must be numbers, got {boxes.dtype}")
     if offsets[0] != 0 or offsets[-1] != len(boxes) or np.any(np.diff(offsets.astype(np.int64)) < 0):
         raise ConfigError(f"{path}: box_offsets must rise from 0 to {len(boxes)}, the number of boxes")
     if len(classes) and (classes.min() < 0 or classes.max() >= len(indices)):
@@ -148,12 +165,26 @@ def _names(path: Path, arrays: Arrays, key: str, plural: str, n: int) -> NDArray
     found = arrays.get(key, np.full(n, ""))
     if found.shape != (n,):
         raise ConfigError(f"{path}: expected as many {plural} as labels, got {found.shape} and ({n},)")
-    return found.astype(np.str_)
+    return _texts(path, key, found)
+
+
+def _texts(path: Path, key: str, found: NDArray[Any]) -> NDArray[np.str_]:
+    """The array as text; bytes are UTF-8."""
+    try:
+        if found.ndim != 1 or found.dtype.kind not in "USiub":
+            raise ConfigError(f"{path}: {key} must be a row of texts, got {found.dtype} of {found.shape}")
+        return np.char.decode(found, "utf-8") if found.dtype.kind == "S" else found.astype(np.str_)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: {key}: {error}") from None
+
+
+def _is_number(found: NDArray[Any]) -> bool:
+    return found.dtype.kind in "biuf"
 
 
 def _flags(path: Path, arrays: Arrays, key: str, n: int) -> NDArray[np.bool_]:
     found = arrays.get(key, np.zeros(n, np.bool_))
-    if found.shape != (n,) or not np.isin(found, (0, 1)).all():
+    if found.shape != (n,) or not _is_number(found) or not np.isin(found, (0, 1)).all():
         raise ConfigError(f"{path}: {key} must be ({n},) booleans, one per label, got {found.dtype} of {found.shape}")
     return found.astype(np.bool_)
 

@@ -55,6 +55,8 @@ class Detection(Prediction, frozen=True):
         return cls((person, DetectedObject("dog", 16, 0.71, (0.55, 0.61, 0.83, 0.95))), 0.84)
 
 
+LEAST_SIDE: Final = 1e-6
+"""Of a box in a reply; corners have six digits."""
 _PADDING: Final = DetectedObject("", -1, 0.0, (0.0, 0.0, 0.0, 0.0))
 
 
@@ -86,8 +88,14 @@ def from_reply(reply: bytes, labels: Sequence[str]) -> Detection:
     read = msgspec.json.decode(reply, type=_Reply)
     if any(each.index >= len(labels) for each in read.objects):
         raise ValueError(f"objects: expected an index from 0 to {len(labels) - 1}")
+    if not all(_has_area(each.box) for each in read.objects):
+        raise ValueError("objects: expected boxes of x1 < x2 and y1 < y2, in fractions of the image")
     objects = (DetectedObject(labels[o.index], o.index, o.confidence, o.box) for o in read.objects)
     return Detection(tuple(objects), read.confidence)
+
+
+def _has_area(box: tuple[float, float, float, float]) -> bool:
+    return box[2] - box[0] > LEAST_SIDE / 2 and box[3] - box[1] > LEAST_SIDE / 2
 
 
 def to_tensors(predictions: Sequence[Detection]) -> Mapping[str, WireTensor]:

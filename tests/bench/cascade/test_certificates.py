@@ -36,6 +36,7 @@ from tests.bench.cascade.threshold_rules import (
     perfect_escalation,
     sweep_grid,
 )
+from tests.fuzz.examples import examples
 from tests.hawkvision.cascade.synthetic import make_logits, outcomes
 
 DELTA = 0.05
@@ -94,7 +95,7 @@ def test_each_rule_of_ours_keeps_what_the_product_certifies(method: Method, seed
     delta=st.sampled_from([0.001, 0.05, 0.3]),
     method=st.sampled_from(list(Method)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_what_rules_remember_changes_no_decision(
     seed: int, n: int, steps: int, rates: tuple[float, float], max_drop: float, delta: float, method: Method
 ) -> None:

@@ -20,6 +20,7 @@ from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
+from tests.fuzz.examples import examples
 
 OWN = bytes(16)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -260,7 +261,7 @@ def test_what_was_kept_is_read_from_a_disk_that_takes_no_more(path: Path) -> Non
         assert file.read(place(1)) == state(0.7)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(300))
 @given(start=st.integers(0, 30_000), length=st.integers(1, 5_000), fill=st.sampled_from([0, 255, 17]))
 def test_whatever_part_of_a_file_is_damaged_it_is_opened_or_given_up(
     tmp_path_factory: pytest.TempPathFactory, start: int, length: int, fill: int

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.servers.shared.request_fields import FIELDS
 from tests.edge.conftest import Caller
-from tests.fuzz.examples import examples
+from tests.fuzz.examples import SHARED_FIXTURE, examples
 from tests.images import encoded
 
 DOCUMENTED = {400, 404, 405, 408, 413, 415, 422}
@@ -67,7 +67,7 @@ def test_two_thousand_broken_images_are_answered_and_none_harms_the_next_good_on
 
 
 @given(body=st.binary(max_size=2_000))
-@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=SHARED_FIXTURE)
 def test_arbitrary_bytes_are_refused(caller: Caller, body: bytes) -> None:
     reply = caller.classify(body, "quality=fast")
     assert reply.status in (400, 413, 415)
@@ -79,7 +79,7 @@ def test_arbitrary_bytes_are_refused(caller: Caller, body: bytes) -> None:
         st.tuples(st.one_of(st.sampled_from(sorted(FIELDS)), st.text(max_size=20)), st.text(max_size=40)), max_size=6
     )
 )
-@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=SHARED_FIXTURE)
 def test_arbitrary_fields_are_understood_or_refused(caller: Caller, pairs: list[tuple[str, str]]) -> None:
     query = "&".join(f"{quote(name)}={quote(value)}" for name, value in pairs)
     reply = caller.classify(GOOD, query)
@@ -89,7 +89,7 @@ def test_arbitrary_fields_are_understood_or_refused(caller: Caller, pairs: list[
 
 
 @given(body=st.binary(max_size=600), boundary=st.text(alphabet="ab-'\" ;=", max_size=12))
-@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=SHARED_FIXTURE)
 def test_arbitrary_multipart_bodies_are_refused(caller: Caller, body: bytes, boundary: str) -> None:
     reply = caller.classify(body, **{"Content-Type": f"multipart/form-data; boundary={boundary}"})
     assert reply.status in DOCUMENTED, reply.body

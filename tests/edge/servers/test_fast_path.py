@@ -9,14 +9,14 @@ from contextlib import closing
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.servers.fast_path import HOLD_S
 from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.edge.peer import Peer
-from tests.fuzz.examples import examples
+from tests.fuzz.examples import SHARED_FIXTURE, examples
 from tests.hawkvision.imaging.images import jpeg_with_size
 from tests.hawkvision.servers.raw_http import connect, replies, until_closed
 from tests.images import encoded
@@ -187,7 +187,7 @@ def test_a_started_request_is_answered_when_the_node_stops() -> None:
 
 
 @given(cuts=st.lists(st.integers(0, len(last(encoded()))), max_size=3))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=SHARED_FIXTURE)
 def test_wherever_a_request_is_cut_it_is_answered(caller: Caller, edge: ServerProcess, cuts: list[int]) -> None:
     sends = last(encoded())
     pieces = [sends[a:b] for a, b in pairwise(sorted({0, len(sends), *cuts}))]
@@ -235,7 +235,7 @@ def test_a_broken_body_is_refused_once(caller: Caller, edge: ServerProcess) -> N
     damage=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 255)), min_size=1, max_size=4),
     behind=st.binary(max_size=30),
 )
-@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=SHARED_FIXTURE)
 def test_damaged_heads_are_answered_or_refused_as_documented(
     caller: Caller, edge: ServerProcess, damage: list[tuple[int, int]], behind: bytes
 ) -> None:

@@ -30,6 +30,7 @@ from hawkvision.system.child_server import ServerProcess, running
 from hawkvision.system.memory import OVERTAKEN_MOST, MemoryBudget
 from tests.edge.bench import SURE, Bench, bench, run
 from tests.edge.conftest import Caller, Reply
+from tests.fuzz.examples import examples
 from tests.images import encoded, flat_png
 from tests.waiting import until
 
@@ -133,7 +134,7 @@ def test_a_job_waits_for_its_memory_and_is_overtaken_so_many_times_and_not_more(
     assert run(scenario) == ["small"] * OVERTAKEN_MOST + ["|", "first", "large"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(125), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 10), st.booleans(), st.one_of(st.none(), st.floats(-0.01, 0.02))), max_size=40),
     st.integers(1, 3),

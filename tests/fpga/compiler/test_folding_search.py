@@ -14,13 +14,14 @@ from fpga.compiler.folding import format_folding as formatted
 from fpga.compiler.folding_search import ROUTABLE, cost, fastest, foldings, slowest_that_keeps_up
 from fpga.compiler.resource_model import of_graph
 from hawkvision.core.errors import CompileError
+from tests.fuzz.examples import examples
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph
 
 SMALL = device("lfe5u-25f")
 
 
 @given(rate=st.integers(200, 20_000))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_found_folding_keeps_the_rate_and_fits(rate: int) -> None:
     graph, chip = fashion_shape(), device("lfe5u-85f")
     found = slowest_that_keeps_up(graph, chip, rate, 120.0)

@@ -43,6 +43,7 @@ from fpga.device.host_session import (
 from fpga.simulation.integer_kernel import IntegerKernel
 from hawkvision.core.errors import BackendError
 from hawkvision.integer import reference
+from tests.fuzz.examples import examples
 from tests.hawkvision.integer.graphs import random_graph, random_images
 
 GRAPH = random_graph(side=24, planes=3, classes=5)
@@ -145,7 +146,7 @@ def test_images_are_answered_with_the_reference_logits_and_cycles() -> None:
     assert line.host.repeated == 0
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(150))
 @given(
     seed=st.integers(0, 1 << 32),
     loss=st.floats(0, 0.15),

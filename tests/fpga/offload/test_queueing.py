@@ -20,6 +20,7 @@ from fpga.offload.queueing import (
     several_servers,
 )
 from tests.fpga.offload.offload_world import queue_waits
+from tests.fuzz.examples import examples
 
 MS = 1e-3
 
@@ -98,7 +99,7 @@ def test_mixture_lies_between_its_parts_and_is_weighted() -> None:
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=500))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 def test_measured_service_keeps_the_mean_of_its_sample(seconds: list[float]) -> None:
     service = ServiceTime.measured(seconds)
     assert service.mean_s == pytest.approx(float(np.mean(seconds)), rel=1e-9)
@@ -106,14 +107,14 @@ def test_measured_service_keeps_the_mean_of_its_sample(seconds: list[float]) -> 
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(1e-4, 1.0), st.floats(1e-4, 1.0))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 def test_mixed_streams_have_the_mean_of_both(rate_a: float, rate_b: float, a: float, b: float) -> None:
     both = mixed([(rate_a, ServiceTime.constant(a)), (rate_b, ServiceTime.spread(b, 0.4))])
     assert both.mean_s == pytest.approx((rate_a * a + rate_b * b) / (rate_a + rate_b), rel=1e-6)
 
 
 @given(st.floats(0.01, 3.0), st.floats(0.0, 1.5), st.integers(1, 40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_distributions_of_waits_rise_to_one_at_most(load: float, variation: float, places: int) -> None:
     service = ServiceTime.spread(1 * MS, variation)
     waiting = one_server(load / service.mean_s, service, places)

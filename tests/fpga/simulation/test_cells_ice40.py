@@ -21,11 +21,12 @@ from fpga.simulation.netlist_simulation import NetlistSimulation
 from hawkvision.core.errors import CompileError
 from hawkvision.integer import reference
 from tests.fpga.simulation.test_netlist_simulation import cell, netlist
+from tests.fuzz.examples import examples
 from tests.hawkvision.integer.graphs import random_graph, random_images
 
 LANES = 64
 Bits = list[int | str]
-SOME = settings(max_examples=15, deadline=None)
+SOME = settings(max_examples=examples(75), deadline=None)
 
 
 def beats(made: NetlistSimulation, words: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -20,6 +20,7 @@ from fpga.simulation.integer_kernel import IntegerKernel, KernelKind
 from hawkvision.core.errors import BackendError, CompileError
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
+from tests.fuzz.examples import examples
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph, random_images
 
 HOWS: tuple[KernelKind, KernelKind] = ("compiled", "numpy")
@@ -33,7 +34,7 @@ def test_stages_of_the_cascade_get_the_reference_logits(make: Callable[[], Integ
     np.testing.assert_array_equal(IntegerKernel(graph, kind=how).logits(images), reference.logits(graph, images))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(125))
 @given(
     seed=st.integers(0, 1000),
     side=st.integers(5, 13),

@@ -18,6 +18,7 @@ from fpga.compiler.synthesis import synthesise
 from fpga.simulation.netlist_simulation import NetlistSimulation, Words
 from hawkvision.core.errors import CompileError
 from hawkvision.integer import reference
+from tests.fuzz.examples import examples
 from tests.hawkvision.integer.graphs import random_graph, random_images
 
 ALL = (1 << 64) - 1
@@ -41,7 +42,7 @@ def flip_flop(d: int | str, q: int, **more: str) -> dict[str, Any]:
 
 
 @given(table=st.integers(0, 0xFFFF), inputs=st.lists(st.integers(0, ALL), min_size=4, max_size=4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 def test_look_up_table_gives_the_bit_that_its_inputs_spell(
     tmp_path_factory: pytest.TempPathFactory, table: int, inputs: list[int]
 ) -> None:

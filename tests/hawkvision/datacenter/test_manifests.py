@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import ValidationError
 from typer.testing import CliRunner
@@ -28,6 +28,7 @@ from hawkvision.datacenter.manifests.serve_yaml import serve_config
 from hawkvision.datacenter.manifests.sizing import size_workers
 from hawkvision.models.manifest import load_manifest, models_dir
 from tests.edge.deploy_files import instructions
+from tests.fuzz.examples import examples
 from tests.hawkvision.datacenter import kuberay
 
 DIGEST = f"registry.example/hawkvision-datacenter@sha256:{'0' * 64}"
@@ -148,7 +149,7 @@ def chosen_settings() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])  # a busy machine stands still now and then
+@settings(max_examples=examples(100))
 @given(chosen=chosen_settings())
 def test_the_builder_gets_the_settings_that_were_chosen(chosen: dict[str, Any], models: Path) -> None:
     config = DatacenterConfig(tasks=("shapes",), models_dir=models, backend="noop", **chosen)

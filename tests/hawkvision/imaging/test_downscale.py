@@ -13,6 +13,7 @@ from hawkvision.core.types import Pixels
 from hawkvision.imaging.downscale import DETAIL, Reducer
 from hawkvision.imaging.preprocessing import load_input, probe
 from hawkvision.models.manifest import InputSpec
+from tests.fuzz.examples import examples
 from tests.hawkvision.imaging.images import encode, oriented
 
 MOST = 4_000_000
@@ -72,7 +73,7 @@ def test_every_input_finds_its_part_at_its_size() -> None:
     assert header.width > header.height, "the wide input looks further to the sides"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     height=st.integers(100, 1400),
     width=st.integers(100, 1400),

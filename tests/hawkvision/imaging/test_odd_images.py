@@ -93,7 +93,7 @@ def test_colours_that_pillow_writes_are_read_without_their_end_too(space: str, o
     ],
     ids=["plain", "restarts", "layout", "layout, restarts", "progressive"],
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     where=st.floats(0, 1),
     added=st.sampled_from([b"", b"\xff\xd9", bytes(9), bytes(500)]),

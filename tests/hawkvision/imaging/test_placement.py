@@ -18,6 +18,7 @@ from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input, preprocess, probe
 from hawkvision.models.manifest import InputSpec
+from tests.fuzz.examples import examples
 from tests.hawkvision.imaging.images import encode, oriented
 
 MOST = 4_000_000
@@ -54,7 +55,7 @@ def test_boxes_come_back_from_the_input_where_they_were(
     assert np.abs(placed.to_input(placed.to_image(before)) - before).max(initial=0.0) < 1e-6
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(200))
 @given(
     height=st.integers(40, 900),
     width=st.integers(40, 900),

@@ -21,6 +21,7 @@ from hawkvision.imaging.image_formats import ImageFormat
 from hawkvision.imaging.image_header import ImageHeader, probe_begun
 from hawkvision.imaging.preprocessing import decode, load_input, load_inputs, preprocess, probe
 from hawkvision.models.manifest import InputSpec
+from tests.fuzz.examples import examples
 from tests.hawkvision.imaging.images import (
     BODIES,
     LARGE,
@@ -177,7 +178,7 @@ def spec(height: int = 16, width: int = 16, **options: Any) -> InputSpec:
     return InputSpec(height=height, width=width, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), **options)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.integers(1, 90),
     st.integers(1, 90),
@@ -248,7 +249,7 @@ def test_jpeg_is_decoded_at_the_smallest_scale_that_is_large_enough(min_side: in
     assert min(pixels.shape[:2]) == side
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(8, 300), st.integers(8, 300), st.integers(1, 120), st.integers(1, 8))
 def test_reduced_scale_never_falls_below_what_is_needed(height: int, width: int, min_side: int, turn: int) -> None:
     body = encode(Image.new("RGB", (width, height)), "JPEG", exif=oriented(turn))
@@ -263,7 +264,7 @@ def test_load_input_of_a_large_jpeg_is_close_to_the_long_way() -> None:
     assert np.abs(found.astype(int) - preprocess(read(body), spec(64, 64))).mean() < 1.0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(16, 700), st.lists(st.integers(8, 96), min_size=1, max_size=4), st.sampled_from(["JPEG", "PNG"]))
 def test_several_models_take_an_image_in_as_each_would_alone(side: int, sides: list[int], kind: str) -> None:
     body = encode(Image.fromarray(scene()).resize((side, side + 9)), kind)

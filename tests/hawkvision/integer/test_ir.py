@@ -80,7 +80,7 @@ def test_random_networks_keep_their_activations_lively(graph: IntegerGraph) -> N
 
 
 @given(seed=st.integers(0, 1000), planes=st.sampled_from([1, 3]), bits=st.integers(2, 8), side=st.integers(5, 12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_bytes_give_the_same_graph_back(seed: int, planes: int, bits: int, side: int) -> None:
     graph = random_graph(seed, side=side, planes=planes, weight_bits=bits)
     again = from_bytes(to_bytes(graph), "here")

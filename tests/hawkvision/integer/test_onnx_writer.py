@@ -20,6 +20,7 @@ from hawkvision.integer.artifact import GRAPH_KEY, graph_of
 from hawkvision.integer.ir import IntegerGraph, to_bytes
 from hawkvision.integer.nodes import Conv
 from hawkvision.integer.onnx_writer import exact_in_float32, write
+from tests.fuzz.examples import examples
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph
 
 
@@ -41,7 +42,7 @@ def expected(graph: IntegerGraph, images: Pixels) -> Logits:
     pools=st.sets(st.integers(0, 2)),
     bits=st.integers(2, 8),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_onnxruntime_gives_the_references_logits(
     seed: int, side: int, planes: int, channels: list[int], pools: set[int], bits: int
 ) -> None:

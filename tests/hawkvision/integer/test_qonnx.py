@@ -224,7 +224,7 @@ def test_channel_without_weights_keeps_its_constant() -> None:
 
 
 @given(seed=st.integers(0, 1000), bits=st.integers(2, 8), spread=st.floats(1, 12), scale=st.floats(1e-4, 1e4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_saturation_and_rounding_are_harmless(seed: int, bits: int, spread: float, scale: float) -> None:
     """What the integer graph makes of a layer is within its multiplier's error, and a unit, of the real numbers."""
     net = random_net(seed, bits=bits, spread=spread, channels=(5,))

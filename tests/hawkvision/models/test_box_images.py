@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.datasets import LabelledImages, read_annotated, read_images
+from tests.fuzz.examples import SHARED_FIXTURE, examples
+from tests.fuzz.json_documents import altered
 from tests.images import encoded
 
 LABELS = ("cat", "dog", "rocket")
@@ -124,6 +127,9 @@ def test_images_that_a_model_was_trained_on_are_marked(tmp_path: Path) -> None:
     assert trained(write_coco(tmp_path / "coco")) == [True, False, True]
     assert trained(write_yolo(tmp_path / "yolo"), ids) == [False, True, False]
     assert trained(write_yolo(tmp_path / "split", split="train")) == [True] * 3
+    assert trained(write_yolo(tmp_path / "train")) == [True] * 3
+    assert trained(write_coco(tmp_path / "more" / "train", "_annotations.coco.json")) == [True] * 3
+    assert trained(write_yolo(tmp_path / "trains")) is None
 
 
 @pytest.mark.parametrize(
@@ -160,6 +166,8 @@ def test_broken_npz_files_are_refused_by_name(tmp_path: Path, changes: dict[str,
         ({"images": [UNREAL | {"file_name": "../a.jpg"}], "annotations": []}, "must lie below"),
         ({"images": [UNREAL], "annotations": []}, "'no.jpg' is missing"),
         ({"images": [UNREAL, UNREAL], "annotations": []}, "ids repeat"),
+        ({"annotations": [{"image_id": 1, "category_id": 17, "bbox": [90, 0, 10, 10]}]}, "image 1: a box lies outside"),
+        ({"annotations": [{"image_id": 1, "category_id": 17, "bbox": [0.1, 0.2, 0.5, 0.5]}]}, "not in fractions"),
     ],
 )
 def test_broken_coco_files_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
@@ -177,8 +185,99 @@ def test_broken_lines_of_yolo_files_are_refused_by_number(tmp_path: Path, line: 
         read_annotated(root, LABELS)
 
 
+BOXED: dict[str, Any] = {"boxes": BOXES, "classes": np.array([0, 2]), "box_offsets": np.array([0, 2, 2, 2])}
+STRUCTURED = st.just(np.dtype([("a", "i4")]))
+ARRAYS = hnp.arrays(
+    hnp.scalar_dtypes() | hnp.unicode_string_dtypes(max_len=4) | hnp.byte_string_dtypes(max_len=4) | STRUCTURED,
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+)
+NPZ_NAMES = ["data", "offsets", "labels", *BOXED, "class_names", "source", "is_test", "clean", "split"]
+
+
+def read_or_refused(path: Path) -> None:
+    try:
+        found = read_annotated(path, LABELS)
+    except ConfigError as error:
+        assert path.name in str(error)  # noqa: PT017
+        return
+    assert len(found.bodies) == len(found.labels) == len(found.sources) == len(found.is_test)
+    assert found.trained is None or found.trained.shape == (len(found),)
+    for each in found.annotated():
+        assert set(each.classes.tolist()) <= {0, 1, 2}
+        assert each.boxes is None or ((each.boxes >= 0.0) & (each.boxes <= 1.0)).all()
+
+
+@given(st.dictionaries(st.sampled_from(NPZ_NAMES), ARRAYS, min_size=1, max_size=2), st.booleans())
+@example({"classes": np.array(3)}, False)
+@example({"class_names": np.array([["cat", "dog", "rocket"]])}, False)
+@example({"class_names": np.array([b"\xff"])}, False)
+@example({"source": np.array([b"\xff", b"a", b"b"])}, False)
+@example({"boxes": np.full((2, 4), "a")}, False)
+@example({"labels": np.zeros((3, 3), [("a", "i4")])}, True)
+@example({"is_test": np.zeros(3, [("a", "i4")])}, False)
+@settings(suppress_health_check=SHARED_FIXTURE, max_examples=examples(200))
+def test_any_arrays_are_a_set_or_refused(tmp_path: Path, changes: dict[str, Any], several: bool) -> None:
+    content = {"labels": np.eye(3, dtype=int)} | dict.fromkeys(BOXED) if several else BOXED
+    read_or_refused(write_npz(tmp_path / "set.npz", **(content | changes)))
+
+
+@given(st.data())
+@settings(suppress_health_check=SHARED_FIXTURE, max_examples=examples(200))
+def test_a_damaged_npz_file_is_a_set_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    path = write_npz(tmp_path / "set.npz", clean=np.ones(3, bool))
+    damaged = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        # Of a zip archive the directory at the end, and the headers before the arrays.
+        at = data.draw(st.integers(-900, -1) | st.integers(0, 200) | st.integers(0, len(damaged) - 1))
+        damaged[at] = data.draw(st.sampled_from([0, 1, 9, 99, 127, 255]) | st.integers(0, 255))
+    path.write_bytes(bytes(damaged[: len(damaged) - data.draw(st.sampled_from([0, 0, 0, 1, 30, 400]))]))
+    read_or_refused(path)
+
+
+COCO: dict[str, Any] = {
+    "images": [{"id": i, "file_name": f"{i:012}.jpg", "width": 80, "height": 40} for i in range(3)],
+    "annotations": [{"image_id": 0, "category_id": 17, "bbox": [0.0, 10.0, 40.0, 20.0], "iscrowd": 0}],
+    "categories": [{"id": 17, "name": "cat"}],
+}
+
+
+@given(altered(COCO))
+@example(COCO | {"images": [{**COCO["images"][0], "file_name": "a" * 300}]})
+@example(COCO | {"images": [{**COCO["images"][0], "width": 10**40}], "annotations": []})
+@example(COCO | {"images": [{**COCO["images"][0], "file_name": "\0"}], "annotations": []})
+@settings(suppress_health_check=SHARED_FIXTURE, max_examples=examples(300))
+def test_altered_coco_annotations_are_a_set_or_refused(tmp_path: Path, document: Any) -> None:
+    path = tmp_path / "val.json"
+    if not path.exists():
+        write_coco(tmp_path, "val.json")
+    path.write_text(json.dumps(document))
+    read_or_refused(path)
+
+
+def test_ids_are_listed_with_and_without_zeros_in_front(tmp_path: Path) -> None:
+    root = write_yolo(tmp_path / "yolo")
+    for name in ("0007", "²", "000"):
+        (root / "images" / f"{name}.jpg").write_bytes(BODIES[0])
+        (root / "labels" / f"{name}.txt").touch()
+    (root / "clean_ids.txt").write_text("7 0 ²")
+    trained = read_annotated(root, LABELS).trained
+    assert trained is not None
+    assert trained.tolist() == [False, False, False, True, True, False]
+
+
+def test_yolo_folders_that_do_not_fit_one_another_are_refused(tmp_path: Path) -> None:
+    root = write_yolo(tmp_path / "yolo")
+    (root / "labels" / "1.txt").unlink()
+    with pytest.raises(ConfigError, match=r"1\.txt: 2 of 3 images have no such file; expected one for each"):
+        read_annotated(root, LABELS)
+    other = write_yolo(tmp_path / "other")
+    (other / "labels" / "2.jpg.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(ConfigError, match=r"2\.txt: 1 of 3 images have no such file, and .*2\.jpg\.txt belongs to no"):
+        read_annotated(other, LABELS)
+
+
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=SHARED_FIXTURE, max_examples=examples(200))
 def test_any_bytes_are_annotations_or_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "any.json"
     path.write_bytes(data)

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.image_sets.folder_classes import directory_classes
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from loadgen.workload.dataset import read_labelled
-from tests.fuzz.examples import examples
+from tests.fuzz.examples import SHARED_FIXTURE, examples
 from tests.images import encoded
 
 MODELS = models_dir(None)
@@ -76,7 +76,7 @@ def test_a_directory_of_no_class_is_refused_with_what_names_may_be(tmp_path: Pat
 
 
 @given(st.binary(max_size=200))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
+@settings(suppress_health_check=SHARED_FIXTURE, max_examples=examples(200))
 def test_any_bytes_are_a_class_map_or_refused(tmp_path: Path, body: bytes) -> None:
     path = tmp_path / "map"
     path.write_bytes(body)

@@ -8,12 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.servers.protocol import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_URL_BYTES
 from hawkvision.system.child_server import ServerProcess
-from tests.fuzz.examples import examples
+from tests.fuzz.examples import SHARED_FIXTURE, examples
 from tests.hawkvision.servers.raw_http import (
     GET,
     KEY,
@@ -117,7 +117,7 @@ def test_a_broken_chunk_is_refused_while_the_body_is_awaited(impatient: ServerPr
     assert refusal(ask(impatient, sends)) == (400, "bad_field")
 
 
-@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=SHARED_FIXTURE)
 @given(st.binary(max_size=60), st.integers(0, len(GET)), st.integers(0, len(GET)))
 def test_whatever_is_sent_the_answer_is_json_and_the_next_request_is_unharmed(
     node: ServerProcess, noise: bytes, start: int, end: int
@@ -165,7 +165,7 @@ def test_pipelines_have_a_bound(node: ServerProcess) -> None:
     assert refused.headers["retry-after"] == "1"
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(250), deadline=None, suppress_health_check=SHARED_FIXTURE)
 @given(st.lists(st.integers(0, 140), max_size=8))
 def test_a_chunked_request_may_arrive_in_any_pieces(impatient: ServerProcess, cuts: list[int]) -> None:
     whole = (

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.client.blocking import Client
@@ -24,6 +24,7 @@ from hawkvision.core.errors import ConfigError, NotReady, ServiceError
 from hawkvision.servers.tls import Certificates, TlsFiles
 from hawkvision.system.child_server import ServerProcess, running
 from tests.authority import Authority, Pair, replace
+from tests.fuzz.examples import SHARED_FIXTURE, examples
 from tests.hawkvision.servers.raw_http import GET, until_closed
 from tests.images import encoded
 from tests.waiting import wait_until
@@ -401,7 +402,7 @@ def test_plain_http_is_not_answered_on_a_port_of_tls(node: ServerProcess, author
         assert get(connection).status == 200
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=SHARED_FIXTURE)
 @given(begins=st.integers(0, 300), rest=st.binary(max_size=300))
 def test_whatever_is_sent_in_place_of_a_handshake_harms_nobody(
     impatient: ServerProcess, authority: Authority, begins: int, rest: bytes

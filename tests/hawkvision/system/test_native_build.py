@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import BackendError, CompileError
 from hawkvision.system.native_build import LibraryRecipe, find_kept, is_sound, make_library, open_library
+from tests.fuzz.examples import examples
 from tests.hawkvision.system.mounts import mounted
 from tests.waiting import until
 
@@ -80,7 +81,7 @@ def test_a_damaged_library_is_never_loaded_but_made_anew(
     assert all(is_sound(path) for path in libraries(kept))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(250))
 @given(st.data())
 def test_whatever_changes_in_a_file_is_found_out(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     code = data.draw(st.binary(min_size=1, max_size=200))

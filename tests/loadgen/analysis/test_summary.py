@@ -19,6 +19,7 @@ from loadgen.analysis.bootstrap import exact_interval
 from loadgen.analysis.summary import ClassSummary, RunSummary, summarise
 from loadgen.analysis.summary_text import show, targets_kept
 from loadgen.workload.record import RequestOutcome, Run, TargetClass
+from tests.fuzz.examples import examples
 from tests.loadgen.runs import answer, plausible, refusal, run_of
 
 DROP = TargetClass({"max_accuracy_drop": "0.02"}, 1.0)
@@ -267,7 +268,7 @@ OUTCOMES = st.lists(
 
 
 @given(OUTCOMES, st.none() | st.just(100.0), st.booleans())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 def test_any_run_is_summarised_within_its_bounds(
     outcomes: list[RequestOutcome], deadline: float | None, labelled: bool
 ) -> None:

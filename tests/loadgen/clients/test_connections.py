@@ -15,6 +15,7 @@ from hawkvision.client.response import Unreachable
 from hawkvision.core.errors import ConfigError
 from loadgen.clients.base import RequestTimes
 from loadgen.clients.connections import MAX_REPLY_BYTES, ConnectionBroken, ConnectionPool, HttpReply
+from tests.fuzz.examples import examples
 from tests.loadgen.scripted import RecordedRequest, Say, Scripted, reply, scripted
 
 
@@ -190,7 +191,7 @@ def test_what_is_no_reply_is_a_bad_one(said: bytes) -> None:
     refused(said, "bad_reply")
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=200), st.booleans())
 def test_no_bytes_of_a_server_break_out(garbage: bytes, prefixed: bool) -> None:
     async def say(_: RecordedRequest) -> bytes | None:

@@ -29,6 +29,7 @@ from loadgen.analysis.samples import counted_of
 from loadgen.analysis.summary import summarise
 from loadgen.commands import compare as command
 from loadgen.workload.record import Run, load, save
+from tests.fuzz.examples import examples
 from tests.loadgen.command import unread
 from tests.loadgen.runs import answer, origin, plausible, refusal, run_of
 
@@ -141,7 +142,7 @@ def test_unlabelled_runs_are_compared_by_what_they_have() -> None:
 
 
 @given(st.floats(1.02, 20.0))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_ratio_of_a_run_slowed_by_a_factor_is_that_factor(factor: float) -> None:
     first = run_of([answer(k, 10 + k) for k in range(20)], deadline_ms=None)
     other = run_of([answer(k, (10 + k) * factor) for k in range(20)], deadline_ms=None)

@@ -1,7 +1,8 @@
 """`hawkvision models quantize`: a stage in fewer bits from a float one, and what that costs.
 
 Images of the profile part alone are used (`calibration.splits`), half to quantise and half to measure, so that
-`hawkvision calibrate` on the same images still certifies on others.
+`hawkvision calibrate` on the same images still certifies on others. Where a model was trained on some of the images,
+they are the profile part.
 """
 
 from __future__ import annotations
@@ -136,9 +137,9 @@ def _parts(order: QuantiseOrder, manifest: Manifest, kind: TaskKind[Any], models
         ConfigError: if there are too few.
     """
     if order.labelled:
-        reading = LabelReading(trained=TrainedImages.LEAVE_OUT)
+        reading = LabelReading(trained=TrainedImages.FIT)
         evidence = read_evidence(order.data, kind, manifest, models, reading)
-        usable = split_images(manifest, evidence.images, SPLIT_SEED).profile
+        usable = split_images(manifest, evidence.images, SPLIT_SEED, fit_on_trained=True).profile
         truths: list[Truth] | None = evidence.truths
         bodies = evidence.images.bodies
     else:

@@ -13,6 +13,7 @@ from hawkvision.core.errors import Overloaded
 from tests.bench.policies.baselines.residency import Residency, next_to_evict
 from tests.bench.policies.baselines.store import SIZES, LoadedModel, Store
 from tests.edge.bench import run
+from tests.fuzz.examples import examples
 from tests.waiting import until
 
 
@@ -111,7 +112,7 @@ def test_a_failed_load_is_an_error_for_each_waiting_request_and_is_tried_again()
     assert run(scenario) == (["ArtifactError"] * 3, ["mid", "mid"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(125), deadline=None)
 @given(st.lists(st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4), max_size=6), st.integers(8, 20))
 def test_memory_stays_within_its_limit_and_no_request_gets_an_unloaded_model(
     rounds: list[list[str]], limit: int

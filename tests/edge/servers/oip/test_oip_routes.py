@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.servers.shared.content_encoding import inflate
@@ -21,7 +21,7 @@ from hawkvision.core.errors import BadField, TooLarge
 from hawkvision.system.child_server import ServerProcess
 from tests.edge.conftest import Caller, Reply
 from tests.edge.peer import Peer
-from tests.fuzz.examples import examples
+from tests.fuzz.examples import SHARED_FIXTURE, examples
 from tests.images import encoded
 
 MODEL = "/v2/models/imagenet"
@@ -164,7 +164,7 @@ def test_each_image_is_counted(caller: Caller) -> None:
 
 
 @given(body=st.binary(max_size=200), length=st.none() | st.integers(0, 200).map(str))
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=SHARED_FIXTURE)
 def test_arbitrary_bodies_are_refused(caller: Caller, body: bytes, length: str | None) -> None:
     reply = caller.send("POST", f"{MODEL}/infer", body, {} if length is None else {LENGTH: length})
     assert reply.status in (400, 415), reply.body

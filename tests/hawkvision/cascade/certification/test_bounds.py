@@ -28,6 +28,7 @@ from hawkvision.cascade.certification.bounds import (
     paired_betting_p,
     paired_exact_p,
 )
+from tests.fuzz.examples import examples
 
 Counts = NDArray[np.int64]
 
@@ -155,7 +156,7 @@ def test_few_discordant_images_are_stronger_evidence_than_many_with_the_same_dif
 
 
 @given(st.integers(1, 60), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_exact_p_value_grows_with_losses_and_what_certifies_a_drop_certifies_larger_ones(
     n: int, data: st.DataObject
 ) -> None:
@@ -321,7 +322,7 @@ def test_fractional_losses_are_certified_wrongly_no_oftener_than_stated(n: int, 
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=60))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(200))
 def test_an_interval_by_betting_contains_the_observed_mean_and_a_larger_level_widens_it(values: list[float]) -> None:
     x = np.array(values)
     low, high = mean_interval(x, 0.05)

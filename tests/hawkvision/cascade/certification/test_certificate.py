@@ -25,6 +25,7 @@ from hawkvision.cascade.certification.certificate import (
     threshold_grid,
     two_levels,
 )
+from tests.fuzz.examples import examples
 from tests.hawkvision.cascade.synthetic import outcomes
 
 
@@ -52,7 +53,7 @@ def path_of_three(rng: np.random.Generator, steps: int) -> tuple[Thresholds, ...
 
 
 @given(st.integers(1, 120), st.integers(0, 2**32 - 1), st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_sweep_counts_what_going_through_the_images_one_by_one_counts(n: int, seed: int, ties: bool) -> None:
     rng = np.random.default_rng(seed)
     sample = draw_sample(rng, n, intermediate=True)

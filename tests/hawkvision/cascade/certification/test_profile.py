@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hawkvision.cascade.certification.profile import Certificate, Condition, ScoreCurve, Watch, threshold_value
@@ -20,6 +20,7 @@ from hawkvision.core.errors import ManifestError
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.system.files import sha256_of
 from hawkvision.tasks.class_scores import Score
+from tests.fuzz.examples import SHARED_FIXTURE, examples
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 
 FRACTIONS = st.floats(0.0, 1.0)
@@ -102,7 +103,7 @@ def test_a_profile_survives_the_file(tmp_path: Path, intermediate: bool) -> None
 
 
 @given(SITES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_site_certificates_survive_the_file(site: SiteCertificates) -> None:
     assert msgspec.convert(content_of(dump(site)), SiteCertificates) == site
 
@@ -141,7 +142,7 @@ def test_a_missing_file_names_the_command(load: Callable[[Path], object], comman
 
 
 @given(data=st.binary(max_size=200), load=st.sampled_from([load_profile, load_site]))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=SHARED_FIXTURE)
 def test_garbage_is_refused_by_name(data: bytes, load: Callable[[Path], object], tmp_path: Path) -> None:
     path = write(tmp_path, data)
     with pytest.raises(ManifestError, match=path.name):
@@ -149,7 +150,7 @@ def test_garbage_is_refused_by_name(data: bytes, load: Callable[[Path], object],
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(200))
 def test_a_bent_profile_is_refused_or_says_the_same(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -168,7 +169,7 @@ NUMBER = re.compile(rb"(?<=: )\d+\.\d+(?=,?\n)")
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(200))
 def test_any_number_that_is_altered_is_found_out(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     files: list[tuple[Callable[[Path], object], bytes]]
     files = [(load_profile, dump(make_profile())), (load_site, dump(make_site()))]

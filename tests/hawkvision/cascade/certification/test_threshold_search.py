@@ -28,6 +28,7 @@ from hawkvision.cascade.certification.threshold_order import (
     smooth,
 )
 from hawkvision.tasks.class_scores import Floats
+from tests.fuzz.examples import examples
 from tests.hawkvision.cascade.synthetic import outcomes
 
 COSTS = Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0)
@@ -63,7 +64,7 @@ def least_squares_falling(scores: Floats, values: Floats) -> Floats:
 
 
 @given(VALUES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_smoothing_is_the_isotonic_least_squares_fit(pairs: list[tuple[float, float]]) -> None:
     scores, values = np.array([s for s, _ in pairs]), np.array([v for _, v in pairs])
     np.testing.assert_allclose(smooth(scores, values), least_squares_falling(scores, values), atol=1e-9)

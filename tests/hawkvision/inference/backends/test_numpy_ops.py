@@ -14,9 +14,10 @@ from hawkvision.core.errors import BackendError
 from hawkvision.inference.backends.numpy_backend import NumpyGraph
 from hawkvision.inference.backends.numpy_ops import OPERATORS
 from hawkvision.system.onnx_runtime import ort
+from tests.fuzz.examples import examples
 from tests.hawkvision.inference.graphs import Array, model
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=examples(125), deadline=None)
 SEEDS = st.integers(0, 2**32 - 1)
 COVERED: set[str] = set()
 
@@ -112,7 +113,7 @@ def test_matrix_products(seed: int, m: int, k: int, n: int, trans_a: bool, trans
     check("MatMul", normal(seed, 2, m, k), {"b": normal(seed + 1, k, n)})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     SEEDS,
     st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
@@ -146,7 +147,7 @@ def test_convolution(
     )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     SEEDS,
     SIZES,

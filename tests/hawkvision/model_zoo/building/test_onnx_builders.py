@@ -12,6 +12,7 @@ from hawkvision.model_zoo.building.convnet import CONVNETS
 from hawkvision.model_zoo.building.onnx_builders import F32, GraphBuilder, Weights, same_pads
 from hawkvision.models.manifest import InputSpec
 from hawkvision.system.onnx_runtime import ort
+from tests.fuzz.examples import examples
 from tests.hawkvision.model_zoo.tiny_states import random_state
 
 SPEC = InputSpec(height=32, width=32, mean=(120.0, 110.0, 100.0), std=(60.0, 50.0, 40.0))
@@ -42,7 +43,7 @@ def plain_conv(x: F32, kernel: F32, bias: F32, stride: int, pads: tuple[int, int
     stride=st.sampled_from([1, 2]),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(125), deadline=None)
 def test_graph_computes_the_plain_definition(side: int, size: int, stride: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     kernel, bias = rng.normal(size=(4, 3, size, size)).astype(np.float32), rng.normal(size=4).astype(np.float32)

@@ -29,6 +29,7 @@ from hawkvision.model_zoo.calibration.drift_replay import (
     summarise,
 )
 from hawkvision.models.datasets import LabelledImages
+from tests.fuzz.examples import examples
 from tests.hawkvision.cascade.synthetic import KIND, SHA, make_logits, make_profile
 
 PHASES = (Phase("clean", 3_000, False), Phase("shifted", 5_000, True), Phase("clean again", 1_000, False))
@@ -74,7 +75,7 @@ def pools(intermediate: bool = False) -> tuple[Route, Sample, Sample]:
     return route, seen((3.0, 8.0, 6.0)), seen((1.5, 6.0, 3.0))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     kind=st.sampled_from(list(CorruptionKind)),
     severity=st.sampled_from(list(SEVERITIES)),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from hawkvision.model_zoo.tfjs.graph import read_model
 from hawkvision.model_zoo.tfjs.values import BATCH, Tensor
 from hawkvision.models.onnx_layers import GraphBuilder
 from hawkvision.system.onnx_runtime import ort
+from tests.fuzz.examples import examples
+from tests.fuzz.json_documents import altered
 from tests.hawkvision.model_zoo.tfjs.tfjs_files import (
     conv_attributes,
     integers,
@@ -60,7 +63,7 @@ def operations(model: onnx.ModelProto) -> list[str]:
     return [n.op_type for n in model.graph.node]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(125))
 @given(
     st.integers(8, 11), st.sampled_from([1, 3, 5]), st.integers(1, 2), st.sampled_from(["SAME", "VALID"]), st.booleans()
 )
@@ -112,46 +115,75 @@ def test_bias_behind_a_residual_sum_is_folded_as_well() -> None:
     check(nodes, weights, "d", "a")
 
 
+JOINED = [
+    node("a", "Conv2D", "image", "k", **conv_attributes(2)),
+    node("b", "Sigmoid", "a"),
+    node("c", "Mean", "b", "positions", keep_dims={"b": True}),
+    node("d", "Mul", "b", "c"),
+    node("e", "ResizeBilinear", "d", "size"),
+    node("f", "FusedDepthwiseConv2dNative", "image", "dw", "bias", **conv_attributes(), fused_ops=texts("BiasAdd")),
+    node("g", "Identity", "f"),
+    node("h", "Conv2D", "g", "up", **conv_attributes(1, "VALID")),
+    node("i", "ConcatV2", "e", "h", "axis"),
+    node("j", "Relu", "i"),
+]
+JOINED_WEIGHTS: Weights = {
+    "k": kernel(3, 3, 3, 4),
+    "positions": np.array([1, 2], np.int32),
+    "size": np.array([8, 8], np.int32),
+    "dw": kernel(3, 3, 3, 1),
+    "bias": kernel(3),
+    "up": kernel(1, 1, 3, 2),
+    "axis": np.array(3, np.int32),
+}
+SHAPED = [
+    node("a", "Conv2D", "image", "k", **conv_attributes(3)),
+    node("b", "Shape", "a"),
+    node("c", "StridedSlice", "b", "zero", "one", "one", shrink_axis_mask={"i": "1"}),
+    node("d", "Pack", "c", "nine", "single", "four"),
+    node("e", "Reshape", "a", "d"),
+    node("f", "ConcatV2", "e", "e", "axis"),
+    node("g", "Squeeze", "f", squeeze_dims=integers(2)),
+]
+SHAPED_WEIGHTS: Weights = {
+    **{name: np.array(n, np.int32) for name, n in {"nine": 9, "single": 1, "four": 4, "axis": 1}.items()},
+    "k": kernel(1, 1, 3, 4),
+    "zero": np.zeros(1, np.int32),
+    "one": np.ones(1, np.int32),
+}
+
+
 def test_squeeze_and_excitation_resizing_and_joining() -> None:
-    nodes = [
-        node("a", "Conv2D", "image", "k", **conv_attributes(2)),
-        node("b", "Sigmoid", "a"),
-        node("c", "Mean", "b", "positions", keep_dims={"b": True}),
-        node("d", "Mul", "b", "c"),
-        node("e", "ResizeBilinear", "d", "size"),
-        node("f", "FusedDepthwiseConv2dNative", "image", "dw", "bias", **conv_attributes(), fused_ops=texts("BiasAdd")),
-        node("g", "Identity", "f"),
-        node("h", "Conv2D", "g", "up", **conv_attributes(1, "VALID")),
-        node("i", "ConcatV2", "e", "h", "axis"),
-        node("j", "Relu", "i"),
-    ]
-    weights = {
-        "k": kernel(3, 3, 3, 4),
-        "positions": np.array([1, 2], np.int32),
-        "size": np.array([8, 8], np.int32),
-        "dw": kernel(3, 3, 3, 1),
-        "bias": kernel(3),
-        "up": kernel(1, 1, 3, 2),
-        "axis": np.array(3, np.int32),
-    }
-    check(nodes, weights, "j", "e")
+    check(JOINED, JOINED_WEIGHTS, "j", "e")
 
 
 def test_shapes_that_follow_the_number_of_images_become_constants() -> None:
-    nodes = [
-        node("a", "Conv2D", "image", "k", **conv_attributes(3)),
-        node("b", "Shape", "a"),
-        node("c", "StridedSlice", "b", "zero", "one", "one", shrink_axis_mask={"i": "1"}),
-        node("d", "Pack", "c", "nine", "single", "four"),
-        node("e", "Reshape", "a", "d"),
-        node("f", "ConcatV2", "e", "e", "axis"),
-        node("g", "Squeeze", "f", squeeze_dims=integers(2)),
-    ]
-    numbers = {"nine": 9, "single": 1, "four": 4, "axis": 1}
-    weights: Weights = {name: np.array(value, np.int32) for name, value in numbers.items()}
-    weights |= {"k": kernel(1, 1, 3, 4), "zero": np.zeros(1, np.int32), "one": np.ones(1, np.int32)}
-    model = check(nodes, weights, "g")
+    model = check(SHAPED, SHAPED_WEIGHTS, "g")
     assert "Shape" not in operations(model)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "weights", "last"), [(JOINED, JOINED_WEIGHTS, "j"), (SHAPED, SHAPED_WEIGHTS, "g")], ids=["join", "shape"]
+)
+@given(data=st.data())
+def test_an_altered_graph_is_converted_or_refused(
+    nodes: Nodes, weights: Weights, last: str, data: st.DataObject
+) -> None:
+    changed = dict(weights)
+    if data.draw(st.booleans()):
+        name = data.draw(st.sampled_from(sorted(weights)))
+        shape = tuple(data.draw(st.lists(st.integers(0, 5), max_size=5)))
+        number = data.draw(st.sampled_from([0, 1, -1, 2, 9, 2**31 - 1, np.inf, np.nan]))
+        whole = weights[name].dtype == np.int32 and np.isfinite(number)
+        changed[name] = np.full(shape, number, np.int32 if whole else np.float32)
+    files = model_files(data.draw(altered(nodes)), changed)
+    builder = GraphBuilder("test")
+    pixels = Tensor(builder.pixels((0.0, 0.0, 0.0)), (BATCH, SIZE, SIZE, 3), planar=True)
+    with suppress(ArtifactError), np.errstate(all="ignore"):
+        graph = read_model(files["model.json"], files, "file")
+        (made,) = convert(graph, builder, [last], {"image": pixels}, STD, "file")
+        assert made.shape[0] == BATCH
+        assert min(made.shape[1:], default=0) >= 0
 
 
 @pytest.mark.parametrize(
@@ -173,6 +205,11 @@ def test_shapes_that_follow_the_number_of_images_become_constants() -> None:
             [node("c", "Conv2D", "image", "k", **conv_attributes()), node("y", "Reshape", "c", "one")],
             "begin with the number of images",
         ),
+        ([node("y", "Conv2D", "image", "k", **conv_attributes(0))], "only square kernels and strides"),
+        (
+            [node("y", "Conv2D", "image", "wide", **conv_attributes(1, "VALID"))],
+            "the kernel of 9 leaves nothing of 8x8",
+        ),
         ([node("y", "Conv2D", "image", "one", **conv_attributes())], "its inputs do not fit"),
         ([node("y", "Mean", "image", "one")], "fed to convolutions only"),
         (
@@ -183,6 +220,4 @@ def test_shapes_that_follow_the_number_of_images_become_constants() -> None:
 )
 def test_what_cannot_be_converted_is_named(nodes: Nodes, says: str) -> None:
     with pytest.raises(ArtifactError, match=says):
-        converted(
-            nodes, {"k": kernel(3, 3, 3, 4), "one": np.ones(1, np.int32), "odd": np.array([9, 9], np.int32)}, ["y"]
-        )
+        converted(nodes, {"k": kernel(3, 3, 3, 4), "wide": kernel(9, 9, 3, 1), "one": np.ones(1, np.int32)}, ["y"])

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.tfjs.graph import Node, read_archive, read_model
+from tests.fuzz.json_documents import EDGES, altered
 from tests.hawkvision.model_zoo.tfjs.tfjs_files import integers, model_files, node, package, text, texts
 
 GOOD = model_files(
@@ -64,14 +66,22 @@ def test_damaged_models_are_refused_or_read_but_never_crash(noise: bytes, at: in
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    EDGES | st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["i", "s", "list"]), inner, max_size=2),
     max_leaves=6,
 )
 
 
+@given(altered(json.loads(GOOD["model.json"])))
+def test_an_altered_model_is_read_or_refused(model: Any) -> None:
+    with contextlib.suppress(ArtifactError):
+        read({**GOOD, "model.json": json.dumps(model).encode()})
+
+
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["list", "s", "f", "b"]), json_values, max_size=2))
+@example({"list": {"i": [math.inf]}})
+@example({"f": 10**400})
 def test_malformed_attributes_are_read_or_refused_but_never_crash(attribute: dict[str, Any]) -> None:
     each = Node("conv", "Conv2D", (), {"key": attribute})
     for read_attribute in (each.integers, each.number, each.flag, each.text, each.texts):
@@ -100,6 +110,7 @@ def test_strings_are_lists_of_bytes_or_base64() -> None:
         (changed(paths=["missing"]), "the shard 'missing' is missing"),
         (changed(paths=["../secret"]), r"regex.*paths"),
         (changed(weights=[{"name": "w", "shape": [-1], "dtype": "float32"}]), "shape"),
+        (changed(weights=[{"name": "w", "shape": [1] * 70, "dtype": "float32"}]), "shape"),
         (changed(weights=[{"name": "w", "shape": [2], "dtype": "complex64"}]), "dtype"),
         (model_files([node("x", "Relu", "w"), node("x", "Relu", "w")], {"w": np.zeros(1, "f4")}), "two nodes"),
         (model_files([{"name": "c", "op": "Const"}], {}), "constant 'c' has no weights"),

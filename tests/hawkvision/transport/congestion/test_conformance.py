@@ -18,6 +18,7 @@ from hawkvision.transport.congestion.packet_trains import MAX_RATE, Arrival
 from hawkvision.transport.congestion.path_measurement import DATAGRAM, INITIAL_WINDOW
 from hawkvision.transport.congestion.rate_control import MOST_WINDOW, RateController
 from hawkvision.transport.congestion.registry import CONTROLLERS
+from tests.fuzz.examples import examples
 from tests.sim.bottleneck import Camera, Independent, Link, Simulation
 
 RATE = 500_000.0
@@ -175,7 +176,7 @@ STEPS = st.builds(
 
 
 @given(st.lists(STEPS, max_size=60))
-@settings(max_examples=60)
+@settings(max_examples=examples(300))
 def test_no_history_breaks_the_bounds(controller: Controller, history: list[Step]) -> None:
     """Clocks that stand still or leap, reports of what was never sent, round trips that cannot be."""
     rate, now = RateController(0.0, controller), 0.0

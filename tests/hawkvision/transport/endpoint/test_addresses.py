@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from hawkvision.transport.protocol.addresses import CLAIM_S, PathAddresses, PeerAddress
+from tests.fuzz.examples import examples
 
 ADDRESSES = st.sampled_from([("192.0.2.1", 1), ("192.0.2.1", 2), ("192.0.2.2", 1), ("192.0.2.3", 1)])
 SMALL = 40
@@ -79,4 +80,4 @@ class Addresses(RuleBasedStateMachine):
 
 
 TestAddresses = Addresses.TestCase
-TestAddresses.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAddresses.settings = settings(max_examples=examples(300), stateful_step_count=40, deadline=None)
