@@ -24,7 +24,7 @@ from loadgen.clients import noise_floor
 from loadgen.clients.engine import LoadJob, client_for
 from loadgen.clients.processes import WorkerProcesses
 from loadgen.clients.reference_answers import ask_reference
-from loadgen.clients.server_info import identify
+from loadgen.clients.server_info import check_task, identify
 from loadgen.commands import options
 from loadgen.commands.command_line import option
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt
@@ -208,6 +208,8 @@ def _check_goals(given: RunOptions) -> None:
 async def _measure(given: RunOptions, test: LoadTest, console: Console) -> LoadTestResult:
     """The noise floor, the reference, then the schedule."""
     setup_, job, rate = test.setup, test.job, _rate(test.arrivals)
+    spec = setup_.dataset.kind
+    await check_task(setup_.server, None if spec is None else spec.name)
     async with WorkerProcesses(setup_.processes) as workers:
         await workers.load(setup_.dataset)
         floor = None if given.no_noise else await noise_floor.measure(workers, job, rate)
