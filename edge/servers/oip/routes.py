@@ -19,6 +19,7 @@ from starlette.types import Scope
 
 from edge.inference.admission import Turns
 from edge.servers.oip import decoding, encoding
+from edge.servers.oip.images import INPUT
 from edge.servers.shared.content_encoding import read_body
 from edge.servers.shared.http_messages import Answered, header
 from edge.servers.shared.request_fields import Source, read_headers, read_query
@@ -173,7 +174,7 @@ def _numbered(number: int) -> Iterator[None]:
     try:
         yield
     except (BadImage, TooLarge, UnsupportedMedia) as error:
-        raise type(error)(f"{decoding.INPUT}[{number}]: {error.message}") from None
+        raise type(error)(f"{INPUT}[{number}]: {error.message}") from None
 
 
 def routes(ready_tasks: Callable[[], ServedTasks]) -> list[BaseRoute]:

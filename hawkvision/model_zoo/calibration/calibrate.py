@@ -41,7 +41,14 @@ from hawkvision.model_zoo.calibration.certification import (
     share_of_delta,
     write_profile,
 )
-from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, TrainedImages, check_enough, read_evidence
+from hawkvision.model_zoo.calibration.evidence import (
+    Evidence,
+    LabelReading,
+    TrainedImages,
+    check_classes,
+    check_enough,
+    read_evidence,
+)
 from hawkvision.model_zoo.calibration.loss_simulation import condition_of, received_images
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.shrinking import check_shrinking
@@ -110,6 +117,7 @@ def calibrate(
     evidence = read_evidence(data, kind, manifest, models, reading)
     images = evidence.images
     check_enough(data, images, FEWEST_IMAGES)
+    check_classes(data, images, kind)
     if certify_data is not None and compared > 1:
         raise ConfigError("--compared is for images that served the design; those of --certify-data did not")
     certifying = None if certify_data is None else read_certifying(certify_data, kind, manifest, models, reading)

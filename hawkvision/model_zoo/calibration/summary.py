@@ -80,9 +80,12 @@ def notes(profile: Profile, kind: TaskKind[Any]) -> Iterator[str]:
 
 
 def next_command(profile: Profile, out: Path, *, own: bool) -> str:
-    """The command that serves the cascade with this profile; `own` if it is not the task's own file."""
+    """The command that serves both tiers with this profile; `own` if it is not the task's own file.
+
+    Both, because a node without a datacenter certifies nothing.
+    """
     words = ["--task", profile.task, *(("--profile", str(out)) if own else ())]
-    return advise("edge up", *words)
+    return advise("up", *words)
 
 
 def _measured(accuracy: MeasuredAccuracy) -> Row:

@@ -26,6 +26,7 @@ from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
 from edge.serving.tasks import ServedTasks, TaskFailure
 from hawkvision.client import AsyncClient, Client, OtherPrediction, Transport, calls
+from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import BadField, ManifestError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
@@ -35,7 +36,8 @@ from hawkvision.servers.keys import Keys
 from hawkvision.tasks.classification import Classification
 from hawkvision.tasks.detection import Detection
 from hawkvision.tasks.registry import task_kind
-from loadgen.analysis.summary import meaning_of_right, summarise
+from loadgen.analysis.summary import summarise
+from loadgen.analysis.summary_text import meaning_of_right
 from loadgen.clients.engine import Engine, LoadJob, Protocol, ServerAddress, SharedImages, client_for
 from loadgen.workload.judging import KindSpec, Label, path_of, rightness, truths
 from loadgen.workload.record import Origin, RequestOutcome, Run, TargetClass
@@ -305,6 +307,18 @@ def test_answers_are_as_the_description_of_the_api_says() -> None:
     document = openapi.document()
     for name, value in with_node(calls).items():
         Draft202012Validator({**document, "$ref": f"#/components/schemas/{name}"}).validate(value)
+
+
+def test_while_models_are_loading_pages_say_when_to_ask_again() -> None:
+    async def scenario() -> list[Reply]:
+        frontend = Frontend(EdgeMetrics(), ManualClock(), Keys(), 1000)
+        async with listening(frontend) as port:
+            paths = ("/v1/tasks", "/v1/targets", "/readyz", "/v2/models/a", "/docs", "/healthz")
+            return [await asyncio.to_thread(get, port, path) for path in paths]
+
+    *refused, docs, health = asyncio.run(scenario())
+    assert [(reply.status, reply.headers.get("retry-after")) for reply in refused] == [(503, "1")] * 4
+    assert (docs.status, health.status) == (200, 200)
 
 
 def test_the_page_about_the_api_shows_calls_that_the_node_answers() -> None:
