@@ -22,6 +22,7 @@ from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Answer, Bas
 from hawkvision.tasks.classification import ClassificationKind
 from hawkvision.tasks.counting import CountingKind
 from hawkvision.tasks.detection import DetectionKind
+from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.multi_label import MultiLabelKind
 from tests.hawkvision.imaging.images import encode, oriented, scene
 from tests.hawkvision.tasks.drawn import box_tensors, logits
@@ -39,7 +40,7 @@ GUARANTEE = AccuracyGuarantee(Quality.FAST, AccuracyStatus.CERTIFIED, Basis.LABE
 LENGTH = struct.Struct("<I")
 
 
-def answers_of(data: st.DataObject, name: str, most: int = 3) -> tuple[Any, list[Answer]]:
+def answers_of(data: st.DataObject, name: str, most: int = 3) -> tuple[TaskKind[Any], list[Answer]]:
     kind, drawn = KINDS[name]
     n = data.draw(st.integers(1, most))
     outputs = kind.outputs(data.draw(drawn(n, len(LABELS))), 1.0)
@@ -48,7 +49,7 @@ def answers_of(data: st.DataObject, name: str, most: int = 3) -> tuple[Any, list
 
 def unpacked(datatype: str, raw: bytes) -> Sequence[Any]:
     if datatype != "BYTES":
-        return np.frombuffer(raw, "<i8" if datatype == "INT64" else "<f4").tolist()
+        return list(np.frombuffer(raw, "<i8" if datatype == "INT64" else "<f4").tolist())
     found = []
     while raw:
         (size,) = LENGTH.unpack_from(raw)
