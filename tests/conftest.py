@@ -22,8 +22,9 @@ TOGETHER: Final = ("hawkvision/datacenter", "system")
 """Folders whose tests all run in one worker, because they share Ray tiers, which are slow to start; the longest first.
 Other tests are distributed by file, so that all workers are busy until the end."""
 
-SHARED: Final = ("both", "noop_tier")
-"""Fixtures of `system` that several files use. The tests of each run in a row, so that no tier stands idle."""
+SHARED: Final = {"both": -1, "noop_tier": 1, "service": 1}
+"""Tiers of these folders that several files use, and whether their tests come before the folder's others (-1) or after
+them (1). A test ends the first, and pytest the others when it leaves the folder: an idle tier is not free."""
 
 LONG: Final = (
     "test_tidy.py",
@@ -93,7 +94,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def shared(item: pytest.Item) -> tuple[int, bool]:
-    """The place of the fixture in `SHARED` that a test uses, and whether it must come after the others that do."""
+    """The place of a test by `SHARED`, and whether it must come after the others that use the same tier."""
     used: list[str] = getattr(item, "fixturenames", [])
-    place = next((number for number, name in enumerate(SHARED) if name in used), len(SHARED))
-    return place, item.get_closest_marker("ends_it") is not None
+    return sum(SHARED.get(name, 0) for name in used), item.get_closest_marker("ends_it") is not None

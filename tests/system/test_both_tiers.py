@@ -24,6 +24,7 @@ from hawkvision.core.types import AccuracyStatus, Reason, Tier
 from hawkvision.system.child_server import running
 from tests.processors import confined_to_one
 from tests.system.conftest import Up
+from tests.waiting import WAIT_LIMIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,7 @@ def client(both: Up) -> Iterator[Client]:
 
 def wait_for_certificates(client: Client) -> None:
     """Until the node has seen which models the datacenter runs."""
-    until = monotonic() + 30
+    until = monotonic() + WAIT_LIMIT_S
     while client.classify(CAT, quality="best").tier is not Tier.DATACENTER:
         assert monotonic() < until
 
@@ -172,7 +173,7 @@ def test_stopping_answers_what_was_accepted(cascade: None) -> None:
             pending[0].result()
             edge.process.send_signal(signal.SIGTERM)
             outcomes = [future.exception() for future in pending]
-        assert edge.process.wait(30) == 0
+        assert edge.process.wait(60) == 0
         # Accepted requests were answered; those that came after the stop could not connect. Nothing in between.
         assert outcomes[0] is None
         assert {type(e).__name__ for e in outcomes if e is not None} <= {"Unreachable", "NotReady"}

@@ -154,4 +154,4 @@ def test_a_request_that_outlasts_the_drain_is_refused() -> None:
         reply = waiting.result()
         caller.close()
         assert (reply.status, reply.json["code"]) == (503, "not_ready")
-        assert node.process.wait(30) == 0
+        assert node.process.wait(60) == 0

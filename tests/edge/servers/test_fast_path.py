@@ -183,7 +183,7 @@ def test_a_started_request_is_answered_when_the_node_stops() -> None:
         node.process.terminate()
         connection.sendall(sends[-5:])
         assert [reply.status for reply in replies(until_closed(connection))] == [200]
-        assert node.process.wait(30) == 0
+        assert node.process.wait(60) == 0
 
 
 @given(cuts=st.lists(st.integers(0, len(last(encoded()))), max_size=3))
